@@ -291,8 +291,6 @@ class Stream:
         )
         if allowed < 0:
             return None
-        if allowed >= len(falling):
-            return LEAST_THRESHOLD
         return max(float(np.nextafter(falling[allowed], 2.0)), LEAST_THRESHOLD)
 
     def queries_needed(self, max_error: float) -> int | None:

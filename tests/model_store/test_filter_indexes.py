@@ -42,6 +42,7 @@ from model_store.gallery.files.fields import (
     LEARNED_BYTES,
     FieldColumns,
 )
+from model_store.gallery.filters import selection
 from model_store.gallery.filters.columns import Column, Postings
 from model_store.gallery.filters.grammar import Comparison, Field, Scalar, parse_field
 from model_store.gallery.filters.sql import column_of
@@ -390,6 +391,11 @@ class TestFiles:
                 first = of(a, b, a, c)
                 assert [*map(id, of(c, a))] == [id(first[3]), id(first[0])]
                 assert of(b)[0] is not first[1]
+            columns = FieldColumns(tmp_path / "it", len(ITEMS))
+            with patch.object(fields, "MOST_LEARNED", 2):
+                first = of(a, b, a, c)
+                assert [*map(id, of(c, a))] == [id(first[3]), id(first[0])]
+                assert of(b)[0] is not first[1]
             with patch.object(fields, "LEARNED_BYTES", min(sizes.values()) - 1):
                 assert columns.of([parse_field("id")], items) == ({}, {"id": "none"})
 
@@ -443,3 +449,20 @@ def test_of_many_numbers_only_those_that_are_there_are_looked_at_one_by_one(
         looked_at.clear()
         matching(galleries[how], how, {"a": {"in": values}})
         assert looked_at == [0, 1, 0.1], how
+
+
+EVERY = range(7)
+PARTS = st.builds(range, st.integers(0, 7), st.integers(0, 7))
+
+
+@given(parts=st.lists(PARTS, max_size=4))
+def test_ranges_of_codes_are_joined_and_inverted_as_sets_are(parts: list[range]) -> None:
+    """They are as few as can be, none is empty, and they ascend with a gap between each two."""
+    wanted = {code for part in parts for code in part}
+    joined = selection._joined(parts)
+    rest = selection._between(joined, EVERY)
+    assert {code for part in joined for code in part} == wanted
+    assert {code for part in rest for code in part} == set(EVERY) - wanted
+    for ranges in (joined, rest):
+        assert all(ranges)
+        assert all(one.stop < other.start for one, other in itertools.pairwise(ranges))

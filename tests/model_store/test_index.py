@@ -32,6 +32,7 @@ from model_store.gallery.index import build as index_build
 from model_store.gallery.index import search as index_search
 from model_store.gallery.index.build import parameters_of, selector, set_effort
 from model_store.gallery.index.plan import EXACT_BYTES, IndexKind, lists_for, plan_index
+from model_store.gallery.index.recall import EFFORTS, FETCHED
 from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
 
 APPROXIMATE: list[IndexKind] = [kind for kind in get_args(IndexKind) if kind != "flat"]
@@ -338,3 +339,104 @@ def test_the_effort_of_a_search_is_set_by_the_name_that_the_index_has_for_it(
     assert getattr(parameters_of(index, 7), name) == 7
     assert parameters_of(index, 7).sel is None
     assert parameters_of(index, 7, selector(np.array([True, False]))).sel is not None
+
+
+@pytest.mark.parametrize("n_lists", [1, 4, 5, 10_000])
+def test_the_efforts_that_are_tried_grow_and_end_with_every_list(n_lists: int) -> None:
+    efforts = list(index_build._efforts(SimpleNamespace(nlist=n_lists)))
+    assert efforts == sorted(set(efforts))
+    assert efforts[-1] == n_lists
+    assert set(efforts[:-1]) == {effort for effort in EFFORTS if effort < n_lists}
+
+
+def test_a_recall_of_just_what_is_asked_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    directions = unit(clustered(60).mean)
+    index = faiss.index_factory(DIM, "HNSW8,SQ8", faiss.METRIC_INNER_PRODUCT)
+    index.train(directions)
+    index.add(directions)
+    monkeypatch.setattr(index_build, "share_found", lambda *_: 0.9)
+    tuned = index_build._tuned(
+        index,
+        directions,
+        SimpleNamespace(factory=""),  # type: ignore[arg-type]
+        IndexSettings(min_recall=0.9),
+        np.random.default_rng(0),
+    )
+    assert tuned == (EFFORTS[0], 0.9, 60)
+
+
+@pytest.mark.parametrize(("exact_rows", "plan"), [(300, "exact"), (299, "filter_first")])
+@pytest.mark.parametrize("estimated", [300, N])
+def test_so_many_allowed_rows_are_compared_each_and_one_more_are_searched(
+    gallery: FaissGallery,
+    exact_rows: int,
+    plan: str,
+    estimated: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether their number is known at first, or only once they were looked up."""
+    monkeypatch.setattr(index_search, "EXACT_ROWS", exact_rows)
+    allowed = MaskedRows(np.arange(N) % 10 == 0)
+    allowed.at_most = estimated
+    queries = unit(clustered(1, seed=7).mean).astype("f4")
+    assert gallery.candidates(queries, 5, allowed).plan == plan
+
+
+@pytest.mark.parametrize("kind", ["at_most", "share"])
+def test_lists_are_read_before_the_filter_from_a_share_on(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_search, "SEARCH_FIRST_SHARE", 0.5)
+    n = 8 * index_search.EXACT_ROWS
+    index: Any = SimpleNamespace(_n_items=n, _knob="nprobe")
+    for fewer in (0, 1):
+        asked = {"at_most": n // 2, "share": 0.5}
+        asked[kind] -= fewer if kind == "at_most" else fewer / n
+        allowed: Any = SimpleNamespace(**asked)
+        first = index_search.ApproximateIndex._searches_first(index, allowed)
+        assert first == (fewer == 0)
+
+
+@pytest.mark.parametrize("found", [4, 5, 6])
+def test_a_search_before_the_filter_needs_as_many_as_are_asked_for(found: int) -> None:
+    """Where the lists that are read hold no more; else as many as are fetched without a filter."""
+    near = np.arange(10_000)
+
+    def search(query: object, n: int, params: object) -> tuple[None, NDArray[np.int64]]:
+        return None, np.where(np.arange(n) < len(near), near[:n], -1)[None]
+
+    index: Any = SimpleNamespace(
+        _n_items=len(near),
+        _effort=1,
+        _most=8,
+        _parameters=lambda *_: None,
+        _index=SimpleNamespace(search=search),
+    )
+    of = index_search.ApproximateIndex._found_first
+    query, allowed = np.zeros(2, np.float32), MaskedRows(np.ones(len(near), dtype=np.bool_))
+    rows = of(index, query, 5, allowed)
+    np.testing.assert_array_equal(rows, np.arange(FETCHED))
+    near = np.r_[np.arange(found), np.full(10_000, -1)]
+    rows = of(index, query, 5, allowed)
+    assert (rows is None) == (found < 5)
+    assert rows is None or rows.tolist() == list(range(found))
+
+
+@pytest.mark.parametrize(("held", "efforts"), [(3, [2]), (2, [2, 4, 5])])
+def test_a_search_is_widened_until_it_finds_as_many_as_are_asked_for(
+    held: int, efforts: list[int]
+) -> None:
+    tried: list[int] = []
+
+    def search(query: object, n: int, params: object) -> tuple[None, NDArray[np.int64]]:
+        return None, np.array([[*range(held), -1, -1]])
+
+    index: Any = SimpleNamespace(
+        _most=5,
+        _parameters=lambda effort, _: tried.append(effort),
+        _index=SimpleNamespace(search=search),
+    )
+    query = np.zeros(2, np.float32)
+    rows = index_search.ApproximateIndex._search(index, query, 3, 10, 2, None)
+    assert (None if rows is None else rows.tolist()) == ([0, 1, 2] if held == 3 else None)
+    assert tried == efforts

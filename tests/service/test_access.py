@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx2
 import pytest
 from fastapi import APIRouter, Depends, FastAPI
+from pydantic import SecretStr
+from redis.asyncio import ConnectionPool
 from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import open_bundle
 from model_store.errors import KeysError, KeysRequired
-from service.access.access import GuardedRoute, open_access, requires
+from service.access.access import (
+    SECURITY_SCHEMES,
+    GuardedRoute,
+    counts_as_search,
+    open_access,
+    requires,
+)
 from service.access.caller import KeyLimits
 from service.access.hosts import is_loopback
-from service.access.keys import SCOPES, revoked
+from service.access.keys import SCOPES, KeyScope, revoked
 from service.app import create_api
 from service.http.middleware import RequestContext
 from service.http.problems import add_problem_handlers
@@ -396,9 +406,54 @@ class TestWhichAccessIsOpened:
         with pytest.raises(KeysRequired, match=r"at 0\.0\.0\.0"):
             open_access(Settings(host="127.0.0.1", published_host="0.0.0.0"))
 
+    @pytest.mark.parametrize(
+        ("settings", "local_only"),
+        [
+            (Settings(), True),
+            (Settings(published_host="127.0.0.1"), False),
+            (Settings(anonymous=True), True),
+            (Settings(anonymous=True, published_host="0.0.0.0"), False),
+        ],
+    )
+    def test_only_where_all_may_do_everything_must_they_be_local(
+        self, settings: Settings, *, local_only: bool
+    ) -> None:
+        assert open_access(settings)._local_only is local_only
+
+    def test_closed_it_lets_go_of_redis(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        closed = AsyncMock()
+        monkeypatch.setattr(ConnectionPool, "aclose", closed)
+        asyncio.run(open_access(Settings()).close())
+        closed.assert_not_awaited()
+        redis = SecretStr("redis://127.0.0.1:1")
+        asyncio.run(open_access(Settings(redis_url=redis)).close())
+        closed.assert_awaited_once()
+
     def test_keys_that_cannot_be_read_open_nothing(self, tmp_path: Path) -> None:
         with pytest.raises(KeysError, match="no file of keys"):
             open_access(Settings(keys=tmp_path / "none.json", anonymous=True))
+
+
+def nothing() -> None:
+    """Take part as a route, and as a dependency that checks nobody."""
+
+
+@pytest.mark.parametrize("scopes", [(), ("read",), ("read", "write")])
+@pytest.mark.parametrize("is_search", [False, True])
+def test_a_route_keeps_what_is_no_check_of_its_callers(
+    scopes: tuple[KeyScope, ...], *, is_search: bool
+) -> None:
+    checks: list[Callable[..., Any]] = [
+        *map(requires, scopes),
+        *([counts_as_search] if is_search else []),
+    ]
+    dependencies = [Depends(one) for one in (*checks, nothing)]
+    extra = {"x-more": 1}
+    route = GuardedRoute("/it", nothing, dependencies=dependencies, openapi_extra=extra)
+    assert [one.dependency for one in route.dependencies] == [nothing]
+    assert (route.scopes, route.is_search) == (scopes, is_search)
+    security = [{name: [scopes[-1]]} for name in SECURITY_SCHEMES] if scopes else []
+    assert route.openapi_extra == extra | ({"security": security} if scopes else {})
 
 
 def test_who_may_ask_is_said_for_people(keys_file: KeysFile) -> None:

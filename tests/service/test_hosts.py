@@ -8,6 +8,8 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
+from model_store.errors import InvalidHead
+from service.access.hosts import _host_of
 from tests.end_to_end.keys import KeysFile, bearer
 
 StartClient = Callable[..., TestClient]
@@ -48,7 +50,7 @@ def test_a_page_that_renamed_its_host_gets_nothing(start: StartClient, attack: s
         ({}, []),
         (
             {"allowed_hosts": ("shop.example", "*.own.example")},
-            ["shop.example:80", "a.b.own.example"],
+            ["shop.example:80", "b.own.example", "a.b.own.example"],
         ),
         ({"host": "0.0.0.0", "anonymous": True, "allowed_hosts": ("x.example",)}, ["x.example."]),
         ({"allowed_hosts": ("*",)}, FOREIGN),
@@ -91,6 +93,16 @@ def test_two_hosts_are_refused(start: StartClient) -> None:
         "/livez", headers=[("Host", "127.0.0.1"), ("Host", "127.0.0.1")]
     )
     assert (refused.status_code, refused.json()["code"]) == (400, "invalid_head")
+
+
+def test_only_http_1_0_may_leave_its_host_out() -> None:
+    named = [(b"host", b"Evil.example:8080")]
+    assert _host_of({"http_version": "1.0", "headers": []}) is None
+    assert _host_of({"http_version": "1.0", "headers": named}) == "evil.example"
+    for version in ({}, {"http_version": "1.1"}, {"http_version": "2"}):
+        assert _host_of({**version, "headers": named}) == "evil.example"
+        with pytest.raises(InvalidHead, match="0 headers Host"):
+            _host_of({**version, "headers": []})
 
 
 def test_a_slash_too_many_is_sent_on_within_the_host(start: StartClient) -> None:

@@ -178,6 +178,12 @@ class TestTheFile:
         change_keys(keys_file.path, lambda keys: kept)
         assert list(read_keys(keys_file.path)) == kept
 
+    def test_it_holds_what_is_known_of_a_key_alone(self, keys_file: KeysFile) -> None:
+        keys_file.make("read")
+        [written] = json.loads(keys_file.path.read_bytes())["keys"]
+        assert None not in written.values()
+        assert "rate_limit" not in written
+
     def test_a_change_that_fails_changes_nothing(self, keys_file: KeysFile) -> None:
         keys_file.make("read")
         before = keys_file.path.read_bytes()

@@ -65,6 +65,14 @@ def test_unless_told_a_key_may_read(capsys: pytest.CaptureFixture[str], path: Pa
     assert Keyring(path).find(text).scope == "read"
 
 
+def test_a_name_may_be_a_letter_or_a_hundred(
+    capsys: pytest.CaptureFixture[str], path: Path
+) -> None:
+    for name in ("n", "n" * 100):
+        made(capsys, "create", name)
+    assert [len(key.name) for key in read_keys(path)] == [1, 100]
+
+
 def test_it_is_shown_once(capsys: pytest.CaptureFixture[str], path: Path) -> None:
     main(["create", "shop"])
     printed = capsys.readouterr()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from service.access.rate_limits import MAX_COUNT, Rates, Tallies, Tally
+from service.access.rate_limits import MAX_COUNT, Rates, Standing, Tallies, Tally
 from service.settings import parse_rate
 from tests.end_to_end.processes import TIMEOUT_S, Redis
 
@@ -89,6 +89,11 @@ class TestWithoutRedis:
             assert await counts(rates, "b", 2) == [1, 2]
             assert (await rates.count("a", parse_rate("7/day"))).count == 1
             assert await counts(rates, "a", 1) == [4]
+
+
+@pytest.mark.parametrize(("left", "told"), [(0.0, "1"), (0.2, "1"), (1.0, "1"), (1.2, "2")])
+def test_who_has_to_wait_is_told_whole_seconds_and_one_at_least(left: float, told: str) -> None:
+    assert Standing(5, 6, left).headers()["Retry-After"] == told
 
 
 class TestTheBoundOfTheProcess:

@@ -47,6 +47,11 @@ def test_prediction_equals_sampled_layers(posterior: KroneckerPosterior) -> None
     torch.testing.assert_close(together, expected, rtol=0, atol=0.03 * float(expected.abs().max()))
 
 
+def test_the_generator_alone_decides_what_is_drawn(posterior: KroneckerPosterior) -> None:
+    once, again = (posterior.sample(2, torch.Generator().manual_seed(3)) for _ in range(2))
+    torch.testing.assert_close(once, again, rtol=0, atol=0)
+
+
 def test_gradients_reach_the_mean_through_samples() -> None:
     values = tensors(2)
     values["weight_mean"].requires_grad_()

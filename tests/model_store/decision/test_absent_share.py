@@ -116,3 +116,10 @@ def test_what_is_counted_while_serving_gives_the_same_and_forgets_the_old() -> N
     assert later.n_queries <= ServedShare.memory
     again = ServedShare(0.05, served.counts.copy()).estimate()
     assert again == later
+
+
+def test_queries_as_likely_absent_as_not_leave_the_share_at_its_least() -> None:
+    """The likelihood is the same everywhere: the lowest share, and an interval of all of them."""
+    found = estimate_absent_share(np.full(100, 0.25), np.ones(100), 0.25)
+    assert found is not None
+    assert (found.value, found.lower, found.upper) == (FLOOR, FLOOR, 1 - FLOOR)

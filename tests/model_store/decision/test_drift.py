@@ -226,3 +226,24 @@ def test_it_begins_anew_after_a_period() -> None:
     test.observe(0.0)
     assert test.n_served == 1
     assert abs(test.log_capital) < 0.5
+
+
+def test_capital_that_just_reaches_the_alarm_fires_and_the_next_query_begins_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scores, first, test = stream(5, 2, shift=2.0), DriftTest(CALIBRATION), DriftTest(CALIBRATION)
+    for score in scores:
+        first.observe(score)
+    assert not first.drifted
+    monkeypatch.setattr("model_store.decision.drift.ALARM", first.log_capital)
+    assert noticed_after(test, scores) == len(scores)
+    test.observe(0.0)
+    assert test.n_served == 1
+
+
+def test_a_score_of_just_the_bound_of_a_tail_is_not_beyond_it() -> None:
+    """Gains are bounds for P(score > bound): equal scores, however many, are no evidence."""
+    bets = ExceedanceBets(np.repeat([0.0, 1.0, 2.0], 40).tolist())
+    for place, (least, gain) in enumerate(bets.described):
+        assert bets.factors(least)[0][place] < 1
+        assert bets.factors(np.nextafter(least, 9))[0][place] == gain

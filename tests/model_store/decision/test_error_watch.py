@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import cache
 
@@ -114,3 +115,14 @@ def test_without_a_review_nothing_is_known_of_the_rate() -> None:
     assert error_interval(0, 0) == (0.0, 1.0)
     assert error_interval(10, 0)[0] == 0.0
     assert error_interval(10, 10)[1] == 1.0
+
+
+def test_without_any_confidence_and_review_every_rate_is_as_good() -> None:
+    assert error_interval(0, 0, confidence=0.0) == (0.0, 1.0)
+
+
+def test_evidence_that_just_reaches_the_alarm_fires(monkeypatch: pytest.MonkeyPatch) -> None:
+    reached = fed(0.05, np.ones(1)).log_evidence
+    for alarm, fires in ((reached, True), (math.nextafter(reached, 9), False)):
+        monkeypatch.setattr("model_store.decision.error_watch.ALARM", alarm)
+        assert fed(0.05, np.ones(1)).alarmed is fires

@@ -45,6 +45,7 @@ def signal(fitted: OutlierDetector, embeddings: Embeddings, name: str) -> np.nda
 
 def test_feature_distance_is_that_to_the_nearest_reference_in_the_whole_space() -> None:
     fitted, asked = detector(), queries(7)
+    asked.features[0] = 0  # without a direction: the origin
     # The references as points of the whole space, inside the subspace.
     points = fitted.references @ fitted.basis.T + fitted.centre
     expected = [np.linalg.norm(points - row, axis=1).min() for row in unit_rows(asked.features)]

@@ -363,6 +363,46 @@ def test_errors_allowed_scale_with_the_dependence() -> None:
     assert errors_allowed(20, 20, 0.9, 0.1) == errors_allowed(0, 0, 0.9, 0.1) == -1
 
 
+@pytest.mark.parametrize("n", [1, 2, 3, 8])
+@pytest.mark.parametrize("delta", [0.1, 0.25, 0.5])
+def test_errors_allowed_are_the_most_whose_probability_is_at_most_delta(
+    n: int, delta: float
+) -> None:
+    """With an error of ½ the probabilities are k / 2ⁿ, of which some are δ itself."""
+    at_most = [sum(math.comb(n, j) for j in range(k + 1)) / 2**n for k in range(n + 1)]
+    wanted = sum(probability <= delta for probability in at_most) - 1
+    assert errors_allowed(n, n, 0.5, delta * (1 + 1e-12)) == wanted
+
+
+@pytest.mark.parametrize("worth", [1.0, 0.999, 0.3])
+def test_never_are_all_queries_allowed_to_be_wrong(worth: float) -> None:
+    for n in (1, 2, 5, 40):
+        for coverage in (0.0, 1e-12, 0.5, 0.99):
+            assert errors_allowed(n, worth * n, coverage, 0.999) < n
+
+
+def test_an_error_as_probable_as_delta_itself_is_allowed() -> None:
+    assert errors_allowed(1, 1, 0.5, 0.5) == 0
+    assert errors_allowed(1, 1, 0.5, math.nextafter(0.5, 0)) == -1
+
+
+def test_an_error_bound_of_just_what_is_asked_for_is_promised() -> None:
+    stream = stream_of(evidence())
+    sequence = stream.thresholds()[5:6]
+    [(threshold, accepted)] = sequence
+    bound = stream.error_bound(accepted)
+    assert stream.last_promised(sequence, bound) == threshold
+    assert stream.last_promised(sequence, float(np.nextafter(bound, 0))) is None
+
+
+def test_thresholds_fall_to_the_least_one_and_end_there() -> None:
+    """Many queries of the least threshold itself, and many below it, are one threshold."""
+    first = np.repeat([0.9, LEAST_THRESHOLD, 0.2], 100)
+    levels = stream_of(evidence(300, 0, first_probabilities=first)).thresholds()
+    found = [threshold for threshold, _ in levels]
+    assert found == sorted(set(found), reverse=True) == [0.9] * found.count(0.9) + [LEAST_THRESHOLD]
+
+
 def test_a_match_is_never_unlikelier_than_not() -> None:
     sure = evidence(correct=np.arange(600) < 300)  # all right, whatever the probability
     assert promises(sure, max_error=0.5).threshold(2) >= 0.5

@@ -121,6 +121,9 @@ def test_a_match_that_is_found_without_any_probability_is_found() -> None:
     half = rule_of(np.where(np.arange(100) < 50, -1.0, 0.0)).shortfall(0.9)
     assert half is not None
     assert "0.500" in half
+    just_enough = rule_of(np.r_[-1.0, np.zeros(21)]).shortfall(0.9)  # log δ / log 0.9 = 21.9
+    assert just_enough is not None
+    assert "0.955" in just_enough, "one that is not found, and not too few queries"
 
 
 def test_whoever_asks_for_ever_new_coverages_takes_no_more_memory() -> None:

@@ -19,12 +19,13 @@ from model_store.decision import (
     Promises,
     Recalibration,
     Retrieved,
+    RollUp,
     decide,
     likeliest_parents,
 )
 from model_store.decision.calibration import ARRAYS_FILE, CALIBRATION_FILE
 from model_store.decision.operating import Stream
-from model_store.decision.roll_ups import right_if_present, roll_up_sequence
+from model_store.decision.roll_ups import ROLL_UP_LEVELS, right_if_present, roll_up_sequence
 from tests.model_store.decision.test_verdict import EVIDENCE, TERMS, calibration, found, query
 from tests.support.calibration_evidence import evidence
 from tests.support.narrowing import not_none
@@ -242,3 +243,37 @@ def test_tests_of_a_level_begin_with_as_many_as_could_show_the_error() -> None:
     begun = [int(roll_up_sequence(stream, never, error)[0][1].sum()) for error in (0.1, 0.05)]
     assert begun == [24, 48]  # 22 and 45, in steps of six
     assert roll_up_sequence(stream, never, 0.01) == []
+
+
+def test_an_error_bound_of_just_what_is_asked_for_begins_the_sequence() -> None:
+    stream = Stream.of(surest_first(120, 5).of_level(0), 0.05, 0.05, Recalibration(), 0.1)
+    none_wrong = replace(stream, wrong=np.zeros(120))
+    # The bound falls as more are accepted: that of all is the least error that can be promised.
+    (_, everyone) = stream.thresholds(ROLL_UP_LEVELS)[-1]
+    least = none_wrong.error_bound(everyone)
+    assert [one for one, _ in roll_up_sequence(stream, np.ones(120), least)]
+    assert roll_up_sequence(stream, np.ones(120), float(np.nextafter(least, 0))) == []
+
+
+@pytest.mark.parametrize(
+    ("listed", "label"),
+    [
+        (retrieved(0.995, 0.995, 0.2, codes=(0, 1, 2)), "Felidae"),
+        (retrieved(0.97, 0.2, 0.1, codes=(2, 0, 1)), "Canidae"),
+    ],
+    ids=["the last", "the first"],
+)
+def test_a_level_answers_from_its_threshold_on(
+    monkeypatch: pytest.MonkeyPatch, listed: Retrieved, label: str
+) -> None:
+    """Whichever parent of the level it is."""
+
+    def from_on(threshold: float) -> RollUp | None:
+        limits = (math.inf, threshold)
+        monkeypatch.setattr(Promises, "level_threshold", lambda _, level, __: limits[level])
+        return decide(rolling(), query(), listed, TERMS).roll_up
+
+    sure = not_none(from_on(0.0))
+    assert (sure.level, sure.label) == ("family", label)
+    assert from_on(sure.probability) == sure
+    assert from_on(float(np.nextafter(sure.probability, 1))) is None

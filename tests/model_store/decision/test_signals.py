@@ -124,6 +124,20 @@ def test_the_nearest_item_of_each_label_and_whose_the_others_are() -> None:
     assert (belong.sum(axis=0) == 1).all()
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_labels_are_found_as_by_looking_at_each_item(seed: int) -> None:
+    """Label 0 is one as any other, and -1 is none."""
+    codes = np.random.default_rng(seed).integers(-1, 3, 8).astype(np.int32)
+    places, belong = labels_found(codes)
+    first = [i for i, code in enumerate(codes) if code < 0 or code not in codes[:i]]
+    assert places.tolist() == first
+    for place, row in zip(first, belong, strict=True):
+        alone = codes[place] < 0
+        assert row.tolist() == [
+            i == place if alone else c == codes[place] for i, c in enumerate(codes)
+        ]
+
+
 def test_a_label_beyond_the_list_is_compared_with_the_nearest_in_it() -> None:
     """Its mean may be nearer than any in the list, whose nearest is compared with the second."""
     votes = np.zeros(3)

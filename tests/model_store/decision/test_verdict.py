@@ -28,6 +28,7 @@ from model_store.decision import (
     decide,
 )
 from model_store.decision.calibration import UNKNOWN_CLASS
+from model_store.decision.found_labels import _moved
 from model_store.decision.verdict import Assessment, _level, _verdict
 from model_store.encoder.contract import Embeddings
 from model_store.errors import BundleMismatch, UnknownSource
@@ -203,6 +204,22 @@ def test_a_match_begins_at_the_threshold_itself() -> None:
     assert words == ["ambiguous", "match"]
 
 
+@pytest.mark.parametrize(
+    ("nothing", "probability", "wanted"),
+    [
+        (0.5, 0.5, ("ambiguous", "shortfall")),
+        (0.5, float(np.nextafter(0.5, 0)), ("ambiguous", "doubt")),
+        (float(np.nextafter(0.5, 1)), 0.4, ("no_match", "doubt")),
+    ],
+)
+def test_no_match_and_what_is_missing_begin_beyond_one_half(
+    nothing: float, probability: float, wanted: tuple[str, str]
+) -> None:
+    matches = [SimpleNamespace(shortfall="shortfall")]
+    promises: Any = SimpleNamespace(threshold=lambda _: 0.9, matches=matches, doubt="doubt")
+    assert _verdict(Assessment(), TERMS, promises, probability, 0, nothing) == wanted
+
+
 def test_percentile_and_level() -> None:
     fitted = calibration()
     assert fitted.uncertainty_percentile(0.0) == 0
@@ -312,6 +329,13 @@ def test_another_share_of_absent_queries_moves_probabilities_with_their_interval
     assert (moved < -0.1).all()
     expected = expit(logit(not_none(usual.match_intervals)) + moved[:, None])
     np.testing.assert_allclose(not_none(rarer.match_intervals), expected, rtol=1e-6)
+
+
+def test_bounds_of_0_and_1_stay_and_all_between_move() -> None:
+    bounds = np.array([[0.0, 1.0], [0.2, 0.7]])
+    moved = _moved(bounds, np.array([1.0, 1.0]))
+    assert moved[0].tolist() == [0, 1]
+    np.testing.assert_allclose(moved[1], expit(logit(bounds[1]) + 1))
 
 
 def test_feedback_corrects_probabilities_and_intervals_but_no_result_set() -> None:
