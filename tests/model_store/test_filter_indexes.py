@@ -42,8 +42,8 @@ from model_store.gallery.files.fields import (
     LEARNED_BYTES,
     FieldColumns,
 )
-from model_store.gallery.filters import selection
-from model_store.gallery.filters.columns import Column, Postings
+from model_store.gallery.filters import columns, selection
+from model_store.gallery.filters.columns import NUMBER_KIND, TEXT_KIND, Column, Postings
 from model_store.gallery.filters.grammar import Comparison, Field, Scalar, parse_field
 from model_store.gallery.filters.sql import column_of
 from model_store.gallery.index import search as index_search
@@ -466,3 +466,14 @@ def test_ranges_of_codes_are_joined_and_inverted_as_sets_are(parts: list[range])
     for ranges in (joined, rest):
         assert all(ranges)
         assert all(one.stop < other.start for one, other in itertools.pairwise(ranges))
+
+
+def test_an_index_takes_just_as_many_bytes_as_it_may() -> None:
+    """While its values are gathered, and as a whole."""
+    entries = [(NUMBER_KIND, 1, 0), (NUMBER_KIND, 2, 1), (TEXT_KIND, b"abc", 2)]
+    assert columns._gathered(entries, 4 * 3 + 3) is not None
+    assert columns._gathered(entries, 4 * 3 + 2) is None
+    made = columns.make_column(entries, [], 3, 1e9)
+    assert made is not None
+    assert columns.make_column(entries, [], 3, made.n_bytes) is not None
+    assert columns.make_column(entries, [], 3, made.n_bytes - 1) is None
