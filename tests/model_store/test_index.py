@@ -498,3 +498,20 @@ def test_a_search_that_finds_just_enough_is_not_repeated() -> None:
         rows = index_search.ApproximateIndex._search(index, query, n, 8, 2, None)
         assert (rows is None) == (n == 9)
         assert asked == efforts
+
+
+def test_a_search_before_the_filter_that_finds_just_enough_will_do() -> None:
+    """Enough are as many as are wanted, or of lists that hold no more, as many as are asked for."""
+    near = np.array([[0, 1, 2, 3, -1, -1]])
+    index: Any = SimpleNamespace(
+        _n_items=6,
+        _effort=1,
+        _most=1,
+        _index=SimpleNamespace(search=lambda *_, **__: (None, near)),
+        _parameters=lambda *_: None,
+    )
+    allowed: Any = SimpleNamespace(share=1.0, at=lambda rows: rows > 0)
+    found = index_search.ApproximateIndex._found_first
+    for n, rows in ((3, [1, 2, 3]), (4, None)):
+        few = found(index, np.zeros(1, np.float32), n, allowed)
+        assert (None if few is None else few.tolist()) == rows

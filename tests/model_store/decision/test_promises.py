@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import astuple, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -448,3 +448,8 @@ def test_as_many_queries_as_there_are_would_not_do(needed: int | None, said: str
         absent=np.arange(60) >= 40, delta=0.1, queries_needed=lambda _: needed
     )
     assert said in Promises._error_shortfall(its, stream, "")
+
+
+def test_an_infinite_threshold_errs_never_and_answers_none() -> None:
+    point = stream_of(evidence(50, 50)).point(math.inf)
+    assert astuple(point) == (math.inf, 0.0, 0.0, 1.0, 0.0, 0.0)
