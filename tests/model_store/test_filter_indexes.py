@@ -475,3 +475,36 @@ def test_an_index_takes_just_as_many_bytes_as_it_may() -> None:
     assert made is not None
     assert columns.make_column(entries, [], 3, made.n_bytes) is not None
     assert columns.make_column(entries, [], 3, made.n_bytes - 1) is None
+
+
+@pytest.mark.parametrize("n_parts", [1, selection._FEW, selection._FEW + 1])
+def test_rows_are_those_of_the_codes_however_many_ranges_there_are(n_parts: int) -> None:
+    n_rows = 3 * n_parts + 2
+    entries = [(NUMBER_KIND, row, row) for row in range(n_rows)]
+    column = columns.make_column(entries, [], n_rows, 1e9)
+    assert column is not None
+    first = columns.FIRST_VALUE
+    parts = [range(first + 3 * i, first + 3 * i + 2) for i in range(n_parts)]
+    chosen = selection._OfCodes(column, parts)
+    wanted = [row % 3 < 2 and row < 3 * n_parts for row in range(n_rows)]
+    assert chosen.mask().tolist() == chosen.at(np.arange(n_rows)).tolist() == wanted
+    assert chosen.rows().tolist() == np.flatnonzero(wanted).tolist()
+
+
+@pytest.mark.parametrize("frequent", [0, 10**6])
+@pytest.mark.parametrize("negated", [False, True])
+@pytest.mark.parametrize("text", ["a", "b"])
+def test_rows_whose_lists_hold_a_value_are_found_with_a_bitmap_and_without(
+    frequent: int, negated: bool, text: str
+) -> None:
+    held = [(TEXT_KIND, b"a", row) for row in (1, 4, 9)] + [(TEXT_KIND, b"b", 0)]
+    with patch.object(columns, "FREQUENT", frequent):
+        column = columns.make_column(
+            [(columns.LIST, None, row) for row in range(11)], held, 11, 1e9
+        )
+    assert column is not None
+    chosen = selection._OfHolders(column, column.held.compared("eq", text), negated=negated)
+    wanted = [(row in {"a": (1, 4, 9), "b": (0,)}[text]) != negated for row in range(11)]
+    assert chosen.mask().tolist() == chosen.at(np.arange(11)).tolist() == wanted
+    assert chosen.rows().tolist() == np.flatnonzero(wanted).tolist()
+    assert chosen.at_most == sum(wanted)

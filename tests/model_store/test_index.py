@@ -515,3 +515,11 @@ def test_a_search_before_the_filter_that_finds_just_enough_will_do() -> None:
     for n, rows in ((3, [1, 2, 3]), (4, None)):
         few = found(index, np.zeros(1, np.float32), n, allowed)
         assert (None if few is None else few.tolist()) == rows
+
+
+@pytest.mark.parametrize("n", [1, 3, 6])
+def test_of_rows_that_are_compared_each_the_nearest_are_returned(n: int) -> None:
+    index: Any = SimpleNamespace(directions=np.arange(12, dtype=np.float32)[:, None])
+    rows = np.array([3, 11, 0, 7, 9, 2])
+    found = index_search.ApproximateIndex._exact(index, np.ones(1, np.float32), n, rows)
+    assert sorted(found.tolist(), reverse=True) == [11, 9, 7, 3, 2, 0][:n]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from index_builder.posteriors import PriorScale, fit_laplace
-from index_builder.posteriors.laplace import kronecker
+from index_builder.posteriors import Approximation, MinibatchPlan, PriorScale, fit_laplace
+from index_builder.posteriors.laplace import fit, kronecker, kronecker_pairs
 from index_builder.posteriors.laplace.kronecker import KroneckerCurvature, PartialTraces
 from index_builder.posteriors.laplace.kronecker_pairs import fixed_traces
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
@@ -291,3 +291,14 @@ def test_the_share_without_curvature_counts_what_is_left_out(rest: float, share:
         torch.ones(4), torch.eye(4)[:, :2], torch.tensor([1.0, 0.0]), rest, one[None], one
     )
     assert of.share_zero == share
+
+
+@pytest.mark.parametrize("approximation", ["fixed", "positives"])
+def test_of_many_features_a_fit_keeps_the_main_directions_alone(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch, approximation: Approximation
+) -> None:
+    monkeypatch.setattr(kronecker_pairs, "MAX_DENSE", 0)
+    targets = anchor_targets(problem.labels, "per_anchor", torch.float64)
+    layer = (problem.blocks, problem.labels, problem.weight, problem.bias)
+    sums = fit._traces(*layer, targets, approximation, "euclidean", MARGIN, None, MinibatchPlan())
+    assert sums.basis is not None
