@@ -69,6 +69,7 @@ class DriftTest:
         )
         self._alarmed_for = 0
         self._served: list[float] = []
+        self._log_capital: float
         self._begin()
 
     @classmethod

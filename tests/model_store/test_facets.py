@@ -20,6 +20,7 @@ from model_store.gallery import (
 )
 from model_store.gallery.filters import facets as facets_of
 from model_store.gallery.filters.facets import Facet
+from model_store.gallery.filters.grammar import Scalar
 from tests.laws.gallery_laws import random_embeddings
 from tests.support.filters_in_words import PICTURE
 from tests.support.live_bundles import DIM, opened, published
@@ -142,6 +143,6 @@ def test_what_is_written_counts_at_once(tmp_path: Path) -> None:
 
 
 def test_values_ascend_by_kind_and_numbers_by_size() -> None:
-    ascending = [False, True, -2, -0.5, 0, 0.25, 3, "", "a", "é"]
+    ascending: list[Scalar] = [False, True, -2, -0.5, 0, 0.25, 3, "", "a", "é"]
     orders = [facets_of._order(value) for value in ascending]
     assert orders == sorted(set(orders))
