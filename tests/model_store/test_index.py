@@ -446,7 +446,7 @@ def test_a_search_is_widened_until_it_finds_as_many_as_are_asked_for(
 
 def test_queries_lie_between_neighbours_of_items(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first row is a neighbour as any other, and who has none stays where it is."""
-    directions = unit(clustered(3).mean)
+    directions = unit(clustered(12).mean)
     asked: list[Any] = []
 
     def searched(near: list[int], items: Any, n: int, params: object) -> tuple[None, Any]:
@@ -454,9 +454,9 @@ def test_queries_lie_between_neighbours_of_items(monkeypatch: pytest.MonkeyPatch
         return None, np.tile(near, (len(items), 1))[:, :n]
 
     monkeypatch.setattr(index_build, "set_effort", lambda _, effort: asked.append(effort))
-    monkeypatch.setattr(index_build, "NEIGHBOURS_AMONG", 3)
-    for near in ([0, 0, 0], [0, 1, 2], [-1, -1, -1]):
-        for fetched, effort in ((3, EFFORTS[-1]), (2, index_build._NEIGHBOURHOOD_EFFORT)):
+    monkeypatch.setattr(index_build, "NEIGHBOURS_AMONG", 12)
+    for near in ([0, 1, 1], [-1, -1, -1]):
+        for fetched, effort in ((12, EFFORTS[-1]), (11, index_build._NEIGHBOURHOOD_EFFORT)):
             monkeypatch.setattr(index_build, "FETCHED", fetched)
             index = SimpleNamespace(search=partial(searched, near))
             found = index_build._queries(index, directions, np.random.default_rng(0))
