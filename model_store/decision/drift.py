@@ -69,7 +69,7 @@ class DriftTest:
         )
         self._alarmed_for = 0
         self._served: list[float] = []
-        self._log_capital = 0.0
+        self._log_capital: float
         self._begin()
 
     @classmethod

@@ -75,8 +75,8 @@ class Access:
         rate: RateLimitItem | None,
         origins: tuple[str, ...],
         *,
-        elsewhere: KeyScope | None = None,
-        local_only: bool = False,
+        elsewhere: KeyScope | None,
+        local_only: bool,
     ) -> None:
         self._keyring = keyring
         self.keyless = keyless

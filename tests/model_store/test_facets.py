@@ -18,7 +18,9 @@ from model_store.gallery import (
     Vector,
     write_faiss_gallery,
 )
+from model_store.gallery.filters import facets as facets_of
 from model_store.gallery.filters.facets import Facet
+from model_store.gallery.filters.grammar import Scalar
 from tests.laws.gallery_laws import random_embeddings
 from tests.support.filters_in_words import PICTURE
 from tests.support.live_bundles import DIM, opened, published
@@ -138,3 +140,9 @@ def test_what_is_written_counts_at_once(tmp_path: Path) -> None:
         found = {facet.field: facet for facet in live.snapshot().facets(4)}
         assert found == {field: anew[field] for field in found}
         assert {"label", "colour", "price", "tags", "mixed", "maker.name", "file"} <= set(found)
+
+
+def test_values_ascend_by_kind_and_numbers_by_size() -> None:
+    ascending: list[Scalar] = [False, True, -2, -0.5, 0, 0.25, 3, "", "a", "é"]
+    orders = [facets_of._order(value) for value in ascending]
+    assert orders == sorted(set(orders))

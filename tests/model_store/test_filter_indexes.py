@@ -42,8 +42,8 @@ from model_store.gallery.files.fields import (
     LEARNED_BYTES,
     FieldColumns,
 )
-from model_store.gallery.filters import selection
-from model_store.gallery.filters.columns import Column, Postings
+from model_store.gallery.filters import columns, selection
+from model_store.gallery.filters.columns import NUMBER_KIND, TEXT_KIND, Column, Postings
 from model_store.gallery.filters.grammar import Comparison, Field, Scalar, parse_field
 from model_store.gallery.filters.sql import column_of
 from model_store.gallery.index import search as index_search
@@ -451,18 +451,60 @@ def test_of_many_numbers_only_those_that_are_there_are_looked_at_one_by_one(
         assert looked_at == [0, 1, 0.1], how
 
 
-EVERY = range(7)
-PARTS = st.builds(range, st.integers(0, 7), st.integers(0, 7))
-
-
-@given(parts=st.lists(PARTS, max_size=4))
-def test_ranges_of_codes_are_joined_and_inverted_as_sets_are(parts: list[range]) -> None:
+def test_ranges_of_codes_are_joined_and_inverted_as_sets_are() -> None:
     """They are as few as can be, none is empty, and they ascend with a gap between each two."""
-    wanted = {code for part in parts for code in part}
-    joined = selection._joined(parts)
-    rest = selection._between(joined, EVERY)
-    assert {code for part in joined for code in part} == wanted
-    assert {code for part in rest for code in part} == set(EVERY) - wanted
-    for ranges in (joined, rest):
-        assert all(ranges)
-        assert all(one.stop < other.start for one, other in itertools.pairwise(ranges))
+    every = range(5)
+    ranges = [range(*ends) for ends in itertools.product(range(6), repeat=2)]
+    for parts in itertools.product(ranges, repeat=2):
+        wanted = {code for part in parts for code in part}
+        joined = selection._joined(parts)
+        rest = selection._between(joined, every)
+        assert {code for part in joined for code in part} == wanted
+        assert {code for part in rest for code in part} == set(every) - wanted
+        for found in (joined, rest):
+            assert all(found)
+            assert all(one.stop < other.start for one, other in itertools.pairwise(found))
+
+
+def test_an_index_takes_just_as_many_bytes_as_it_may() -> None:
+    """While its values are gathered, and as a whole."""
+    entries = [(NUMBER_KIND, 1, 0), (NUMBER_KIND, 2, 1), (TEXT_KIND, b"abc", 2)]
+    assert columns._gathered(entries, 4 * 3 + 3) is not None
+    assert columns._gathered(entries, 4 * 3 + 2) is None
+    made = columns.make_column(entries, [], 3, 1e9)
+    assert made is not None
+    assert columns.make_column(entries, [], 3, made.n_bytes) is not None
+    assert columns.make_column(entries, [], 3, made.n_bytes - 1) is None
+
+
+@pytest.mark.parametrize("n_parts", [1, selection._FEW, selection._FEW + 1])
+def test_rows_are_those_of_the_codes_however_many_ranges_there_are(n_parts: int) -> None:
+    n_rows = 3 * n_parts + 2
+    entries = [(NUMBER_KIND, row, row) for row in range(n_rows)]
+    column = columns.make_column(entries, [], n_rows, 1e9)
+    assert column is not None
+    first = columns.FIRST_VALUE
+    parts = [range(first + 3 * i, first + 3 * i + 2) for i in range(n_parts)]
+    chosen = selection._OfCodes(column, parts)
+    wanted = [row % 3 < 2 and row < 3 * n_parts for row in range(n_rows)]
+    assert chosen.mask().tolist() == chosen.at(np.arange(n_rows)).tolist() == wanted
+    assert chosen.rows().tolist() == np.flatnonzero(wanted).tolist()
+
+
+@pytest.mark.parametrize("frequent", [0, 10**6])
+@pytest.mark.parametrize("negated", [False, True])
+@pytest.mark.parametrize("text", ["a", "b"])
+def test_rows_whose_lists_hold_a_value_are_found_with_a_bitmap_and_without(
+    frequent: int, negated: bool, text: str
+) -> None:
+    held = [(TEXT_KIND, b"a", row) for row in (1, 4, 9)] + [(TEXT_KIND, b"b", 0)]
+    with patch.object(columns, "FREQUENT", frequent):
+        column = columns.make_column(
+            [(columns.LIST, None, row) for row in range(11)], held, 11, 1e9
+        )
+    assert column is not None
+    chosen = selection._OfHolders(column, column.held.compared("eq", text), negated=negated)
+    wanted = [(row in {"a": (1, 4, 9), "b": (0,)}[text]) != negated for row in range(11)]
+    assert chosen.mask().tolist() == chosen.at(np.arange(11)).tolist() == wanted
+    assert chosen.rows().tolist() == np.flatnonzero(wanted).tolist()
+    assert chosen.at_most == sum(wanted)

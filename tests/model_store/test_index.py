@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -29,6 +30,7 @@ from model_store.gallery import (
 )
 from model_store.gallery.files.variances import HALF_ROUNDING
 from model_store.gallery.index import build as index_build
+from model_store.gallery.index import many_lists, recall
 from model_store.gallery.index import search as index_search
 from model_store.gallery.index.build import parameters_of, selector, set_effort
 from model_store.gallery.index.plan import EXACT_BYTES, IndexKind, lists_for, plan_index
@@ -440,3 +442,84 @@ def test_a_search_is_widened_until_it_finds_as_many_as_are_asked_for(
     rows = index_search.ApproximateIndex._search(index, query, 3, 10, 2, None)
     assert (None if rows is None else rows.tolist()) == ([0, 1, 2] if held == 3 else None)
     assert tried == efforts
+
+
+def test_queries_lie_between_neighbours_of_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first row is a neighbour as any other, and who has none stays where it is."""
+    directions = unit(clustered(12).mean)
+    asked: list[Any] = []
+
+    def searched(near: list[int], items: Any, n: int, params: object) -> tuple[None, Any]:
+        asked.append((n, params))
+        return None, np.tile(near, (len(items), 1))[:, :n]
+
+    monkeypatch.setattr(index_build, "set_effort", lambda _, effort: asked.append(effort))
+    monkeypatch.setattr(index_build, "NEIGHBOURS_AMONG", 12)
+    for near in ([0, 1, 1], [-1, -1, -1]):
+        for fetched, effort in ((12, EFFORTS[-1]), (11, index_build._NEIGHBOURHOOD_EFFORT)):
+            monkeypatch.setattr(index_build, "FETCHED", fetched)
+            index = SimpleNamespace(search=partial(searched, near))
+            found = index_build._queries(index, directions, np.random.default_rng(0))
+            assert asked[-2:] == [effort, (fetched, None)]
+            moves = [directions[i] - directions[j] for i in near for j in near]
+            for item, query in zip(directions, found, strict=True):
+                wanted = [unit(item + move) for move in ([0 * item] if -1 in near else moves)]
+                assert min(np.abs(query - one).max() for one in wanted) < 1e-6
+
+
+def test_an_item_as_near_as_the_tenth_is_one_of_the_ten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recall, "_TIE", 0.0)
+    axes = np.eye(4, dtype=np.float32)
+    every = [np.arange(4)]
+    assert recall.share_found(axes, axes[:1], every, np.zeros(1, np.float32)) == 1.0
+    assert recall.share_found(axes, axes[:1], every, np.ones(1, np.float32)) == 0.25
+
+
+def test_lists_are_many_from_a_number_on() -> None:
+    for more in (-1, 0):
+        index = SimpleNamespace(nlist=many_lists.LEAST_LISTS + more)
+        assert many_lists.are_many(index) == (more == 0)
+    assert not many_lists.are_many(SimpleNamespace())
+
+
+def test_a_search_that_finds_just_enough_is_not_repeated() -> None:
+    asked: list[int] = []
+
+    def searched(_: object, __: int, params: int) -> Any:
+        asked.append(params)
+        return None, np.array([[*range(params), *[-1] * (8 - params)]])
+
+    index: Any = SimpleNamespace(
+        _index=SimpleNamespace(search=searched), _most=8, _parameters=lambda effort, _: effort
+    )
+    query = np.zeros(1, np.float32)
+    for n, efforts in ((2, [2]), (3, [2, 4]), (8, [2, 4, 8]), (9, [2, 4, 8])):
+        asked.clear()
+        rows = index_search.ApproximateIndex._search(index, query, n, 8, 2, None)
+        assert (rows is None) == (n == 9)
+        assert asked == efforts
+
+
+def test_a_search_before_the_filter_that_finds_just_enough_will_do() -> None:
+    """Enough are as many as are wanted, or of lists that hold no more, as many as are asked for."""
+    near = np.array([[0, 1, 2, 3, -1, -1]])
+    index: Any = SimpleNamespace(
+        _n_items=6,
+        _effort=1,
+        _most=1,
+        _index=SimpleNamespace(search=lambda *_, **__: (None, near)),
+        _parameters=lambda *_: None,
+    )
+    allowed: Any = SimpleNamespace(share=1.0, at=lambda rows: rows > 0)
+    found = index_search.ApproximateIndex._found_first
+    for n, rows in ((3, [1, 2, 3]), (4, None)):
+        few = found(index, np.zeros(1, np.float32), n, allowed)
+        assert (None if few is None else few.tolist()) == rows
+
+
+@pytest.mark.parametrize("n", [1, 3, 6])
+def test_of_rows_that_are_compared_each_the_nearest_are_returned(n: int) -> None:
+    index: Any = SimpleNamespace(directions=np.arange(12, dtype=np.float32)[:, None])
+    rows = np.array([3, 11, 0, 7, 9, 2])
+    found = index_search.ApproximateIndex._exact(index, np.ones(1, np.float32), n, rows)
+    assert sorted(found.tolist(), reverse=True) == [11, 9, 7, 3, 2, 0][:n]

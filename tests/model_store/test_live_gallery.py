@@ -7,8 +7,9 @@ import sqlite3
 import threading
 import time
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,7 @@ from model_store.gallery import (
     write_faiss_gallery,
 )
 from model_store.gallery.live.high_water import HighWater
+from model_store.gallery.live.log import Transaction
 from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
 from tests.laws.writable_laws import DIM, Reopen, WritableLaws, ids_of, some_upsert, upserts
 
@@ -506,3 +508,21 @@ class TestDamage:
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(HighWater(path).raise_to, np.random.default_rng(0).permutation(200)))
         assert high.read() == 199
+
+
+def test_changes_that_a_reader_took_in_first_are_not_taken_in_again(
+    live: LiveGallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the end of the writing and its own taking in."""
+    writing = LiveGallery.writing
+
+    @contextmanager
+    def read_at_once(its: LiveGallery) -> Iterator[Transaction]:
+        with writing(its) as turn:
+            yield turn
+        its.refresh()
+
+    monkeypatch.setattr(LiveGallery, "writing", read_at_once)
+    before = live.snapshot().n_rows
+    live.commit([some_upsert("one")])
+    assert live.snapshot().n_rows == before + 1

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
+from numpy.typing import NDArray
 
 from model_store.gallery import ChangesFile
 from model_store.gallery.live.snapshot import GallerySnapshot
@@ -31,3 +33,26 @@ def test_a_change_is_flushed_before_it_is_acknowledged(tmp_path: Path) -> None:
     connection = ChangesFile(tmp_path / "changes.sqlite", "b", "the-encoder")._open_writer()
     assert connection.execute("PRAGMA synchronous").fetchone()[0] == 2
     connection.close()
+
+
+def test_of_what_was_appended_all_that_are_as_near_as_the_last_are_compared_exactly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("model_store.gallery.live.snapshot._SLACK", 0.0)
+    compared: list[int] = []
+
+    def by_id(rows: NDArray[np.int64], _: object) -> NDArray[np.int64]:
+        compared.append(len(rows))
+        return rows
+
+    its: Any = SimpleNamespace(
+        _appended=SimpleNamespace(directions=np.eye(4, dtype=np.float32)),
+        _base=SimpleNamespace(n_rows=100),
+        _by_id=by_id,
+    )
+    none = np.array([], dtype=np.int64)
+    query = np.array([1, 0, 0, 0], dtype=np.float32)
+    for n in (1, 2):
+        rows, _ = GallerySnapshot._merged(its, query, n, np.arange(4), none, np.array([]))
+        assert rows.tolist() == [100, 101][:n]
+    assert compared == [1, 4]

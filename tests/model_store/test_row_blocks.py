@@ -226,3 +226,4 @@ def test_a_file_is_read_or_mapped_by_its_size(
     for one in (rows, content):
         mapped = isinstance(one, np.memmap) or isinstance(one.base, np.memmap)
         assert mapped == (read_bytes == 0)
+        assert one.flags.writeable != mapped

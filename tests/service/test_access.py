@@ -26,7 +26,7 @@ from service.access.access import (
     open_access,
     requires,
 )
-from service.access.caller import KeyLimits
+from service.access.caller import KeyLimits, account_of_address, account_of_key
 from service.access.hosts import is_loopback
 from service.access.keys import SCOPES, KeyScope, revoked
 from service.app import create_api
@@ -473,3 +473,8 @@ def test_a_key_sees_what_any_of_its_patterns_names() -> None:
         False,
     ]
     assert KeyLimits().sees("anything")
+
+
+def test_a_key_and_an_address_of_the_same_letters_are_counted_apart() -> None:
+    assert account_of_key("10.0.0.1") != account_of_address("10.0.0.1") != "10.0.0.1"
+    assert account_of_key("10.0.0.1") != "10.0.0.1"

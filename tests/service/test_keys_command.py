@@ -177,12 +177,14 @@ def test_what_cannot_be_done_is_said_in_one_line(
         (["create", "shop", "--expires", "soon"], "'soon' is no duration"),
         (["create", "shop", "--rate-limit", "often"], "such as 600/minute"),
         (["create", "shop", "--searches", "often"], "such as 600/minute"),
+        (["create", "shop", "--max-items", "many"], "--max-items: invalid int value: 'many'"),
         *(
             (["create", "shop", f"--expected-absent={share}"], f"'{share}' is no share")
             for share in ("0", "1", "1.5", "-0.1", "half", "nan")
         ),
         (["rotate", "0", "--grace", "-1h"], "grace"),
         ([], "COMMAND"),
+        ([], "usage: vouch-keys "),
     ],
 )
 def test_a_wrong_option_is_named(

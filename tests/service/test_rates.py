@@ -7,6 +7,8 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -247,3 +249,22 @@ async def test_what_is_no_count_is_not_believed(
     assert await told(monkeypatch, [1, nonsense, 3]) == [1, 2, 3]
     largest = MAX_COUNT - 1
     assert await told(monkeypatch, [largest]) == [largest]
+
+
+@pytest.mark.anyio
+async def test_none_is_asked_for_and_not_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Redis that has forgotten all says 0, and what others ask from then on is added."""
+    async with opened("redis://127.0.0.1:1") as rates:  # is never reached
+        redis = SimpleNamespace(incr=AsyncMock(side_effect=[5, 3]), get=AsyncMock(return_value=0))
+        monkeypatch.setattr(rates, "_shared", redis)
+        told = [(await rates.count("key", FIVE, n)).count for n in (1, 0, 1)]
+        assert told == [5, 5, 8]
+        assert [call.args[1:] for call in redis.incr.await_args_list] == [(86_400, 1)] * 2
+        redis.get.assert_awaited_once()
+
+
+@pytest.mark.anyio
+async def test_redis_is_asked_once_for_each_count() -> None:
+    async with opened("redis://127.0.0.1:1") as rates:
+        assert rates._pool is not None
+        assert rates._pool.connection_kwargs["retry"].get_retries() == 0

@@ -218,7 +218,7 @@ def _joint_of_class(scaled: Tensor, z: Tensor, basis: Tensor | None) -> PartialT
     full = sums.new_empty(rank, rank, sums.shape[1])
     full[k, m] = sums
     full[m, k] = sums
-    flat = full.transpose(0, 1).reshape(rank, -1)
+    flat = full.reshape(rank, -1)
     outputs += turn.T @ (flat @ flat.T) @ turn
     factors = torch.where(k == m, 1, 2).to(sums)[:, None]
     diagonal = (factors * sums.square()).sum(0) + (dim - 2) * total.square()

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -8,7 +10,7 @@ import torch
 from torch import Tensor
 
 from index_builder.posteriors import Curvature, FeatureBlocks, Split, TargetScaling
-from index_builder.posteriors.laplace import all_pairs
+from index_builder.posteriors.laplace import all_pairs, kronecker_pairs
 from index_builder.posteriors.laplace.all_pairs import (
     class_groups,
     fixed_curvature,
@@ -266,8 +268,15 @@ def test_classes_with_a_pair_are_gathered_by_as_many_rows_as_fit(
     assert list(class_groups(torch.arange(4), max_rows)) == []
 
 
+@pytest.mark.parametrize(
+    ("of", "summed"),
+    [
+        (all_pairs, positives_curvature),
+        (kronecker_pairs, kronecker_pairs.positives_traces),
+    ],
+)
 def test_unless_told_the_features_that_are_gathered_take_up_to_a_gigabyte(
-    problem: Problem, monkeypatch: pytest.MonkeyPatch
+    of: ModuleType, summed: Callable[..., object], problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
 
@@ -275,9 +284,16 @@ def test_unless_told_the_features_that_are_gathered_take_up_to_a_gigabyte(
         asked.append(max_rows)
         return []
 
-    monkeypatch.setattr(all_pairs, "class_groups", groups)
+    monkeypatch.setattr(of, "class_groups", groups)
     targets = anchor_targets(problem.labels, "global", torch.float64)
     layer = problem.blocks, problem.labels, problem.weight, problem.bias
-    positives_curvature(*layer, targets, split="euclidean")
+    summed(*layer, targets, split="euclidean")
     row_bytes = 8 * problem.weight.shape[1]
     assert [n * row_bytes for n in asked] == [pytest.approx(2**30, abs=row_bytes)]
+
+
+def test_of_rows_along_an_axis_small_differences_are_kept() -> None:
+    """They are all that is left of 1 - z², which the joint terms are subtracted from."""
+    z = torch.randn(50, 3, generator=torch.Generator().manual_seed(0)) * 1e-5
+    z[:, 0] = 1
+    assert all_pairs.coordinates_of(torch.nn.functional.normalize(z)).shape == (50, 3)

@@ -21,3 +21,9 @@ def test_weight_and_bias_of_different_layers_are_refused() -> None:
         Curvature(torch.ones(3), torch.ones(3))
     with pytest.raises(ValueError, match=r"wanted \(D, F\) and \(D,\)"):
         Curvature(torch.ones(3, 3), torch.ones(3, 3))
+
+
+@pytest.mark.parametrize("n_features", [1, 3])
+def test_none_is_as_large_as_the_layer(n_features: int) -> None:
+    none = Curvature.zeros_like(torch.ones(2, n_features))
+    assert (none.weight.shape, none.bias.shape) == ((2, n_features), (2,))

@@ -69,3 +69,9 @@ def test_the_file_gives_it_back(tmp_path: Path) -> None:
     features = torch.rand(3, 7)
     for one, other in zip(kept.predict(features), again.predict(features), strict=True):
         assert torch.equal(one, other)
+
+
+def test_its_temperature_is_one_until_another_is_fitted() -> None:
+    layer = torch.nn.Linear(3, 2)
+    assert EmbeddingNormPosterior.of(layer).temperature.item() == 1
+    assert EmbeddingNormPosterior.of(layer).at(2.5).temperature.item() == 2.5

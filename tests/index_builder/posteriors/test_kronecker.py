@@ -3,15 +3,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from index_builder.posteriors import PriorScale, fit_laplace
-from index_builder.posteriors.laplace import kronecker
+from index_builder.posteriors import Approximation, MinibatchPlan, PriorScale, fit_laplace
+from index_builder.posteriors.laplace import fit, kronecker, kronecker_pairs
 from index_builder.posteriors.laplace.kronecker import KroneckerCurvature, PartialTraces
 from index_builder.posteriors.laplace.kronecker_pairs import fixed_traces
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
@@ -252,3 +253,52 @@ def test_indefinite_curvature_is_cut_off_once_it_is_summed() -> None:
     assert curvature.share_zero == 0
     assert (curvature.mean, curvature.largest) == (2.0, 3.0)
     assert curvature.prior_share(6.0) == 0.75
+
+
+@pytest.mark.parametrize(("diagonal", "rest"), [((1.0, 0.4, 0.2), 0.15), ((0.5, 0.0, 0.0), 0.0)])
+def test_what_the_basis_leaves_out_is_spread_and_never_below_zero(
+    diagonal: tuple[float, ...], rest: float
+) -> None:
+    sums = PartialTraces(
+        torch.ones(1, 1).double(),
+        torch.eye(2).double(),
+        torch.tensor(diagonal, dtype=torch.float64),
+        torch.eye(3)[:, :1].double(),
+    )
+    assert sums.rectified("isotropic").rest == pytest.approx(rest)
+
+
+def test_an_eigenvalue_just_above_the_rounding_of_the_largest_is_none_of_its_noise() -> None:
+    eps = torch.finfo(torch.float64).eps
+    for factor, kept in ((2.0, False), (2.000001, True), (-1.0, False)):
+        values = torch.tensor([1.0, factor * eps], dtype=torch.float64)
+        assert kronecker._without_noise(values).tolist() == [1.0, factor * eps * kept]
+
+
+@pytest.mark.parametrize(("values", "kept"), [((9, 9, 1, 1), 2), ((9, 9, 9, 1), 4)])
+def test_from_more_than_half_of_the_directions_on_all_are_kept(
+    values: tuple[int, ...], kept: int
+) -> None:
+    """Three of four are needed for the second."""
+    its: Any = SimpleNamespace(values=torch.tensor(values, dtype=torch.float64), n_left=0, rest=0)
+    assert KroneckerCurvature._kept(its, 0.0) == kept
+
+
+@pytest.mark.parametrize(("rest", "share"), [(0.0, 0.75), (0.1, 0.25)])
+def test_the_share_without_curvature_counts_what_is_left_out(rest: float, share: float) -> None:
+    one = torch.ones(1)
+    of = KroneckerCurvature(
+        torch.ones(4), torch.eye(4)[:, :2], torch.tensor([1.0, 0.0]), rest, one[None], one
+    )
+    assert of.share_zero == share
+
+
+@pytest.mark.parametrize("approximation", ["fixed", "positives"])
+def test_of_many_features_a_fit_keeps_the_main_directions_alone(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch, approximation: Approximation
+) -> None:
+    monkeypatch.setattr(kronecker_pairs, "MAX_DENSE", 0)
+    targets = anchor_targets(problem.labels, "per_anchor", torch.float64)
+    layer = (problem.blocks, problem.labels, problem.weight, problem.bias)
+    sums = fit._traces(*layer, targets, approximation, "euclidean", MARGIN, None, MinibatchPlan())
+    assert sums.basis is not None

@@ -17,6 +17,7 @@ from index_builder.posteriors import (
     minibatch_loss,
     pair_curvature,
 )
+from index_builder.posteriors.laplace import minibatches
 from index_builder.posteriors.laplace.all_pairs import fixed_curvature, positives_curvature
 from index_builder.posteriors.laplace.minibatches import Drawn, estimated
 from index_builder.posteriors.laplace.targets import anchor_targets
@@ -209,3 +210,10 @@ def test_a_minibatch_has_so_many_labels_and_so_many_images_of_each() -> None:
         assert len(rows.unique()) == len(rows) == 6
         of_label = torch.unique(labels[rows], return_counts=True)[1]
         assert of_label.tolist() == [2, 2, 2]
+
+
+def test_negatives_just_at_the_margin_are_inside_it() -> None:
+    h = torch.tensor([[2.0, 0.0], [1.0, 0.0], [-1.0, 0.0]])
+    first, second = torch.triu_indices(3, 3, offset=1)
+    for margin, inside in ((0.0, [True, False, False]), (2.0, [True] * 3)):
+        assert minibatches._is_inside(h, first, second, margin).tolist() == inside

@@ -296,3 +296,13 @@ def test_kronecker_factors_are_the_decaying_average_of_what_was_seen(problem: Pr
             narrower < state.posterior(problem.weight, problem.bias).predict(problem.features)[1]
         ).all()
     )
+
+
+def test_of_more_features_than_are_kept_dense_a_basis_is_learned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(online, "MAX_DENSE", 3)
+    for n_features in (3, 4):
+        sums = online.no_curvature("kronecker", torch.ones(2, n_features))
+        basis = instance_of(PartialTraces, sums).basis
+        assert (basis is None) == (n_features == 3)

@@ -102,3 +102,11 @@ def test_a_relative_prior_is_a_fraction_of_the_mean_curvature() -> None:
 
 def test_of_equally_good_priors_the_first_is_the_best() -> None:
     assert PriorSearch((3.0, 2.0, 1.0), (0.1, 0.7, 0.7)).best == 2
+
+
+def test_a_curve_has_two_values_a_decade(
+    layer: tuple[Curvature, torch.Tensor, torch.Tensor],
+) -> None:
+    candidates = np.array(evidence_curve(*layer, 3.0).candidates)
+    np.testing.assert_allclose(candidates[1:] / candidates[:-1], math.sqrt(10))
+    assert candidates[len(candidates) // 2] == pytest.approx(3.0)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -56,3 +58,10 @@ def test_what_is_saved_is_loaded(unit_mean: bool, tmp_path: Path) -> None:
     if unit_mean:
         expected = expected / expected.norm(dim=1, keepdim=True)
     torch.testing.assert_close(mean, expected)
+
+
+def test_beside_an_encoder_its_variances_add_up_to_a_half() -> None:
+    encoder: Any = SimpleNamespace(last_layer=nn.Linear(3, 5), trunk=SimpleNamespace(n_features=3))
+    module = UncertaintyModule.beside(encoder, torch.Generator().manual_seed(0))
+    assert module.hidden.weight.shape == (5, 3)
+    assert 5 * module.shift.exp().item() == pytest.approx(0.5)

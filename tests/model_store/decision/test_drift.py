@@ -241,6 +241,23 @@ def test_capital_that_just_reaches_the_alarm_fires_and_the_next_query_begins_ane
     assert test.n_served == 1
 
 
+@pytest.mark.parametrize(("calm", "drifted_for"), [(3, 10), (12, 12)])
+def test_it_says_so_for_twice_as_long_as_it_took_and_for_a_while_at_least(
+    monkeypatch: pytest.MonkeyPatch, calm: int, drifted_for: int
+) -> None:
+    scores, first, test = stream(5, 2, shift=2.0), DriftTest(CALIBRATION), DriftTest(CALIBRATION)
+    for score in scores:
+        first.observe(score)
+    monkeypatch.setattr("model_store.decision.drift.CALM", calm)
+    monkeypatch.setattr("model_store.decision.drift.ALARM", first.log_capital)
+    assert noticed_after(test, scores) == len(scores)
+    said = [test.drifted]
+    for score in stream(drifted_for, 3):
+        test.observe(score)
+        said.append(test.drifted)
+    assert said == [True] * drifted_for + [False]
+
+
 def test_a_score_of_just_the_bound_of_a_tail_is_not_beyond_it() -> None:
     """Gains are bounds for P(score > bound): equal scores, however many, are no evidence."""
     bets = ExceedanceBets(np.repeat([0.0, 1.0, 2.0], 40).tolist())

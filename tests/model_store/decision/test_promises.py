@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import astuple, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -435,3 +436,20 @@ def test_an_error_is_promised_of_the_likeliest_where_they_come_first() -> None:
     assert accepted.mean() > 0.3
     assert (~right[accepted]).mean() <= 0.05
     assert given.point.error == pytest.approx((~right[accepted]).mean(), abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("needed", "said"),
+    [(None, "at least 22"), (39, "at least 22"), (40, "at least 22"), (41, "about 41 would do")],
+)
+def test_as_many_queries_as_there_are_would_not_do(needed: int | None, said: str) -> None:
+    its: Any = SimpleNamespace(max_error=0.1)
+    stream: Any = SimpleNamespace(
+        absent=np.arange(60) >= 40, delta=0.1, queries_needed=lambda _: needed
+    )
+    assert said in Promises._error_shortfall(its, stream, "")
+
+
+def test_an_infinite_threshold_errs_never_and_answers_none() -> None:
+    point = stream_of(evidence(50, 50)).point(math.inf)
+    assert astuple(point) == (math.inf, 0.0, 0.0, 1.0, 0.0, 0.0)

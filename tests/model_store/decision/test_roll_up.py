@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -277,3 +278,25 @@ def test_a_level_answers_from_its_threshold_on(
     assert (sure.level, sure.label) == ("family", label)
     assert from_on(sure.probability) == sure
     assert from_on(float(np.nextafter(sure.probability, 1))) is None
+
+
+def test_what_is_answered_at_a_threshold_itself_is_not_left_to_coarser_levels() -> None:
+    probabilities, classes = np.array([0.4, 0.5, 0.6, 0.4, 0.4]), np.array([0, 0, 0, 1, 1])
+    asked: list[list[int]] = []
+
+    def promise(_: str, place: int, rows: Any, __: Any) -> Any:
+        asked.append(rows.tolist())
+        return SimpleNamespace(threshold=(0.7, math.inf, 0.0)[place])
+
+    of_level: Any = SimpleNamespace(
+        probabilities=np.array([0.7, 0.9, 0.9, 0.9, 0.1]), at_rows=np.flatnonzero
+    )
+    its: Any = SimpleNamespace(
+        stream=SimpleNamespace(probabilities=probabilities),
+        _thresholds=np.array([0.5, 0.5, 0.5]),
+        _first_classes=np.zeros(5, dtype=int),
+        _promise_of_level=promise,
+    )
+    two, rolled = ("genus", "family"), np.zeros(5)
+    Promises._rolled_up(its, two, [of_level] * 2, [rolled] * 2, classes.astype(np.int8))
+    assert asked == [[0], [3, 4], [], [], [3, 4], []]
