@@ -11,8 +11,8 @@ from index_builder.datasets import LabelledImages
 from index_builder.vectors.halves import Halves
 from index_builder.vectors.images import CPU_BATCH, ImageVectors, Seen, libraries
 from index_builder.vectors.store import Vector, VectorFile
-from model_store.encoder.contract import Embeddings, Encoder, EncoderMetadata
-from model_store.encoder.placement import Placement
+from model_store.encoder.contract import Embeddings, Encoder
+from model_store.encoder.forwarding import ForwardingEncoder
 from model_store.processors import PROVIDERS
 
 GPU_BATCH = 64
@@ -28,7 +28,7 @@ def recipe(encoder: Encoder) -> str:
     return f"1 {encoder.fingerprint} {encoder.provider} {batch_size(encoder)}"
 
 
-class StoredEncoder:
+class StoredEncoder(ForwardingEncoder):
     """An encoder that knows the images it has seen, and neither decodes nor encodes them again.
 
     What it says of an image is the same to the last bit, whether it is known or not.
@@ -43,7 +43,7 @@ class StoredEncoder:
     def __init__(
         self, encoder: Encoder, known: VectorFile | None = None, halves: Halves | None = None
     ) -> None:
-        self._encoder = encoder
+        super().__init__(encoder)
         self._halves = halves
         if halves is None:
             self._vectors = ImageVectors(
@@ -55,40 +55,6 @@ class StoredEncoder:
             )
         else:
             self._vectors = halves.trunk.vectors(known)
-
-    @property
-    def fingerprint(self) -> str:
-        """The encoder's fingerprint."""
-        return self._encoder.fingerprint
-
-    @property
-    def metadata(self) -> EncoderMetadata:
-        """Preprocessing and posterior."""
-        return self._encoder.metadata
-
-    @property
-    def provider(self) -> str:
-        """The execution provider that really runs."""
-        return self._encoder.provider
-
-    @property
-    def placement(self) -> Placement | None:
-        """The providers, with the number of nodes that each ran; None where only the CPU could."""
-        return self._encoder.placement
-
-    @property
-    def dim(self) -> int:
-        """D, the size of the embedding."""
-        return self._encoder.dim
-
-    @property
-    def n_features(self) -> int:
-        """F, the size of the penultimate layer."""
-        return self._encoder.n_features
-
-    def encode(self, images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
-        """Embed ``images`` (B, H, W, 3) uint8 of which nothing is known."""
-        return self._encoder.encode(images, at_once)
 
     def encode_known(
         self, images: NDArray[np.uint8], contents: Sequence[bytes] | None
@@ -105,12 +71,12 @@ class StoredEncoder:
 
     def close(self) -> None:
         """Let go of the encoder, and of the file."""
-        self._encoder.close()
+        self.real.close()
         if self._vectors.known is not None:
             self._vectors.known.close()
 
     def _whole(self, images: NDArray[np.uint8]) -> Vector:
-        found = self._encoder.encode(images)
+        found = self.real.encode(images)
         return np.hstack([found.mean, found.variance, found.features])
 
     def _embeddings(self, vectors: Vector) -> Embeddings:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from model_store.encoder.contract import Embeddings, Encoder, EncoderMetadata, Inputs
-from model_store.encoder.placement import Placement
+from model_store.encoder.contract import Embeddings, Encoder, Inputs
+from model_store.encoder.forwarding import ForwardingEncoder
 from service.encoding.batch_size import Batches
 
 
@@ -22,7 +22,7 @@ class _Part:
     outcome: Embeddings | Exception | None = None
 
 
-class JoinedEncoder:
+class JoinedEncoder(ForwardingEncoder):
     """An `Encoder` that joins what threads ask of it while it is at work.
 
     What waits is encoded in one turn, first come, first served, and each gets its own: as many
@@ -38,25 +38,11 @@ class JoinedEncoder:
     """
 
     def __init__(self, encoder: Encoder, batches: Batches, *, padded: bool = False) -> None:
-        self._encoder = encoder
+        super().__init__(encoder)
         self._padded = padded
         self._waiting: deque[_Part] = deque()
         self._working = threading.Lock()
         self.batches = batches
-        self.fingerprint: str = encoder.fingerprint
-        self.metadata: EncoderMetadata = encoder.metadata
-        self.dim: int = encoder.dim
-        self.n_features: int = encoder.n_features
-
-    @property
-    def provider(self) -> str:
-        """The execution provider that really runs."""
-        return self._encoder.provider
-
-    @property
-    def placement(self) -> Placement | None:
-        """See `Encoder.placement`."""
-        return self._encoder.placement
 
     def encode(self, images: Inputs, at_once: int | None = None) -> Embeddings:
         """Embed ``images``; see `Encoder.encode`.
@@ -67,7 +53,7 @@ class JoinedEncoder:
         """
         if at_once != self.batches.size:
             with self._working:
-                return self._encoder.encode(images, at_once)
+                return self.real.encode(images, at_once)
         part = _Part(images)
         self._waiting.append(part)
         with self._working:  # whoever comes first works for those who wait behind it as well
@@ -76,10 +62,6 @@ class JoinedEncoder:
         if isinstance(part.outcome, Exception):
             raise part.outcome
         return part.outcome
-
-    def close(self) -> None:
-        """End it, whatever it is at work on."""
-        self._encoder.close()
 
     def _take_a_turn(self) -> None:
         parts = [self._waiting.popleft()]
@@ -109,7 +91,7 @@ class JoinedEncoder:
             if self._padded and n % self.batches.size:
                 blank = np.zeros((-n % self.batches.size, *images.shape[1:]), images.dtype)
                 images = np.concatenate([images, blank])
-            return self._encoder.encode(images, self.batches.size)[:n]
+            return self.real.encode(images, self.batches.size)[:n]
         except Exception as error:
             return error
 

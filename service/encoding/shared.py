@@ -14,8 +14,8 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from model_store.bundles.manifest import describe_shared
-from model_store.encoder.contract import Embeddings, Encoder, EncoderMetadata, Inputs
-from model_store.encoder.placement import Placement
+from model_store.encoder.contract import Encoder
+from model_store.encoder.forwarding import ForwardingEncoder
 from model_store.encoder.text import TEXT_ENCODER_FILE, OnnxTextEncoder, open_text_encoder
 from model_store.processors import ProviderChoice
 
@@ -26,36 +26,13 @@ OpenFound = Callable[[FindFile, ProviderChoice, int], Encoder]
 _Key = tuple[str, ProviderChoice, int]
 
 
-class SharedEncoder:
-    """One user's part in an encoder that several have; obeys `Encoder`.
-
-    Attributes
-    ----------
-    real : what encodes for all of them.
-    """
+class SharedEncoder(ForwardingEncoder):
+    """One user's part in an encoder that several have; obeys `Encoder`."""
 
     def __init__(self, real: Encoder, let_go: Callable[[], None]) -> None:
-        self.real = real
+        super().__init__(real)
         self._let_go = let_go
         self._closing = threading.Lock()
-        self.fingerprint: str = real.fingerprint
-        self.metadata: EncoderMetadata = real.metadata
-        self.dim: int = real.dim
-        self.n_features: int = real.n_features
-
-    @property
-    def provider(self) -> str:
-        """The execution provider that really runs."""
-        return self.real.provider
-
-    @property
-    def placement(self) -> Placement | None:
-        """See `Encoder.placement`."""
-        return self.real.placement
-
-    def encode(self, images: Inputs, at_once: int | None = None) -> Embeddings:
-        """Embed ``images``; see `Encoder.encode`."""
-        return self.real.encode(images, at_once)
 
     def close(self) -> None:
         """Let go of it; the last one closes it."""
