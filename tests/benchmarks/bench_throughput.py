@@ -6,7 +6,8 @@ On one core, with the same photographs, the same trunk (MobileNetV2 at 224 px) a
   with the service's settings of the allocator, of large pages and of the garbage collector;
 - *service*: `vouch-serve`, cache off, asked by 32 clients that run on another core;
 - *plain FastAPI*: an endpoint that does the same work, asked by the same 32 clients; once with the
-  encoder in torch, once with the service's own ONNX file.
+  encoder in torch, once with the service's own ONNX file. Once it does nothing with the image: what
+  that costs and the loop's time together are the least that FastAPI can answer in (`…_bound`).
 
 Each in turn, many times over, and compared within its round: the machine is slower at one moment
 than at another. Where others use the same core, a service of several processes gets more of it than
@@ -27,7 +28,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -41,7 +42,14 @@ from service.processes.memory import (
     raise_gc_threshold,
     tune_malloc,
 )
-from tests.benchmarks.load.servers import PLAIN, Server, environment, processor_seconds, server
+from tests.benchmarks.load.servers import (
+    NOTHING_DONE,
+    PLAIN,
+    Server,
+    environment,
+    processor_seconds,
+    server,
+)
 
 WORK = Path("build/bench-throughput")
 RUN, BUNDLES, IMAGES = WORK / "run", WORK / "bundles", WORK / "images"
@@ -62,9 +70,10 @@ def measure() -> dict[str, float]:
     core, clients = sorted(os.sched_getaffinity(0))[:2]
     built()
     files = [path.read_bytes() for path in sorted(IMAGES.rglob("*.*"))]
-    rates: dict[str, list[float]] = {name: [] for name in ("bare", "service", *PLAIN)}
+    others = PLAIN | NOTHING_DONE
+    rates: dict[str, list[float]] = {name: [] for name in ("bare", "service", *others)}
     computed: dict[str, list[float]] = {name: [] for name in rates}
-    latencies: dict[str, list[float]] = {name: [] for name in ("service", *PLAIN)}
+    latencies: dict[str, list[float]] = {name: [] for name in ("service", *others)}
     failed = 0
     os.sched_setaffinity(0, {clients})
     service = [sys.executable, "-m", "service", "--bundle", str(BUNDLES)]
@@ -72,7 +81,7 @@ def measure() -> dict[str, float]:
         targets: dict[str, tuple[Server, str]] = {
             "service": (running.enter_context(server(service, core, "/readyz")), SEARCH)
         }
-        for name, command in PLAIN.items():
+        for name, command in others.items():
             targets[name] = running.enter_context(server(command, core, "/docs")), "/search"
         for _ in range(N_ROUNDS):
             rate, of_processor = _bare(core)
@@ -101,6 +110,7 @@ def measure() -> dict[str, float]:
             )
             for name in PLAIN
         },
+        **bounds(computed),
         "throughput_failed": float(failed),
         **{f"throughput_{name}_per_s": statistics.median(each) for name, each in rates.items()},
         **{
@@ -114,6 +124,23 @@ def measure() -> dict[str, float]:
                 1000 * np.percentile(seconds, percent)
             )
     return found
+
+
+def bounds(computed: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The largest ratios that a service with FastAPI can have, by processor time.
+
+    It answers what the bare loop does, and takes uploads as an endpoint does that looks at none.
+    """
+    least = [
+        bare + http
+        for bare, http in zip(computed["bare"], computed["plain_fastapi_none"], strict=True)
+    ]
+    return {
+        "throughput_over_bare_loop_bound": _median_ratio(computed["bare"], least),
+        "throughput_over_plain_fastapi_onnx_bound": _median_ratio(
+            computed["plain_fastapi_onnx"], least
+        ),
+    }
 
 
 def _median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:

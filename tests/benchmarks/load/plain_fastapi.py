@@ -1,11 +1,15 @@
 """A service as one would write it: FastAPI, an encoder, and the same search behind it.
 
-python -m tests.benchmarks.load.plain_fastapi torch|onnx --port PORT
+With `none` it takes the same upload and answers without looking at it: what FastAPI itself costs.
+
+python -m tests.benchmarks.load.plain_fastapi torch|onnx|none --port PORT
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -50,29 +54,48 @@ def with_torch(whole: Retriever) -> Retriever:
     return Retriever(TorchEncoder(), whole.gallery, whole.calibration)
 
 
+def answered(retriever: Retriever, image: bytes) -> dict[str, Any]:
+    """Answer a query."""
+    side = retriever.encoder.metadata.preprocessing.smallest_side
+    prepared = retriever.prepare(decode_image(image, smallest_side=side))
+    answer = retriever.find(retriever.embed(prepared[None].copy())[0], LIMIT)
+    return {
+        "verdict": answer.decision.verdict,
+        "results": [
+            {"id": match.item.id, "probability": match.match_probability}
+            for match in answer.matches
+        ],
+    }
+
+
+def unseen(_: bytes) -> dict[str, Any]:
+    """Return an answer of that size."""
+    return {
+        "verdict": "match",
+        "results": [{"id": str(number), "probability": 0.5} for number in range(LIMIT)],
+    }
+
+
+def answers(encoder: str) -> Callable[[bytes], dict[str, Any]]:
+    """Return what answers with that encoder."""
+    if encoder == "none":
+        return unseen
+    retriever = open_bundle(BUNDLES, provider="cpu", threads=1).retriever
+    return partial(answered, with_torch(retriever) if encoder == "torch" else retriever)
+
+
 def main() -> None:
     """Serve until it is ended."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("encoder", choices=["torch", "onnx"])
+    parser.add_argument("encoder", choices=["torch", "onnx", "none"])
     parser.add_argument("--port", type=int, required=True)
     options = parser.parse_args()
-    retriever = open_bundle(BUNDLES, provider="cpu", threads=1).retriever
-    if options.encoder == "torch":
-        retriever = with_torch(retriever)
+    answer = answers(options.encoder)
     app = FastAPI()
 
     @app.post("/search")
     def search(image: UploadFile) -> dict[str, Any]:
-        side = retriever.encoder.metadata.preprocessing.smallest_side
-        prepared = retriever.prepare(decode_image(image.file.read(), smallest_side=side))
-        answer = retriever.find(retriever.embed(prepared[None].copy())[0], LIMIT)
-        return {
-            "verdict": answer.decision.verdict,
-            "results": [
-                {"id": match.item.id, "probability": match.match_probability}
-                for match in answer.matches
-            ],
-        }
+        return answer(image.file.read())
 
     uvicorn.run(app, host="127.0.0.1", port=options.port, log_level="warning", access_log=False)
 

@@ -17,11 +17,12 @@ from pathlib import Path
 
 import psutil
 
-PLAIN = {
-    f"plain_fastapi_{kind}": (sys.executable, "-m", "tests.benchmarks.load.plain_fastapi", kind)
-    for kind in ("torch", "onnx")
-}
+FASTAPI = (sys.executable, "-m", "tests.benchmarks.load.plain_fastapi")
+PLAIN = {f"plain_fastapi_{kind}": (*FASTAPI, kind) for kind in ("torch", "onnx")}
 """The commands that serve plainly."""
+
+NOTHING_DONE = {"plain_fastapi_none": (*FASTAPI, "none")}
+"""The command that takes images and answers without looking at them."""
 
 
 @dataclass(frozen=True, slots=True)
