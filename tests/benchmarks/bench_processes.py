@@ -3,7 +3,8 @@
     python -m tests.benchmarks.bench_processes BUNDLE [--seconds 4] [--rounds 3]
 
 Both services run all the time and are asked in turn, by eight connections, for images that nobody
-has sent yet (`new`), for images that are in Redis (`known`), and for what is similar to items.
+has sent yet (`new`), for images that are in Redis (`known`), and for what is similar to items. The
+images are thumbnails of the bundle's items.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from http.client import HTTPConnection
 from multiprocessing import Pool
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
+from urllib.parse import quote
 
 import numpy as np
 import psutil
@@ -52,25 +55,35 @@ def main() -> None:
             Service(bundle, Path(folder) / "two.log", both[1]) as two,
         ):
             wait_until(lambda: bool(two.http.get("/readyz").json()["processes"] == 2), two)
-            figures = measured([one, two], items_of(bundle), options.seconds, options.rounds)
+            figures = measured([one, two], Asked.of(bundle), options.seconds, options.rounds)
             figures["mebibytes"] = {"1": memory(one), "2": memory(two)}
     print(json.dumps(figures, indent=1, ensure_ascii=False))
 
 
-def items_of(bundle: Path) -> dict[str, bytes]:
-    """Return some items of a bundle, and their pictures."""
-    gallery = open_bundle(bundle, "cpu", threads=1).retriever.gallery
-    rows = np.arange(0, gallery.n_items, max(1, gallery.n_items // N_ITEMS))
-    return {item.id: gallery.thumbnail(item.id).data for item in gallery.items(rows)}
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked for: some items of a gallery, and their pictures."""
+
+    gallery: str
+    pictures: Mapping[str, bytes]
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """Read from a bundle."""
+        bundle = open_bundle(path, "cpu", threads=1)
+        gallery = bundle.retriever.gallery
+        rows = np.arange(0, gallery.n_items, max(1, gallery.n_items // N_ITEMS))
+        pictures = {item.id: gallery.thumbnail(item.id).data for item in gallery.items(rows)}
+        return cls(bundle.name, pictures)
 
 
 def measured(
-    services: list[Service], items: Mapping[str, bytes], seconds: float, rounds: int
+    services: list[Service], asked: Asked, seconds: float, rounds: int
 ) -> dict[str, object]:
     """Ask the services in turn; the medians of their ratios, and what each was in every round."""
     for service in services:
         for kind in KINDS:
-            answered(service.port, kind, items, 1.0)
+            answered(service.port, kind, asked, 1.0)
     figures: dict[str, object] = {}
     with Pool(1) as asking:  # in a process of its own, whose time is nobody's
         for kind in KINDS:
@@ -79,7 +92,7 @@ def measured(
                 for which in (0, 1) if n % 2 == 0 else (1, 0):
                     before, began = processor_s(services[which]), time.monotonic()
                     port = services[which].port
-                    n_answers = asking.apply(answered, (port, kind, items, seconds))
+                    n_answers = asking.apply(answered, (port, kind, asked, seconds))
                     rates[n, which] = n_answers / (time.monotonic() - began)
                     costs[n, which] = (processor_s(services[which]) - before) / n_answers
             figures[kind] = {
@@ -91,11 +104,12 @@ def measured(
     return figures
 
 
-def answered(port: int, kind: Kind, items: Mapping[str, bytes], seconds: float) -> int:
+def answered(port: int, kind: Kind, asked: Asked, seconds: float) -> int:
     """Ask for so long; the number of answers."""
     until = time.monotonic() + seconds
     counts = [0] * N_CONNECTIONS
-    ids, images = [*items], [*items.values()]
+    ids, images = [*asked.pictures], [*asked.pictures.values()]
+    gallery = f"/v1/galleries/{asked.gallery}"
 
     def ask(which: int) -> None:
         connection = HTTPConnection("127.0.0.1", port)
@@ -103,12 +117,11 @@ def answered(port: int, kind: Kind, items: Mapping[str, bytes], seconds: float) 
         while time.monotonic() < until:
             place = (place + 1) % len(ids)
             if kind == "similar":
-                path = f"/v1/galleries/digits/items/{ids[place]}/similar?limit=10"
-                connection.request("GET", path)
+                connection.request("GET", f"{gallery}/items/{quote(ids[place])}/similar?limit=10")
             else:
                 body = images[place] + (uuid.uuid4().bytes if kind == "new" else b"")
-                path = "/v1/galleries/digits/search/raw?limit=10"
-                connection.request("POST", path, body, {"Content-Type": "image/png"})
+                kind_of_body = {"Content-Type": "application/octet-stream"}
+                connection.request("POST", f"{gallery}/search/raw?limit=10", body, kind_of_body)
             response = connection.getresponse()
             response.read()
             counts[which] += response.status == 200
