@@ -1,12 +1,80 @@
-"""An encoder in front of another."""
+"""An encoder in front of another, in this process or in one of its own."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
 
 from model_store.encoder.contract import Embeddings, Encoder, EncoderMetadata, Inputs
 from model_store.encoder.placement import Placement
 
 
-class ForwardingEncoder:
+@dataclass(frozen=True, slots=True)
+class EncoderFacts:
+    """The facts of an `Encoder`, to be sent to another process."""
+
+    fingerprint: str
+    metadata: EncoderMetadata
+    provider: str
+    placement: Placement | None
+    dim: int
+    n_features: int
+
+    @classmethod
+    def of(cls, encoder: Encoder) -> Self:
+        """Ask an encoder."""
+        return cls(
+            encoder.fingerprint,
+            encoder.metadata,
+            encoder.provider,
+            encoder.placement,
+            encoder.dim,
+            encoder.n_features,
+        )
+
+
+class EncoderProxy:
+    """The facts of an encoder that is another object, or in another process.
+
+    Attributes
+    ----------
+    facts : that encoder, or what is known of it.
+    """
+
+    facts: Encoder | EncoderFacts
+
+    @property
+    def fingerprint(self) -> str:
+        """See `Encoder.fingerprint`."""
+        return self.facts.fingerprint
+
+    @property
+    def metadata(self) -> EncoderMetadata:
+        """See `Encoder.metadata`."""
+        return self.facts.metadata
+
+    @property
+    def provider(self) -> str:
+        """See `Encoder.provider`."""
+        return self.facts.provider
+
+    @property
+    def placement(self) -> Placement | None:
+        """See `Encoder.placement`."""
+        return self.facts.placement
+
+    @property
+    def dim(self) -> int:
+        """See `Encoder.dim`."""
+        return self.facts.dim
+
+    @property
+    def n_features(self) -> int:
+        """See `Encoder.n_features`."""
+        return self.facts.n_features
+
+
+class ForwardingEncoder(EncoderProxy):
     """An `Encoder` that hands everything on to another; subclasses do something of it themselves.
 
     Attributes
@@ -15,37 +83,7 @@ class ForwardingEncoder:
     """
 
     def __init__(self, real: Encoder) -> None:
-        self.real = real
-
-    @property
-    def fingerprint(self) -> str:
-        """See `Encoder.fingerprint`."""
-        return self.real.fingerprint
-
-    @property
-    def metadata(self) -> EncoderMetadata:
-        """See `Encoder.metadata`."""
-        return self.real.metadata
-
-    @property
-    def provider(self) -> str:
-        """See `Encoder.provider`."""
-        return self.real.provider
-
-    @property
-    def placement(self) -> Placement | None:
-        """See `Encoder.placement`."""
-        return self.real.placement
-
-    @property
-    def dim(self) -> int:
-        """See `Encoder.dim`."""
-        return self.real.dim
-
-    @property
-    def n_features(self) -> int:
-        """See `Encoder.n_features`."""
-        return self.real.n_features
+        self.facts = self.real = real
 
     def encode(self, images: Inputs, at_once: int | None = None) -> Embeddings:
         """Embed ``images``; see `Encoder.encode`."""

@@ -10,9 +10,10 @@ import socket
 import threading
 from contextlib import closing, suppress
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, cast
 
 from model_store.encoder.contract import Embeddings, Encoder, Inputs
+from model_store.encoder.forwarding import EncoderFacts
 from model_store.errors import EncoderError, EncoderStopped, VouchError
 from model_store.processors import ProviderChoice
 from service.encoding.hub_encoder import ASKS
@@ -74,9 +75,8 @@ class EncoderHub:
                 connection.send(error if known else EncoderError(f"It does not start: {error}"))
                 return
             with closing(encoder):
-                joined = encoder.real
-                names = ("fingerprint", "metadata", "provider", "placement", "dim", "n_features")
-                connection.send([getattr(joined, name) for name in (*names, "batches")])
+                joined = cast("JoinedEncoder", encoder.real)
+                connection.send((EncoderFacts.of(joined), joined.batches))
                 while True:
                     shape, dtype, at_once = connection.recv()
                     connection.send(_outcome(joined, images.read(shape, dtype), at_once))

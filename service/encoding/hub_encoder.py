@@ -9,8 +9,8 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from model_store.encoder.contract import Embeddings, EncoderMetadata, Inputs
-from model_store.encoder.placement import Placement
+from model_store.encoder.contract import Embeddings, Inputs
+from model_store.encoder.forwarding import EncoderProxy
 from model_store.errors import EncoderError, EncoderStopped, EncodingFailed, VouchError
 from model_store.processors import ProviderChoice
 from service.encoding.batch_size import Batches
@@ -21,7 +21,7 @@ ASKS = b"e"
 """Sent to the hub together with the two files of a line to one of its encoders."""
 
 
-class HubEncoder:
+class HubEncoder(EncoderProxy):
     """An `Encoder` that the hub runs, in this service's parent; safe to share by threads.
 
     Whatever it waits for ends with the hub: all its lines are closed then.
@@ -47,12 +47,6 @@ class HubEncoder:
         self._hub, self._find, self._options = hub, find, (provider, threads)
         self._lock = threading.Lock()
         self._closed = self._stopped = False
-        self.fingerprint: str
-        self.metadata: EncoderMetadata
-        self.provider: str
-        self.placement: Placement | None
-        self.dim: int
-        self.n_features: int
         self.batches: Batches
         self._open()
 
@@ -109,15 +103,7 @@ class HubEncoder:
             images.close()
             raise answer
         self._connection, self._images = connection, images
-        (
-            self.fingerprint,
-            self.metadata,
-            self.provider,
-            self.placement,
-            self.dim,
-            self.n_features,
-            self.batches,
-        ) = answer
+        self.facts, self.batches = answer
 
     def _open_again(self) -> None:
         """Tell the hub where the file is now: that of the first line may be gone.

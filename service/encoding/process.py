@@ -18,8 +18,8 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-from model_store.encoder.contract import Embeddings, EncoderMetadata, Inputs
-from model_store.encoder.placement import Placement
+from model_store.encoder.contract import Embeddings, Inputs
+from model_store.encoder.forwarding import EncoderProxy
 from model_store.errors import EncoderError, EncoderStopped, EncodingFailed, VouchError
 from model_store.processors import ProviderChoice
 from service.processes.memory import large_pages
@@ -34,7 +34,7 @@ ENCODE_TIMEOUT_S = 30.0
 """For one turn of batches: what takes longer hangs, and is ended."""
 
 
-class EncoderProcess:
+class EncoderProcess(EncoderProxy):
     """An `Encoder` that runs `OnnxEncoder` in a child process; safe to share by threads.
 
     The child ends with this process, however that ends: it reads from a pipe that closes then.
@@ -60,12 +60,6 @@ class EncoderProcess:
         self._file, self._options = file, (provider, threads, cuda_graphs)
         self._lock = threading.Lock()
         self._closed = False
-        self.fingerprint: str
-        self.metadata: EncoderMetadata
-        self.provider: str
-        self.placement: Placement | None
-        self.dim: int
-        self.n_features: int
         self._start()
         atexit.register(self.close)
 
@@ -146,14 +140,7 @@ class EncoderProcess:
         if isinstance(answer, VouchError):
             self._end()
             raise answer
-        (
-            self.fingerprint,
-            self.metadata,
-            self.provider,
-            self.placement,
-            self.dim,
-            self.n_features,
-        ) = answer
+        self.facts = answer
         fields: dict[str, Any] = {"pid": self.pid, "provider": self.provider}
         if self.placement is not None:
             shares = {name: asdict(share) for name, share in self.placement.items()}

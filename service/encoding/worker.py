@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from model_store.encoder.contract import Embeddings
+from model_store.encoder.forwarding import EncoderFacts
 from model_store.errors import VouchError
 from service.encoding.side_by_side import side_by_side
 from service.observability.logs import log_as_json
@@ -33,16 +34,7 @@ def _serve(connection: Connection[Any, Any], images: SharedPixels) -> None:
     except VouchError as error:
         connection.send(error)
         return
-    connection.send(
-        (
-            encoder.fingerprint,
-            encoder.metadata,
-            encoder.provider,
-            encoder.placement,
-            encoder.dim,
-            encoder.n_features,
-        )
-    )
+    connection.send(EncoderFacts.of(encoder))
     while True:
         shape, dtype, at_once = connection.recv()
         try:
