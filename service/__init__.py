@@ -12,6 +12,6 @@ The way of a request::
 Beside it: `schemas` (the JSON of requests and answers), `observability` (metrics, logs, traces),
 `processes` (what child processes share), `fair_share` (places that callers share), `redis_calls`
 and `circuit_breaker` (a Redis that is broken, or lies, is left alone),
-`settings` (``VOUCH_*``), `app` (puts everything together) and `client` (asks a service from Python,
-and from the tools of others).
+`settings` (``VOUCH_*``), `trial` (how many processes pay), `app` (puts everything together) and
+`client` (asks a service from Python, and from the tools of others).
 """

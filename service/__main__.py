@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -19,6 +20,7 @@ from pydantic_settings import SettingsConfigDict, SettingsError
 from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.galleries import GalleryFolder
 from model_store.errors import BundleMismatch, VouchError
+from model_store.processors import usable_processors
 from model_store.signing import read_public_key
 from service.encoding.hub import EncoderHub
 from service.encoding.hub_encoder import HubEncoder
@@ -34,7 +36,7 @@ from service.processes.memory import (
     tune_malloc,
 )
 from service.processes.open_files import raise_file_limit
-from service.processes.several import MEMBER, Family
+from service.processes.several import MEMBER, TRIAL, Family
 from service.settings import Settings
 
 logger = logging.getLogger("service")
@@ -52,24 +54,28 @@ each step of a request waits that long for every thread that filters or searches
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point; exit status 1 and one line on standard error when it cannot serve."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    member = None
-    if given[:1] == [MEMBER]:
-        member, given = Member.read(given[1]), given[2:]
+    role, member = "", None
+    if given[:1] in ([MEMBER], [TRIAL]):
+        role, member, given = given[0], Member.read(given[1]), given[2:]
     try:
         settings, bundle_paths = read_command_line(given)
         log_as_json()
         tune_malloc()
-        if settings.processes == 1 or member is not None:
+        if role == TRIAL and member is not None:
+            _try_out(settings, bundle_paths, member)
+        elif _processes(settings) == 1 or member is not None:
             _serve(settings, bundle_paths, member)
         else:
-            _serve_by_several(settings, given)
+            _serve_by_several(settings, bundle_paths, given)
     except ValidationError as error:
         _refuse("; ".join(f"{_variable(entry)}: {entry['msg']}" for entry in error.errors()))
     except (VouchError, SettingsError) as error:
         _refuse(str(error))
 
 
-def _serve_by_several(settings: Settings, arguments: Sequence[str]) -> None:
+def _serve_by_several(
+    settings: Settings, bundle_paths: Sequence[Path], arguments: Sequence[str]
+) -> None:
     """Start the processes that answer, run their encoders, and watch over them."""
     if settings.redis_url is None:
         _refuse(
@@ -79,7 +85,12 @@ def _serve_by_several(settings: Settings, arguments: Sequence[str]) -> None:
     raise_file_limit()
     open_encoder = partial(EncoderProcess, cuda_graphs=settings.cuda_graphs)
     hub = EncoderHub(open_encoder, BatchLimits.of(settings))
-    if not Family(arguments, _doors(settings), hub.line).run(settings.processes, GRACE_S):
+    n = settings.processes
+    if n == "auto":
+        n = Family(arguments, hub.line).tried_out()
+    if n == 1:
+        _serve(settings, bundle_paths, None)
+    elif n == 0 or not Family(arguments, hub.line, _doors(settings)).run(n, GRACE_S):
         sys.exit(1)
 
 
@@ -103,7 +114,8 @@ def _serve(settings: Settings, bundle_paths: Sequence[Path], member: Member | No
     raise_file_limit()
     open_encoder: OpenFound = partial(EncoderProcess, cuda_graphs=settings.cuda_graphs)
     if member is not None:
-        settings, open_encoder = settings.part(member.which), partial(HubEncoder, member.open_hub())
+        settings = settings.part(member.which, member.n)
+        open_encoder = partial(HubEncoder, member.open_hub())
     open_one = partial(open_served, settings, SharedEncoders(open_encoder))
     bundles = open_bundles(bundle_paths, open_one)
     doors = _doors(settings) if member is None else member.open_doors()
@@ -120,6 +132,25 @@ def _serve(settings: Settings, bundle_paths: Sequence[Path], member: Member | No
     started = (lambda: None) if member is None else member.answers
     if not serve(app, settings, doors, access.account_of, GRACE_S, started):
         sys.exit(1)
+
+
+def _try_out(settings: Settings, bundle_paths: Sequence[Path], trial: Member) -> None:
+    """Tell the parent of this process how many it is to start."""
+    from service.trial import useful_processes  # noqa: PLC0415 - as above
+
+    raise_gc_threshold()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    encoders = SharedEncoders(partial(HubEncoder, trial.open_hub()))
+    found = useful_processes(settings, open_served(settings, encoders, bundle_paths[0]))
+    os.write(trial.ready, str(found).encode())
+
+
+def _processes(settings: Settings) -> int | Literal["auto"]:
+    """Return how many processes are to answer; one where more could not, unless told otherwise."""
+    alone = settings.processes == "auto" and (
+        settings.redis_url is None or usable_processors() == 1
+    )
+    return 1 if alone else settings.processes
 
 
 def _url(settings: Settings, doors: Sequence[socket.socket]) -> str:

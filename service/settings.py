@@ -168,13 +168,11 @@ class Settings(BaseSettings):
         description="Record the kernels of each size of a batch and start them together, for "
         "encoders all of which runs on CUDA or TensorRT.",
     )
-    processes: int = Field(
+    processes: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
         1,
-        ge=1,
-        le=64,
         description="Processes that answer, on one port, with one encoder; more than one need "
-        "`redis_url`. Of workers, decoders, requests, connections and open galleries each has its "
-        "part, at least one.",
+        "`redis_url`. auto: as many as pay, tried out at the start. Of workers, decoders, "
+        "requests, connections and open galleries each has its part, at least one.",
     )
     max_in_flight: int = Field(
         64,
@@ -349,13 +347,13 @@ class Settings(BaseSettings):
         "there too.",
     )
 
-    def part(self, which: int) -> Settings:
-        """The settings of one of `processes`: what is bounded is shared out among them.
+    def part(self, which: int, n: int) -> Settings:
+        """The settings of one of ``n`` processes: what is bounded is shared out among them.
 
         Calibrations are fitted again by the first alone; one process of `vouch-build` does.
         """
         shared = ("workers", "decoders", "max_in_flight", "max_connections", "open_galleries")
-        parts = {name: _part(getattr(self, name), which, self.processes) for name in shared}
+        parts = {name: _part(getattr(self, name), which, n) for name in shared}
         return self.model_copy(update={**parts, "recalibrate": self.recalibrate and which == 0})
 
     @property

@@ -94,14 +94,17 @@ def _real(encoder: Encoder) -> Encoder:
 async def _opened(
     encoder: Encoder, limits: BatchLimits, observe: Callable[[BatchRecord], None]
 ) -> EncoderQueue:
-    """Return the queue of an encoder; one of a hub was measured there, and is padded there."""
-    padded = limits.padded
-    if isinstance(encoder, HubEncoder):
-        batches, padded = encoder.batches, False
-    else:
-        batches = await asyncio.to_thread(measured, encoder, limits)
+    """Return the queue of an encoder; one of a hub is padded there."""
+    padded = limits.padded and not isinstance(encoder, HubEncoder)
+    batches = await asyncio.to_thread(batches_of, encoder, limits)
     batcher = MicroBatcher(encoder, batches.size, turn=batches.turn, padded=padded, observe=observe)
     return EncoderQueue(batcher, batches)
+
+
+def batches_of(encoder: Encoder, limits: BatchLimits) -> Batches:
+    """Return the batches of an encoder: measured now, or by the hub that it belongs to."""
+    real = _real(encoder)
+    return real.batches if isinstance(real, HubEncoder) else measured(real, limits)
 
 
 def measured(encoder: Encoder, limits: BatchLimits) -> Batches:

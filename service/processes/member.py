@@ -22,6 +22,7 @@ class Member:
     Attributes
     ----------
     which : its place, from 0.
+    n : the number of processes.
     doors : numbers of the sockets that it listens on, with the others.
     hub : number of the socket of the encoders; it closes with the parent.
     ready : number of the pipe that tells the parent that it answers.
@@ -29,6 +30,7 @@ class Member:
     """
 
     which: int
+    n: int
     doors: Sequence[int]
     hub: int
     ready: int

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +20,9 @@ from service.processes.supervisor import Child, Supervisor
 
 logger = logging.getLogger("service")
 
-MEMBER = "--member"
-"""The option that makes a process one of several; what follows is a `Member`."""
+MEMBER, TRIAL = "--member", "--trial"
+"""The options that make a process one of several, or one that tries out how many are to be: what
+follows is a `Member`."""
 
 
 @dataclass(eq=False)
@@ -31,41 +32,56 @@ class Family:
     Parameters
     ----------
     arguments : of `vouch-serve`.
-    doors : the sockets that all of them listen on; closed before they end.
     hub : returns the socket of the encoders for one more process.
+    doors : the sockets that all of them listen on; closed before they end.
     """
 
     arguments: Sequence[str]
-    doors: Sequence[socket.socket]
     hub: Callable[[], socket.socket]
+    doors: Sequence[socket.socket] = ()
     shared: Path = field(init=False)
+    n: int = field(init=False)
 
     def run(self, n: int, grace_s: float) -> bool:
         """Serve until a signal comes; see `Supervisor.run`."""
         with tempfile.TemporaryDirectory(prefix="vouch-") as folder:
-            self.shared = Path(folder)
+            self.shared, self.n = Path(folder), n
             return Supervisor(n, self._start, self._forget, self._close_doors, grace_s).run()
 
+    def tried_out(self) -> int:
+        """Return how many processes pay, as one finds out that serves nobody; 0 if it fails."""
+        with tempfile.TemporaryDirectory(prefix="vouch-") as folder:
+            self.shared, self.n = Path(folder), 1
+            child = self._launch(TRIAL, 0, {})
+            with os.fdopen(child.ready, "rb") as told:
+                found = told.read()
+            child.process.wait()
+        return int(found or 0)
+
     def _start(self, which: int) -> Child:
+        child = self._launch(MEMBER, which, {"PROMETHEUS_MULTIPROC_DIR": str(self.shared)})
+        fields = {"pid": child.process.pid, "which": which}
+        logger.info("process started", extra={"fields": fields})
+        return child
+
+    def _launch(self, role: str, which: int, variables: Mapping[str, str]) -> Child:
         ready, theirs = os.pipe()
         with ExitStack() as stack:
             stack.callback(os.close, theirs)
             hub = stack.enter_context(self.hub())
             doors = [door.fileno() for door in self.doors]
-            member = Member(which, doors, hub.fileno(), theirs, str(self.shared))
+            member = Member(which, self.n, doors, hub.fileno(), theirs, str(self.shared))
             process = subprocess.Popen(  # noqa: S603 # nothing here comes from a request
-                [sys.executable, "-P", "-m", "service", MEMBER, member.write(), *self.arguments],
+                [sys.executable, "-P", "-m", "service", role, member.write(), *self.arguments],
                 env={
                     **os.environ,
-                    "PROMETHEUS_MULTIPROC_DIR": str(self.shared),
+                    **variables,
                     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
                 },
                 stdin=subprocess.DEVNULL,
                 pass_fds=member.numbers,
                 process_group=0,  # a keyboard interrupts the parent alone, which passes it on
             )
-        fields = {"pid": process.pid, "which": which}
-        logger.info("process started", extra={"fields": fields})
         return Child(process, ready)
 
     def _forget(self, pid: int) -> None:

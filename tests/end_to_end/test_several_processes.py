@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from model_store.bundles.directory import activate
+from service import trial
 from tests.end_to_end.keys import KeysFile, bearer
 from tests.end_to_end.load import Load, at_once
 from tests.end_to_end.processes import (
@@ -235,3 +236,16 @@ class TestItLosesProcesses:
         _, left = psutil.wait_procs(children, timeout=10)
         assert left == []
         assert "Traceback" not in service.printed()
+
+
+def test_as_many_answer_as_were_found_to_pay(
+    digits_bundle: Path, tmp_path: Path, redis_server: Redis, pictures: list[bytes]
+) -> None:
+    settings = {"VOUCH_PROCESSES": "auto", "VOUCH_REDIS_URL": redis_server.url}
+    with Service(digits_bundle, tmp_path / "service.log", settings) as running:
+        [chosen] = running.logged("processes chosen")
+        wait_until(lambda: answering(running) == chosen["processes"], running)
+        assert running.answer(pictures[0])["results"]
+        # Whoever tried it out was nobody's caller.
+        assert running.metric("vouch_batch_size_sum") < trial.N_WARM_UP
+        assert len(running.logged("serving")) == 1

@@ -217,12 +217,12 @@ def test_an_address_that_could_lead_elsewhere_is_refused(
 
 def test_limits_are_shared_out_among_processes() -> None:
     whole = Settings(processes=4, workers=6, decoders=3, max_in_flight=66, max_connections=4)
-    parts = [whole.part(which) for which in range(4)]
+    parts = [whole.part(which, 4) for which in range(4)]
     assert [part.workers for part in parts] == [2, 2, 1, 1]
     assert [part.decoders for part in parts] == [1, 1, 1, 1]  # at least one
     assert [part.max_in_flight for part in parts] == [17, 17, 16, 16]
     assert [part.max_connections for part in parts] == [1, 1, 1, 1]
     assert [part.recalibrate for part in parts] == [True, False, False, False]
     assert {part.max_image_bytes for part in parts} == {whole.max_image_bytes}
-    assert Settings(processes=2, decoders=0).part(0).decoders == 0
-    assert Settings().part(0) == Settings()
+    assert Settings(decoders=0).part(0, 2).decoders == 0
+    assert Settings().part(0, 1) == Settings()

@@ -132,7 +132,7 @@ def test_a_process_ends_with_its_parent(tmp_path: Path) -> None:
     parent, hub = socket.socketpair()
     ready, theirs = os.pipe()
     with parent, hub:
-        member = Member(0, [], hub.fileno(), theirs, str(shared))
+        member = Member(0, 1, [], hub.fileno(), theirs, str(shared))
         command = [sys.executable, "-c", MEMBER, member.write()]
         with subprocess.Popen(command, pass_fds=member.numbers) as process:
             os.close(theirs)
