@@ -40,6 +40,7 @@ NOTHING_KEPT: dict[str, Any] = {
     "host": "127.0.0.1", "published_host": None, "keys": None, "allowed_hosts": (),
     "redis_url": None, "cache_bytes": 0, "rate_limit": None, "feedback": None,
     "review_reasons": (), "galleries": None, "otlp_endpoint": None, "recalibrate": False,
+    "compact_after": 0,
 }  # fmt: skip
 """Settings with which nothing is written, remembered or refused; nobody else can ask."""
 
