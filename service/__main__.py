@@ -90,7 +90,7 @@ def _serve_by_several(
         n = Family(arguments, hub.line).tried_out()
     if n == 1:
         _serve(settings, bundle_paths, None)
-    elif n == 0 or not Family(arguments, hub.line, _doors(settings)).run(n, GRACE_S):
+    elif not Family(arguments, hub.line, _doors(settings)).run(n, GRACE_S):
         sys.exit(1)
 
 
@@ -141,8 +141,13 @@ def _try_out(settings: Settings, bundle_paths: Sequence[Path], trial: Member) ->
     raise_gc_threshold()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     encoders = SharedEncoders(partial(HubEncoder, trial.open_hub()))
-    found = useful_processes(settings, open_served(settings, encoders, bundle_paths[0]))
-    os.write(trial.ready, str(found).encode())
+    try:
+        found = useful_processes(settings, open_served(settings, encoders, bundle_paths[0]))
+    except VouchError as error:  # the service says itself what keeps it from serving
+        fields = {"why": str(error)}
+        logger.warning("processes not tried out, one will answer", extra={"fields": fields})
+    else:
+        os.write(trial.ready, str(found).encode())
 
 
 def _processes(settings: Settings) -> int | Literal["auto"]:

@@ -49,14 +49,17 @@ class Family:
             return Supervisor(n, self._start, self._forget, self._close_doors, grace_s).run()
 
     def tried_out(self) -> int:
-        """Return how many processes pay, as one finds out that serves nobody; 0 if it fails."""
+        """Return how many processes pay, as one finds out that serves nobody.
+
+        1 if it fails, and has said why.
+        """
         with tempfile.TemporaryDirectory(prefix="vouch-") as folder:
             self.shared, self.n = Path(folder), 1
             child = self._launch(TRIAL, 0, {})
             with os.fdopen(child.ready, "rb") as told:
                 found = told.read()
             child.process.wait()
-        return int(found or 0)
+        return int(found or 1)
 
     def _start(self, which: int) -> Child:
         child = self._launch(MEMBER, which, {"PROMETHEUS_MULTIPROC_DIR": str(self.shared)})

@@ -17,6 +17,7 @@ import pytest
 
 from service.processes import supervisor
 from service.processes.member import Member
+from service.processes.several import Family
 from service.processes.supervisor import Child, Supervisor
 
 pytestmark = pytest.mark.process
@@ -119,6 +120,7 @@ def test_one_that_does_not_end_is_killed(handlers: dict[int, Callable[..., Any]]
 MEMBER = """
 import sys, time
 from service.processes.member import Member
+from service.processes.several import Family
 member = Member.read(sys.argv[1])
 hub = member.open_hub()
 member.answers()
@@ -143,3 +145,11 @@ def test_a_process_ends_with_its_parent(tmp_path: Path) -> None:
             parent.close()
             assert process.wait(20) == -signal.SIGTERM
     assert not shared.exists()
+
+
+def test_a_trial_that_fails_leaves_one_process(capfd: pytest.CaptureFixture[str]) -> None:
+    parent, hub = socket.socketpair()
+    with parent:
+        assert Family(["--abacus"], lambda: hub).tried_out() == 1
+    assert "--abacus" in capfd.readouterr().err
+    assert hub.fileno() == -1  # closed here
