@@ -247,5 +247,5 @@ def test_as_many_answer_as_were_found_to_pay(
         wait_until(lambda: answering(running) == chosen["processes"], running)
         assert running.answer(pictures[0])["results"]
         # Whoever tried it out was nobody's caller.
-        assert running.metric("vouch_batch_size_sum") < trial.N_WARM_UP
+        assert running.metric("vouch_batch_size_sum") < trial.N_QUERIES
         assert len(running.logged("serving")) == 1
