@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -93,7 +93,7 @@ def from_base64(text: str, max_bytes: int) -> bytes:
     return b"".join(decoded)
 
 
-FormT = TypeVar("FormT", bound=BaseModel)
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _check_media_type = body_of(MULTIPART)
 
@@ -116,7 +116,7 @@ def form_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def form_of(request: Request, model: type[FormT]) -> AsyncIterator[FormT]:
+async def form_of(request: Request, model: type[ModelT]) -> AsyncIterator[ModelT]:
     """The body of a request as ``model``, whose files are closed in the end.
 
     As from FastAPI, what was left empty was not sent, and of what was sent twice the last counts.
@@ -130,16 +130,23 @@ async def form_of(request: Request, model: type[FormT]) -> AsyncIterator[FormT]:
     await _check_media_type(request)
     async with request.form() as form:
         sent = {name: value for name, value in form.items() if not _is_empty(value)}
-        try:
-            read = model.model_validate(sent)
-        except ValidationError as error:
-            raise RequestValidationError(
-                [
-                    {**entry, "loc": ("body", *entry["loc"])}
-                    for entry in error.errors(include_url=False)
-                ]
-            ) from None
-        yield read
+        yield validated(model, sent, "body")
+
+
+def validated(model: type[ModelT], sent: Mapping[str, object], place: str) -> ModelT:
+    """Read what was sent in the ``place`` of a request as ``model``.
+
+    Raises
+    ------
+    RequestValidationError : it is none.
+    """
+    try:
+        return model.model_validate(sent)
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+        raise RequestValidationError(
+            [{**entry, "loc": (place, *entry["loc"])} for entry in errors]
+        ) from None
 
 
 def _is_empty(value: UploadFile | str) -> bool:

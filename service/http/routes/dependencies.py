@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query, Request
 
 from model_store.errors import InternalError
 from model_store.gallery import read_filter
 from model_store.search import Diversity
 from service import schemas
 from service.access.access import requires
+from service.http.bodies import ModelT, validated
 from service.http.bounded_request import BoundedRoute
 from service.http.problems import responses
 from service.http.state import State
@@ -55,6 +56,26 @@ async def lease_of(gallery: str, state: StateOf) -> AsyncIterator[Lease]:
     """The lease of the gallery in the path."""
     async with leased(gallery, state) as lease:
         yield lease
+
+
+def options_in_address(model: type[ModelT]) -> Callable[..., None]:
+    """A dependency of a `DirectRoute`: OpenAPI lists what it reads by `options_of`."""
+
+    def listed(options: object) -> None:
+        """Never called."""
+
+    listed.__annotations__["options"] = Annotated[model, Query()]
+    return listed
+
+
+def options_of(request: Request, model: type[ModelT]) -> ModelT:
+    """The options in the address of a request; of one that is named twice the last counts.
+
+    Raises
+    ------
+    RequestValidationError : one is not what it may be.
+    """
+    return validated(model, request.query_params, "query")
 
 
 def parameters_of(options: schemas.ListOptions, request: Request | None = None) -> SearchParameters:

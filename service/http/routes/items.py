@@ -22,8 +22,17 @@ from model_store.gallery.filters.grammar import MAX_BYTES
 from service import schemas
 from service.access.access import counts_as_search
 from service.http import answers, cursors
+from service.http.bounded_request import BoundedDirectRoute
 from service.http.problems import responses
-from service.http.routes.dependencies import LeaseOf, gallery_router, parameters_of
+from service.http.routes.dependencies import (
+    LeaseOf,
+    gallery_router,
+    leased,
+    options_in_address,
+    options_of,
+    parameters_of,
+    state_of,
+)
 from service.serving.queries import page_of, picture_of
 
 IMMUTABLE = "public, max-age=86400"
@@ -71,25 +80,27 @@ async def list_items(
     return answers.item_list(lease, page)
 
 
-@router.get(
-    "/{gallery}/items/{item_id:path}/similar",
-    operation_id="get_similar",
-    responses=responses(GalleryNotFound, ItemNotFound, InvalidRequest, InvalidFilter),
-    dependencies=[Depends(counts_as_search)],
-)
-async def get_similar(
-    request: Request,
-    lease: LeaseOf,
-    item_id: str,
-    options: Annotated[schemas.ListOptions, Query()],
-) -> schemas.SimilarAnswer:
+async def get_similar(request: Request, gallery: str, item_id: str) -> schemas.SimilarAnswer:
     """List the items most similar to an item of the gallery, without the item itself.
 
     Nothing is encoded. There are no probabilities and the verdict is `not_calibrated`: a
     calibration holds for queries that are not in the gallery.
     """
-    similar = await lease.similar(item_id, parameters_of(options))
-    return answers.similar_answer(lease, similar, request.state.request_id)
+    options = options_of(request, schemas.ListOptions)
+    async with leased(gallery, await state_of(request)) as lease:
+        similar = await lease.similar(item_id, parameters_of(options))
+        return answers.similar_answer(lease, similar, request.state.request_id)
+
+
+router.add_api_route(
+    "/{gallery}/items/{item_id:path}/similar",
+    get_similar,
+    methods=["GET"],
+    operation_id="get_similar",
+    responses=responses(GalleryNotFound, ItemNotFound, InvalidRequest, InvalidFilter),
+    route_class_override=BoundedDirectRoute,
+    dependencies=[Depends(counts_as_search), Depends(options_in_address(schemas.ListOptions))],
+)
 
 
 @router.get(

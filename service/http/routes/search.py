@@ -36,6 +36,8 @@ from service.http.routes.dependencies import (
     StateOf,
     gallery_router,
     leased,
+    options_in_address,
+    options_of,
     parameters_of,
     state_of,
 )
@@ -53,6 +55,8 @@ BATCH_CONCURRENCY = 4
 BODY_ERRORS = (ImageTooLarge, UnsupportedMediaType, InvalidRequest, InvalidFilter)
 IMAGE_ERRORS = (EmptyImage, UnsupportedImage, ImageTooCostly, CorruptImage, EncoderStopped)
 UPLOAD_ERRORS = responses(GalleryNotFound, *BODY_ERRORS, *IMAGE_ERRORS)
+
+_check_raw = body_of(*RAW, required=False)
 
 ONE_IMAGE = "One image file: JPEG, PNG, WebP, GIF, BMP, TIFF."
 RAW_BODY = {
@@ -112,24 +116,30 @@ router.add_api_route(
 )
 
 
-@router.post(
-    "/{gallery}/search/raw",
-    operation_id="search_raw",
-    responses=UPLOAD_ERRORS,
-    dependencies=[Depends(counts_as_search), Depends(body_of(*RAW, required=False))],
-    openapi_extra=RAW_BODY,
-)
-async def search_raw(
-    request: Request,
-    lease: LeaseOf,
-    state: StateOf,
-    options: Annotated[schemas.SearchOptions, Query()],
-) -> schemas.SearchAnswer:
+async def search_raw(request: Request, gallery: str) -> schemas.SearchAnswer:
     """The same search, with the image file as the body and the options in the address.
 
     `curl -H 'Content-Type: image/jpeg' --data-binary @photo.jpg …/search/raw?limit=5`
     """
-    return await _answer(request, lease, state, await request.body(), options)
+    await _check_raw(request)
+    options, state = options_of(request, schemas.SearchOptions), await state_of(request)
+    async with leased(gallery, state) as lease:
+        return await _answer(request, lease, state, await request.body(), options)
+
+
+router.add_api_route(
+    "/{gallery}/search/raw",
+    search_raw,
+    methods=["POST"],
+    operation_id="search_raw",
+    responses=UPLOAD_ERRORS,
+    openapi_extra=RAW_BODY,
+    route_class_override=BoundedDirectRoute,
+    dependencies=[
+        Depends(counts_as_search),
+        Depends(options_in_address(schemas.SearchOptions)),
+    ],
+)
 
 
 @router.post(
