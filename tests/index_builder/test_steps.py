@@ -90,6 +90,7 @@ def few_digits(folder_of_digits: Path, tmp_path_factory: pytest.TempPathFactory)
 def small_config(digits_config: BuildConfig, few_digits: Path) -> BuildConfig:
     """The same with fewer images to learn from and to ask with: queries cost more than training."""
     fields = digits_config.model_dump()
+    fields["network"]["trunk"] = "colour_cnn"  # a ninth of the features: fits take less long
     fields["dataset"] |= {"kind": "folder", "path": few_digits}
     fields["outliers"]["n_images"] = 100
     fields["training"]["objective"] = "contrastive"  # goes with every posterior
@@ -141,6 +142,7 @@ def test_images_without_labels_become_a_gallery_of_things(
             "name": "things",
             "dataset": {"kind": "folder", "path": pictures, "labels": "none"},
             "outliers": {"n_images": 100},
+            "network": {"trunk": "colour_cnn"},
             "training": {"epochs": 6, "labels_per_batch": 40, "images_per_label": 2},
         }
     )
@@ -284,7 +286,9 @@ def test_without_a_posterior_answers_are_certain(
 def test_dropout_and_its_passes_become_a_bundle_that_answers(
     small_config: BuildConfig, tmp_path: Path
 ) -> None:
-    config = configured(small_config, "mc_dropout")
+    # The trunk with dropout inside.
+    network = small_config.network.model_copy(update={"trunk": "small_cnn"})
+    config = configured(small_config.model_copy(update={"network": network}), "mc_dropout")
     few = MonteCarloDropoutConfig(method="mc_dropout", n_passes=3)
     config = config.model_copy(update={"posterior": few})
     bundle, report = build_all(config, Run(tmp_path / "run"), tmp_path / "bundles")
