@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
-PRELOADED = ("service.__main__", __name__)
-"""What the process that forks imports."""
+PRELOADED = ("service.__main__", "service.app", "service.http.server", "uvicorn", __name__)
+"""What the process that forks imports: all that a service needs, also what its parent does not."""
 
 
 class Forked:
