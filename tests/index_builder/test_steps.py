@@ -440,6 +440,20 @@ def test_the_run_says_what_it_did(
     assert posterior["data_scale"] == training["n_images"]
 
 
+@pytest.fixture(scope="module")
+def quick(
+    digits_config: BuildConfig, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[BuildConfig, Path]:
+    """A configuration and its run, trained for an epoch on a ninth of the features."""
+    fields = digits_config.model_dump()
+    fields["network"]["trunk"] = "colour_cnn"
+    fields["training"]["epochs"] = 1
+    config = BuildConfig.model_validate(fields)
+    run = tmp_path_factory.mktemp("quick") / "run"
+    train_step(config, Run(run), splits_of(config))
+    return config, run
+
+
 def refitted(
     config: BuildConfig, run: Path, into: Path, posterior: dict[str, object]
 ) -> dict[str, Any]:
@@ -469,39 +483,39 @@ def test_validation_chooses_the_temperature(
 
 @pytest.mark.parametrize("structure", ["diagonal", "kronecker"])
 def test_a_posterior_that_is_all_prior_is_warned_of(
-    digits_bundle: Path,
-    digits_run: Path,
-    digits_config: BuildConfig,
+    quick: tuple[BuildConfig, Path],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     structure: str,
 ) -> None:
+    config, run = quick
     quiet = {"structure": structure, "prior_scale": "isotropic", "temperature": 1.0}
-    report = refitted(digits_config, digits_run, tmp_path, quiet)
+    report = refitted(config, run, tmp_path, quiet)
     assert report["norm_correlation"] < 0.95
     assert "nothing beyond" not in capsys.readouterr().err
-    report = refitted(digits_config, digits_run, tmp_path, {**quiet, "prior_precision": 1e6})
+    report = refitted(config, run, tmp_path, {**quiet, "prior_precision": 1e6})
     assert report["prior_share"] > 0.99
     assert report["norm_correlation"] > 0.99
     assert "nothing beyond the length of the features" in " ".join(capsys.readouterr().err.split())
 
 
 def test_pairs_are_weighted_as_the_configuration_says(
-    digits_bundle: Path, digits_run: Path, digits_config: BuildConfig, tmp_path: Path
+    quick: tuple[BuildConfig, Path], tmp_path: Path
 ) -> None:
     """Labels of the digits have 106 to 112 training images: nearly alike, and not quite."""
+    config, run = quick
     for scaling in get_args(TargetScaling):
         # Nothing is searched for: the curvature is the same.
         posterior = {"scaling": scaling, "prior_precision": 1.0, "temperature": 1.0}
-        report = refitted(digits_config, digits_run, tmp_path / scaling, posterior)
-        encoder = load_encoder(digits_config.network, Run(digits_run).checkpoint)
-        images = load_splits(digits_config).training
+        report = refitted(config, run, tmp_path / scaling, posterior)
+        encoder = load_encoder(config.network, Run(run).checkpoint)
+        images = load_splits(config).training
         by_hand = fit_laplace(
             partial(iter, [all_features(encoder, images)]),
             torch.from_numpy(images.label_codes()),
             encoder.last_layer.weight,
             encoder.last_layer.bias,
-            margin=digits_config.training.margin,
+            margin=config.training.margin,
             scaling=scaling,
         )
         assert report["curvature"]["mean"] == pytest.approx(by_hand.curvature.mean, rel=1e-5)
@@ -513,10 +527,11 @@ def test_pairs_are_weighted_as_the_configuration_says(
 
 
 def test_where_every_negative_is_inside_the_margin_positives_alone_are_taken(
-    digits_bundle: Path, digits_run: Path, digits_config: BuildConfig, tmp_path: Path
+    quick: tuple[BuildConfig, Path], tmp_path: Path
 ) -> None:
-    shutil.copytree(digits_run, tmp_path, dirs_exist_ok=True)
-    fields = digits_config.model_dump()
+    given, run = quick
+    shutil.copytree(run, tmp_path, dirs_exist_ok=True)
+    fields = given.model_dump()
     fields["training"]["margin"] = 1.9999
     fields["posterior"]["temperature"] = 1.0  # it need not be searched for
     training = json.loads((tmp_path / "training.json").read_text())
