@@ -270,7 +270,9 @@ def test_without_a_posterior_answers_are_certain(
     digits_config: BuildConfig, digits_bundle: Path, digits_run: Path, tmp_path: Path
 ) -> None:
     """The deterministic baseline: the same neighbours, and nothing but distances to judge by."""
-    config = configured(digits_config, "deterministic", Run(digits_run).checkpoint)
+    few = digits_config.outliers.model_copy(update={"n_images": 100})
+    config = digits_config.model_copy(update={"outliers": few})
+    config = configured(config, "deterministic", Run(digits_run).checkpoint)
     bundle, report = build_all(config, Run(tmp_path / "run"), tmp_path / "bundles")
     assert report["error_auroc"]["uncertainty"] == 0.5
     assert report["error_auroc"]["match_probability"] > 0.7
