@@ -14,6 +14,12 @@ from tests.end_to_end.browsers import launched
 from tests.end_to_end.keys import KeysFile
 from tests.end_to_end.processes import TIMEOUT_S, Redis, Service
 from tests.end_to_end.shown_page import Shown
+from tests.support.forked_decoders import forked
+
+
+@pytest.fixture(autouse=True)
+def _decoders_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("index_builder.indexing.decoders._started", forked)
 
 
 @pytest.fixture(scope="session")

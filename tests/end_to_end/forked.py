@@ -14,15 +14,23 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
-PRELOADED = ("service.__main__", __name__)
-"""What the process that forks imports."""
+PRELOADED = (
+    "service.__main__",
+    "service.app",
+    "service.http.server",
+    "uvicorn",
+    "index_builder.indexing.decoders",
+    __name__,
+)
+"""What the process that forks imports: all that a service needs, also what its parent does not, and
+what the indexer's decoders do."""
 
 
 class Forked:
     """A process as `subprocess.Popen` shows it."""
 
     def __init__(self, arguments: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
-        self._process = _context().Process(
+        self._process = fork_server().Process(
             target=_serve,
             args=(list(arguments), log.absolute(), Path.cwd(), dict(env)),
             daemon=True,
@@ -58,7 +66,8 @@ class Forked:
         self._process.kill()
 
 
-def _context() -> ForkServerContext:
+def fork_server() -> ForkServerContext:
+    """Return the context of processes that are forked from the one that has imported it all."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     return context

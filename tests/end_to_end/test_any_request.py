@@ -29,6 +29,9 @@ from model_store.bundles.bundle import Bundle
 from tests.end_to_end.processes import Service
 from tests.end_to_end.questions import picture, truncated
 
+pytest_plugins = ["schemathesis.pytest.plugin"]
+"""For this file alone: whatever else is tested begins a second sooner without it."""
+
 N_EXAMPLES = 25
 """Of each operation, beside those that Schemathesis makes of every bound."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from index_builder.training.distributed import Group
+from tests.support.build_command import Done, vouch_build
 
 CONFIG = """
 name = "shared"
@@ -30,27 +32,36 @@ dropout = 0.1
 """
 
 
-def train(place: Path, *command: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--module")
+
+
+def alone(*arguments: str, cwd: Path) -> Done:
+    return vouch_build(*arguments, cwd=cwd)
+
+
+def together(*arguments: str, cwd: Path) -> Done:
+    command = [sys.executable, "-m", *TORCHRUN, "index_builder", *arguments]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def train(place: Path, run: Callable[..., Done]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     place.mkdir()
     (place / "shared.toml").write_text(CONFIG, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", *command, "train", "-c", "shared.toml"],
-        cwd=place, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = run("train", "-c", "shared.toml", cwd=place)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("epoch 1/1") == 1  # said by one of them
-    run = place / "runs" / "shared"
-    report = json.loads((run / "training.json").read_text(encoding="utf-8"))
-    return report, load_file(run / "checkpoint.safetensors")
+    made = place / "runs" / "shared"
+    report = json.loads((made / "training.json").read_text(encoding="utf-8"))
+    return report, load_file(made / "checkpoint.safetensors")
 
 
 @pytest.mark.process
 def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
     """Of batches of 133 images, which two cannot divide."""
-    alone, weights = train(tmp_path / "alone", "index_builder")
-    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--module")
-    together, shared = train(tmp_path / "together", *torchrun, "index_builder")
-    losses = [[epoch["loss"] for epoch in one["epochs"]] for one in (alone, together)]
+    of_one, weights = train(tmp_path / "alone", alone)
+    of_two, shared = train(tmp_path / "together", together)
+    losses = [[epoch["loss"] for epoch in report["epochs"]] for report in (of_one, of_two)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     for name, value in weights.items():
         torch.testing.assert_close(shared[name], value, rtol=1e-3, atol=1e-4)
@@ -64,12 +75,8 @@ def test_parts_are_of_one_size_and_hold_every_row() -> None:
     assert torch.cat(parts)[7:].tolist() == [6, 6]
 
 
-@pytest.mark.process
 def test_only_training_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    done = subprocess.run(
-        [sys.executable, "-m", "index_builder", "fit", "-c", "digits"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = alone("fit", "-c", "digits", cwd=tmp_path)
     assert done.returncode == 1
     assert "only `train` can share its work" in " ".join(done.stderr.split())

@@ -235,6 +235,8 @@ gallery_share = 0.35
 [outliers]
 calibration = "none"
 evaluation = "none"
+[network]
+trunk = "colour_cnn"
 [training]
 epochs = 3
 labels_per_batch = 8

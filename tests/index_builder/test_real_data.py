@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -101,9 +99,8 @@ def test_a_folder_of_photographs_and_imagenet_weights_become_a_bundle(
                     file.extract(name, part)
     ((root,), (own,)) = ((tmp_path / part).iterdir() for part in ("known", "own"))
     weights = data_dir / "backbones" / "mobilenet_v2_imagenet_int8.npz"
-    command = [sys.executable, "-m", "index_builder", "all", "--images", str(root)]
-    command += ["--trunk", "mobilenet_v2", "--weights", str(weights)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    command = ["all", "--images", str(root), "--trunk", "mobilenet_v2", "--weights", str(weights)]
+    done = vouch_build(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (published,) = (tmp_path / "bundles").iterdir()
     assert_calibrates_by_itself(own, published, tmp_path)

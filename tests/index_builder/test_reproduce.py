@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -36,6 +33,7 @@ from model_store.bundles.manifest import ENCODER_FILE
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import BuildError, ConfigError
 from model_store.sphere import unit_direction
+from tests.support.build_command import vouch_build
 
 pytestmark = pytest.mark.bundle
 
@@ -45,13 +43,10 @@ ARGUMENTS = ("reproduce", "--protocol", "digits", "--methods", "lam_posthoc_fixe
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a finished reproduction, by the real command."""
-    directory = tmp_path_factory.mktemp("reproduce") / "digits"
-    command = [sys.executable, "-m", "index_builder", *ARGUMENTS, "--epochs", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(
-        [*command, "--out", str(directory)], check=True, env=environment, capture_output=True
-    )
-    return directory
+    place = tmp_path_factory.mktemp("reproduce")
+    done = vouch_build(*ARGUMENTS, "--epochs", "2", "--out", "digits", cwd=place)
+    assert done.returncode == 0, done.stderr
+    return place / "digits"
 
 
 @pytest.fixture(scope="module")
@@ -101,14 +96,9 @@ def test_a_finished_cell_is_not_measured_again(out: Path, report: dict[str, Any]
 
 @pytest.mark.process
 def test_side_by_side_or_one_by_one_gives_the_same(out: Path, tmp_path: Path) -> None:
-    command = [*ARGUMENTS, "--epochs", "2", "--jobs", "2", "--out", str(tmp_path)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(
-        [sys.executable, "-m", "index_builder", *command],
-        check=True,
-        env=environment,
-        capture_output=True,
-    )
+    command = [*ARGUMENTS, "--epochs", "2", "--jobs", "2", "--out", "."]
+    done = vouch_build(*command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     for name in ("lam_posthoc_fixed", "vouch"):
         cell = Path("cells") / name / "seed-0.json"
         beside, alone = (json.loads((where / cell).read_bytes()) for where in (tmp_path, out))

@@ -90,6 +90,7 @@ def few_digits(folder_of_digits: Path, tmp_path_factory: pytest.TempPathFactory)
 def small_config(digits_config: BuildConfig, few_digits: Path) -> BuildConfig:
     """The same with fewer images to learn from and to ask with: queries cost more than training."""
     fields = digits_config.model_dump()
+    fields["network"]["trunk"] = "colour_cnn"  # a ninth of the features: fits take less long
     fields["dataset"] |= {"kind": "folder", "path": few_digits}
     fields["outliers"]["n_images"] = 100
     fields["training"]["objective"] = "contrastive"  # goes with every posterior
@@ -141,6 +142,7 @@ def test_images_without_labels_become_a_gallery_of_things(
             "name": "things",
             "dataset": {"kind": "folder", "path": pictures, "labels": "none"},
             "outliers": {"n_images": 100},
+            "network": {"trunk": "colour_cnn"},
             "training": {"epochs": 6, "labels_per_batch": 40, "images_per_label": 2},
         }
     )
@@ -268,7 +270,9 @@ def test_without_a_posterior_answers_are_certain(
     digits_config: BuildConfig, digits_bundle: Path, digits_run: Path, tmp_path: Path
 ) -> None:
     """The deterministic baseline: the same neighbours, and nothing but distances to judge by."""
-    config = configured(digits_config, "deterministic", Run(digits_run).checkpoint)
+    few = digits_config.outliers.model_copy(update={"n_images": 100})
+    config = digits_config.model_copy(update={"outliers": few})
+    config = configured(config, "deterministic", Run(digits_run).checkpoint)
     bundle, report = build_all(config, Run(tmp_path / "run"), tmp_path / "bundles")
     assert report["error_auroc"]["uncertainty"] == 0.5
     assert report["error_auroc"]["match_probability"] > 0.7
@@ -284,7 +288,9 @@ def test_without_a_posterior_answers_are_certain(
 def test_dropout_and_its_passes_become_a_bundle_that_answers(
     small_config: BuildConfig, tmp_path: Path
 ) -> None:
-    config = configured(small_config, "mc_dropout")
+    # The trunk with dropout inside.
+    network = small_config.network.model_copy(update={"trunk": "small_cnn"})
+    config = configured(small_config.model_copy(update={"network": network}), "mc_dropout")
     few = MonteCarloDropoutConfig(method="mc_dropout", n_passes=3)
     config = config.model_copy(update={"posterior": few})
     bundle, report = build_all(config, Run(tmp_path / "run"), tmp_path / "bundles")
@@ -436,6 +442,20 @@ def test_the_run_says_what_it_did(
     assert posterior["data_scale"] == training["n_images"]
 
 
+@pytest.fixture(scope="module")
+def quick(
+    digits_config: BuildConfig, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[BuildConfig, Path]:
+    """A configuration and its run, trained for an epoch on a ninth of the features."""
+    fields = digits_config.model_dump()
+    fields["network"]["trunk"] = "colour_cnn"
+    fields["training"]["epochs"] = 1
+    config = BuildConfig.model_validate(fields)
+    run = tmp_path_factory.mktemp("quick") / "run"
+    train_step(config, Run(run), splits_of(config))
+    return config, run
+
+
 def refitted(
     config: BuildConfig, run: Path, into: Path, posterior: dict[str, object]
 ) -> dict[str, Any]:
@@ -465,39 +485,39 @@ def test_validation_chooses_the_temperature(
 
 @pytest.mark.parametrize("structure", ["diagonal", "kronecker"])
 def test_a_posterior_that_is_all_prior_is_warned_of(
-    digits_bundle: Path,
-    digits_run: Path,
-    digits_config: BuildConfig,
+    quick: tuple[BuildConfig, Path],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     structure: str,
 ) -> None:
+    config, run = quick
     quiet = {"structure": structure, "prior_scale": "isotropic", "temperature": 1.0}
-    report = refitted(digits_config, digits_run, tmp_path, quiet)
+    report = refitted(config, run, tmp_path, quiet)
     assert report["norm_correlation"] < 0.95
     assert "nothing beyond" not in capsys.readouterr().err
-    report = refitted(digits_config, digits_run, tmp_path, {**quiet, "prior_precision": 1e6})
+    report = refitted(config, run, tmp_path, {**quiet, "prior_precision": 1e6})
     assert report["prior_share"] > 0.99
     assert report["norm_correlation"] > 0.99
     assert "nothing beyond the length of the features" in " ".join(capsys.readouterr().err.split())
 
 
 def test_pairs_are_weighted_as_the_configuration_says(
-    digits_bundle: Path, digits_run: Path, digits_config: BuildConfig, tmp_path: Path
+    quick: tuple[BuildConfig, Path], tmp_path: Path
 ) -> None:
     """Labels of the digits have 106 to 112 training images: nearly alike, and not quite."""
+    config, run = quick
     for scaling in get_args(TargetScaling):
         # Nothing is searched for: the curvature is the same.
         posterior = {"scaling": scaling, "prior_precision": 1.0, "temperature": 1.0}
-        report = refitted(digits_config, digits_run, tmp_path / scaling, posterior)
-        encoder = load_encoder(digits_config.network, Run(digits_run).checkpoint)
-        images = load_splits(digits_config).training
+        report = refitted(config, run, tmp_path / scaling, posterior)
+        encoder = load_encoder(config.network, Run(run).checkpoint)
+        images = load_splits(config).training
         by_hand = fit_laplace(
             partial(iter, [all_features(encoder, images)]),
             torch.from_numpy(images.label_codes()),
             encoder.last_layer.weight,
             encoder.last_layer.bias,
-            margin=digits_config.training.margin,
+            margin=config.training.margin,
             scaling=scaling,
         )
         assert report["curvature"]["mean"] == pytest.approx(by_hand.curvature.mean, rel=1e-5)
@@ -509,10 +529,11 @@ def test_pairs_are_weighted_as_the_configuration_says(
 
 
 def test_where_every_negative_is_inside_the_margin_positives_alone_are_taken(
-    digits_bundle: Path, digits_run: Path, digits_config: BuildConfig, tmp_path: Path
+    quick: tuple[BuildConfig, Path], tmp_path: Path
 ) -> None:
-    shutil.copytree(digits_run, tmp_path, dirs_exist_ok=True)
-    fields = digits_config.model_dump()
+    given, run = quick
+    shutil.copytree(run, tmp_path, dirs_exist_ok=True)
+    fields = given.model_dump()
     fields["training"]["margin"] = 1.9999
     fields["posterior"]["temperature"] = 1.0  # it need not be searched for
     training = json.loads((tmp_path / "training.json").read_text())

@@ -6,7 +6,7 @@ import gc
 import math
 import os
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.manifest import Manifest
 from model_store.encoder.contract import Encoder
-from model_store.encoder.onnx import OnnxEncoder
+from model_store.encoder.onnx import OnnxEncoder, _start_session
 from model_store.gallery import FaissGallery, NewItem, Thumbnail, write_faiss_gallery
 from model_store.retriever import Retriever
 from service.app import create_app
@@ -77,6 +77,15 @@ def _measured(measure: Callable[..., int], encoder: Encoder, *limits: int) -> in
     if key not in _MEASURED:
         _MEASURED[key] = measure(encoder, *limits)
     return _MEASURED[key]
+
+
+@pytest.fixture(autouse=True)
+def _sessions_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of tests open a bundle of the same few encoders, whose sessions keep no state."""
+    monkeypatch.setattr("model_store.encoder.onnx._start_session", _shared_session)
+
+
+_shared_session = lru_cache(maxsize=4)(_start_session)
 
 
 @pytest.fixture

@@ -13,6 +13,12 @@ from index_builder.indexing.sources import open_source
 from index_builder.indexing.tolerance import parse_tolerance
 from model_store.bundles.manifest import ENCODER_FILE
 from tests.support.collection_files import write_drawings
+from tests.support.forked_decoders import forked
+
+
+@pytest.fixture(autouse=True)
+def _decoders_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("index_builder.indexing.decoders._started", forked)
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,11 @@ from tests.support.image_files import encoded, picture
 PREPROCESSING = Preprocessing(16, 16)
 
 
+@pytest.fixture(autouse=True)
+def _decoders_are_forked() -> None:
+    """Those of this file are the real ones."""
+
+
 def block_of(folder: Path, **files: bytes) -> Block:
     places = []
     for name, data in files.items():
