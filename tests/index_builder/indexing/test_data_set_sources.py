@@ -21,6 +21,7 @@ from index_builder.indexing.blocks import Block, Entry
 from index_builder.indexing.collection import Indexing, index_collection
 from index_builder.indexing.prepare import bytes_of, prepare_files, read_again
 from index_builder.indexing.sources import open_source
+from index_builder.indexing.sources.parquet_images import image_column
 from model_store.bundles.bundle import open_bundle
 from model_store.errors import DatasetError
 from model_store.images import ImageLimits, Preprocessing
@@ -95,11 +96,26 @@ class TestBoxes:
         assert inside == COLOURS["red"]
 
     @pytest.mark.parametrize(
-        "box", [[1, 2, 3], "x", [0, 0, 0, 5], [0, 0, 5, -1], {"x": 1}, [0, 0, "a", 1], 7]
+        "box",
+        [[1, 2, 3], "x", [0, 0, 0, 5], [0, 0, 5, 0], [0, 0, 5, -1], {"x": 1}, [0, 0, "a", 1], 7],
     )
     def test_what_is_none_is_said(self, box: Any, tmp_path: Path) -> None:
         with pytest.raises(DatasetError, match=r"list.jsonl, line 1: the box is .* wanted \[left"):
             entries(self.write(tmp_path, [box], "jsonl"), tmp_path)
+
+    @pytest.mark.parametrize(
+        ("box", "shape"),
+        [
+            ((0.9, 0.9, 1.2, 1.2), (3, 3, 3)),  # every pixel that it touches
+            ((-5, -5, 8, 7), (2, 3, 3)),
+            ((59, 29, 1, 1), (1, 1, 3)),
+        ],
+    )
+    def test_it_takes_every_pixel_that_it_touches(
+        self, box: tuple[float, float, float, float], shape: tuple[int, int, int], tmp_path: Path
+    ) -> None:
+        found = entries(self.write(tmp_path, [list(box)], "jsonl"), tmp_path)
+        assert read_again(found[0].place, 4).shape == shape
 
 
 class TestCoco:
@@ -127,6 +143,11 @@ class TestCoco:
         ]
         assert found[1].metadata == {"image": "in/a.png", "bbox": [40.0, 0.0, 20.0, 30.0]}
         assert prepared(found) == [COLOURS["red"], COLOURS["blue"]]
+
+    def test_categories_may_be_left_out(self, tmp_path: Path) -> None:
+        content = {name: self.CONTENT[name] for name in ("images", "annotations")}
+        found = entries(self.write(tmp_path, content), tmp_path)
+        assert [one.label for one in found] == [None, None]
 
     def test_without_labels_categories_are_metadata(self, tmp_path: Path) -> None:
         found = entries(self.write(tmp_path, self.CONTENT), tmp_path, labelled=False)
@@ -201,6 +222,42 @@ class TestWebdataset:
         unlabelled = entries(path, tmp_path, labelled=False)
         assert [one.label for one in unlabelled] == [None] * 5
         assert unlabelled[0].metadata == {"year": 1999, "label": "owl"}
+
+    def test_other_files_and_what_is_no_file_are_left_out(self, tmp_path: Path) -> None:
+        path = self.write(tmp_path, {"1.png": b"1", "1.md": b"# of it", "2.png": b"2"})
+        with tarfile.open(path, "a") as file:
+            for kind in (tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE):
+                member = tarfile.TarInfo(f"{kind.decode()}.png")
+                member.type, member.linkname = kind, "1.png"
+                file.addfile(member)
+        found = entries(path, tmp_path)
+        assert [(one.id, one.metadata, one.place.path) for one in found] == [
+            ("1.png", {}, str(path)),
+            ("2.png", {}, str(path)),
+        ]
+
+    def test_a_disk_that_fails_is_no_damaged_archive(self, tmp_path: Path) -> None:
+        source = open_source(self.write(tmp_path, {"1.png": b"1"}))
+        (tmp_path / "shard-000.tar").unlink()
+        with pytest.raises(FileNotFoundError):
+            list(source.entries(tmp_path, OtherFormats()))
+
+    def test_an_image_in_no_folder_that_nothing_is_said_of_has_no_label(
+        self, tmp_path: Path
+    ) -> None:
+        members = {"1.png": b"1", "2.txt": b"x" * 2**20, "2.png": b"2"}
+        for others in ({}, {"3.txt": b"x" * (2**20 + 1)}):
+            found = entries(self.write(tmp_path, {**members, **others, "3.png": b"3"}), tmp_path)
+            assert [one.label for one in found] == [None] * 3
+            assert [list(one.metadata) for one in found] == [[], ["caption"], []]
+
+    def test_it_may_end_with_the_last_byte_of_its_last_image(self, tmp_path: Path) -> None:
+        path = self.write(tmp_path, {"1.png": b"x" * 512})
+        path.write_bytes(path.read_bytes()[:1024])
+        assert [one.place.size for one in entries(path, tmp_path)] == [512]
+        path.write_bytes(path.read_bytes()[:1023])
+        with pytest.raises(DatasetError, match=r"is not a whole tar file \(it ends within 1.png"):
+            entries(path, tmp_path)
 
     @pytest.mark.parametrize(
         ("name", "content", "reason"),
@@ -280,6 +337,27 @@ class TestParquetImages:
         first, second = prepared(found)
         np.testing.assert_allclose(np.array(first), COLOURS["green"], atol=3)
         assert "empty" in str(second)
+        assert [one.place.size for one in found] == [len(png(striped())), -1]
+
+    @pytest.mark.parametrize(
+        ("columns", "wanted"),
+        [
+            ({"a": pa.int64(), "b": pa.binary()}, "b"),
+            ({"a": pa.large_binary(), "image": pa.binary()}, "image"),
+            ({"a": pa.struct({"bytes": pa.binary(), "path": pa.string()})}, "a"),
+            ({"a": pa.struct({"bytes": pa.string()}), "b": pa.struct({"path": pa.string()})}, None),
+            ({"a": pa.binary(), "path": pa.string()}, None),  # a manifest
+            ({"a": pa.list_(pa.binary()), "b": pa.string()}, None),
+        ],
+    )
+    def test_images_are_bytes(self, columns: dict[str, pa.DataType], wanted: str | None) -> None:
+        assert image_column(pa.schema(columns)) == wanted
+
+    def test_a_file_of_a_data_set_without_images_is_refused(self, tmp_path: Path) -> None:
+        self.write(tmp_path, name="a.parquet")
+        parquet.write_table(pa.table({"year": [1]}), tmp_path / "b.parquet")
+        with pytest.raises(DatasetError, match=r"b.parquet has no column of images; it has year"):
+            entries(tmp_path, tmp_path)
 
     def test_a_truncated_one(self, tmp_path: Path) -> None:
         path = self.write(tmp_path)

@@ -134,6 +134,14 @@ def test_copies_of_one_image_are_never_asked_and_no_group_is_without_a_label() -
         assert not out[:2].any()
         assert not out[-2:].any()
         assert np.bincount(labels[out]).tolist() == [2, 2]
+    # Wherever the group without a label stands among the others.
+    first = np.arange(20) // 2
+    for without in (0, 9):
+        out = chosen(np.where(first == without, -1, 0), first, np.arange(20), np.arange(20))
+        assert not out[first == without].any()
+        assert out.sum() == 4
+    alone = np.arange(10)  # a label of one image would be gone from the gallery
+    assert not chosen(alone, alone, alone, alone).any()
     nothing = np.empty(0, dtype=np.int64)
     assert len(chosen(nothing, nothing, nothing, nothing)) == 0
 

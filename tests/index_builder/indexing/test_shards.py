@@ -49,6 +49,13 @@ def test_what_was_written_is_read(store: ShardStore) -> None:
     assert pictures == [(b"", b"large"), (b"first", b"")]
 
 
+def test_the_same_content_is_the_same_bytes() -> None:
+    one, other = (
+        Failure("CorruptImage", reason) for reason in ("It is damaged.", "It is cut off.")
+    )
+    assert shard(c=one, d=other).to_bytes() == shard(d=other, c=one).to_bytes()
+
+
 def test_every_byte_counts(store: ShardStore, tmp_path: Path) -> None:
     store.write(shard())
     (path,) = tmp_path.iterdir()

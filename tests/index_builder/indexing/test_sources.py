@@ -112,10 +112,14 @@ def test_archives_are_read_where_they_lie(folder: Path, tmp_path: Path, suffix: 
     with tarfile.open(archive, TAR_MODES[suffix]) as file:
         for name in ("1/y.png", "0/x.png", "notes.txt"):
             file.add(folder / name, f"./{name}")
+    unpacked = set()
     for _ in range(2):  # the second time from what the first one unpacked
         found = entries(archive, tmp_path)
+        unpacked.add(Path(found[0].place.path).stat().st_ino)
+        assert (Path(found[0].place.path) == archive) == (suffix == "tar")
         assert told(found) == [("1/y.png", "1", {}), ("0/x.png", "0", {})]
         assert [bytes_of(entry.place, ImageLimits()) for entry in found] == [b"1/y.png", b"0/x.png"]
+    assert len(unpacked) == 1
     assert name_of(archive) == "images"
 
 
@@ -190,6 +194,11 @@ def test_dates_of_a_table_are_text(folder: Path) -> None:
     parquet.write_table(binary, folder / "list.parquet")
     with pytest.raises(DatasetError, match=r"'raw' cannot be metadata.*Leave such a column out"):
         entries(folder / "list.parquet")
+    for name, value in (("price", float("nan")), ("metadata", {"price": float("inf")})):
+        unwritable = pa.Table.from_pylist([{"path": "0/x.png", name: value}])
+        parquet.write_table(unwritable, folder / "list.parquet")
+        with pytest.raises(DatasetError, match=r"metadata.* JSON \(Out of range float"):
+            entries(folder / "list.parquet")
 
 
 @pytest.mark.parametrize("suffix", ["", ".tar"])
@@ -279,6 +288,9 @@ def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
         open_source(tmp_path / "list.xlsx")
     with pytest.raises(DatasetError, match="is not there"):
         open_source(tmp_path / "nothing")
+    (tmp_path / "vectors.npy").write_bytes(b"")
+    with pytest.raises(DatasetError, match=r"vectors.npy holds vectors, not images"):
+        open_source(tmp_path / "vectors.npy")
     (tmp_path / "list.parquet").write_bytes(b"no parquet")
     with pytest.raises(DatasetError, match="is not a Parquet file"):
         entries(tmp_path / "list.parquet")
