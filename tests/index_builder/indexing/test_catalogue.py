@@ -87,7 +87,12 @@ def test_ids_that_come_twice_are_named(path: Path, n_repeated: int, ending: str)
 def test_a_gallery_of_nothing_is_refused(tmp_path: Path) -> None:
     with occupied(tmp_path / "run") as work:
         work.begin(resume=False)
-        Catalogue(work.catalogue, entries(2)).close()
+        catalogue = Catalogue(work.catalogue, entries(2))
+        catalogue.close()
+        with pytest.raises(sqlite3.ProgrammingError):
+            list(catalogue.blocks())
+        work.bundle.mkdir()  # of a run that was killed
+        (work.bundle / "items.sqlite").touch()
         with pytest.raises(DatasetError, match="None of the images could be embedded"):
             assemble(work, 0, 4, "fingerprint", IndexSettings())
 

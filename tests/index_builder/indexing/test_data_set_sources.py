@@ -94,6 +94,8 @@ class TestBoxes:
         outside, inside = prepared(found)
         assert "holds nothing of the image, which is 60 × 30" in str(outside)
         assert inside == COLOURS["red"]
+        beside = entries(self.write(tmp_path, [[-5, 0, 2, 5], [0, -5, 5, 2]], "jsonl"), tmp_path)
+        assert ["holds nothing" in str(one) for one in prepared(beside)] == [True, True]
 
     @pytest.mark.parametrize(
         "box",
@@ -108,6 +110,7 @@ class TestBoxes:
         [
             ((0.9, 0.9, 1.2, 1.2), (3, 3, 3)),  # every pixel that it touches
             ((-5, -5, 8, 7), (2, 3, 3)),
+            ((0, 0, 2, 2), (2, 2, 3)),
             ((59, 29, 1, 1), (1, 1, 3)),
         ],
     )
@@ -309,8 +312,11 @@ class TestParquetImages:
         ]
         assert {one.metadata["year"] for one in found} == {2000}
         assert prepared(found) == [(3, 0, 0), (3, 1, 0), (3, 2, 0), (2, 0, 0), (2, 1, 0)]
+        unpacked = Path(found[0].place.path).stat().st_ino
         assert entries(root, tmp_path) == found  # unpacked already
         assert prepared(found)[0] == (3, 0, 0)
+        assert unpacked == Path(found[0].place.path).stat().st_ino
+        assert {one.label for one in entries(root, tmp_path, labelled=False)} == {None}
         changed = self.write(root / "data", 4, "train-1.parquet")
         assert len(entries(root, tmp_path)) == 7
         assert prepared(entries(root, tmp_path))[-1] == (4, 3, 0)
@@ -328,6 +334,9 @@ class TestParquetImages:
         assert [one.group for one in found] == ["g", "g", None]
         assert found[0].place.box == (0.0, 0.0, 4.0, 4.0)
         assert found[0].metadata == {"year": 2000, "label": "nought"}
+        pairs = pa.array([[("price", 3)]], pa.map_(pa.string(), pa.int64()))
+        parquet.write_table(pa.table({"image": [b"1"], "metadata": pairs}), path)
+        assert [one.metadata for one in entries(path, tmp_path)] == [{"price": 3}]
 
     def test_plain_bytes_and_missing_images(self, tmp_path: Path) -> None:
         table = pa.table({"picture": [png(striped()), None], "kind": ["a", "b"]})

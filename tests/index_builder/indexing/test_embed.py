@@ -45,6 +45,7 @@ class Noted(FakeEncoder):
 
     def encode(self, images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
         self.sizes.append(len(images))
+        assert images.dtype == np.uint8
         return super().encode(images, at_once)
 
 
@@ -59,6 +60,7 @@ def test_every_batch_is_of_one_size() -> None:
     ("mean", "variance", "is_sound"),
     [
         ([0, 1, 0], [1, 1, 1], True),
+        ([1, 1, 1], [1, 1, 1], True),
         ([0, 0, 0], [1, 1, 1], False),
         ([np.nan, 1, 1], [1, 1, 1], False),
         ([1, 1, np.inf], [1, 1, 1], False),

@@ -27,9 +27,14 @@ def prepared(block: Block) -> PreparedBlock:
 
 
 class Decoded:
-    """Has decoded every block already."""
+    """Has decoded every block already, but for one that takes longer."""
+
+    def __init__(self, slow: int | None = None) -> None:
+        self.slow, self.last, self.closed = slow, Future[PreparedBlock](), False
 
     def submit(self, block: Block) -> Future[PreparedBlock]:
+        if block.number == self.slow:
+            return self.last
         done: Future[PreparedBlock] = Future()
         done.set_result(prepared(block))
         return done
@@ -38,7 +43,8 @@ class Decoded:
         assert future.result().number == block.number
         return future.result()
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self.closed = True
 
 
 class Fetched:
@@ -105,6 +111,19 @@ def test_what_was_fetched_is_embedded_before_it_is_said_that_no_more_can_be_had(
             next(shards)
     assert found == fetched.released_numbers == set(range(7))
     assert fetched.closed
+
+
+def test_what_is_decoded_waits_for_nothing_that_is_not() -> None:
+    decoders = Decoded(slow=0)
+    with closing(LocalEngine(decoders, FakeEncoder(), 1)) as engine:
+        shards = engine.shards(tasks([], 2))
+        ends = threading.Timer(10, decoders.last.set_exception, [TimeoutError()])
+        ends.start()
+        assert next(shards).number == 1
+        ends.cancel()
+        decoders.last.set_result(prepared(Block(0, ("image 0",))))
+        assert [shard.number for shard in shards] == [0]
+    assert decoders.closed
 
 
 def test_batches_that_have_not_begun_are_forgotten_when_nobody_asks_any_more() -> None:

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from index_builder.datasets.other_formats import OtherFormats
-from index_builder.indexing.blocks import Entry
+from index_builder.indexing.blocks import Entry, Place
 from index_builder.indexing.collection import Indexing, index_collection
 from index_builder.indexing.sources import open_source
 from index_builder.indexing.sources.iiif import image_url
@@ -143,7 +143,9 @@ def test_the_second_version(tmp_path: Path) -> None:
         ("https://m.org/c/1", "1r"),
         ("https://m.org/c/2", "1v"),
     ]
-    assert {one.place.path for one in found} == {"https://i.org/1/full/1024,/0/default.jpg"}
+    assert {one.place for one in found} == {
+        Place("https://i.org/1/full/1024,/0/default.jpg", None, 0, 0)
+    }
     assert dict(found[0].metadata) == {
         "Author": ["Anne", "Emily"],
         "manifest": "Book",

@@ -59,9 +59,15 @@ def numbered(position: int, _smallest_side: int | None) -> Pixels:
 def test_pixels_are_read_by_their_place_in_the_collection() -> None:
     found = prepare_pixels(Block(2, ("a", "b", "c")), numbered, 128, PREPROCESSING)
     assert found.images[:, 0, 0, 0].tolist() == [128, 129, 130]
+    assert found.images.dtype == np.uint8
     assert len(set(found.hashes)) == 3
     assert all(one and one[0] for one in found.thumbnails)
     assert found.previews == (b"",) * 3
+
+    def large(_: int, _smallest_side: int | None) -> Pixels:
+        return picture(400, 400)
+
+    assert all(prepare_pixels(Block(0, ("a",)), large, 0, PREPROCESSING, 300).previews)
 
 
 def test_vectors_have_no_picture() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +57,18 @@ def test_the_same_content_is_the_same_bytes() -> None:
         Failure("CorruptImage", reason) for reason in ("It is damaged.", "It is cut off.")
     )
     assert shard(c=one, d=other).to_bytes() == shard(d=other, c=one).to_bytes()
+
+
+def test_a_shard_of_before_there_were_previews_is_read() -> None:
+    content = shard().to_bytes()[32:]
+    (length,) = struct.unpack_from("<Q", content)
+    header = json.loads(content[8 : 8 + length])
+    del header["preview_sizes"]
+    text = json.dumps(header).encode()
+    content = struct.pack("<Q", len(text)) + text + content[8 + length :].removesuffix(b"large")
+    found = Shard.from_bytes(hashlib.sha256(content).digest() + content)
+    assert found.previews == (b"", b"")
+    assert found.thumbnails == shard().thumbnails
 
 
 def test_every_byte_counts(store: ShardStore, tmp_path: Path) -> None:
