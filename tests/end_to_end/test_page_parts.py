@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Route, expect
+from playwright.sync_api import Browser, expect
 
 from tests.end_to_end.shown_page import ANSWER, CALIBRATION, GALLERY, NBSP, Shown, result
 
 pytestmark = pytest.mark.browser
 
-TEXT = """(made) => [made].flat(Infinity).map((one) => one.outerHTML ?? String(one)).join("\\n")"""
 
-
-@pytest.fixture
-def page(shown: Shown) -> Shown:
-    """The page, open."""
+@pytest.fixture(scope="module")
+def shared(browser: Browser) -> Iterator[Shown]:
+    """A page that many questions are put to, none of which changes it."""
+    shown = Shown(browser)
+    expect.set_options(timeout=20_000)
     shown.open()
-    return shown
-
-
-def run(page: Shown, module: str, code: str, *arguments: object) -> Any:
-    """What code says of a module of the page; ``m`` is the module, ``all`` are the arguments."""
-    script = (
-        f"async (all) => {{ const text = {TEXT}; const m = await import('/page/{module}.js');"
-        f"return await ({code}); }}"
-    )
-    found = page.page.evaluate(script, list(arguments))
-    return found.replace(NBSP, " ") if isinstance(found, str) else found
+    yield shown
+    assert shown.complaints == []
+    shown.page.close()
 
 
 @pytest.mark.parametrize(
@@ -57,9 +50,9 @@ def test_a_line_decides_where_it_can(
         "bundle": {"calibration": {"status": "valid"}},
         **changes,
     }
-    found = run(shared, "answer", "m.byLine(...all)", answer, 0.7)
+    found = shared.run("answer", "m.byLine(...all)", answer, 0.7)
     assert found == (answer if wanted is None else {**answer, "line": 0.7, "verdict": wanted})
-    assert run(shared, "answer", "m.byLine(...all)", answer, None) == answer
+    assert shared.run("answer", "m.byLine(...all)", answer, None) == answer
 
 
 @pytest.mark.parametrize(
@@ -89,23 +82,12 @@ def test_a_problem_says_what_can_be_done(
         const of = (name) => made.querySelector(name)?.textContent ?? null;
         return [of("h2"), of(".remedy"), of(".ids"), of("button")];
     })()"""
-    title, said, numbers, button = run(shared, "problem", code, problem, retry_after, True)
+    title, said, numbers, button = shared.run("problem", code, problem, retry_after, True)
     assert title == "No"
     assert (said or "").startswith(remedy or "")
     assert (said is None, numbers) == (remedy is None, ids)
     assert button == ("Try again" if again else None)
-    assert run(shared, "problem", code, problem, retry_after, False)[3] is None
-
-
-@pytest.fixture(scope="module")
-def shared(browser: Any) -> Any:
-    """A page that many questions are put to, none of which changes it."""
-    shown = Shown(browser)
-    expect.set_options(timeout=20_000)
-    shown.open()
-    yield shown
-    assert shown.complaints == []
-    shown.page.close()
+    assert shared.run("problem", code, problem, retry_after, False)[3] is None
 
 
 def test_numbers_and_names_are_put_into_words_at_their_bounds(shared: Shown) -> None:
@@ -146,10 +128,10 @@ def test_numbers_and_names_are_put_into_words_at_their_bounds(shared: Shown) -> 
 )  # fmt: skip
 def test_a_match_is_said(shared: Shown, changes: dict[str, Any], said: str) -> None:
     answer = {"results": [result(1, **changes)]}
-    assert run(shared, "words", "m.VERDICTS.match.says(all[0])", answer) == (
+    assert shared.run("words", "m.VERDICTS.match.says(all[0])", answer) == (
         f"Vouch stands behind the {said}"
     )
-    by_line = run(shared, "words", "m.VERDICTS.match.says(all[0])", {**answer, "line": 0.5})
+    by_line = shared.run("words", "m.VERDICTS.match.says(all[0])", {**answer, "line": 0.5})
     if changes.get("match_probability", 1) is not None:
         name = "item-1" if "label" in changes else "label-1"
         assert (
@@ -159,31 +141,29 @@ def test_a_match_is_said(shared: Shown, changes: dict[str, Any], said: str) -> N
 
 def test_a_verdict_that_the_page_does_not_know_speaks_for_itself(shared: Shown) -> None:
     code = "(() => { const { says, ...rest } = m.verdictOf(all[0]); return [rest, says()]; })()"
-    found, said = run(shared, "answer", code, {"verdict": "perhaps"})
+    found, said = shared.run("answer", code, {"verdict": "perhaps"})
     assert (found, said) == ({"word": "perhaps", "heading": "Ranked by similarity"}, "")
 
 
 def test_elements_have_properties_attributes_and_children(shared: Shown) -> None:
     known = "{ 'data-x': 1, title: 't', hidden: true }"
-    made = run(
-        shared, "elements", f"text(m.el('p.a.b', {known}, 'x', 0, null, false, ['y', ['z']]))"
+    made = shared.run(
+        "elements", f"text(m.el('p.a.b', {known}, 'x', 0, null, false, ['y', ['z']]))"
     )
     assert made == '<p class="a b" data-x="1" title="t" hidden="">x0yz</p>'
-    assert run(shared, "elements", "text(m.el('p'))") == "<p></p>"
-    made = run(shared, "elements", "text(m.svg('g', { x: 1 }, m.svg('line')))")
+    assert shared.run("elements", "text(m.el('p'))") == "<p></p>"
+    made = shared.run("elements", "text(m.svg('g', { x: 1 }, m.svg('line')))")
     assert made == '<g x="1"><line></line></g>'
-    assert run(shared, "elements", "text(m.glyph('match'))") == (
+    assert shared.run("elements", "text(m.glyph('match'))") == (
         '<svg class="glyph" aria-hidden="true"><use href="#glyph-match"></use></svg>'
     )
-    assert run(shared, "elements", "text(m.picture(null, 'a'))") == (
+    assert shared.run("elements", "text(m.picture(null, 'a'))") == (
         '<span class="picture"><span class="unseen">no preview</span></span>'
     )
     for lazy in (True, False):
-        loading = run(
-            shared, "elements", "m.picture('/v1/a', 'a', all[0]).firstChild.loading", lazy
-        )
+        loading = shared.run("elements", "m.picture('/v1/a', 'a', all[0]).firstChild.loading", lazy)
         assert loading == ("lazy" if lazy else "auto")
-    assert run(shared, "elements", "m.picture('/v1/a', 'a').firstChild.draggable") is False
+    assert shared.run("elements", "m.picture('/v1/a', 'a').firstChild.draggable") is False
 
 
 def test_a_dialog_that_is_closed_is_gone(shared: Shown) -> None:
@@ -197,7 +177,7 @@ def test_a_dialog_that_is_closed_is_gone(shared: Shown) -> None:
         const header = [dialog.open, dialog.querySelector("header").textContent];
         dialog.querySelector(".close").click();
     }))()"""
-    assert run(shared, "elements", code) == [[True, "Titlemore×"], False, 1]
+    assert shared.run("elements", code) == [[True, "Titlemore×"], False, 1]
 
 
 @pytest.mark.parametrize(
@@ -223,10 +203,10 @@ def test_a_gallery_is_described_in_lines(
 ) -> None:
     code = """m.galleryParts(all[0], all[1], all[2] ? { decisions: () => {} } : {})
         .map((one) => one.textContent ?? one).join("\\n")"""
-    found = run(shared, "gallery", code, {**GALLERY, **changes}, {"absent": None, **report}, True)
+    found = shared.run("gallery", code, {**GALLERY, **changes}, {"absent": None, **report}, True)
     assert said in found
     assert found.endswith("\nDecisions so far")
-    found = run(shared, "gallery", code, {**GALLERY, **changes}, {"absent": None, **report}, False)
+    found = shared.run("gallery", code, {**GALLERY, **changes}, {"absent": None, **report}, False)
     assert found.endswith("\nLook through it\n ")
 
 
@@ -247,7 +227,7 @@ def parts(
 ) -> list[str]:  # fmt: skip
     """The parts of an answer that a selector finds, as text."""
     answer = {**ANSWER, **changes}
-    found = run(page, "answer", PARTS, answer, time, question or {}, selector, as_html)
+    found = page.run("answer", PARTS, answer, time, question or {}, selector, as_html)
     return [one.replace(NBSP, " ") for one in found]
 
 
@@ -265,14 +245,11 @@ def test_a_scale_is_drawn(shared: Shown) -> None:
     ood = {**ood, "p_value": None}
     uncertainty = {**ANSWER["query"]["uncertainty"], "value": None, "percentile": None}
     query = {**ANSWER["query"], "ood": ood, "uncertainty": uncertainty}
-    assert (
-        parts(shared, "svg.scale", as_html=True, query=query)[:2]
-        == [
-            '<svg class="scale"><line class="track unknown" x1="0" x2="100%" y1="12" y2="12"></line>'
-            "</svg>"
-        ]
-        * 2
+    unknown = (
+        '<svg class="scale"><line class="track unknown" x1="0" x2="100%" y1="12" y2="12"></line>'
+        "</svg>"
     )
+    assert parts(shared, "svg.scale", as_html=True, query=query)[:2] == [unknown] * 2
     assert parts(shared, ".raw", query=query) == ["laplace, –", "fusion, p = –"]
 
 
@@ -301,6 +278,10 @@ def test_details_say_times_and_how_to_ask_again(shared: Shown) -> None:
     assert curl == (
         f"curl -s 'http://vouch.test/v1/a' |\n  curl -s -F 'image=@-;filename=sample' '{address}'"
     )
+    shared.run("api", "m.key.set('secret')")
+    [curl] = parts(shared, "[data-testid=curl]")
+    shared.run("api", "m.key.forget()")
+    assert curl.startswith('curl -s -H "Authorization: Bearer $VOUCH_KEY" -F ')
     [whole] = parts(shared, "[data-testid=json]", cache="hit")
     assert json.loads(whole) == {**ANSWER, "cache": "hit"}
     assert whole.startswith('{\n  "')
@@ -333,87 +314,6 @@ def test_what_it_is_all_the_same_is_said_of_what_is_ambiguous(shared: Shown) -> 
                           ("match", [])):  # fmt: skip
         found = parts(shared, "[data-testid=roll-up]", verdict=verdict, roll_up=rolled)
         assert found == said
-
-
-def answers(page: Shown, status: int, body: str, **headers: str) -> None:
-    """Let the service answer what is asked at ``/v1/thing``."""
-
-    def reply(route: Route) -> None:
-        kind = {"content-type": "application/json"}
-        route.fulfill(status=status, body=body, headers={**kind, **headers})
-
-    page.page.route("**/v1/thing", reply)
-
-
-ASKED = """m.askJson("/v1/thing").then((found) => ({ found }),
-    ({ name, message, problem, retryAfter }) => ({ name, message, problem, retryAfter }))"""
-
-
-def test_what_the_api_refuses_is_a_problem(page: Shown) -> None:
-    answers(page, 200, '{"a": 1}')
-    assert run(page, "api", ASKED) == {"found": {"a": 1}}
-    answers(page, 429, '{"title": "Slow down"}', **{"retry-after": "7"})
-    found = run(page, "api", ASKED)
-    assert (found["problem"], found["retryAfter"]) == ({"status": 429, "title": "Slow down"}, "7")
-    for status, body, title in ((502, "<html>", "The service answered 502"),
-                                (500, "{}", "The service answered 500"),
-                                (200, "<html>", "The answer could not be read")):  # fmt: skip
-        answers(page, status, body)
-        problem = run(page, "api", ASKED)["problem"]
-        assert (problem["status"], problem["title"]) == (status, title)
-        assert problem["detail"].startswith("What came back is not what this page expects")
-    page.page.route("**/v1/thing", lambda route: route.abort())
-    problem = run(page, "api", ASKED)["problem"]
-    assert (problem["status"], problem["title"]) == (0, "The service cannot be reached")
-    aborted = ASKED.replace('"/v1/thing"', '"/v1/thing", { signal: AbortSignal.abort() }')
-    assert run(page, "api", aborted)["name"] == "AbortError"
-
-
-def test_who_may_write_is_what_the_service_says(page: Shown) -> None:
-    for scope, may in (("read", False), ("write", True), ("admin", True)):
-        page.replies["/v1/usage"] = {"scope": scope}
-        assert run(page, "api", "m.mayWrite()") is may
-    page.page.route("**/v1/usage", lambda route: route.fulfill(status=404))
-    assert run(page, "api", "m.mayWrite()") is True
-
-
-def test_with_a_key_pictures_are_fetched_with_it(page: Shown) -> None:
-    asked: list[str | None] = []
-
-    def reply(route: Route) -> None:
-        asked.append(route.request.headers.get("authorization"))
-        if len(asked) == 2:
-            route.fulfill(status=404)
-        else:
-            route.fulfill(body=page.picture, content_type="image/png")
-
-    page.page.route("**/v1/picture", reply)
-    loaded = """(() => new Promise((tell) => {
-        const image = new Image();
-        image.loading = "lazy";
-        image.onload = () => tell([image.src.split(":")[0], image.loading]);
-        image.onerror = () => tell("failed");
-        m.load(image, all[0]);
-    }))()"""
-    run(page, "api", "m.key.set('secret')")
-    assert run(page, "api", "m.key.get()") == "secret"
-    assert run(page, "api", loaded, "/v1/picture") == ["blob", "eager"]
-    assert run(page, "api", loaded, "/v1/picture") == "failed"
-    assert asked == ["Bearer secret"] * 2
-    assert "Authorization: Bearer $VOUCH_KEY" in parts(page, "[data-testid=curl]")[0]
-    run(page, "api", "m.key.forget()")
-    assert run(page, "api", "m.key.get()") is None
-
-
-def test_a_document_asks_one_service(page: Shown) -> None:
-    assert run(page, "api", "m.address('/v1')") == "http://vouch.test/v1"
-    for _ in range(2):
-        run(page, "api", "m.connect('http://other.test')")
-        assert run(page, "api", "m.address('/v1')") == "http://other.test/v1"
-    refused = "(() => { try { m.connect('/'); } catch (error) { return error.message; } })()"
-    assert run(page, "api", refused) == (
-        "This document asks http://other.test/ already; it cannot ask http://vouch.test/ too."
-    )
 
 
 def test_a_list_that_cannot_go_on_says_why(shown: Shown) -> None:
