@@ -44,16 +44,15 @@ def test_an_index_of_another_kind_leaves_nothing_of_the_one_before(tmp_path: Pat
 def test_a_run_that_failed_leaves_nothing_to_the_next(tmp_path: Path, *, labelled: bool) -> None:
     """Its shards are of other images, by the same names."""
     encoder = FakeEncoder()
-    before, now = (
-        from_arrays("x", np.full((1, 5, 5), value, np.uint8), ["owl"]) for value in (1, 250)
-    )
+    pixels = np.arange(25, dtype=np.uint8).reshape(1, 5, 5)
+    before, now = (from_arrays("x", one, ["owl"]) for one in (pixels[:, ::-1], 10 * pixels))
     with pytest.raises(OutputError):
         build_gallery(tmp_path / "work", tmp_path / "not there", encoder, before)
     (tmp_path / "staging").mkdir()
     build_gallery(tmp_path / "work", tmp_path / "staging", encoder, now, labelled=labelled)
     gallery = FaissGallery(tmp_path / "staging")
     assert [one.label for one in gallery.items(np.arange(1))] == ["owl" if labelled else None]
-    mean = encoder.encode(np.full((1, 5, 5, 3), 250, np.uint8)).mean[0]
+    mean = encoder.encode(np.repeat(10 * pixels[..., None], 3, axis=3)).mean[0]
     np.testing.assert_allclose(
         gallery.directions(np.arange(1))[0], mean / np.linalg.norm(mean), atol=1e-3
     )

@@ -128,20 +128,24 @@ def test_what_is_decoded_waits_for_nothing_that_is_not() -> None:
 
 def test_batches_that_have_not_begun_are_forgotten_when_nobody_asks_any_more() -> None:
     """One was given, one is at work; a third waits for the thread that encodes."""
-    encoder, begun, go_on = FakeEncoder(), list[int](), threading.Event()
+    encoder, begun = FakeEncoder(), list[int]()
+    is_at_work, go_on = threading.Event(), threading.Event()
 
     def encode(block: PreparedBlock) -> Embeddings:
         begun.append(block.number)
         if len(begun) > 1:
+            is_at_work.set()
             go_on.wait()
         return encoder.encode(np.zeros((1, 5, 5, 3), np.uint8))
 
     engine = LocalEngine(Decoded(), encoder_on(PROVIDERS["cuda"]), 1, encode)
     shards = engine.shards(tasks([]))
     next(shards)
+    is_at_work.wait()
     threading.Timer(0.05, go_on.set).start()
     cast("Iterator[None]", shards).close()  # type: ignore[attr-defined]
-    assert len(begun) <= 2
+    assert go_on.is_set()
+    assert len(begun) == 2
 
 
 def test_threads_that_decode_forget_what_has_not_begun() -> None:

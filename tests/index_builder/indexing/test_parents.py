@@ -17,8 +17,6 @@ from model_store.errors import DatasetError
 from tests.support.collection_files import write_drawings
 from tests.support.narrowing import not_none
 
-pytestmark = pytest.mark.process
-
 KIND = {"0": "round", "6": "round", "8": "round", "9": "round", "1": "straight", "7": "straight"}
 
 
@@ -63,6 +61,7 @@ def test_what_is_no_hierarchy_is_refused(
         read_parents(table(tmp_path / "of.csv", rows))
 
 
+@pytest.mark.process
 def test_an_indexed_gallery_rolls_up(indexing: Indexing, tmp_path: Path) -> None:
     source = tmp_path / "more"
     source.mkdir()

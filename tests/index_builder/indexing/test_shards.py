@@ -100,6 +100,15 @@ def test_other_images_have_another_shard(store: ShardStore, other: Block) -> Non
     assert store.find(BLOCK, BLOCK.digest("other recipe")) is None
 
 
+def test_an_image_of_the_web_is_known_by_its_version_or_else_its_url() -> None:
+    url = "https://shop.example/1.png"
+    known = Place(url, None, 0, 0).identity()
+    assert Place(f"{url}?X-Amz-Signature=1", None, 0, 0).identity() == known
+    assert Place(url.replace("1", "2"), None, 0, 0).identity() != known
+    versions = [Place(one, None, 0, 0, None, "v1").identity() for one in (url, "s3://a/1.png")]
+    assert versions[0] == versions[1] != known
+
+
 def test_a_moved_collection_is_the_same(store: ShardStore) -> None:
     moved = Block(3, BLOCK.ids, tuple(Place("/to" + p.path, None, p.size, 7) for p in BLOCK.places))
     store.write(shard())

@@ -297,6 +297,20 @@ def test_a_damaged_archive_is_refused(
         entries(archive, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("https://shop.example/of/boots.tar.gz?signature=1", "boots"),
+        ("s3://bucket/of/boots", "boots"),
+        (Path("/of/boots.csv"), "boots"),
+        (Path("/of/v1.2"), "v1.2"),
+        (".", Path.cwd().name),
+    ],
+)
+def test_a_gallery_is_called_as_its_source(source: Path | str, name: str) -> None:
+    assert name_of(source) == name
+
+
 def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
     (tmp_path / "list.xlsx").write_bytes(b"")
     with pytest.raises(DatasetError, match=r"neither a folder nor one of \.csv"):
