@@ -22,7 +22,11 @@ def test_further_results_come_by_a_button(shown: Shown) -> None:
     third = shown.page.get_by_role("button", name="Compare with label-3")
     expect(third).to_be_focused()
     third.press("Enter")
-    expect(shown.page.get_by_role("dialog").get_by_role("heading")).to_have_text("label-3: 3 of 4")
+    heading = shown.page.get_by_role("dialog").get_by_role("heading")
+    expect(heading).to_have_text("label-3: 3 of 4")
+    shown.page.keyboard.press("Escape")
+    shown.page.get_by_role("button", name="Compare with label-4").click()
+    expect(heading).to_have_text("label-4: 4 of 4")
 
 
 def test_a_list_without_an_end_has_no_button(shown: Shown) -> None:

@@ -308,6 +308,13 @@ def test_an_item_shows_what_is_known_of_it(shared: Shown) -> None:
     ]
 
 
+def test_a_review_is_asked_for_of_a_first_result(shared: Shown) -> None:
+    asked = "This answer was drawn at random for review. Is the first result right? YesNo"
+    assert parts(shared, "[data-testid=audit]", audit=True) == [asked]
+    assert parts(shared, "[data-testid=audit]", audit=True, results=[]) == []
+    assert parts(shared, "[data-testid=audit]") == []
+
+
 def test_what_it_is_all_the_same_is_said_of_what_is_ambiguous(shared: Shown) -> None:
     rolled = {"label": "cat", "probability": 0.9}
     for verdict, said in (("ambiguous", ["Not sure which, but “cat” with probability 90 %."]),
