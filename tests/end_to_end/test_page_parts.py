@@ -315,6 +315,24 @@ def test_a_review_is_asked_for_of_a_first_result(shared: Shown) -> None:
     assert parts(shared, "[data-testid=audit]") == []
 
 
+@pytest.mark.parametrize("calm", [False, True])
+def test_an_answer_out_of_sight_is_brought_there(shared: Shown, *, calm: bool) -> None:
+    code = """(() => {
+        const height = innerHeight, asked = [];
+        const at = (top) => m.Search.prototype.bringIntoView.call({ $: () => ({
+            getBoundingClientRect: () => ({ top }),
+            scrollIntoView: ({ behavior }) => asked.push([top === height ? "below" : top, behavior]),
+        }) });
+        [-1, 0, 1, height / 2 - 1, height].forEach(at);
+        at(height / 2);
+        return [asked, height / 2];
+    })()"""
+    shared.page.emulate_media(reduced_motion="reduce" if calm else "no-preference")
+    asked, half = shared.run("search", code)
+    how = "auto" if calm else "smooth"
+    assert asked == [[-1, how], ["below", how], [half, how]]
+
+
 def test_what_it_is_all_the_same_is_said_of_what_is_ambiguous(shared: Shown) -> None:
     rolled = {"label": "cat", "probability": 0.9}
     for verdict, said in (("ambiguous", ["Not sure which, but “cat” with probability 90 %."]),
