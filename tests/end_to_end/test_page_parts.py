@@ -321,7 +321,8 @@ def test_an_answer_out_of_sight_is_brought_there(shared: Shown, *, calm: bool) -
         const height = innerHeight, asked = [];
         const at = (top) => m.Search.prototype.bringIntoView.call({ $: () => ({
             getBoundingClientRect: () => ({ top }),
-            scrollIntoView: ({ behavior }) => asked.push([top === height ? "below" : top, behavior]),
+            scrollIntoView: ({ behavior }) =>
+                asked.push([top === height ? "below" : top, behavior]),
         }) });
         [-1, 0, 1, height / 2 - 1, height].forEach(at);
         at(height / 2);
