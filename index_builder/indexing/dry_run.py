@@ -141,7 +141,6 @@ def _seconds_of_encoding(prepared: PreparedBlock, encoder: Encoder) -> float:
 
 def _existing(directory: Path) -> Path:
     """The directory, or the nearest around it that is there."""
-    directory = directory.absolute()
     return next(one for one in (directory, *directory.parents) if one.exists())
 
 

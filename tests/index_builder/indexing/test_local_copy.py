@@ -97,6 +97,11 @@ def test_what_is_there_is_not_copied_again_and_what_is_gone_is_removed(
         ("é & co.png", "", "é & co.png"),
         ("é/& co.png", "", "%C3%A9%2F& co.png"),
         ("/" + "n" * 143 + ".png", "", "%2F" + "n" * 143 + ".png"),  # of 150 characters
+        (
+            "/" + "n" * 149 + ".abcdefghijk",
+            "",
+            sha256(b"/" + b"n" * 149 + b".abcdefghijk").hexdigest() + ".abcdefghi.jpg",
+        ),
         ("/" + "n" * 144 + ".png", "", sha256(b"/" + b"n" * 144 + b".png").hexdigest() + ".png"),
     ],
 )

@@ -19,6 +19,7 @@ from index_builder.indexing import evaluation_page
 from index_builder.indexing.comparison import Side, _rows_of_both, _thresholds, changes_of
 from index_builder.indexing.evaluation_page import _error, picture_of, thumbnail_of
 from index_builder.indexing.unknown import UnknownQueries
+from index_builder.metrics.charts import UNIT
 from model_store.compared_answers import Said
 from model_store.gallery import Gallery, Thumbnail
 from model_store.identities.grouping import Group, group_id
@@ -173,7 +174,6 @@ def test_curves_and_the_surest_errors_are_on_the_page(monkeypatch: pytest.Monkey
     assert evaluation_page.page(evaluation, PICTURES, "shoes") == "evaluation.html.jinja"
     assert shown["errors"] == list(range(evaluation_page.N_SHOWN))
     assert shown["n_errors"] == evaluation_page.N_SHOWN + 1
-    unit = evaluation_page.UNIT
-    assert shown["dots"] == [(unit.x(0.25), unit.y(0.5), 3 + 9 * 0.5)]
+    assert shown["dots"] == [(UNIT.x(0.25), UNIT.y(0.5), 3 + 9 * 0.5)]
     assert (shown["name"], shown["stream"]) == ("shoes", stream)
     assert shown["risk_path"] == shown["risk"].path(stream["risk_coverage"])

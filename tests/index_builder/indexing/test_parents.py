@@ -61,6 +61,10 @@ def test_what_is_no_hierarchy_is_refused(
         read_parents(table(tmp_path / "of.csv", rows))
 
 
+def test_an_empty_table_has_no_levels(tmp_path: Path) -> None:
+    assert list(read_parents(table(tmp_path / "of.csv", [])).levels) == []
+
+
 @pytest.mark.process
 def test_an_indexed_gallery_rolls_up(indexing: Indexing, tmp_path: Path) -> None:
     source = tmp_path / "more"

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from index_builder.datasets.other_formats import OtherFormats
 from index_builder.indexing import dry_run
@@ -28,6 +29,7 @@ from index_builder.indexing.reports import (
 from index_builder.indexing.workdir import Work
 from index_builder.vectors.encoder import batch_size
 from model_store.decision import Calibration
+from model_store.encoder.contract import Embeddings
 from tests.support.collection_files import lines
 from tests.support.fakes import FakeEncoder
 
@@ -148,18 +150,26 @@ def test_the_images_that_it_tries_are_evenly_spread(tmp_path: Path, n: int, bloc
 def test_the_faster_of_two_batches_tells_how_long_an_image_takes(
     monkeypatch: pytest.MonkeyPatch, n: int
 ) -> None:
-    times, encoder = iter([10.0, 18.0, 20.0, 26.0]), FakeEncoder()
+    times, encoder, sizes = iter([10.0, 18.0, 20.0, 26.0]), FakeEncoder(), []
     monkeypatch.setattr("index_builder.indexing.dry_run.time.perf_counter", lambda: next(times))
+
+    def encode(images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
+        sizes.append(len(images))
+        return FakeEncoder.encode(encoder, images, at_once)
+
+    monkeypatch.setattr(encoder, "encode", encode)
     images, nothing = np.zeros((n, 5, 5, 3), np.uint8), (("",) * n)
     prepared = PreparedBlock(
         0, tuple(map(str, range(n))), images, ((b"", ""),) * n, nothing, {}, (b"",) * n
     )
     assert dry_run._seconds_of_encoding(prepared, encoder) == 6 / batch_size(encoder)
+    assert sizes == [batch_size(encoder)] * 2
 
 
 def test_the_room_is_that_of_the_nearest_directory_that_is_there(tmp_path: Path) -> None:
     assert dry_run._existing(tmp_path / "not" / "there") == tmp_path
     assert dry_run._existing(tmp_path) == tmp_path
+    assert dry_run._existing(Path("not there")) == Path()
 
 
 def test_a_block_is_cut_into_images(tmp_path: Path) -> None:

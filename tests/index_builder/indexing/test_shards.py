@@ -68,6 +68,7 @@ def test_a_shard_of_before_there_were_previews_is_read() -> None:
     content = struct.pack("<Q", len(text)) + text + content[8 + length :].removesuffix(b"large")
     found = Shard.from_bytes(hashlib.sha256(content).digest() + content)
     assert found.previews == (b"", b"")
+    assert all(one.preview == one.preview_end for one in found.positions)
     assert found.thumbnails == shard().thumbnails
 
 

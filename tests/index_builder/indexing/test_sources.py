@@ -15,7 +15,7 @@ import pytest
 from pyarrow import parquet
 
 from index_builder.datasets.other_formats import OtherFormats
-from index_builder.indexing.blocks import Entry
+from index_builder.indexing.blocks import Entry, Place
 from index_builder.indexing.prepare import bytes_of
 from index_builder.indexing.sources import name_of, open_source
 from model_store.errors import DatasetError
@@ -295,6 +295,15 @@ def test_a_damaged_archive_is_refused(
     archive.write_bytes(whole[: len(whole) // 2] if damage == "cut" else b"no archive" * 1000)
     with pytest.raises(DatasetError, match="is not a whole tar file"):
         entries(archive, tmp_path)
+
+
+def test_a_manifest_of_this_machine_may_name_the_web(folder: Path) -> None:
+    path, url = folder / "list.csv", "https://shop.example/a.png"
+    path.write_text(f"path\n{url}\n", encoding="utf-8")
+    assert [one.place for one in entries(path)] == [Place(url, None, 0, 0)]
+    path.write_text("path\nftp://shop.example/a.png\n", encoding="utf-8")
+    with pytest.raises(DatasetError, match="ftp"):
+        entries(path)
 
 
 @pytest.mark.parametrize(
