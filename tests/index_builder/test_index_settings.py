@@ -6,11 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from index_builder.commands.index_options import IndexOptions
 from index_builder.configuration.build import load_config
 from index_builder.datasets.images import from_arrays
 from index_builder.indexing.from_images import build_gallery
+from index_builder.vectors.encoder import StoredEncoder, batch_size
+from index_builder.vectors.store import VectorFile
+from model_store.encoder.contract import Embeddings
 from model_store.errors import ConfigError, OutputError
 from model_store.gallery import FaissGallery, IndexSettings
 from model_store.gallery.files.gallery import GALLERY_FILES
@@ -56,6 +60,26 @@ def test_a_run_that_failed_leaves_nothing_to_the_next(tmp_path: Path, *, labelle
     np.testing.assert_allclose(
         gallery.directions(np.arange(1))[0], mean / np.linalg.norm(mean), atol=1e-3
     )
+
+
+class Counted(FakeEncoder):
+    """Counts the batches that it encodes."""
+
+    n = 0
+
+    def encode(self, images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
+        self.n += 1
+        return super().encode(images, at_once)
+
+
+def test_what_an_encoder_knows_is_not_encoded_again(tmp_path: Path) -> None:
+    encoder = Counted()
+    known = StoredEncoder(encoder, VectorFile(None))
+    for n in (-(-len(IMAGES) // batch_size(encoder)), 0):
+        encoder.n = 0
+        (tmp_path / "staging").mkdir(exist_ok=True)
+        build_gallery(tmp_path / "work", tmp_path / "staging", known, IMAGES)
+        assert encoder.n == n
 
 
 def test_a_configuration_says_which(tmp_path: Path) -> None:

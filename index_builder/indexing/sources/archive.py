@@ -139,7 +139,7 @@ class Archive:
         with tarfile.open(self.path, "r:*") as packed, partial.open("wb") as file:
             content = cast("IO[bytes]", packed.fileobj)
             content.seek(0)
-            shutil.copyfileobj(content, file, 2**20)
+            shutil.copyfileobj(content, file)
         # By its date it is known which archive it was unpacked from.
         os.utime(partial, ns=(status.st_mtime_ns, status.st_mtime_ns))
         partial.replace(plain)

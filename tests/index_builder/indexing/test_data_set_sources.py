@@ -176,7 +176,7 @@ class TestCoco:
         with pytest.raises(DatasetError, match=reason):
             entries(self.write(tmp_path, {**self.CONTENT, **change}), tmp_path)
 
-    @pytest.mark.parametrize("content", ["[]", "{", '{"images": []}'])
+    @pytest.mark.parametrize("content", ["[]", "{", '{"images": []}', '{"annotations": []}'])
     def test_another_file_called_json(self, content: str, tmp_path: Path) -> None:
         (tmp_path / "a.json").write_text(content)
         with pytest.raises(
@@ -227,7 +227,9 @@ class TestWebdataset:
         assert unlabelled[0].metadata == {"year": 1999, "label": "owl"}
 
     def test_other_files_and_what_is_no_file_are_left_out(self, tmp_path: Path) -> None:
-        path = self.write(tmp_path, {"1.png": b"1", "1.md": b"# of it", "2.png": b"2"})
+        path = self.write(
+            tmp_path, {"1.png": b"1", "1.md": b"# of it", "2.png": b"2", "3.json": b"{"}
+        )
         with tarfile.open(path, "a") as file:
             for kind in (tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE):
                 member = tarfile.TarInfo(f"{kind.decode()}.png")
@@ -283,7 +285,15 @@ class TestWebdataset:
 class TestParquetImages:
     HUGGING_FACE: Mapping[bytes, bytes] = {
         b"huggingface": json.dumps(
-            {"info": {"features": {"label": {"names": ["nought", "one"], "_type": "ClassLabel"}}}}
+            {
+                "info": {
+                    "features": {
+                        "label": {"names": ["nought", "one"], "_type": "ClassLabel"},
+                        "year": {"dtype": "int64", "_type": "Value"},
+                        "boxes": [{"dtype": "float32", "_type": "Value"}],
+                    }
+                }
+            }
         ).encode()
     }
 

@@ -51,6 +51,7 @@ def test_what_is_remote_is_fetched_once_and_the_rest_stays(tmp_path: Path) -> No
         failure = found.failures["f"]
         assert (failure.error, failure.passing) == ("NotFetched", True)
         assert failure.reason == "It is not there."
+        assert fetching.submit(BLOCK).result() == found  # of a run that is tried again
         other = fetching.submit(replace(BLOCK, number=4)).result()
         fetching.released(BLOCK)
         assert not paths[0].exists()
@@ -63,6 +64,7 @@ def test_a_block_of_this_machine_is_given_back(tmp_path: Path) -> None:
     block = Block(0, ("a",), (LOCAL,))
     with closing(Fetching(Elsewhere({}).as_storage(), tmp_path / "fetched", LIMITS)) as fetching:
         assert fetching.submit(block).result() is block
+        fetching.released(block)
     assert not (tmp_path / "fetched").exists()
 
 
@@ -84,6 +86,10 @@ class Slow(Elsewhere):
         self.go_on.wait()
         return self.never if url == GONE else super().fetch(url, file, most, version)
 
+    def close(self) -> None:
+        self.go_on.set()
+        super().close()
+
 
 def test_what_has_not_begun_is_forgotten_at_the_end(tmp_path: Path) -> None:
     there = Slow({ONE: b"1"})
@@ -91,8 +97,11 @@ def test_what_has_not_begun_is_forgotten_at_the_end(tmp_path: Path) -> None:
     one = Block(0, ("a",), (PLACES[0],))
     begun = [fetching.submit(replace(one, number=number)) for number in range(BLOCKS_AT_ONCE)]
     waits = fetching.submit(replace(one, number=9))
-    threading.Timer(0.05, there.go_on.set).start()
+    late = threading.Timer(20, there.go_on.set)
+    late.start()
     fetching.close()
+    assert late.is_alive()  # what hangs ends with its storage
+    late.cancel()
     assert [future.done() for future in begun] == [True] * BLOCKS_AT_ONCE
     assert waits.cancelled()
 

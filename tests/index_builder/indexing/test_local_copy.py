@@ -31,7 +31,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return tmp_path / "copy" / "images"
+    return tmp_path / "copy" / "of" / "images"
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -112,9 +112,19 @@ def test_an_image_is_called_as_a_file_may_be(
     assert list(files_of(folder)) == [path]
 
 
+def test_without_labels_there_are_no_sub_folders(source: Path, folder: Path) -> None:
+    copy_images(str(source), folder, Storage(), labelled=False)
+    assert list(files_of(folder)) == ["a%2Fdeep%2Fy.JPG", "a%2Fx.png", "top.webp"]
+
+
 @pytest.mark.parametrize(("n_missing", "is_refused"), [(1, False), (2, True)])
 def test_one_image_in_a_hundred_may_be_missing(
-    source: Path, folder: Path, n_missing: int, *, is_refused: bool
+    source: Path,
+    folder: Path,
+    caplog: pytest.LogCaptureFixture,
+    n_missing: int,
+    *,
+    is_refused: bool,
 ) -> None:
     rows = [(f"{n}.png", "gone.png" if n < n_missing else "top.webp", "") for n in range(100)]
     listed = manifest(source / "list.csv", rows)
@@ -124,6 +134,9 @@ def test_one_image_in_a_hundred_may_be_missing(
     else:
         copy_images(listed, folder, Storage())
     assert len(files_of(folder)) == 100 - n_missing
+    assert [record.getMessage() for record in caplog.records] == [
+        f"left out {n}.png: No such file or directory" for n in range(n_missing)
+    ]
 
 
 def test_two_images_of_one_name_are_refused(source: Path, folder: Path) -> None:

@@ -36,12 +36,13 @@ def test_parents_of_parents_stand_a_level_above_all_that_is_below_them(tmp_path:
             None if place < 0 else hierarchy.parents[level][place]
             for level, place in enumerate(hierarchy.of_labels([label])[0])
         ]
-        for label in ("lion", "cat", "Panthera", "nobody")
+        for label in ("lion", "cat", "Panthera", "Felidae", "nobody")
     }
     assert named == {
         "lion": ["Panthera", "Felidae"],
         "cat": [None, "Felidae"],
         "Panthera": ["Panthera", "Felidae"],  # of which nothing finer is known
+        "Felidae": [None, "Felidae"],
         "nobody": [None, None],
     }
 

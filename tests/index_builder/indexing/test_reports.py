@@ -58,6 +58,7 @@ def work(tmp_path: Path) -> Iterator[Work]:
 def test_images_that_are_left_out_stand_in_the_order_of_the_source(work: Work) -> None:
     failures = {name: Failure("CorruptImage", f"why {name}") for name in ("0001", "0004", "0002")}
     write_quarantine(work, failures)
+    assert {line["error"] for line in lines(work.quarantine)} == {"CorruptImage"}
     assert [(line["id"], line["source"], line["reason"]) for line in lines(work.quarantine)] == [
         ("0004", "line 0", "why 0004"),
         ("0002", "line 2", "why 0002"),
@@ -66,6 +67,7 @@ def test_images_that_are_left_out_stand_in_the_order_of_the_source(work: Work) -
     write_quarantine(work, {}, OtherFormats(["ü.heic"]))
     [line] = lines(work.quarantine)
     assert (line["id"], line["source"], line["error"]) == ("ü.heic", "ü.heic", "UnsupportedImage")
+    assert line["reason"].startswith("By its name it is an image of another format; JPEG")
     assert "ü.heic" in work.quarantine.read_text(encoding="utf-8")
 
 
