@@ -315,6 +315,29 @@ def test_a_review_is_asked_for_of_a_first_result(shared: Shown) -> None:
     assert parts(shared, "[data-testid=audit]") == []
 
 
+def test_how_likely_nothing_matches_is_shown_where_it_is_known(shared: Shown) -> None:
+    shown = "[data-testid=nothing] .ends"
+    assert parts(shared, shown) == ["something doesnothing does"]
+    assert parts(shared, shown, no_match_probability=None) == []
+    assert parts(shared, shown, absent=None) == []
+    assert parts(shared, shown, verdict="out_of_distribution") == []
+    assert parts(shared, "[data-testid=uncertainty] .ends") == ["certainuncertain"]
+    assert parts(shared, "[data-testid=ood] .ends") == ["ordinarystrange"]
+
+
+def test_a_sample_is_a_picture_and_its_words(shared: Shown) -> None:
+    code = """(() => {
+        const asked = [];
+        const made = m.sampleList(all[0], (sample) => asked.push(sample.id));
+        made.forEach((one) => one.querySelector("button").click());
+        return [asked, made.map((one) => one.textContent), made[0].querySelector("img").outerHTML];
+    })()"""
+    samples = [{"id": n, "image_url": "/v1/a", "caption": n, "belongs": n == "a"} for n in "ab"]
+    asked, words, picture = shared.run("gallery", code, samples)
+    assert (asked, words) == (["a", "b"], ["a", "bdoes not belong"])
+    assert picture == '<img alt="" draggable="false" src="http://vouch.test/v1/a">'
+
+
 @pytest.mark.parametrize("calm", [False, True])
 def test_an_answer_out_of_sight_is_brought_there(shared: Shown, *, calm: bool) -> None:
     code = """(() => {

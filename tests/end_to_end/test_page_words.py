@@ -202,6 +202,7 @@ def test_a_problem_comes_with_a_remedy(
     expect(said.locator(".remedy")).to_contain_text(remedy)
     expect(said.locator(".ids")).to_have_text(f"HTTP {status} · busy · request r-1")
     expect(said.get_by_role("button")).to_have_count(int(again))
+    expect(shown.page.locator("#legend")).to_be_hidden()
 
 
 PERCENTAGES = {
