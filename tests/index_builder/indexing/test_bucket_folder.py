@@ -83,3 +83,5 @@ def test_a_manifest_from_elsewhere_names_what_it_may(
             places.place(name, "line 3")
     else:
         assert places.place(name, "line 3") == Place(wanted, None, 0, 0)
+    with pytest.raises(DatasetError):
+        places.place("ftp://shop.example/a.png", "line 3")

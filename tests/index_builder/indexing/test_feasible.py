@@ -208,13 +208,26 @@ def test_whole_groups_are_put_aside_up_to_a_number(
     assert sorted(groups.values()) == sorted(
         [[4, 5, 20, 21], *([n, n + 1] for n in range(0, 48, 2) if n not in {4, 20}), [48]]
     )
-    for n_most, n_taken in ((100, 10), (10, 10), (7, 6), (1, 0), (0, 0)):
+    for n_most, n_taken in ((100, 11), (11, 11), (10, 10), (9, 9), (2, 2), (1, 1), (0, 0)):
         note_held_out(connection, n_most)
         connection.commit()
         names = held_out(path)
         assert names == sorted(names)
+        assert len(names) == n_taken
         taken = {int(name) for name in names}
         assert all(taken >= set(group) or not taken & set(group) for group in groups.values())
-        assert len(taken) <= n_most
-        if n_most != 1:
-            assert abs(len(taken) - n_taken) <= 1
+
+
+def test_images_are_put_aside_by_their_hashes(
+    embedded: tuple[Path, sqlite3.Connection], tmp_path: Path
+) -> None:
+    """A fifth of each label's, of the last hashes; of these only so many, the first of them."""
+    path, connection = embedded
+    connection.execute("UPDATE entries SET group_name = id, label = iif(id < '25', 'a', 'b')")
+    connection.execute("UPDATE embedded SET hash = id")
+    note_groups(connection, ShardStore(tmp_path), 0)
+    chosen = [f"{n:02d}" for n in (*range(20, 25), *range(44, 49))]
+    for n_most in (100, 10, 7, 1):
+        note_held_out(connection, n_most)
+        connection.commit()
+        assert held_out(path) == chosen[:n_most]

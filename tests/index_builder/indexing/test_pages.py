@@ -19,7 +19,8 @@ from index_builder.indexing import evaluation_page
 from index_builder.indexing.comparison import Side, _rows_of_both, _thresholds, changes_of
 from index_builder.indexing.evaluation_page import _error, picture_of, thumbnail_of
 from index_builder.indexing.unknown import UnknownQueries
-from index_builder.metrics.charts import UNIT
+from index_builder.metrics.charts import UNIT, fitted
+from index_builder.metrics.pages import SIZE
 from model_store.compared_answers import Said
 from model_store.gallery import Gallery, Thumbnail
 from model_store.identities.grouping import Group, group_id
@@ -104,6 +105,7 @@ def test_unknown_queries_are_reported(unknown: UnknownQueries) -> None:
         ],
         "ungrouped": ["q-2"],
     }
+    assert "\r" not in unknown.table()
     rows = list(csv.reader(io.StringIO(unknown.table())))
     name = group_id(["q-1", "q-4"])
     assert rows == [
@@ -176,4 +178,9 @@ def test_curves_and_the_surest_errors_are_on_the_page(monkeypatch: pytest.Monkey
     assert shown["n_errors"] == evaluation_page.N_SHOWN + 1
     assert shown["dots"] == [(UNIT.x(0.25), UNIT.y(0.5), 3 + 9 * 0.5)]
     assert (shown["name"], shown["stream"]) == ("shoes", stream)
+    assert shown["report"] is evaluation.report
+    assert shown["reliability"] is UNIT
+    assert shown["size"] == SIZE
+    assert shown["risk"] == fitted([stream["risk_coverage"]], from_zero=True)
+    assert shown["risk"] != fitted([stream["risk_coverage"]])
     assert shown["risk_path"] == shown["risk"].path(stream["risk_coverage"])

@@ -50,6 +50,16 @@ def test_a_row_is_an_entry(table: Path) -> None:
         np.testing.assert_array_equal(read_vector(one.place), row.astype(np.float32))
 
 
+def test_a_row_can_be_read_as_soon_as_it_is_named(
+    table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(table.parent)
+    source = open_vectors(Path(table.name), None)
+    assert source.table.path == table
+    first = next(source.entries(table.parent, OtherFormats()))
+    np.testing.assert_array_equal(read_vector(first.place), ROWS[0])
+
+
 def test_a_line_says_what_a_row_is(table: Path) -> None:
     known = items(table, ITEMS)
     found = entries(table, known)
