@@ -166,7 +166,7 @@ def test_curves_and_the_surest_errors_are_on_the_page(monkeypatch: pytest.Monkey
     monkeypatch.setattr(evaluation_page, "rendered",
                         lambda template, **content: shown.update(content) or template)  # fmt: skip
     monkeypatch.setattr(evaluation_page, "_error", lambda _evaluation, _gallery, row: row)
-    stream = {
+    stream: dict[str, Any] = {
         "risk_coverage": [[0.5, 0.1], [1.0, 0.2]],
         "reliability": [{"probability": 0.25, "share": 0.5, "weight": 0.25}],
     }
