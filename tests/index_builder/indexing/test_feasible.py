@@ -179,6 +179,12 @@ def test_the_truth_of_a_query_is_its_item_or_its_label() -> None:
         (Entry("q", PLACE), "\0q"),
     ):
         assert _truth(entry, cast("Gallery", gallery)) == label
+    items["bare"] = SimpleNamespace(id="bare", label=None)
+    shows = Entry("q", PLACE, None, {"item": "bare"}, "line 3")
+    with pytest.raises(DatasetError, match=r"line 3: the query shows the item 'bare', which has"):
+        _truth(shows, cast("Gallery", gallery))
+    gallery.labels = []
+    assert _truth(shows, cast("Gallery", gallery)) == "bare"
 
 
 @pytest.fixture
@@ -199,7 +205,7 @@ def test_whole_groups_are_put_aside_up_to_a_number(
     embedded: tuple[Path, sqlite3.Connection], tmp_path: Path
 ) -> None:
     path, connection = embedded
-    note_groups(connection, ShardStore(tmp_path), 0)
+    note_groups(connection, ShardStore(tmp_path), 1)  # where there are groups no picture is read
     found = connection.execute("SELECT position, number FROM groups").fetchall()
     assert [position for position, _ in found] == list(range(49))
     groups: dict[int, list[int]] = {}
@@ -216,6 +222,17 @@ def test_whole_groups_are_put_aside_up_to_a_number(
         assert len(names) == n_taken
         taken = {int(name) for name in names}
         assert all(taken >= set(group) or not taken & set(group) for group in groups.values())
+
+
+def test_pictures_are_compared_where_nobody_names_a_group(
+    embedded: tuple[Path, sqlite3.Connection], tmp_path: Path
+) -> None:
+    _, connection = embedded
+    connection.execute("UPDATE entries SET group_name = NULL WHERE id > '00'")
+    note_groups(connection, ShardStore(tmp_path), 1)  # one is named
+    connection.execute("UPDATE entries SET group_name = NULL")
+    with pytest.raises(FileNotFoundError):
+        note_groups(connection, ShardStore(tmp_path), 1)
 
 
 def test_images_are_put_aside_by_their_hashes(

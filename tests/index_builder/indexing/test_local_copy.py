@@ -93,6 +93,7 @@ def test_what_is_there_is_not_copied_again_and_what_is_gone_is_removed(
         ("owl//1.png", "owl", "owl/owl%2F%2F1.png"),
         ("owl/../../1.png", "owl", "owl/owl%2F..%2F..%2F1.png"),
         ("/owl/1.png", "/", "%2F/%2Fowl%2F1.png"),
+        ("1.png", ".", f"{sha256(b'.').hexdigest()}/1.png"),
         ("1.png", "..", f"{sha256(b'..').hexdigest()}/1.png"),
         ("é & co.png", "", "é & co.png"),
         ("é/& co.png", "", "%C3%A9%2F& co.png"),

@@ -126,6 +126,7 @@ def test_a_page_of_unknown_queries_shows_the_medoid_first(
     assert two.page() == "unknown.html.jinja"
     [group] = shown["groups"]
     assert (group["n"], group["shown"]) == (2, [("q-4", picture_of(IMAGES, 4))])
+    assert group["id"] == group_id(["q-1", "q-4"])
     assert shown["report"] == two.report()
     monkeypatch.setattr("index_builder.indexing.unknown.N_SHOWN", 2)
     two.page()
