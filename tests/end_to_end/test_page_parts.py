@@ -274,6 +274,8 @@ def test_details_say_times_and_how_to_ask_again(shared: Shown) -> None:
     [curl] = parts(shared, "[data-testid=curl]", question={"name": "it's.png"})
     address = "http://vouch.test/v1/galleries/shoes/search"
     assert curl == f"curl -s -F 'image=@\"it'\\''s.png\"' '{address}'"
+    [curl] = parts(shared, "[data-testid=curl]", question={"name": 'a\\b"c.png'})
+    assert curl.startswith('curl -s -F \'image=@"a\\\\b\\"c.png"\' ')
     [curl] = parts(shared, "[data-testid=curl]", question={"sampleUrl": "/v1/a"})
     assert curl == (
         f"curl -s 'http://vouch.test/v1/a' |\n  curl -s -F 'image=@-;filename=sample' '{address}'"
