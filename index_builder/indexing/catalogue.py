@@ -66,8 +66,7 @@ class Catalogue:
         self.block = block
         path.unlink(missing_ok=True)
         path.touch(mode=0o600)  # its URLs may be signed
-        # Read by the threads that encode, written by none of them.
-        self._connection = sqlite3.connect(path, check_same_thread=False)
+        self._connection = sqlite3.connect(path)
         # What a crash leaves of it is thrown away: nothing need reach the disk.
         self._connection.executescript(f"PRAGMA journal_mode = OFF; {_SCHEMA}")
         with self._connection:

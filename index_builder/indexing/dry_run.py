@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -121,27 +121,18 @@ def _sample(catalogue: Catalogue) -> Block:
 
 def _seconds_of_encoding(prepared: PreparedBlock, encoder: Encoder) -> float:
     """Measure the seconds of encoding one image, by the better of two batches."""
-    n_images = min(batch_size(encoder), len(prepared.ids))
-    some = PreparedBlock(
-        0,
-        prepared.ids[:n_images],
-        prepared.images[:n_images],
-        prepared.thumbnails[:n_images],
-        prepared.hashes[:n_images],
-        prepared.failures,
-        prepared.previews[:n_images],
-    )
+    size = batch_size(encoder)
+    some = replace(prepared, ids=prepared.ids[:size], images=prepared.images[:size])
     seconds = []
     for _ in range(2):
         started = time.perf_counter()
         embed(some, encoder, "")
         seconds.append(time.perf_counter() - started)
-    return min(seconds) / batch_size(encoder)
+    return min(seconds) / size
 
 
 def _existing(directory: Path) -> Path:
     """The directory, or the nearest around it that is there."""
-    directory = directory.absolute()
     return next(one for one in (directory, *directory.parents) if one.exists())
 
 

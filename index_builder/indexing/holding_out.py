@@ -69,18 +69,15 @@ def chosen(
     contents : (N,) codes that exact copies share.
     order : (N,) images; a group is visited with its first.
     """
-    n_groups = int(groups.max(initial=-1)) + 1
-    n_images = np.bincount(groups, minlength=n_groups)
-    n_codes = int(contents.max(initial=-1)) + 1
-    n_contents = np.bincount(
-        np.unique(groups * n_codes + contents) // max(n_codes, 1), minlength=n_groups
-    )
-    unlabelled = np.bincount(groups[labels < 0], minlength=n_groups) > 0
+    n_images = np.bincount(groups)
+    n_codes = int(contents.max(initial=0)) + 1
+    n_contents = np.bincount(np.unique(groups * n_codes + contents) // n_codes)
+    unlabelled = np.bincount(groups[labels < 0], minlength=len(n_images)) > 0
     eligible = ~unlabelled & ((n_contents > 1) | (n_images == 1))
     some = np.flatnonzero(eligible[groups])
     names, of_some = np.unique(labels[some], return_inverse=True)
     known, groups_of_some = np.unique(groups[some], return_inverse=True)
-    n_some = np.bincount(of_some, minlength=len(names))
+    n_some = np.bincount(of_some)
     n_all = np.bincount(np.searchsorted(names, labels[np.isin(labels, names)]))
     visits = groups[order][eligible[groups[order]]]
     visited, starts = np.unique(visits, return_index=True)

@@ -64,11 +64,6 @@ def copy_images(
         entries = found.entries(Path(scratch), others)
         try:
             for entry, path, why in _copies(entries, _made(folder), storage):
-                if path in wanted:
-                    raise DatasetError(
-                        f"{entry.origin} and another image are both called {entry.id!r}. Give "
-                        "every image an id of its own."
-                    )
                 wanted.add(path)
                 n_known += 1
                 if why is not None:
@@ -95,27 +90,45 @@ def _copies(
 ) -> Iterator[tuple[Entry, Path, str | None]]:
     """Copy images, some at a time; gives each with its path, and why it could not be had."""
     waiting: deque[tuple[Entry, Path, IO[bytes] | None, Future[None] | None]] = deque()
-    for entry in entries:
-        path = folder / _path_of(entry)
-        if _is_there(entry, path):
-            waiting.append((entry, path, None, None))
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = path.with_name(path.name + _PARTIAL).open("wb")
-            waiting.append((entry, path, file, _begun(entry, file, storage)))
-        if len(waiting) >= AHEAD:
+    taken: set[Path] = set()
+    try:
+        for entry in entries:
+            path = _path_in(folder, entry, taken)
+            if _is_there(entry, path):
+                waiting.append((entry, path, None, None))
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                file = path.with_name(path.name + _PARTIAL).open("wb")
+                waiting.append((entry, path, file, _begun(entry, file, storage)))
+            if len(waiting) >= AHEAD:
+                yield _finished(*waiting.popleft())
+        while waiting:
             yield _finished(*waiting.popleft())
-    while waiting:
-        yield _finished(*waiting.popleft())
+    finally:
+        for _, _, unfinished, _ in waiting:
+            if unfinished is not None:
+                unfinished.close()
 
 
-def _begun(entry: Entry, file: IO[bytes], storage: Storage) -> Future[None]:
-    place = entry.place
-    if place.box is not None:
+def _path_in(folder: Path, entry: Entry, taken: set[Path]) -> Path:
+    """Return the path that an image is copied to, and note that it is taken."""
+    if entry.place.box is not None:
         raise DatasetError(
             f"{entry.origin} names a part of a picture. `vouch-build index` takes such; a build "
             "takes whole images."
         )
+    path = folder / _path_of(entry)
+    if path in taken:
+        raise DatasetError(
+            f"{entry.origin} and another image are both called {entry.id!r}. Give every image an "
+            "id of its own."
+        )
+    taken.add(path)
+    return path
+
+
+def _begun(entry: Entry, file: IO[bytes], storage: Storage) -> Future[None]:
+    place = entry.place
     if place.is_remote:
         return storage.fetch(place.path, file, ImageLimits().max_bytes + 1, place.version)
     done: Future[None] = Future()
@@ -138,8 +151,7 @@ def _finished(
     partial = Path(file.name)
     try:
         future.result()
-    except NotFetched as error:
-        partial.unlink()
+    except NotFetched as error:  # what has come of it is removed with all that is not wanted
         return entry, path, str(error)
     finally:
         file.close()

@@ -118,7 +118,7 @@ class Shard:
         positions = tuple(
             Position(header["number"], at, at + 4 * n * dim, *thumbnail, *preview)
             for at, thumbnail, preview in zip(
-                count(first, 4 * dim), bounds[:n], bounds[n:], strict=False
+                count(first, 4 * dim), bounds, bounds[n:], strict=False
             )
         )
         return cls(

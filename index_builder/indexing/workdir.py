@@ -115,7 +115,6 @@ def occupied(directory: Path) -> Iterator[Work]:
     OutputError : it cannot be made, or written to.
     """
     with writing(f"the run directory {directory}"):
-        directory.mkdir(parents=True, exist_ok=True)
         try:
             held = lock_between_processes(directory / LOCK_FILE).acquire(blocking=False)
         except Timeout as error:

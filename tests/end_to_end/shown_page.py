@@ -138,6 +138,15 @@ class Shown:
         """What the page marks with that name."""
         return self.page.get_by_test_id(name)
 
+    def run(self, module: str, code: str, *arguments: object) -> Any:
+        """What code says of a module: ``m`` is the module, ``all`` the arguments, `text` HTML."""
+        script = (
+            "async (all) => { const text = (made) => made.outerHTML;"
+            f"const m = await import('/page/{module}.js'); return await ({code}); }}"
+        )
+        found = self.page.evaluate(script, list(arguments))
+        return found.replace(NBSP, " ") if isinstance(found, str) else found
+
     def words(self, function: str, *arguments: object) -> str:
         """What a function of `words.js` says."""
         call = "([name, all]) => import('/page/words.js').then((words) => words[name](...all))"

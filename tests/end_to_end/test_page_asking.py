@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from playwright.sync_api import Browser, FilePayload, Page, expect
 
-from tests.end_to_end.shown_page import Shown
+from tests.end_to_end.shown_page import PICTURE, Shown
 from tests.support.image_files import encoded
 
 pytestmark = pytest.mark.browser
@@ -173,6 +173,18 @@ def test_advice_comes_before_the_search(
     advice.get_by_role("button", name="Search anyway").click()
     expect(shown.found("verdict")).to_be_visible()
     expect(advice).to_have_count(0)
+
+
+def test_of_several_files_the_image_is_searched_with(shown: Shown) -> None:
+    """Where none is called an image, the service says what it makes of the first."""
+    shown.open()
+    notes = FilePayload(name="notes.txt", mimeType="text/plain", buffer=b"notes")
+    shoe = FilePayload(name="shoe.png", mimeType="image/png", buffer=PICTURE)
+    for files, name in (([notes, shoe], b"shoe.png"), ([notes], b"notes.txt")):
+        with shown.page.expect_response("**/search"):
+            shown.found("file-input").set_input_files(files)
+        sent = [body for _, path, body in shown.asked if path.endswith("/search")][-1]
+        assert b'filename="%s"' % name in sent
 
 
 def test_a_good_photograph_is_searched_with_at_once(shown: Shown) -> None:

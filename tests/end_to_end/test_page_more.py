@@ -22,7 +22,38 @@ def test_further_results_come_by_a_button(shown: Shown) -> None:
     third = shown.page.get_by_role("button", name="Compare with label-3")
     expect(third).to_be_focused()
     third.press("Enter")
-    expect(shown.page.get_by_role("dialog").get_by_role("heading")).to_have_text("label-3: 3 of 4")
+    heading = shown.page.get_by_role("dialog").get_by_role("heading")
+    expect(heading).to_have_text("label-3: 3 of 4")
+    shown.page.keyboard.press("Escape")
+    shown.page.get_by_role("button", name="Compare with label-4").click()
+    expect(heading).to_have_text("label-4: 4 of 4")
+
+
+@pytest.mark.parametrize(("word", "decision"), [("Yes", "this_item"), ("No", "not_this_item")])
+def test_a_review_is_sent_once_it_is_given(shown: Shown, word: str, decision: str) -> None:
+    shown.ask(audit=True)
+    audit = shown.found("audit")
+    audit.get_by_role("button", name=word).click()
+    expect(audit).to_contain_text("Thank you.")
+    assert shown.sent("/feedback") == [
+        {"query_id": "query-1", "item_id": "item-1", "decision": decision}
+    ]
+    refused = {"title": "No", "detail": "Reviews are not kept."}
+    shown.page.route("**/feedback", lambda route: route.fulfill(status=400, json=refused))
+    audit.get_by_role("button", name=word).click()
+    expect(audit).to_contain_text("Reviews are not kept.")
+
+
+def test_a_gallery_that_did_not_open_is_opened_by_the_next_question(shown: Shown) -> None:
+    problem = {"title": "Busy", "detail": ""}
+    shown.page.route(
+        "**/v1/galleries/shoes", lambda route: route.fulfill(status=503, json=problem), times=1
+    )
+    shown.page.goto("http://vouch.test/")
+    expect(shown.found("problem").locator("h2")).to_have_text("Busy")
+    shown.choose("shoe.png")
+    expect(shown.found("verdict")).to_be_visible()
+    expect(shown.page.locator("#gallery-about")).to_contain_text("1,500 items")
 
 
 def test_a_list_without_an_end_has_no_button(shown: Shown) -> None:

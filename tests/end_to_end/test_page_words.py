@@ -156,6 +156,12 @@ def test_a_gallery_is_described(shown: Shown) -> None:
     shown.open()
     expect(shown.page.locator("#gallery-about")).to_contain_text("Labels: boot, clog.")
     expect(shown.page.locator("#samples")).to_be_hidden()
+    names = [{"name": name, "n_items": n} for name, n in (("shoes", 1500), ("bags", None))]
+    shown.replies["/v1/galleries"] = {"galleries": names}
+    shown.open()
+    expect(shown.page.locator(".picker")).to_be_visible()
+    options = shown.found("gallery-picker").locator("option")
+    expect(options).to_have_text(["shoes (1,500 items)", "bags"])
 
 
 def test_details_say_where_the_time_went_and_how_to_ask_again(shown: Shown) -> None:
@@ -196,6 +202,7 @@ def test_a_problem_comes_with_a_remedy(
     expect(said.locator(".remedy")).to_contain_text(remedy)
     expect(said.locator(".ids")).to_have_text(f"HTTP {status} · busy · request r-1")
     expect(said.get_by_role("button")).to_have_count(int(again))
+    expect(shown.page.locator("#legend")).to_be_hidden()
 
 
 PERCENTAGES = {

@@ -6,12 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from index_builder.commands.index_options import IndexOptions
 from index_builder.configuration.build import load_config
 from index_builder.datasets.images import from_arrays
 from index_builder.indexing.from_images import build_gallery
-from model_store.errors import ConfigError
+from index_builder.vectors.encoder import StoredEncoder, batch_size
+from index_builder.vectors.store import VectorFile
+from model_store.encoder.contract import Embeddings
+from model_store.errors import ConfigError, OutputError
 from model_store.gallery import FaissGallery, IndexSettings
 from model_store.gallery.files.gallery import GALLERY_FILES
 from tests.support.fakes import FakeEncoder
@@ -30,6 +34,7 @@ def test_an_index_of_another_kind_leaves_nothing_of_the_one_before(tmp_path: Pat
     build_gallery(work, tmp_path, encoder, IMAGES, IndexSettings("ivf_sq8", preview_side=500))
     assert FaissGallery(tmp_path).index.kind == "ivf_sq8"
     assert {path.name for path in tmp_path.iterdir()} == set(GALLERY_FILES)
+    assert not work.exists()
     build_gallery(work, tmp_path, encoder, IMAGES)
     assert FaissGallery(tmp_path).index.kind == "flat"
     assert set(GALLERY_FILES) - {path.name for path in tmp_path.iterdir()} == {
@@ -37,6 +42,44 @@ def test_an_index_of_another_kind_leaves_nothing_of_the_one_before(tmp_path: Pat
         "variance_scales.npy",
         "previews.sqlite",
     }
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+def test_a_run_that_failed_leaves_nothing_to_the_next(tmp_path: Path, *, labelled: bool) -> None:
+    """Its shards are of other images, by the same names."""
+    encoder = FakeEncoder()
+    pixels = np.arange(25, dtype=np.uint8).reshape(1, 5, 5)
+    before, now = (from_arrays("x", one, ["owl"]) for one in (pixels[:, ::-1], 10 * pixels))
+    with pytest.raises(OutputError):
+        build_gallery(tmp_path / "work", tmp_path / "not there", encoder, before)
+    (tmp_path / "staging").mkdir()
+    build_gallery(tmp_path / "work", tmp_path / "staging", encoder, now, labelled=labelled)
+    gallery = FaissGallery(tmp_path / "staging")
+    assert [one.label for one in gallery.items(np.arange(1))] == ["owl" if labelled else None]
+    mean = encoder.encode(np.repeat(10 * pixels[..., None], 3, axis=3)).mean[0]
+    np.testing.assert_allclose(
+        gallery.directions(np.arange(1))[0], mean / np.linalg.norm(mean), atol=1e-3
+    )
+
+
+class Counted(FakeEncoder):
+    """Counts the batches that it encodes."""
+
+    n = 0
+
+    def encode(self, images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
+        self.n += 1
+        return super().encode(images, at_once)
+
+
+def test_what_an_encoder_knows_is_not_encoded_again(tmp_path: Path) -> None:
+    encoder = Counted()
+    known = StoredEncoder(encoder, VectorFile(None))
+    for n in (-(-len(IMAGES) // batch_size(encoder)), 0):
+        encoder.n = 0
+        (tmp_path / "staging").mkdir(exist_ok=True)
+        build_gallery(tmp_path / "work", tmp_path / "staging", known, IMAGES)
+        assert encoder.n == n
 
 
 def test_a_configuration_says_which(tmp_path: Path) -> None:

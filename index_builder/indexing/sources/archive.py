@@ -41,7 +41,7 @@ class _Sample:
     images: list[tuple[str, Place, str]] = field(default_factory=list)
     sidecars: dict[str, bytes] = field(default_factory=dict)
 
-    def entries(self, others: OtherFormats, *, labelled: bool) -> Iterator[Entry]:
+    def entries(self, *, labelled: bool) -> Iterator[Entry]:
         """Return the images, with what their sidecars say: label, metadata, caption.
 
         Raises
@@ -49,8 +49,6 @@ class _Sample:
         DatasetError : a sidecar is not what its name says.
         """
         if not self.images:
-            for name in self.sidecars:
-                others.look_at(name)
             return
         label, metadata = None, {}
         for name, content in self.sidecars.items():
@@ -117,7 +115,7 @@ class Archive:
             if member.offset_data + member.size > size:
                 raise tarfile.ReadError(f"it ends within {name}")
             if _key(name) != sample.key:
-                yield from sample.entries(others, labelled=self.labelled)
+                yield from sample.entries(labelled=self.labelled)
                 sample = _Sample(_key(name))
             if name.lower().endswith(tuple(SUFFIXES)):
                 place = Place(str(plain), member.offset_data, member.size, changed_ns)
@@ -127,7 +125,7 @@ class Archive:
                 sample.sidecars[name] = content
             else:
                 others.look_at(name)
-        yield from sample.entries(others, labelled=self.labelled)
+        yield from sample.entries(labelled=self.labelled)
 
     def _plain(self, scratch: Path) -> Path:
         """The archive itself, or what it was when it was not compressed; unpacked once."""
@@ -141,7 +139,7 @@ class Archive:
         with tarfile.open(self.path, "r:*") as packed, partial.open("wb") as file:
             content = cast("IO[bytes]", packed.fileobj)
             content.seek(0)
-            shutil.copyfileobj(content, file, 2**20)
+            shutil.copyfileobj(content, file)
         # By its date it is known which archive it was unpacked from.
         os.utime(partial, ns=(status.st_mtime_ns, status.st_mtime_ns))
         partial.replace(plain)

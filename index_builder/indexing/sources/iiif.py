@@ -106,7 +106,7 @@ def _canvases(manifest: Json) -> Iterator[Json]:
 
 
 def _images(canvas: Json) -> Iterator[Json]:
-    """Give the images that are painted on a canvas, of a choice the first."""
+    """Give the images that are painted on a canvas, in the order of their choices."""
     for page in _list(canvas.get("items")):
         for annotation in _list(page.get("items")):
             if annotation.get("motivation") in _MOTIVATIONS:
@@ -119,7 +119,7 @@ def _bodies(body: object) -> Iterator[Json]:
     for one in _list(body):
         kind = str(one.get("type") or one.get("@type"))
         if kind == "Choice":
-            yield from _bodies(_list(one.get("items"))[:1])
+            yield from _bodies(one.get("items"))
         elif kind == "oa:Choice":
             yield from _bodies(one.get("default"))
         elif kind in {"SpecificResource", "oa:SpecificResource"}:

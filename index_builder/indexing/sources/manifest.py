@@ -131,7 +131,7 @@ def read_box(value: object, origin: str) -> Box | None:
     wanted = f"{origin}: the box is {value!r}; wanted [left, top, width, height] in pixels."
     if isinstance(value, str):
         try:
-            value = json.loads(value, parse_constant=_no_constant)
+            value = json.loads(value)
         except ValueError as error:
             raise DatasetError(wanted) from error
     numbers = list(value) if isinstance(value, list | tuple) else []

@@ -114,9 +114,8 @@ def image_column(schema: pa.Schema) -> str | None:
     from pyarrow import types  # noqa: PLC0415 - an extra
 
     def holds(kind: pa.DataType) -> bool:
-        plain = bool(types.is_binary(kind) or types.is_large_binary(kind))
-        if plain or not types.is_struct(kind):
-            return plain
+        if not types.is_struct(kind):
+            return bool(types.is_binary(kind) or types.is_large_binary(kind))
         parts = {kind.field(place).name: kind.field(place).type for place in range(kind.num_fields)}
         return "bytes" in parts and holds(parts["bytes"])
 

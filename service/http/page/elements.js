@@ -50,7 +50,7 @@ export function picture(url, alt, lazy = false) {
   if (lazy) image.loading = "lazy";
   image.onload = () => {
     const side = Math.max(image.naturalWidth, image.naturalHeight);
-    image.classList.toggle("pixelated", side > 0 && side < SMALL_SIDE);
+    image.classList.toggle("pixelated", side < SMALL_SIDE);
   };
   image.onerror = () => frame.replaceChildren(el("span.unseen", {}, t`no preview`));
   if (url) load(image, url);

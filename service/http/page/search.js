@@ -35,7 +35,6 @@ export class Search {
     this.$("to-batch").onclick = () => { this.clear(); this.showBatch(true); };
     this.$("cancel").onclick = () => {
       this.running?.abort();
-      this.running = null;
       this.announce(t`Cancelled.`);
     };
     this.$("gallery-picker").onchange = ({ target: { value } }) => {

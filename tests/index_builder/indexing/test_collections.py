@@ -327,4 +327,8 @@ def test_a_tolerance_is_a_share_or_a_number(text: str) -> None:
         parse_tolerance(text)
     assert parse_tolerance("1%").allows(2, 200)
     assert not parse_tolerance("1%").allows(3, 200)
-    assert not parse_tolerance("0").allows(1, 10**6)
+    for nothing in ("0", "0%"):
+        assert not parse_tolerance(nothing).allows(1, 10**6)
+    assert parse_tolerance("100%").allows(7, 7)
+    assert parse_tolerance("2").allows(2, 10)
+    assert not parse_tolerance("2").allows(3, 10)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import tarfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +18,12 @@ from pyarrow import parquet
 from index_builder.datasets.other_formats import OtherFormats
 from index_builder.indexing.blocks import Block, Entry
 from index_builder.indexing.collection import Indexing, index_collection
-from index_builder.indexing.prepare import bytes_of, prepare_files, read_again
+from index_builder.indexing.prepare import prepare_files, read_again
 from index_builder.indexing.sources import open_source
+from index_builder.indexing.sources.parquet_images import image_column
 from model_store.bundles.bundle import open_bundle
 from model_store.errors import DatasetError
-from model_store.images import ImageLimits, Preprocessing
+from model_store.images import Preprocessing
 
 COLOURS = {"red": (200, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 200)}
 
@@ -93,13 +93,31 @@ class TestBoxes:
         outside, inside = prepared(found)
         assert "holds nothing of the image, which is 60 × 30" in str(outside)
         assert inside == COLOURS["red"]
+        beside = entries(self.write(tmp_path, [[-5, 0, 2, 5], [0, -5, 5, 2]], "jsonl"), tmp_path)
+        assert ["holds nothing" in str(one) for one in prepared(beside)] == [True, True]
 
     @pytest.mark.parametrize(
-        "box", [[1, 2, 3], "x", [0, 0, 0, 5], [0, 0, 5, -1], {"x": 1}, [0, 0, "a", 1], 7]
+        "box",
+        [[1, 2, 3], "x", [0, 0, 0, 5], [0, 0, 5, 0], [0, 0, 5, -1], {"x": 1}, [0, 0, "a", 1], 7],
     )
     def test_what_is_none_is_said(self, box: Any, tmp_path: Path) -> None:
         with pytest.raises(DatasetError, match=r"list.jsonl, line 1: the box is .* wanted \[left"):
             entries(self.write(tmp_path, [box], "jsonl"), tmp_path)
+
+    @pytest.mark.parametrize(
+        ("box", "shape"),
+        [
+            ((0.9, 0.9, 1.2, 1.2), (3, 3, 3)),  # every pixel that it touches
+            ((-5, -5, 8, 7), (2, 3, 3)),
+            ((0, 0, 2, 2), (2, 2, 3)),
+            ((59, 29, 1, 1), (1, 1, 3)),
+        ],
+    )
+    def test_it_takes_every_pixel_that_it_touches(
+        self, box: tuple[float, float, float, float], shape: tuple[int, int, int], tmp_path: Path
+    ) -> None:
+        found = entries(self.write(tmp_path, [list(box)], "jsonl"), tmp_path)
+        assert read_again(found[0].place, 4).shape == shape
 
 
 class TestCoco:
@@ -128,6 +146,11 @@ class TestCoco:
         assert found[1].metadata == {"image": "in/a.png", "bbox": [40.0, 0.0, 20.0, 30.0]}
         assert prepared(found) == [COLOURS["red"], COLOURS["blue"]]
 
+    def test_categories_may_be_left_out(self, tmp_path: Path) -> None:
+        content = {name: self.CONTENT[name] for name in ("images", "annotations")}
+        found = entries(self.write(tmp_path, content), tmp_path)
+        assert [one.label for one in found] == [None, None]
+
     def test_without_labels_categories_are_metadata(self, tmp_path: Path) -> None:
         found = entries(self.write(tmp_path, self.CONTENT), tmp_path, labelled=False)
         assert [one.label for one in found] == [None, None]
@@ -152,7 +175,7 @@ class TestCoco:
         with pytest.raises(DatasetError, match=reason):
             entries(self.write(tmp_path, {**self.CONTENT, **change}), tmp_path)
 
-    @pytest.mark.parametrize("content", ["[]", "{", '{"images": []}'])
+    @pytest.mark.parametrize("content", ["[]", "{", '{"images": []}', '{"annotations": []}'])
     def test_another_file_called_json(self, content: str, tmp_path: Path) -> None:
         (tmp_path / "a.json").write_text(content)
         with pytest.raises(
@@ -161,69 +184,18 @@ class TestCoco:
             entries(tmp_path / "a.json", tmp_path)
 
 
-class TestWebdataset:
-    def write(self, folder: Path, members: Mapping[str, bytes]) -> Path:
-        path = folder / "shard-000.tar"
-        with tarfile.open(path, "w") as file:
-            for name, content in members.items():
-                member = tarfile.TarInfo(name)
-                member.size = len(content)
-                file.addfile(member, io.BytesIO(content))
-        return path
-
-    def test_sidecars_say_more_of_an_image(self, tmp_path: Path) -> None:
-        path = self.write(
-            tmp_path,
-            {
-                "0001.cls": b"owl\n",
-                "0001.png": png(striped()),
-                "0001.json": b'{"year": 1999, "label": "bird"}',
-                "0002.png": png(striped()),
-                "0002.json": b'{"label": "fox", "n": [1]}',
-                "0002.txt": b" a fox in snow ",
-                "0003.left.png": png(striped()),
-                "0003.right.png": png(striped()),
-                "0003.cls": b"7",
-                "sub/0001.png": png(striped()),
-                "dataset.json": b'{"not": "of an image"}',
-            },
-        )
-        found = entries(path, tmp_path)
-        assert [(one.id, one.label, dict(one.metadata)) for one in found] == [
-            ("0001.png", "owl", {"year": 1999}),
-            ("0002.png", "fox", {"n": [1], "caption": "a fox in snow"}),
-            ("0003.left.png", "7", {}),
-            ("0003.right.png", "7", {}),
-            ("sub/0001.png", "sub", {}),
-        ]
-        for one in found:
-            assert bytes_of(one.place, ImageLimits()) == png(striped())
-        unlabelled = entries(path, tmp_path, labelled=False)
-        assert [one.label for one in unlabelled] == [None] * 5
-        assert unlabelled[0].metadata == {"year": 1999, "label": "owl"}
-
-    @pytest.mark.parametrize(
-        ("name", "content", "reason"),
-        [
-            ("1.json", b"{", "1.json is not JSON"),
-            ("1.json", b"[1]", "wanted an object of metadata"),
-            ("1.json", b'{"label": {"a": 1}}', "label is"),
-            ("1.json", b'{"a": NaN}', "is not JSON"),
-            ("1.txt", b"\xff\xfe\x00", "1.txt is not UTF-8"),
-        ],
-    )
-    def test_what_is_none_is_said(
-        self, name: str, content: bytes, reason: str, tmp_path: Path
-    ) -> None:
-        path = self.write(tmp_path, {"1.png": png(striped()), name: content})
-        with pytest.raises(DatasetError, match=reason):
-            entries(path, tmp_path)
-
-
 class TestParquetImages:
     HUGGING_FACE: Mapping[bytes, bytes] = {
         b"huggingface": json.dumps(
-            {"info": {"features": {"label": {"names": ["nought", "one"], "_type": "ClassLabel"}}}}
+            {
+                "info": {
+                    "features": {
+                        "label": {"names": ["nought", "one"], "_type": "ClassLabel"},
+                        "year": {"dtype": "int64", "_type": "Value"},
+                        "boxes": [{"dtype": "float32", "_type": "Value"}],
+                    }
+                }
+            }
         ).encode()
     }
 
@@ -252,8 +224,11 @@ class TestParquetImages:
         ]
         assert {one.metadata["year"] for one in found} == {2000}
         assert prepared(found) == [(3, 0, 0), (3, 1, 0), (3, 2, 0), (2, 0, 0), (2, 1, 0)]
+        unpacked = Path(found[0].place.path).stat().st_ino
         assert entries(root, tmp_path) == found  # unpacked already
         assert prepared(found)[0] == (3, 0, 0)
+        assert unpacked == Path(found[0].place.path).stat().st_ino
+        assert {one.label for one in entries(root, tmp_path, labelled=False)} == {None}
         changed = self.write(root / "data", 4, "train-1.parquet")
         assert len(entries(root, tmp_path)) == 7
         assert prepared(entries(root, tmp_path))[-1] == (4, 3, 0)
@@ -271,6 +246,9 @@ class TestParquetImages:
         assert [one.group for one in found] == ["g", "g", None]
         assert found[0].place.box == (0.0, 0.0, 4.0, 4.0)
         assert found[0].metadata == {"year": 2000, "label": "nought"}
+        pairs = pa.array([[("price", 3)]], pa.map_(pa.string(), pa.int64()))
+        parquet.write_table(pa.table({"image": [b"1"], "metadata": pairs}), path)
+        assert [one.metadata for one in entries(path, tmp_path)] == [{"price": 3}]
 
     def test_plain_bytes_and_missing_images(self, tmp_path: Path) -> None:
         table = pa.table({"picture": [png(striped()), None], "kind": ["a", "b"]})
@@ -280,6 +258,27 @@ class TestParquetImages:
         first, second = prepared(found)
         np.testing.assert_allclose(np.array(first), COLOURS["green"], atol=3)
         assert "empty" in str(second)
+        assert [one.place.size for one in found] == [len(png(striped())), -1]
+
+    @pytest.mark.parametrize(
+        ("columns", "wanted"),
+        [
+            ({"a": pa.int64(), "b": pa.binary()}, "b"),
+            ({"a": pa.large_binary(), "image": pa.binary()}, "image"),
+            ({"a": pa.struct({"bytes": pa.binary(), "path": pa.string()})}, "a"),
+            ({"a": pa.struct({"bytes": pa.string()}), "b": pa.struct({"path": pa.string()})}, None),
+            ({"a": pa.binary(), "path": pa.string()}, None),  # a manifest
+            ({"a": pa.list_(pa.binary()), "b": pa.string()}, None),
+        ],
+    )
+    def test_images_are_bytes(self, columns: dict[str, pa.DataType], wanted: str | None) -> None:
+        assert image_column(pa.schema(columns)) == wanted
+
+    def test_a_file_of_a_data_set_without_images_is_refused(self, tmp_path: Path) -> None:
+        self.write(tmp_path, name="a.parquet")
+        parquet.write_table(pa.table({"year": [1]}), tmp_path / "b.parquet")
+        with pytest.raises(DatasetError, match=r"b.parquet has no column of images; it has year"):
+            entries(tmp_path, tmp_path)
 
     def test_a_truncated_one(self, tmp_path: Path) -> None:
         path = self.write(tmp_path)

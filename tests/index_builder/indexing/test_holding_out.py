@@ -134,6 +134,21 @@ def test_copies_of_one_image_are_never_asked_and_no_group_is_without_a_label() -
         assert not out[:2].any()
         assert not out[-2:].any()
         assert np.bincount(labels[out]).tolist() == [2, 2]
+    # Wherever the group without a label stands among the others.
+    first = np.arange(20) // 2
+    for without in (0, 9):
+        out = chosen(np.where(first == without, -1, 0), first, np.arange(20), np.arange(20))
+        assert not out[first == without].any()
+        assert out.sum() == 4
+    # Labels of two images give a fifth together; a group with an unlabelled image gives none.
+    pairs = np.arange(10)
+    assert chosen(pairs // 2, pairs, pairs, pairs).sum() == 2
+    threes = np.arange(30) // 3
+    labels = np.where(np.isin(np.arange(30), [0, 3]), -1, 0)
+    out = chosen(labels, threes, np.arange(30), np.arange(30))
+    assert (out[:6].sum(), out.sum()) == (0, 6)
+    alone = np.arange(10)  # a label of one image would be gone from the gallery
+    assert not chosen(alone, alone, alone, alone).any()
     nothing = np.empty(0, dtype=np.int64)
     assert len(chosen(nothing, nothing, nothing, nothing)) == 0
 

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from index_builder.datasets.other_formats import OtherFormats
-from index_builder.indexing.blocks import Entry
+from index_builder.indexing.blocks import Entry, Place
 from index_builder.indexing.collection import Indexing, index_collection
 from index_builder.indexing.sources import open_source
 from index_builder.indexing.sources.iiif import image_url
@@ -49,7 +49,7 @@ def manifest_3(url: str, n: int) -> dict[str, Any]:
         service = {**LEVEL_2, "id": f"{url}/service/{number}"}
         plain = {"id": f"{url}/plain/{number}.png", "type": "Image"}
         served = {**plain, "service": [service], "width": 3000, "height": 2000}
-        choice = {"type": "Choice", "items": [served, plain]}
+        choice = {"type": "Choice", "items": [{"type": "Video"}, served, plain]}
         source = {"type": "SpecificResource", "source": plain}
         return (served, source, choice)[number % 3]
 
@@ -62,6 +62,8 @@ def manifest_3(url: str, n: int) -> dict[str, Any]:
         "metadata": [
             {"label": {"en": ["Author"]}, "value": {"none": ["Anne", "Brontë"]}},
             {"label": {"en": ["Place"]}, "value": {"fr": ["Lyon"]}},
+            {"label": {"en": ["Nothing"]}, "value": {}},
+            {"label": {}, "value": {"en": ["of nothing"]}},
         ],
         "items": [
             {
@@ -141,7 +143,9 @@ def test_the_second_version(tmp_path: Path) -> None:
         ("https://m.org/c/1", "1r"),
         ("https://m.org/c/2", "1v"),
     ]
-    assert {one.place.path for one in found} == {"https://i.org/1/full/1024,/0/default.jpg"}
+    assert {one.place for one in found} == {
+        Place("https://i.org/1/full/1024,/0/default.jpg", None, 0, 0)
+    }
     assert dict(found[0].metadata) == {
         "Author": ["Anne", "Emily"],
         "manifest": "Book",
@@ -150,15 +154,41 @@ def test_the_second_version(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("label", "wanted"),
+    [
+        ([{"@value": "Buch", "@language": "de"}, {"@value": "Book"}], "Buch"),
+        ([{"@value": "Buch"}, {"@value": "Book", "@language": "en-GB"}], "Book"),
+        ([{"@value": "one"}, "two", 3, True, " "], "one; two; 3"),
+        ({"none": ["a"], "en": ["b"]}, "a"),
+        ({"fr": ["a"], "en": ["b"]}, "b"),
+        ({"fr": ["a"], "de": ["b"]}, "a"),
+        ({"@language": "de", "@value": "Buch"}, "Buch"),
+        ([{"@value": "one"}, {"@value": "two"}], "one; two"),
+        ({}, None),
+        ([], None),
+    ],
+)
+def test_a_label_is_in_one_language(tmp_path: Path, label: object, wanted: str | None) -> None:
+    content = manifest_3("https://m.org", 1)
+    content["items"][0]["label"] = label
+    path = tmp_path / "manifest.json"
+    path.write_text(json.dumps(content), encoding="utf-8")
+    assert [one.label for one in entries(path)] == [wanted]
+
+
+@pytest.mark.parametrize(
     ("image", "wanted"),
     [
         ({"service": LEVEL_2, "width": 800, "height": 1024}, "https://i.org/1/full/max/0/default.jpg"),
         ({"service": OLD, "width": 800, "height": 600}, "https://i.org/1/full/full/0/default.jpg"),
         ({"service": [OLD], "width": 800, "height": 6000}, "https://i.org/1/full/,1024/0/default.jpg"),
+        ({"service": LEVEL_2, "width": 800}, "https://i.org/1/full/1024,/0/default.jpg"),
         ({"service": [LEVEL_2]}, "https://i.org/1/full/1024,/0/default.jpg"),
         ({"service": LEVEL_2, "width": 3000, "height": 3000}, "https://i.org/1/full/1024,/0/default.jpg"),
         ({"service": {**LEVEL_2, "profile": "level0"}}, "https://i.org/1.jpg"),
         ({"service": {"@id": "https://i.org/search", "profile": "http://iiif.io/api/search/1"}}, "https://i.org/1.jpg"),
+        ({"service": {"id": "https://i.org/1", "profile": "level2"}}, "https://i.org/1.jpg"),
+        ({"service": {"id": "https://i.org/1", "type": "ImageService3"}}, "https://i.org/1.jpg"),
         ({}, "https://i.org/1.jpg"),
     ],
 )  # fmt: skip

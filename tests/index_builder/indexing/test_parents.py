@@ -17,8 +17,6 @@ from model_store.errors import DatasetError
 from tests.support.collection_files import write_drawings
 from tests.support.narrowing import not_none
 
-pytestmark = pytest.mark.process
-
 KIND = {"0": "round", "6": "round", "8": "round", "9": "round", "1": "straight", "7": "straight"}
 
 
@@ -38,12 +36,13 @@ def test_parents_of_parents_stand_a_level_above_all_that_is_below_them(tmp_path:
             None if place < 0 else hierarchy.parents[level][place]
             for level, place in enumerate(hierarchy.of_labels([label])[0])
         ]
-        for label in ("lion", "cat", "Panthera", "nobody")
+        for label in ("lion", "cat", "Panthera", "Felidae", "nobody")
     }
     assert named == {
         "lion": ["Panthera", "Felidae"],
         "cat": [None, "Felidae"],
         "Panthera": ["Panthera", "Felidae"],  # of which nothing finer is known
+        "Felidae": [None, "Felidae"],
         "nobody": [None, None],
     }
 
@@ -63,6 +62,11 @@ def test_what_is_no_hierarchy_is_refused(
         read_parents(table(tmp_path / "of.csv", rows))
 
 
+def test_an_empty_table_has_no_levels(tmp_path: Path) -> None:
+    assert list(read_parents(table(tmp_path / "of.csv", [])).levels) == []
+
+
+@pytest.mark.process
 def test_an_indexed_gallery_rolls_up(indexing: Indexing, tmp_path: Path) -> None:
     source = tmp_path / "more"
     source.mkdir()

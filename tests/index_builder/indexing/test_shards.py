@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +52,26 @@ def test_what_was_written_is_read(store: ShardStore) -> None:
     assert pictures == [(b"", b"large"), (b"first", b"")]
 
 
+def test_the_same_content_is_the_same_bytes() -> None:
+    one, other = (
+        Failure("CorruptImage", reason) for reason in ("It is damaged.", "It is cut off.")
+    )
+    assert shard(c=one, d=other).to_bytes() == shard(d=other, c=one).to_bytes()
+
+
+def test_a_shard_of_before_there_were_previews_is_read() -> None:
+    content = shard().to_bytes()[32:]
+    (length,) = struct.unpack_from("<Q", content)
+    header = json.loads(content[8 : 8 + length])
+    del header["preview_sizes"]
+    text = json.dumps(header).encode()
+    content = struct.pack("<Q", len(text)) + text + content[8 + length :].removesuffix(b"large")
+    found = Shard.from_bytes(hashlib.sha256(content).digest() + content)
+    assert found.previews == (b"", b"")
+    assert all(one.preview == one.preview_end for one in found.positions)
+    assert found.thumbnails == shard().thumbnails
+
+
 def test_every_byte_counts(store: ShardStore, tmp_path: Path) -> None:
     store.write(shard())
     (path,) = tmp_path.iterdir()
@@ -76,6 +99,15 @@ def test_other_images_have_another_shard(store: ShardStore, other: Block) -> Non
     store.write(shard())
     assert store.find(other, other.digest("recipe")) is None
     assert store.find(BLOCK, BLOCK.digest("other recipe")) is None
+
+
+def test_an_image_of_the_web_is_known_by_its_version_or_else_its_url() -> None:
+    url = "https://shop.example/1.png"
+    known = Place(url, None, 0, 0).identity()
+    assert Place(f"{url}?X-Amz-Signature=1", None, 0, 0).identity() == known
+    assert Place(url.replace("1", "2"), None, 0, 0).identity() != known
+    versions = [Place(one, None, 0, 0, None, "v1").identity() for one in (url, "s3://a/1.png")]
+    assert versions[0] == versions[1] != known
 
 
 def test_a_moved_collection_is_the_same(store: ShardStore) -> None:

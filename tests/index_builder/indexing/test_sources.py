@@ -15,7 +15,7 @@ import pytest
 from pyarrow import parquet
 
 from index_builder.datasets.other_formats import OtherFormats
-from index_builder.indexing.blocks import Entry
+from index_builder.indexing.blocks import Entry, Place
 from index_builder.indexing.prepare import bytes_of
 from index_builder.indexing.sources import name_of, open_source
 from model_store.errors import DatasetError
@@ -112,17 +112,23 @@ def test_archives_are_read_where_they_lie(folder: Path, tmp_path: Path, suffix: 
     with tarfile.open(archive, TAR_MODES[suffix]) as file:
         for name in ("1/y.png", "0/x.png", "notes.txt"):
             file.add(folder / name, f"./{name}")
+    unpacked = set()
     for _ in range(2):  # the second time from what the first one unpacked
         found = entries(archive, tmp_path)
+        unpacked.add(Path(found[0].place.path).stat().st_ino)
+        assert (Path(found[0].place.path) == archive) == (suffix == "tar")
         assert told(found) == [("1/y.png", "1", {}), ("0/x.png", "0", {})]
         assert [bytes_of(entry.place, ImageLimits()) for entry in found] == [b"1/y.png", b"0/x.png"]
+    assert len(unpacked) == 1
     assert name_of(archive) == "images"
 
 
 def test_what_is_not_there_is_an_entry_all_the_same(folder: Path) -> None:
     path = folder / "list.csv"
     path.write_text("path\n0/x.png\n0/gone.png\n0\n", encoding="utf-8")
-    assert [entry.place.size for entry in entries(path)] == [7, -1, -1]
+    found = entries(path)
+    assert [entry.place.size for entry in found] == [7, -1, -1]
+    assert [entry.place.changed_ns > 0 for entry in found] == [True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -174,6 +180,11 @@ def test_other_columns_are_metadata(folder: Path) -> None:
     ]
 
 
+def test_a_value_keeps_its_line_breaks(folder: Path) -> None:
+    (folder / "list.csv").write_bytes(b'path,note\r\n0/x.png,"one\r\ntwo"\r\n')
+    assert dict(entries(folder / "list.csv")[0].metadata) == {"note": "one\r\ntwo"}
+
+
 def test_other_fields_of_a_line_are_metadata_as_they_are(folder: Path) -> None:
     path = folder / "list.jsonl"
     line = {"path": "0/x.png", "price": "12.50", "tags": ["a", 1], "gone": None, "group": "g"}
@@ -190,6 +201,18 @@ def test_dates_of_a_table_are_text(folder: Path) -> None:
     parquet.write_table(binary, folder / "list.parquet")
     with pytest.raises(DatasetError, match=r"'raw' cannot be metadata.*Leave such a column out"):
         entries(folder / "list.parquet")
+    places = pa.table({"path": ["0/x.png", None]})
+    parquet.write_table(places, folder / "list.parquet")
+    with pytest.raises(DatasetError, match="line 2: there is no path"):
+        entries(folder / "list.parquet")
+    pairs = pa.array([[("price", 3)]], pa.map_(pa.string(), pa.int64()))
+    parquet.write_table(pa.table({"path": ["0/x.png"], "metadata": pairs}), folder / "list.parquet")
+    assert [one.metadata for one in entries(folder / "list.parquet")] == [{"price": 3}]
+    for name, value in (("price", float("nan")), ("metadata", {"price": float("inf")})):
+        unwritable = pa.Table.from_pylist([{"path": "0/x.png", name: value}])
+        parquet.write_table(unwritable, folder / "list.parquet")
+        with pytest.raises(DatasetError, match=r"metadata.* JSON \(Out of range float"):
+            entries(folder / "list.parquet")
 
 
 @pytest.mark.parametrize("suffix", ["", ".tar"])
@@ -217,6 +240,7 @@ def test_files_of_other_formats_are_told_and_texts_are_not(folder: Path, suffix:
         (b'{"path": "0/x.png"}\n{"path": ', "line 2 is not JSON"),
         (b'{"path": "0/x.png"}\n[1]\n', "line 2 is .*; wanted an object"),
         (b'{"path": 1.5}', "path is 1.5; wanted text"),
+        (b'{"path": "0/x.png", "price": NaN}', "line 1 is not JSON"),
         (b'{"path": "\xff.png"}', "is not UTF-8"),
         (b'{"path": "0/x.png", "group": ["a"]}', r"line 1: group is \['a'\]; wanted text"),
         (b'{"path": "0/x.png", "source": 1.5}', "line 1: source is 1.5; wanted text"),
@@ -273,12 +297,43 @@ def test_a_damaged_archive_is_refused(
         entries(archive, tmp_path)
 
 
+def test_a_manifest_of_this_machine_may_name_the_web(folder: Path) -> None:
+    path, url = folder / "list.csv", "https://shop.example/a.png"
+    path.write_text(f"path\n{url}\n", encoding="utf-8")
+    assert [one.place for one in entries(path)] == [Place(url, None, 0, 0)]
+    path.write_text("path\nftp://shop.example/a.png\n", encoding="utf-8")
+    with pytest.raises(DatasetError, match="ftp"):
+        entries(path)
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("https://shop.example/of/boots.tar.gz?signature=1", "boots"),
+        ("s3://bucket/of/boots", "boots"),
+        (Path("/of/boots.csv"), "boots"),
+        (Path("/of/v1.2"), "v1.2"),
+        (".", Path.cwd().name),
+    ],
+)
+def test_a_gallery_is_called_as_its_source(source: Path | str, name: str) -> None:
+    assert name_of(source) == name
+
+
 def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
     (tmp_path / "list.xlsx").write_bytes(b"")
     with pytest.raises(DatasetError, match=r"neither a folder nor one of \.csv"):
         open_source(tmp_path / "list.xlsx")
     with pytest.raises(DatasetError, match="is not there"):
         open_source(tmp_path / "nothing")
+    (tmp_path / "manifest").write_bytes(b" " * 63 + b"{}")
+    assert open_source(tmp_path / "manifest")  # what begins like JSON
+    (tmp_path / "manifest").write_bytes(b" " * 64 + b"{}")
+    with pytest.raises(DatasetError, match="neither a folder"):
+        open_source(tmp_path / "manifest")
+    (tmp_path / "vectors.npy").write_bytes(b"")
+    with pytest.raises(DatasetError, match=r"vectors.npy holds vectors, not images"):
+        open_source(tmp_path / "vectors.npy")
     (tmp_path / "list.parquet").write_bytes(b"no parquet")
     with pytest.raises(DatasetError, match="is not a Parquet file"):
         entries(tmp_path / "list.parquet")

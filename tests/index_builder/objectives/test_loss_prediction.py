@@ -35,6 +35,18 @@ def head() -> LossHead:
     return LossHead(7, torch.Generator().manual_seed(1)).double()
 
 
+def test_a_generator_draws_its_weights() -> None:
+    first, again, other = (
+        next(LossHead(7, torch.Generator().manual_seed(seed)).parameters()) for seed in (1, 1, 2)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_what_is_exported_is_not_trained_any_more(layer: nn.Linear, head: LossHead) -> None:
+    assert not any(one.requires_grad for one in PredictedLossPosterior(layer, head).parameters())
+
+
 def naive_losses(embeddings: Tensor) -> list[float]:
     losses = []
     for i in range(len(LABELS) - 1):  # the last has no other of its label

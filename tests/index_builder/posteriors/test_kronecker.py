@@ -231,6 +231,21 @@ def test_tuning_finds_the_largest_evidence() -> None:
         assert best > log_marginal_likelihood(curvature, weight, weight[:, 0], factor * tuned)
 
 
+def test_no_curvature_is_in_double_precision_where_the_layer_is() -> None:
+    for basis in (None, torch.empty(4, 2, device="meta")):
+        nothing = PartialTraces.zeros_like(torch.empty(2, 3, device="meta"), basis)
+        for name in ("features", "outputs", "diagonal"):
+            tensor = getattr(nothing, name)
+            assert (tensor.dtype, tensor.device.type) == (torch.float64, "meta")
+
+
+def test_a_basis_without_directions_leaves_all_to_the_rest() -> None:
+    basis = torch.empty(4, 0, dtype=torch.float64)
+    nothing = PartialTraces.zeros_like(torch.zeros(2, 3), basis)
+    curvature = replace(nothing, diagonal=torch.ones(4).double()).rectified("isotropic")
+    assert (len(curvature.values), curvature.rest) == (0, 0.5)
+
+
 def test_indefinite_curvature_is_cut_off_once_it_is_summed() -> None:
     one = PartialTraces(
         torch.diag(torch.tensor([4.0, -2.0])).double(),

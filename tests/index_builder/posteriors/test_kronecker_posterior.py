@@ -47,6 +47,14 @@ def test_prediction_equals_sampled_layers(posterior: KroneckerPosterior) -> None
     torch.testing.assert_close(together, expected, rtol=0, atol=0.03 * float(expected.abs().max()))
 
 
+def test_of_all_directions_there_is_no_rest() -> None:
+    complete = tensors(5)
+    features = torch.randn(6, 4, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    expected = KroneckerPosterior(**complete).feature_variance(features)
+    complete["rest_variance"] = torch.tensor(1e30, dtype=torch.float64)
+    assert torch.equal(KroneckerPosterior(**complete).feature_variance(features), expected)
+
+
 def test_the_generator_alone_decides_what_is_drawn(posterior: KroneckerPosterior) -> None:
     once, again = (posterior.sample(2, torch.Generator().manual_seed(3)) for _ in range(2))
     torch.testing.assert_close(once, again, rtol=0, atol=0)

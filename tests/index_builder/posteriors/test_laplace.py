@@ -119,6 +119,33 @@ def test_full_cuts_off_after_the_sum(problem: Problem, oracle: Oracle) -> None:
     torch.testing.assert_close(curvature.bias, expected.bias.clamp_min(0))
 
 
+def test_the_plan_of_minibatches_is_the_one_that_is_given(problem: Problem) -> None:
+    layer = (problem.blocks, problem.labels, problem.weight, problem.bias)
+
+    def mean(plan: MinibatchPlan | None) -> float:
+        generator = torch.Generator().manual_seed(3)
+        return fit_laplace(
+            *layer, approximation="full", margin=MARGIN, generator=generator, plan=plan
+        ).curvature.mean
+
+    assert mean(None) == mean(MinibatchPlan())
+    assert mean(MinibatchPlan(1, 2, 2)) != mean(None)
+
+
+@pytest.mark.parametrize("structure", get_args(Structure))
+def test_a_fit_says_what_its_curvature_is(problem: Problem, structure: Structure) -> None:
+    layer = (problem.blocks, problem.labels, problem.weight, problem.bias)
+    fit = fit_laplace(*layer, structure=structure, margin=MARGIN)
+    found = fit.curvature
+    assert fit.structure == structure
+    assert fit.summary() == {
+        "mean": found.mean,
+        "largest": found.largest,
+        "share_zero": found.share_zero,
+    }
+    assert fit.summary()["largest"] > fit.summary()["mean"] > 0
+
+
 def test_full_asks_for_a_generator(problem: Problem) -> None:
     with pytest.raises(ValueError, match="give a generator"):
         fit_laplace(

@@ -20,7 +20,8 @@ from index_builder.posteriors import (
 )
 from index_builder.posteriors.laplace import kronecker_pairs, online
 from index_builder.posteriors.laplace.fit import LaplacePosterior
-from index_builder.posteriors.laplace.minibatches import minibatch_traces
+from index_builder.posteriors.laplace.minibatches import Drawn, minibatch_traces
+from index_builder.posteriors.laplace.targets import anchor_targets
 from tests.support.narrowing import instance_of
 
 if TYPE_CHECKING:
@@ -177,6 +178,23 @@ def test_expectation_form_averages_over_the_present_posterior(problem: Problem) 
     assert float(weight.grad.abs().min()) > 0
 
 
+def test_a_minibatch_counts_as_it_was_drawn(problem: Problem) -> None:
+    layer = (problem.features, problem.labels, problem.weight, problem.bias)
+    targets = anchor_targets(problem.labels, "per_anchor", torch.float64)
+    drawn = Drawn(targets, MinibatchPlan(1, 9, 99))
+    found = []
+    for one in (drawn, None):
+        state, _ = online_step(
+            _start(problem.weight), *layer, margin=MARGIN, approximation="full", drawn=one
+        )
+        seen = minibatch_curvature(
+            *layer, margin=MARGIN, approximation="full", split="euclidean", drawn=one
+        )
+        found.append(state.average.weight)
+        assert torch.equal(found[-1], _start(problem.weight).updated(seen).average.weight)
+    assert not torch.allclose(found[0], found[1])
+
+
 def test_drawing_layers_needs_a_generator(problem: Problem) -> None:
     with pytest.raises(ValueError, match="no generator"):
         online_step(
@@ -285,6 +303,10 @@ def test_kronecker_factors_are_the_decaying_average_of_what_was_seen(problem: Pr
     shares = [0.75**2, 0.75, 1.0]
     average = state.average
     assert isinstance(average, PartialTraces)
+    uneven = replace(average, diagonal=torch.arange(1.0, 7.0, dtype=torch.float64))
+    found = instance_of(KroneckerCurvature, replace(state, decayed=uneven).curvature)
+    assert torch.equal(found.scale, torch.ones_like(found.scale))
+    assert not torch.equal(found.scale, uneven.rectified().scale)
     for name in ("features", "outputs", "diagonal"):
         parts = (share * getattr(one, name) for share, one in zip(shares, seen, strict=True))
         expected = 50 * sum(parts) / sum(shares)

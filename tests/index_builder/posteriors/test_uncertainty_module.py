@@ -32,6 +32,7 @@ def test_it_is_the_papers_layers_with_one_scale_and_shift_for_all_dimensions() -
     nn.init.constant_(last.bias, -1.5)
     features = torch.randn(9, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     torch.testing.assert_close(module(features), papers(features).exp())
+    assert not list(module.output_norm.parameters())
 
 
 def test_no_image_makes_it_overflow_or_vanish() -> None:

@@ -1,0 +1,97 @@
+"""The page's way to the API: what is sent, and what becomes of every kind of answer."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Route
+
+from tests.end_to_end.shown_page import Shown
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture
+def page(shown: Shown) -> Shown:
+    """The page, open."""
+    shown.open()
+    return shown
+
+
+def answers(page: Shown, status: int, body: str, **headers: str) -> None:
+    """Let the service answer what is asked at ``/v1/thing``."""
+
+    def reply(route: Route) -> None:
+        kind = {"content-type": "application/json"}
+        route.fulfill(status=status, body=body, headers={**kind, **headers})
+
+    page.page.route("**/v1/thing", reply)
+
+
+ASKED = """m.askJson("/v1/thing").then((found) => ({ found }),
+    ({ name, message, problem, retryAfter }) => ({ name, message, problem, retryAfter }))"""
+
+
+def test_what_the_api_refuses_is_a_problem(page: Shown) -> None:
+    answers(page, 200, '{"a": 1}')
+    assert page.run("api", ASKED) == {"found": {"a": 1}}
+    answers(page, 429, '{"title": "Slow down"}', **{"retry-after": "7"})
+    found = page.run("api", ASKED)
+    assert (found["problem"], found["retryAfter"]) == ({"status": 429, "title": "Slow down"}, "7")
+    for status, body, title in ((502, "<html>", "The service answered 502"),
+                                (500, "{}", "The service answered 500"),
+                                (200, "<html>", "The answer could not be read")):  # fmt: skip
+        answers(page, status, body)
+        problem = page.run("api", ASKED)["problem"]
+        assert (problem["status"], problem["title"]) == (status, title)
+        assert problem["detail"].startswith("What came back is not what this page expects")
+    page.page.route("**/v1/thing", lambda route: route.abort())
+    problem = page.run("api", ASKED)["problem"]
+    assert (problem["status"], problem["title"]) == (0, "The service cannot be reached")
+    aborted = ASKED.replace('"/v1/thing"', '"/v1/thing", { signal: AbortSignal.abort() }')
+    assert page.run("api", aborted)["name"] == "AbortError"
+
+
+def test_who_may_write_is_what_the_service_says(page: Shown) -> None:
+    for scope, may in (("read", False), ("write", True), ("admin", True)):
+        page.replies["/v1/usage"] = {"scope": scope}
+        assert page.run("api", "m.mayWrite()") is may
+    page.page.route("**/v1/usage", lambda route: route.fulfill(status=404))
+    assert page.run("api", "m.mayWrite()") is True
+
+
+def test_with_a_key_pictures_are_fetched_with_it(page: Shown) -> None:
+    asked: list[str | None] = []
+
+    def reply(route: Route) -> None:
+        asked.append(route.request.headers.get("authorization"))
+        if len(asked) == 2:
+            route.fulfill(status=404)
+        else:
+            route.fulfill(body=page.picture, content_type="image/png")
+
+    page.page.route("**/v1/picture", reply)
+    loaded = """(() => new Promise((tell) => {
+        const image = new Image();
+        image.loading = "lazy";
+        image.onload = () => tell([image.src.split(":")[0], image.loading]);
+        image.onerror = () => tell("failed");
+        m.load(image, all[0]);
+    }))()"""
+    page.run("api", "m.key.set('secret')")
+    assert page.run("api", "m.key.get()") == "secret"
+    assert page.run("api", loaded, "/v1/picture") == ["blob", "eager"]
+    assert page.run("api", loaded, "/v1/picture") == "failed"
+    assert asked == ["Bearer secret"] * 2
+    page.run("api", "m.key.forget()")
+    assert page.run("api", "m.key.get()") is None
+
+
+def test_a_document_asks_one_service(page: Shown) -> None:
+    assert page.run("api", "m.address('/v1')") == "http://vouch.test/v1"
+    for _ in range(2):
+        page.run("api", "m.connect('http://other.test')")
+        assert page.run("api", "m.address('/v1')") == "http://other.test/v1"
+    refused = "(() => { try { m.connect('/'); } catch (error) { return error.message; } })()"
+    assert page.run("api", refused) == (
+        "This document asks http://other.test/ already; it cannot ask http://vouch.test/ too."
+    )

@@ -1,0 +1,87 @@
+"""Names of a bucket or of the web: the order of a folder, and what leads out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import cast
+
+import pytest
+
+from index_builder.indexing.blocks import Place
+from index_builder.indexing.sources.bucket_folder import BucketFiles
+from index_builder.indexing.sources.places import RemotePlaces
+from index_builder.storage import Storage
+from index_builder.storage.bucket import Listed
+from model_store.errors import DatasetError
+
+
+class Bucket:
+    """Lists what a test says, in that order."""
+
+    def __init__(self, *keys: str) -> None:
+        self.keys = keys
+
+    def listed(self, folder: str) -> Iterator[Listed]:
+        assert folder.startswith("s3://bucket")
+        for n, key in enumerate(self.keys):
+            yield Listed(key, n, 10 * n, f"v{n}")
+
+
+def files(folder: str, *keys: str) -> BucketFiles:
+    return BucketFiles(cast("Storage", Bucket(*keys)), folder)
+
+
+@pytest.mark.parametrize("folder", ["s3://bucket/of/boots", "s3://bucket/of/boots/"])
+def test_files_come_as_from_a_folder_on_a_disk(folder: str) -> None:
+    names = ["b.png", "a-1.png", "a/x.png", "a.png", "a/"]
+    with closing(files(folder, *(f"of/boots/{name}" for name in names))) as found:
+        listed = {name: place() for name, place in found}
+    assert list(listed) == ["a/x.png", "a-1.png", "a.png", "b.png"]
+    assert listed["a-1.png"] == Place("s3://bucket/of/boots/a-1.png", None, 1, 10, None, "v1")
+
+
+def test_a_bucket_itself_is_a_folder() -> None:
+    with closing(files("s3://bucket", "b.png", "a/x.png")) as found:
+        assert [place().path for _, place in found] == ["s3://bucket/a/x.png", "s3://bucket/b.png"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "wanted"),
+    [
+        (["b.parquet", "a.parquet", "data/c.parquet"], ["a.parquet", "b.parquet"]),
+        (["data/d.parquet", "data/c.parquet", "data/deep/e.parquet"],
+         ["data/c.parquet", "data/d.parquet"]),
+        (["other/a.parquet", "a.png"], []),
+    ],
+)  # fmt: skip
+def test_tables_are_found_where_a_data_set_has_them(keys: list[str], wanted: list[str]) -> None:
+    with closing(files("s3://bucket/set", *(f"set/{key}" for key in keys))) as found:
+        assert found.parquet() == [f"s3://bucket/set/{name}" for name in wanted]
+
+
+@pytest.mark.parametrize(
+    ("root", "name", "wanted"),
+    [
+        ("https://shop.example/of", "a.png", "https://shop.example/of/a.png"),
+        ("https://shop.example/of", "./in/a.png", "https://shop.example/of/in/a.png"),
+        ("https://shop.example/of", "http://other.example/a.png", "http://other.example/a.png"),
+        ("https://shop.example/of", "../a.png", None),
+        ("https://shop.example/of", "/a.png", None),
+        ("https://shop.example/of", "s3://bucket/a.png", None),
+        ("s3://bucket/of", "s3://other/a.png", "s3://other/a.png"),
+        ("s3://bucket/of", "https://shop.example/a.png", "https://shop.example/a.png"),
+        ("s3://bucket/of", "in/../../a.png", None),
+    ],
+)
+def test_a_manifest_from_elsewhere_names_what_it_may(
+    root: str, name: str, wanted: str | None
+) -> None:
+    places = RemotePlaces(root)
+    if wanted is None:
+        with pytest.raises(DatasetError, match="line 3 leads"):
+            places.place(name, "line 3")
+    else:
+        assert places.place(name, "line 3") == Place(wanted, None, 0, 0)
+    with pytest.raises(DatasetError):
+        places.place("ftp://shop.example/a.png", "line 3")

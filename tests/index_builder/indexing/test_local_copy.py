@@ -1,0 +1,172 @@
+"""A source becomes a folder: which paths its images have, and what is not fetched again."""
+
+from __future__ import annotations
+
+import csv
+import os
+import tarfile
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from index_builder.indexing.local_copy import AHEAD, copy_images
+from index_builder.storage import Storage
+from model_store.errors import DatasetError, SourceUnavailable, TooManyBadImages
+from model_store.images import ImageLimits
+from tests.support.elsewhere import Elsewhere
+
+SHOP = "https://shop.example"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    source = tmp_path / "source"
+    for name in ("a/x.png", "a/deep/y.JPG", "top.webp", "notes.txt", "a/IMG.heic"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes(name.encode())
+    return source
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "copy" / "of" / "images"
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def manifest(path: Path, rows: Sequence[tuple[str, str, str]]) -> str:
+    """Rows of id, path and label."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("id", "path", "label"), *rows])
+    return str(path)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_images_keep_their_paths(source: Path, folder: Path, *, packed: bool) -> None:
+    images = {name: name.encode() for name in ("a/deep/y.JPG", "a/x.png", "top.webp")}
+    if packed:
+        with tarfile.open(source.with_suffix(".tar"), "w") as file:
+            file.add(source, ".")
+        source = source.with_suffix(".tar")
+    others = copy_images(str(source), folder, Storage())
+    assert files_of(folder) == images
+    assert [Path(name).name for name in others.names] == ["IMG.heic"]
+    assert list(folder.parent.iterdir()) == [folder]  # what was unpacked is away
+
+
+def test_what_is_there_is_not_copied_again_and_what_is_gone_is_removed(
+    source: Path, folder: Path
+) -> None:
+    copy_images(str(source), folder, Storage())
+    copies = [folder / "a/x.png", folder / "a/deep/y.JPG", folder / "top.webp"]
+    before = [path.stat() for path in copies]
+    dates = [(source / path.relative_to(folder)).stat().st_mtime_ns for path in copies]
+    assert [one.st_mtime_ns for one in before] == dates
+    status = (source / "a/x.png").stat()
+    (source / "a/x.png").write_bytes(b"another size")
+    os.utime(source / "a/x.png", ns=(status.st_atime_ns, status.st_mtime_ns))  # on the same day
+    os.utime(source / "a/deep/y.JPG", ns=(1, 1))
+    (folder / "left.png").touch()
+    copy_images(str(source), folder, Storage())
+    again = [path.stat().st_ino == one.st_ino for path, one in zip(copies, before, strict=True)]
+    assert again == [False, False, True]
+    assert copies[0].read_bytes() == b"another size"
+    (source / "top.webp").unlink()
+    copy_images(str(source), folder, Storage())
+    assert list(files_of(folder)) == ["a/deep/y.JPG", "a/x.png"]
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "path"),
+    [
+        ("owl/1.png", "owl", "owl/1.png"),
+        ("owl/1.png", "fox", "fox/owl%2F1.png"),
+        ("owl/1.png", "", "owl%2F1.png"),
+        ("1.PNG", "", "1.PNG"),
+        ("1.png", "owl", "owl/1.png"),
+        ("owl/1", "owl", "owl/owl%2F1.jpg"),  # what it is, its content says
+        ("owl//1.png", "owl", "owl/owl%2F%2F1.png"),
+        ("owl/../../1.png", "owl", "owl/owl%2F..%2F..%2F1.png"),
+        ("/owl/1.png", "/", "%2F/%2Fowl%2F1.png"),
+        ("1.png", ".", f"{sha256(b'.').hexdigest()}/1.png"),
+        ("1.png", "..", f"{sha256(b'..').hexdigest()}/1.png"),
+        ("é & co.png", "", "é & co.png"),
+        ("é/& co.png", "", "%C3%A9%2F& co.png"),
+        ("/" + "n" * 143 + ".png", "", "%2F" + "n" * 143 + ".png"),  # of 150 characters
+        (
+            "/" + "n" * 149 + ".abcdefghijk",
+            "",
+            sha256(b"/" + b"n" * 149 + b".abcdefghijk").hexdigest() + ".abcdefghi.jpg",
+        ),
+        ("/" + "n" * 144 + ".png", "", sha256(b"/" + b"n" * 144 + b".png").hexdigest() + ".png"),
+    ],
+)
+def test_an_image_is_called_as_a_file_may_be(
+    source: Path, folder: Path, name: str, label: str, path: str
+) -> None:
+    copy_images(manifest(source / "list.csv", [(name, "top.webp", label)]), folder, Storage())
+    assert list(files_of(folder)) == [path]
+
+
+def test_without_labels_there_are_no_sub_folders(source: Path, folder: Path) -> None:
+    copy_images(str(source), folder, Storage(), labelled=False)
+    assert list(files_of(folder)) == ["a%2Fdeep%2Fy.JPG", "a%2Fx.png", "top.webp"]
+
+
+@pytest.mark.parametrize(("n_missing", "is_refused"), [(1, False), (2, True)])
+def test_one_image_in_a_hundred_may_be_missing(
+    source: Path,
+    folder: Path,
+    caplog: pytest.LogCaptureFixture,
+    n_missing: int,
+    *,
+    is_refused: bool,
+) -> None:
+    rows = [(f"{n}.png", "gone.png" if n < n_missing else "top.webp", "") for n in range(100)]
+    listed = manifest(source / "list.csv", rows)
+    if is_refused:
+        with pytest.raises(TooManyBadImages, match="2 of 100 images could not be copied, and 1 %"):
+            copy_images(listed, folder, Storage())
+    else:
+        copy_images(listed, folder, Storage())
+    assert len(files_of(folder)) == 100 - n_missing
+    assert [record.getMessage() for record in caplog.records] == [
+        f"left out {n}.png: No such file or directory" for n in range(n_missing)
+    ]
+
+
+def test_two_images_of_one_name_are_refused(source: Path, folder: Path) -> None:
+    rows = [("a", "top.webp", ""), ("a.jpg", "top.webp", "")]
+    with pytest.raises(DatasetError, match=r"line 3 and another image are both called 'a\.jpg'"):
+        copy_images(manifest(source / "list.csv", rows), folder, Storage())
+
+
+def test_parts_of_pictures_are_refused(source: Path, folder: Path) -> None:
+    (source / "list.csv").write_text('path,bbox\ntop.webp,"[0, 0, 1, 1]"\n')
+    with pytest.raises(DatasetError, match="names a part of a picture"):
+        copy_images(str(source / "list.csv"), folder, Storage())
+
+
+def test_images_of_the_web_are_fetched_some_at_a_time(source: Path, folder: Path) -> None:
+    contents = {f"{SHOP}/{n}.png": b"%d" % n for n in range(AHEAD + 20)}
+    rows = [(url.rpartition("/")[2], url, "") for url in contents]
+    listed, there = manifest(source / "list.csv", rows), Elsewhere(contents)
+    copy_images(listed, folder, there.as_storage())
+    assert files_of(folder) == {url.rpartition("/")[2]: data for url, data in contents.items()}
+    assert there.n_asked_first == AHEAD
+    assert {most for _, most, _ in there.asked} == {ImageLimits().max_bytes + 1}
+    assert there.is_closed
+    again = Elsewhere(contents)
+    copy_images(listed, folder, again.as_storage())
+    assert not again.asked  # only its URL is known of each
+    (folder / "3.png").unlink()
+    (folder / "5.png").unlink()
+    lost = Elsewhere(contents, lost_at=1)
+    with pytest.raises(SourceUnavailable, match=r"gone\. 5 images are copied and kept"):
+        copy_images(listed, folder, lost.as_storage())
+    assert (folder / "3.png").exists()
