@@ -308,3 +308,5 @@ def test_items_whose_writing_failed_are_not_there(tmp_path: Path) -> None:
         raise ZeroDivisionError
     with closing(sqlite3.connect(path)) as file:
         assert file.execute("SELECT name FROM sqlite_master").fetchall() == []
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        writer.add([])

@@ -53,6 +53,12 @@ def test_feature_distance_is_that_to_the_nearest_reference_in_the_whole_space() 
     np.testing.assert_allclose(got, expected, rtol=1e-4)
 
 
+def test_distances_are_reckoned_in_single_precision_for_half_the_time() -> None:
+    fitted = detector()
+    for matrix in (fitted._axes, fitted._axes_of_centre, fitted._compared, fitted._to_means):
+        assert matrix.dtype == np.float32
+
+
 def test_mahalanobis_is_that_of_a_gaussian_with_white_noise_outside_the_subspace() -> None:
     fitted, asked = detector(), queries(7)
     rank = fitted.basis.shape[1]

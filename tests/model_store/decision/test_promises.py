@@ -300,13 +300,19 @@ def test_hidden_queries_meet_one_label_fewer_than_absent_ones() -> None:
     assert hidden.error > plain.error
 
 
-def test_first_items_of_a_class_without_evidence_get_no_match() -> None:
-    of = evidence(first_classes=np.where(np.arange(600) % 20 == 0, 0, 2).astype(np.int8))
-    given = promises(of, n_labels=np.array([150, 0, 20]))
-    assert given.threshold(0) == math.inf
+@pytest.mark.parametrize(
+    ("rare", "n_labels", "whom"),
+    [(0, [150, 0, 20], "its label's only one"), (1, [0, 150, 20], "a label with 2 to 5 items")],
+)
+def test_first_items_of_a_class_without_evidence_get_no_match(
+    rare: int, n_labels: list[int], whom: str
+) -> None:
+    of = evidence(first_classes=np.where(np.arange(600) % 20 == 0, rare, 2).astype(np.int8))
+    given = promises(of, n_labels=np.array(n_labels))
+    assert given.threshold(rare) == math.inf
     assert math.isfinite(given.threshold(2))
-    assert given.matches[0].shortfall is not None
-    assert "its label's only one" in given.matches[0].shortfall
+    assert given.matches[rare].shortfall is not None
+    assert whom in given.matches[rare].shortfall
 
 
 def test_more_absent_queries_ask_for_more_certainty() -> None:

@@ -336,6 +336,8 @@ def test_bounds_of_0_and_1_stay_and_all_between_move() -> None:
     moved = _moved(bounds, np.array([1.0, 1.0]))
     assert moved[0].tolist() == [0, 1]
     np.testing.assert_allclose(moved[1], expit(logit(bounds[1]) + 1))
+    inner = np.linspace(0.01, 0.99, 98).reshape(49, 2)
+    np.testing.assert_array_equal(_moved(inner, np.zeros(49)), inner)  # to the last digit
 
 
 def test_feedback_corrects_probabilities_and_intervals_but_no_result_set() -> None:
