@@ -131,7 +131,7 @@ def test_evidence_that_just_reaches_the_alarm_fires(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(("n", "n_wrong"), [(1, 1), (20, 1), (300, 40), (5000, 2)])
 def test_the_interval_is_as_narrow_as_its_steps_allow(n: int, n_wrong: int) -> None:
-    """A step inwards no rate is rejected any more; the bounds themselves are, and 0 and 1 are not."""
+    """The bounds are rejected, 0 and 1 excepted, and a step inwards nothing is."""
     mixed = betaln(n_wrong + 0.5, n - n_wrong + 0.5) - betaln(0.5, 0.5) + math.log(0.05)
 
     def rejected(step: int) -> bool:

@@ -311,8 +311,9 @@ def test_first_items_of_a_class_without_evidence_get_no_match(
     given = promises(of, n_labels=np.array(n_labels))
     assert given.threshold(rare) == math.inf
     assert math.isfinite(given.threshold(2))
-    assert given.matches[rare].shortfall is not None
-    assert whom in given.matches[rare].shortfall
+    shortfall = given.matches[rare].shortfall
+    assert shortfall is not None
+    assert whom in shortfall
 
 
 def test_more_absent_queries_ask_for_more_certainty() -> None:
