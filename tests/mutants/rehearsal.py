@@ -41,13 +41,8 @@ class Recorder:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Charge the fixtures that are made now to the setup of a test."""
-        self._coverage.switch_context(f"{item.nodeid}|setup")
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> None:
-        """Charge what follows to the test itself."""
-        self._coverage.switch_context(f"{item.nodeid}|call")
+        """Charge what follows to a test."""
+        self._coverage.switch_context(item.nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note how a part of a test went."""
@@ -80,16 +75,13 @@ class Rehearsal:
         return sum(self._seconds[test] for test in tests)
 
     def visitors(self, path: Path, lines: Iterable[int]) -> list[str]:
-        """Return the tests that come by some lines, cheap ones first.
+        """Return the tests that come by some lines, cheap ones first, then others of their files.
 
-        What is visited in the setup of a test may be a fixture that other tests of its file share,
-        so all tests of that file follow.
+        Fixtures and what is computed once are charged to the first test that asks for them.
         """
         known = self._lines.get(str(path), {})
-        contexts = [context for line in lines for context in known.get(str(line), ())]
-        parts = [context.rpartition("|") for context in contexts]
-        direct = {test for test, _, _ in parts}
-        shared = {test.partition("::")[0] for test, _, phase in parts if phase == "setup"}
+        direct = {test for line in lines for test in known.get(str(line), ())}
+        shared = {test.partition("::")[0] for test in direct}
         beside = {test for test in self._seconds if test.partition("::")[0] in shared}
         return [*self.cheap_first(direct), *self.cheap_first(beside - direct)]
 

@@ -280,6 +280,28 @@ def test_a_level_answers_from_its_threshold_on(
     assert from_on(float(np.nextafter(sure.probability, 1))) is None
 
 
+@pytest.mark.parametrize("allowed", [None, (True, True, True)])
+def test_only_labels_of_the_list_roll_up(
+    monkeypatch: pytest.MonkeyPatch, allowed: tuple[bool, ...] | None
+) -> None:
+    """The likeliest label of all lies beyond, where sums were calibrated without any."""
+    classes: list[int] = []
+
+    def level_threshold(_: Promises, __: int, size_class: int) -> float:
+        classes.append(size_class)
+        return 0.0
+
+    monkeypatch.setattr(Promises, "level_threshold", level_threshold)
+    listed = replace(retrieved(0.5, 0.3, 0.999, codes=(0, 2, 1), allowed=allowed), n_listed=2)
+    known = replace(rolling(), label_classes=np.array([1, 0, 2], dtype=np.int8))
+    decision = decide(known, query(), listed, TERMS)
+    lion, wolf, tiger = not_none(decision.match_probabilities)
+    assert tiger > lion > wolf
+    rolled = not_none(decision.roll_up)
+    assert (rolled.label, rolled.probability) == ("Panthera", pytest.approx(lion))
+    assert classes == [1]
+
+
 def test_what_is_answered_at_a_threshold_itself_is_not_left_to_coarser_levels() -> None:
     probabilities, classes = np.array([0.4, 0.5, 0.6, 0.4, 0.4]), np.array([0, 0, 0, 1, 1])
     asked: list[list[int]] = []
