@@ -298,7 +298,8 @@ def test_only_labels_of_the_list_roll_up(
     lion, wolf, tiger = not_none(decision.match_probabilities)
     assert tiger > lion > wolf
     rolled = not_none(decision.roll_up)
-    assert (rolled.label, rolled.probability) == ("Panthera", pytest.approx(lion))
+    assert rolled.label == "Panthera"
+    assert rolled.probability == pytest.approx(lion)
     assert classes == [1]
 
 

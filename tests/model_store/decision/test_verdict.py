@@ -263,6 +263,8 @@ def test_labels_that_came_later_are_of_no_known_class() -> None:
         [2, 2, UNKNOWN_CLASS, UNKNOWN_CLASS],
     )
     np.testing.assert_array_equal(fitted.classes_of(np.array([0, 3], dtype=np.int32)), [2, 0])
+    for codes in ([0, 2], [0, 3]):
+        assert fitted.known_classes(np.array(codes, dtype=np.int32)).dtype == np.int8
     assert [fitted.n_new_labels(n) for n in (2, 3, 4)] == [0, 0, 1]
 
 
