@@ -94,7 +94,9 @@ def test_so_many_labels_are_enough_and_one_fewer_is_not(absence: str, least: int
 def test_up_to_a_share_of_absent_queries_it_does_not_matter_that_they_are_unknown() -> None:
     unknown = evidence(absence="hidden_trained_labels")
     assert promises(unknown, expected=MOST_UNKNOWN).doubt is None
-    assert promises(unknown, expected=float(np.nextafter(MOST_UNKNOWN, 1))).doubt is not None
+    doubt = promises(unknown, expected=float(np.nextafter(MOST_UNKNOWN, 1))).doubt
+    assert doubt is not None
+    assert "no error among matches can be promised" in doubt
     assert promises(evidence(), expected=0.9).doubt is None
 
 

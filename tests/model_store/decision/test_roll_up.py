@@ -70,6 +70,14 @@ def test_a_parent_is_as_likely_as_its_labels_together() -> None:
     np.testing.assert_allclose(sums, [0.5, 0.5])
 
 
+def test_places_of_parents_are_whole_numbers_of_four_bytes() -> None:
+    """So they are stored; those of no label at all are too."""
+    for places in (CATS.above, CATS.of_labels(["lion", None]), CATS.of_labels([])):
+        assert places.dtype == np.int32
+    assert CATS.of_labels([]).shape == (0, 2)
+    assert likeliest_parents(CATS.above, np.full(4, 0.2))[0].dtype == np.int32
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_likeliest_parent_is_that_of_the_largest_sum(seed: int) -> None:
     """Any parent may be it, the first of its level and the last as well; some labels have none."""
