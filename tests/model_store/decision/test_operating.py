@@ -136,3 +136,24 @@ def test_thresholds_are_those_of_shares_of_the_queries_with_a_match() -> None:
 def test_the_curve_falls_through_every_distinct_probability() -> None:
     of = replace(stream(), probabilities=np.array([0.2, 0.7, 0.7, 0.1, 0.9]))
     assert [point.threshold for point in of.curve()] == [0.9, 0.7, 0.2, 0.1]
+
+
+@pytest.mark.parametrize("max_error", [0.1, 0.2, 0.3, 0.4, 0.5])
+def test_a_plan_is_the_least_number_that_the_binomial_test_is_likely_to_pass(
+    max_error: float,
+) -> None:
+    """All are accepted, and 0.01 of them are expected to be wrong."""
+    of = replace(
+        stream((False,) * 5),
+        probabilities=np.full(5, 0.99),
+        wrong=np.full(5, 0.01),
+        weights=np.full(5, 0.2),
+        design_effects=np.ones(5),
+    )
+
+    def passes(n: int) -> bool:
+        allowed = [k for k in range(n) if binom.cdf(k, n, max_error) <= 0.1]
+        return bool(allowed and binom.cdf(max(allowed), n, 0.01) >= 0.8)
+
+    least = next(n for n in range(1, 100) if passes(n))
+    assert of.queries_needed(max_error) in (least, least + 1)

@@ -69,7 +69,7 @@ def test_of_no_queries_nothing_is_promised_and_nothing_foretold() -> None:
     assert errors_allowed(1000, 1000, 1.0, 0.1) == -1, "no number of queries shows that none is"
     assert next_share(0.3, 0) == 0.3
     assert next_share(0.0, 9) == 0.1
-    assert chance(44, 0.0, 0.05, 0.1) == 0
+    assert chance(44, 0.0, 0.05, 0.1) == chance(44.9, 0.0, 0.05, 0.1) == 0
     assert chance(45, 0.0, 0.05, 0.1) == 1
     assert chance(45, 0.1, 0.05, 0.1) == pytest.approx(0.9**45), "no error is allowed"
     assert exact_interval(0.5, 0, 0.9) == (0, 1)

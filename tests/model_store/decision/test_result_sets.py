@@ -188,3 +188,11 @@ def test_each_size_class_has_a_threshold_of_its_own() -> None:
             1 in rule.choose(np.arange(2), np.array([2.0, p]), classes, 0.9).places for p in truth
         ]
         assert 0.9 <= np.mean(covered) < 0.95
+
+
+def test_a_size_class_without_a_promise_has_the_lowest_threshold() -> None:
+    critical = np.r_[np.full(200, 0.6), np.full(200, 0.2)]
+    rule = ResultSetRule(of_critical(critical, np.repeat([2, 0], 200)), np.array([9, 9, 9]), DELTA)
+    classes = np.array([2, 1, 1], dtype=np.int8)
+    chosen = rule.choose(np.arange(3), np.array([0.7, 0.2, 0.1]), classes, 0.9)
+    assert chosen.places.tolist() == [0, 1]

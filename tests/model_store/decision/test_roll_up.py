@@ -311,6 +311,19 @@ def test_only_labels_of_the_list_roll_up(
     assert classes == [1]
 
 
+def test_a_parent_is_as_likely_as_those_of_its_labels_that_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Promises, "level_threshold", lambda *_: 0.0)
+    monkeypatch.setattr(Promises, "threshold", lambda *_: math.inf)
+    listed = retrieved(0.99, 0.9, 0.2, codes=(0, 1, 2), allowed=(True, False, True))
+    rolled = not_none(decide(rolling(), query(), listed, TERMS).roll_up)
+    free = decide(rolling(), query(), replace(listed, allowed=None), TERMS)
+    lion, tiger, _ = not_none(free.match_probabilities)
+    assert rolled.probability == pytest.approx(lion)
+    assert not_none(free.roll_up).probability == pytest.approx(lion + tiger)
+
+
 def test_what_is_answered_at_a_threshold_itself_is_not_left_to_coarser_levels() -> None:
     probabilities, classes = np.array([0.4, 0.5, 0.6, 0.4, 0.4]), np.array([0, 0, 0, 1, 1])
     asked: list[list[int]] = []
