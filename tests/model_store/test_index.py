@@ -301,6 +301,7 @@ def test_of_few_allowed_rows_more_lists_are_read(every: int, wanted: int) -> Non
 
     def search(query: object, n: int, fetched: int, effort: int, selector: object) -> object:
         efforts.append(effort)
+        assert fetched == min(FETCHED, 400 // every)
         return np.arange(n)
 
     index: Any = SimpleNamespace(_n_items=400, _effort=6, _search=search)
@@ -319,6 +320,21 @@ def test_what_a_search_did_not_find_is_compared_exactly() -> None:
     queries = np.array([[0.0], [1.0]], np.float32)
     found = index_search.ApproximateIndex._filtered_first(index, queries, 1, None)
     assert [rows.tolist() for rows in found] == [[1], [2]]
+
+
+@pytest.mark.parametrize("at_once", [1, 4, 100])
+def test_of_compared_rows_as_many_as_are_asked_for_are_the_nearest(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_search, "_AT_ONCE", at_once)
+    generator = np.random.default_rng(0)
+    index = object.__new__(index_search.ApproximateIndex)
+    index.directions = generator.standard_normal((12, 3)).astype(np.float32)
+    queries, rows = index.directions[:2] + 1, np.array([0, 3, 4, 7, 8, 11])
+    for n in range(1, 8):
+        for query, found in zip(queries, index._compared(queries, n, rows), strict=True):
+            nearest = rows[np.argsort(-index.directions[rows] @ query)[:n]]
+            assert sorted(found.tolist()) == sorted(nearest.tolist())
 
 
 @pytest.mark.parametrize("knob", ["nprobe", "efSearch"])
