@@ -483,6 +483,32 @@ def test_queries_lie_between_neighbours_of_items(monkeypatch: pytest.MonkeyPatch
                 assert min(np.abs(query - one).max() for one in wanted) < 1e-6
 
 
+def test_so_many_queries_are_made_from_neighbours_among_so_many_items(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    directions = unit(clustered(30).mean)
+    for name, value in (("NEIGHBOURS_AMONG", 20), ("N_QUERIES", 7), ("FETCHED", 5)):
+        monkeypatch.setattr(index_build, name, value)
+    efforts: list[int] = []
+
+    def parameters(_: object, effort: int, mask: NDArray[np.bool_]) -> None:
+        assert mask.sum() == 20
+        efforts.append(effort)
+
+    monkeypatch.setattr(index_build, "set_effort", lambda _, effort: efforts.append(effort))
+    monkeypatch.setattr(index_build, "selector", lambda mask: mask)
+    monkeypatch.setattr(index_build, "parameters_of", parameters)
+
+    def search(items: NDArray[np.float32], n: int, params: object) -> tuple[None, Any]:
+        return None, np.zeros((len(items), n), dtype=np.int64)
+
+    index = SimpleNamespace(search=search)
+    found = index_build._queries(index, directions, np.random.default_rng(0))
+    assert found.shape == (7, directions.shape[1])
+    usual = index_build._NEIGHBOURHOOD_EFFORT
+    assert efforts == [usual, min(2 * usual, index_build._efforts(index)[-1])]
+
+
 def test_an_item_as_near_as_the_tenth_is_one_of_the_ten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recall, "_TIE", 0.0)
     axes = np.eye(4, dtype=np.float32)
