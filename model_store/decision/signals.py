@@ -77,7 +77,7 @@ def labels_found(
         own = np.arange(-1, -1 - len(label_codes), -1)
         label_codes = np.where(label_codes < 0, own, label_codes)
         codes = list(dict.fromkeys(label_codes.tolist()))
-    belong = np.array(codes, dtype=np.int32)[:, None] == label_codes
+    belong = np.array(codes)[:, None] == label_codes
     return belong.argmax(axis=1), belong
 
 

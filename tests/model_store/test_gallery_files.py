@@ -7,13 +7,22 @@ import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from model_store.errors import BundleMismatch
-from model_store.gallery import FaissGallery, IndexSettings, write_faiss_gallery
+from model_store.gallery import (
+    FaissGallery,
+    IndexSettings,
+    MilvusAccess,
+    open_gallery,
+    opening,
+    write_faiss_gallery,
+)
 from model_store.gallery.files.previews import Previews, PreviewsWriter
+from model_store.gallery.milvus.collection import MILVUS_FILE, MilvusDescription
 from tests.laws.gallery_laws import new_items, random_embeddings
 
 PREVIEWS = [b"first", b"", b"third"]
@@ -76,3 +85,21 @@ def test_previews_are_those_of_their_rows_whichever_thread_asks(tmp_path: Path) 
     assert (nothing.side, nothing.at(0)) == (None, b"")
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
         writer.add(items)
+
+
+def test_a_gallery_is_opened_by_the_engine_that_its_files_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = written(tmp_path / "gallery", 5)
+    assert isinstance(open_gallery(folder), FaissGallery)
+    assert opening.index_description(folder)["kind"] == "flat"
+    access = MilvusAccess()
+    asked: list[object] = []
+    monkeypatch.setattr(opening, "MilvusGallery", lambda *given: asked.extend(given))
+    described = SimpleNamespace(collection="shoes", index={"nlist": 4})
+    monkeypatch.setattr(MilvusDescription, "load", lambda _: described)
+    (folder / MILVUS_FILE).touch()
+    open_gallery(folder, access)
+    assert asked == [folder, access]
+    told = {"engine": "milvus", "collection": "shoes", "nlist": 4}
+    assert opening.index_description(folder) == told

@@ -315,11 +315,13 @@ def test_what_a_search_did_not_find_is_compared_exactly() -> None:
         _n_items=400,
         _effort=6,
         _search=lambda query, *_: None if query[0] else np.array([1]),
-        _exact=lambda query, n, every: np.array([2]),
+        _exact=lambda query, n, every: every[::100],
     )
     queries = np.array([[0.0], [1.0]], np.float32)
-    found = index_search.ApproximateIndex._filtered_first(index, queries, 1, None)
-    assert [rows.tolist() for rows in found] == [[1], [2]]
+    of = index_search.ApproximateIndex._filtered_first
+    assert [rows.tolist() for rows in of(index, queries, 1, None)] == [[1], [0, 100, 200, 300]]
+    mask = np.arange(400) % 2 == 1
+    assert [rows.tolist() for rows in of(index, queries, 1, mask)] == [[1], [1, 201]]
 
 
 @pytest.mark.parametrize("at_once", [1, 4, 100])

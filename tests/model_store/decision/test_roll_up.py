@@ -161,6 +161,14 @@ def test_a_calibration_without_parents_is_written_as_ever(tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.parametrize("within", [None, 2.5])
+def test_a_calibration_is_read_with_all_that_it_may_lack(
+    tmp_path: Path, within: float | None
+) -> None:
+    replace(rolling(), within=within).save(tmp_path)
+    assert not_none(Calibration.load(tmp_path)).within == within
+
+
 def levelled(n: int, seed: int) -> Evidence:
     """Queries whose label is often unsure, and whose parent is right as often as is foretold."""
     generator = np.random.default_rng(seed)
