@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from model_store.encoder.contract import Embeddings
 from model_store.errors import BundleMismatch
 from model_store.gallery import (
     FaissGallery,
@@ -103,3 +104,13 @@ def test_a_gallery_is_opened_by_the_engine_that_its_files_name(
     assert asked == [folder, access]
     told = {"engine": "milvus", "collection": "shoes", "nlist": 4}
     assert opening.index_description(folder) == told
+
+
+def test_equal_items_are_ordered_by_id_however_many_there_are(tmp_path: Path) -> None:
+    one = random_embeddings(1, 4, seed=0)
+    mean, variance = (np.repeat(part, 60, axis=0) for part in (one.mean, one.variance))
+    same = Embeddings(mean, variance, np.empty((60, 0), dtype=np.float32))
+    write_faiss_gallery(tmp_path, same, new_items(60), "e")
+    gallery = FaissGallery(tmp_path)
+    found = gallery.candidates(gallery.directions(np.array([7])), 50)
+    assert found.rows.tolist() == [list(range(50))]
