@@ -53,7 +53,7 @@ help:
 	@echo "make try-compose   three replicas in Docker: written to, killed, exchanged; some minutes"
 	@echo "make try-fiftyone  the plugin in FiftyOne, in an environment of its own; minutes"
 	@echo "make try-azurite   images in a container of Azure, by Microsoft's emulator; a minute"
-	@echo "make mutants   40 small faults put into a copy of the code: which do the tests see? half an hour"
+	@echo "make mutants   40 small faults put into the code, one at a time: which do the tests see? half an hour"
 	@echo "make fuzz-images   10,000 hostile files over HTTP; some minutes"
 	@echo "make pictures  the pictures of the README"
 	@echo "make tables    the tables of settings in the READMEs"
@@ -134,7 +134,7 @@ bench-gallery: install
 	$(BIN)/uv sync --quiet --frozen --inexact --extra bench
 	$(BIN)/python -m tests.benchmarks.bench_gallery --peers
 
-# MUTANTS="--seed 2 --number 20 --rooms decision --jobs 2", for example; see tests/mutants.
+# MUTANTS="--seed 2 --number 20 --rooms decision", for example; see tests/mutants.
 mutants: install
 	$(BIN)/python -m tests.mutants $(MUTANTS)
 

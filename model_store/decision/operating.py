@@ -178,10 +178,10 @@ class Stream:
         n_absent = int(self.absent.sum())
         rate = int((accepted & self.absent).sum()) / max(n_absent, 1)
         of_absent = self.rivals * float(self.weights[self.absent].sum())
-        by_rate = upper_bound(rate, self.n_absent_effective, self.delta) - rate if n_absent else 0.0
+        by_rate = upper_bound(rate, self.n_absent_effective, self.delta) - rate
         # The largest u = 1 − ε with (A + F) u + hypot(p, q u) = A (1 − e), a quadratic equation.
         known, total = weight * (1 - wrong), weight + of_absent * rate
-        p, q = weight * by_wrong, of_absent * by_rate
+        p, q = weight * by_wrong, of_absent * by_rate  # q is 0 where no query is absent
         if known <= p:
             return 1.0
         rest = (known - p) * (known + p)

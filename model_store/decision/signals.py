@@ -74,10 +74,10 @@ def labels_found(
     """
     codes = list(dict.fromkeys(label_codes.tolist()))
     if -1 in codes:
-        own = np.arange(-1, -1 - len(label_codes), -1, dtype=np.int32)
+        own = np.arange(-1, -1 - len(label_codes), -1)
         label_codes = np.where(label_codes < 0, own, label_codes)
         codes = list(dict.fromkeys(label_codes.tolist()))
-    belong = np.array(codes, dtype=np.int32)[:, None] == label_codes
+    belong = np.array(codes)[:, None] == label_codes
     return belong.argmax(axis=1), belong
 
 

@@ -146,3 +146,12 @@ def test_values_ascend_by_kind_and_numbers_by_size() -> None:
     ascending: list[Scalar] = [False, True, -2, -0.5, 0, 0.25, 3, "", "a", "é"]
     orders = [facets_of._order(value) for value in ascending]
     assert orders == sorted(set(orders))
+
+
+@pytest.mark.parametrize("most", range(1, 9))
+def test_the_most_frequent_are_those_of_a_sorted_list(most: int) -> None:
+    generator = np.random.default_rng(0)
+    for n in range(1, 10):
+        counts = generator.integers(0, 4, n)
+        wanted = sorted(np.flatnonzero(counts).tolist(), key=lambda place: -counts[place])
+        assert facets_of._frequent(counts, most) == wanted[:most]

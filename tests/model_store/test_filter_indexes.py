@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from model_store.encoder.contract import Embeddings
 from model_store.errors import ConfigError, LogDamaged
@@ -508,3 +510,13 @@ def test_rows_whose_lists_hold_a_value_are_found_with_a_bitmap_and_without(
     assert chosen.mask().tolist() == chosen.at(np.arange(11)).tolist() == wanted
     assert chosen.rows().tolist() == np.flatnonzero(wanted).tolist()
     assert chosen.at_most == sum(wanted)
+
+
+def test_the_share_of_what_is_joined_is_that_of_some_rows_and_at_most_what_is_known() -> None:
+    def every_fourth(rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return np.equal(rows % 4, 0)
+
+    sampled = np.random.default_rng(0).integers(0, 1000, selection.N_SAMPLED)
+    for at_most, wanted in ((1000, every_fourth(sampled).mean()), (30, 0.03)):
+        joined: Any = SimpleNamespace(at=every_fourth, at_most=at_most)
+        assert selection.estimated_share(joined, 1000) == wanted

@@ -186,6 +186,18 @@ def test_numbers_of_filters_are_read_without_opening_a_database_for_each() -> No
     assert read == [parse_filter(one) for one in [*asked, {"label": "shoe"}]]
 
 
+def test_every_float_of_a_filter_is_read_as_sqlite_reads_it() -> None:
+    """Some versions of SQLite read the last bit of some otherwise."""
+    asked = {"not": {"and": [{"year": {"in": [1, 0.5, "a"]}}, {"year": {"gte": 1.5}}]}}
+    moved = {"not": {"and": [{"year": {"in": [1, 2.5, "a"]}}, {"year": {"gte": 3.5}}]}}
+
+    def reads(value: object) -> object:
+        return value + 2 if isinstance(value, float) else value
+
+    with patch("model_store.gallery.filters.sql._as_read", reads):
+        assert as_stored(parse_filter(asked)) == parse_filter(moved)
+
+
 @pytest.mark.parametrize("how", HOWS)
 def test_rows_of_a_filter_are_looked_for_once_and_not_for_writing(
     tmp_path: Path, how: IndexedBy
@@ -308,3 +320,5 @@ def test_items_whose_writing_failed_are_not_there(tmp_path: Path) -> None:
         raise ZeroDivisionError
     with closing(sqlite3.connect(path)) as file:
         assert file.execute("SELECT name FROM sqlite_master").fetchall() == []
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        writer.add([])

@@ -301,6 +301,7 @@ def test_of_few_allowed_rows_more_lists_are_read(every: int, wanted: int) -> Non
 
     def search(query: object, n: int, fetched: int, effort: int, selector: object) -> object:
         efforts.append(effort)
+        assert fetched == min(FETCHED, 400 // every)
         return np.arange(n)
 
     index: Any = SimpleNamespace(_n_items=400, _effort=6, _search=search)
@@ -314,11 +315,28 @@ def test_what_a_search_did_not_find_is_compared_exactly() -> None:
         _n_items=400,
         _effort=6,
         _search=lambda query, *_: None if query[0] else np.array([1]),
-        _exact=lambda query, n, every: np.array([2]),
+        _exact=lambda query, n, every: every[::100],
     )
     queries = np.array([[0.0], [1.0]], np.float32)
-    found = index_search.ApproximateIndex._filtered_first(index, queries, 1, None)
-    assert [rows.tolist() for rows in found] == [[1], [2]]
+    of = index_search.ApproximateIndex._filtered_first
+    assert [rows.tolist() for rows in of(index, queries, 1, None)] == [[1], [0, 100, 200, 300]]
+    mask = np.arange(400) % 2 == 1
+    assert [rows.tolist() for rows in of(index, queries, 1, mask)] == [[1], [1, 201]]
+
+
+@pytest.mark.parametrize("at_once", [1, 4, 100])
+def test_of_compared_rows_as_many_as_are_asked_for_are_the_nearest(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_search, "_AT_ONCE", at_once)
+    generator = np.random.default_rng(0)
+    index = object.__new__(index_search.ApproximateIndex)
+    index.directions = generator.standard_normal((12, 3)).astype(np.float32)
+    queries, rows = index.directions[:2] + 1, np.array([0, 3, 4, 7, 8, 11])
+    for n in range(1, 8):
+        for query, found in zip(queries, index._compared(queries, n, rows), strict=True):
+            nearest = rows[np.argsort(-index.directions[rows] @ query)[:n]]
+            assert sorted(found.tolist()) == sorted(nearest.tolist())
 
 
 @pytest.mark.parametrize("knob", ["nprobe", "efSearch"])
@@ -465,6 +483,32 @@ def test_queries_lie_between_neighbours_of_items(monkeypatch: pytest.MonkeyPatch
             for item, query in zip(directions, found, strict=True):
                 wanted = [unit(item + move) for move in ([0 * item] if -1 in near else moves)]
                 assert min(np.abs(query - one).max() for one in wanted) < 1e-6
+
+
+def test_so_many_queries_are_made_from_neighbours_among_so_many_items(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    directions = unit(clustered(30).mean)
+    for name, value in (("NEIGHBOURS_AMONG", 20), ("N_QUERIES", 7), ("FETCHED", 5)):
+        monkeypatch.setattr(index_build, name, value)
+    efforts: list[int] = []
+
+    def parameters(_: object, effort: int, mask: NDArray[np.bool_]) -> None:
+        assert mask.sum() == 20
+        efforts.append(effort)
+
+    monkeypatch.setattr(index_build, "set_effort", lambda _, effort: efforts.append(effort))
+    monkeypatch.setattr(index_build, "selector", lambda mask: mask)
+    monkeypatch.setattr(index_build, "parameters_of", parameters)
+
+    def search(items: NDArray[np.float32], n: int, params: object) -> tuple[None, Any]:
+        return None, np.zeros((len(items), n), dtype=np.int64)
+
+    index = SimpleNamespace(search=search)
+    found = index_build._queries(index, directions, np.random.default_rng(0))
+    assert found.shape == (7, directions.shape[1])
+    usual = index_build._NEIGHBOURHOOD_EFFORT
+    assert efforts == [usual, min(2 * usual, index_build._efforts(index)[-1])]
 
 
 def test_an_item_as_near_as_the_tenth_is_one_of_the_ten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,12 @@
 
 A mutant is one change of a kind that goes wrong in practice: a comparison that is off by one, an
 argument that is not passed on, a statement that is missing. They are drawn by a seed: from each
-room as many, and from each kind in a room. The tests of the room that come by are run on each. A
-mutant is killed by the first that fails, or by taking longer than the limit.
+room as many, and from each kind in a room. The tests of the room that come by are run on each, in
+a fork where that can show it. A mutant is killed by the first that fails, or by taking longer than
+the limit. Tests that fail without a mutant are left out.
 
     python -m tests.mutants --seed 1 --number 40 --rooms decision access
+    python -m tests.mutants --number 1000 --rooms access --kinds comparison guard
 
 Strings, annotations, decorators, the words of errors and logging are left alone. A mutant that
 changes nothing anybody could see is entered in `equivalent.toml` with the reason; those are
@@ -17,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
@@ -25,7 +26,7 @@ from pathlib import Path
 from tests.mutants.drawing import Mutant, draw, equivalents, found_again, key_of
 from tests.mutants.results import Results
 from tests.mutants.rooms import ROOMS, ROOT
-from tests.mutants.trees import Trees
+from tests.mutants.trees import Tree, copy_of_the_tree
 
 
 def arguments() -> argparse.Namespace:
@@ -34,9 +35,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--number", type=int, default=40, help="of mutants")
     parser.add_argument("--rooms", nargs="+", choices=ROOMS, default=list(ROOMS))
-    parser.add_argument("--jobs", type=int, default=1, help="mutants tried at a time")
+    parser.add_argument("--kinds", nargs="+", default=(), help="all of them unless some are named")
     parser.add_argument(
-        "--limit", type=float, default=300, help="seconds for the tests of a mutant"
+        "--limit",
+        type=float,
+        default=60,
+        help="seconds for tests that take less than a fifth of it",
     )
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "mutants.jsonl")
     parser.add_argument("--again", action="store_true", help="try only what has survived so far")
@@ -50,7 +54,7 @@ def main() -> None:
     if asked.again:
         chosen = [one for one in found_again(results.survivors()) if one.room in asked.rooms]
     else:
-        drawn = draw(asked.rooms, asked.number, asked.seed)
+        drawn = draw(asked.rooms, asked.number, asked.seed, asked.kinds)
         chosen = [one for one in drawn if key_of(asdict(one)) not in results.last]
     try_out([one for one in chosen if key_of(asdict(one)) not in known], asked, results)
     for one in chosen:
@@ -62,13 +66,11 @@ def main() -> None:
 def try_out(mutants: list[Mutant], asked: argparse.Namespace, results: Results) -> None:
     """Try mutants room by room, and keep and print what becomes of each."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        trees = Trees(Path(folder), asked.jobs, asked.limit)
+        tree = Tree(copy_of_the_tree(Path(folder)), asked.limit)
         for room, there in groupby(mutants, lambda one: one.room):
-            trees.follow(room)
-            with ThreadPoolExecutor(asked.jobs) as pool:
-                for one in pool.map(trees.try_out, there):
-                    print(one, flush=True)
-                    results.append(one)
+            for one in tree.try_out(ROOMS[room], list(there)):
+                print(one, flush=True)
+                results.append(one)
 
 
 if __name__ == "__main__":

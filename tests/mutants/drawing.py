@@ -93,15 +93,19 @@ def difference(old: str, new: str) -> tuple[int, str, str]:
     return begin + 1, "\n".join(lines[0]), "\n".join(lines[1])
 
 
-def draw(rooms: Sequence[str], number: int, seed: int) -> list[Mutant]:
-    """Draw mutants: from each room in turn, of a kind, of a place."""
+def draw(rooms: Sequence[str], number: int, seed: int, kinds: Sequence[str] = ()) -> list[Mutant]:
+    """Draw mutants: from each room in turn, of a kind, of a place; all if there are fewer."""
     generator = random.Random(seed)
     left = {room: candidates(room) for room in rooms}
     drawn: list[Mutant] = []
-    while len(drawn) < number:
-        room = rooms[len(drawn) % len(rooms)]
-        kind = generator.choice(sorted(kind for kind, there in left[room].items() if there))
-        there = left[room][kind]
+    while len(drawn) < number and left:
+        room = list(left)[len(drawn) % len(left)]
+        full = (kind for kind, there in left[room].items() if there)
+        choices = sorted(kind for kind in full if kind in kinds or not kinds)
+        if not choices:
+            del left[room]
+            continue
+        there = left[room][generator.choice(choices)]
         mutant = mutant_of(room, *there.pop(generator.randrange(len(there))))
         if mutant is not None:
             drawn.append(replace(mutant, seed=seed))

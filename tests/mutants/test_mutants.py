@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -11,8 +12,8 @@ import pytest
 from tests.mutants.drawing import Mutant, draw, equivalents, found_again
 from tests.mutants.kinds import python_edits, script_edits
 from tests.mutants.results import Results
-from tests.mutants.rooms import ROOMS, ROOT, files
-from tests.mutants.trees import Trees
+from tests.mutants.rooms import ROOMS, ROOT, Room, files
+from tests.mutants.trees import Tree
 
 
 def mutants(source: str, kind: str) -> list[str]:
@@ -111,14 +112,75 @@ def test_a_mutant_is_found_again_by_what_it_changes() -> None:
     assert {one.seed for one in found} == {3}
 
 
-def test_tests_that_were_written_meanwhile_are_not_asked(tmp_path: Path) -> None:
-    """They are not in the copy; pytest would end with an error, as if one had failed."""
-    known = tmp_path / "tests" / "service" / "test_access.py"
-    known.parent.mkdir(parents=True)
-    known.touch()
-    trees = Trees(tmp_path / "copies", 0, 1.0)
-    trees._visits["a.py"] = {}
-    assert trees._tests(a_mutant(1, ""), tmp_path) == ["tests/service/test_access.py"]
+CODE = """
+LARGEST = 2 + 1
+
+def cut(value):
+    if value > LARGEST:
+        return LARGEST
+    return value + 0
+
+def unseen(value):
+    return value * 2
+
+class Shared:
+    def __init__(self):
+        self.value = 1 * 4
+"""
+TESTS = """
+import pytest
+from small.code import Shared, cut
+
+@pytest.fixture(scope="module")
+def shared():
+    return Shared()
+
+def test_that_fails_as_it_is():
+    assert cut(1) == 2
+
+def test_first(shared):
+    assert cut(2) == 2
+
+def test_second(shared):
+    assert shared.value == 4
+
+def test_third():
+    assert cut(5) == 3
+"""
+
+
+@pytest.mark.process
+def test_a_fault_is_seen_in_a_function_a_fixture_and_at_import(tmp_path: Path) -> None:
+    for path in [*files(ROOT, ["tests/mutants/*.py"]), "pyproject.toml"]:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, tmp_path / path)
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "code.py").write_text(CODE, "utf-8")
+    (tmp_path / "tests" / "test_small.py").write_text(TESTS, "utf-8")
+
+    def changed(before: str, after: str) -> Mutant:
+        line = CODE.splitlines().index(before) + 1
+        source = CODE.replace(before, after)
+        return Mutant("small", "", "small/code.py", line, before, after, line, source)
+
+    mutants = [
+        changed("    return value + 0", "    return value - 1"),
+        changed("    if value > LARGEST:", "    if value >= LARGEST:"),
+        changed("    return value * 2", "    return value / 2"),
+        changed("        self.value = 1 * 4", "        self.value = 1 / 4"),
+        changed("LARGEST = 2 + 1", "LARGEST = 2 - 1"),
+        changed("    return value + 0", "    while True: pass"),
+    ]
+    room = Room(("small/*.py",), ("tests/test_small.py",))
+    tried = {one.after.strip(): one.by for one in Tree(tmp_path, 1).try_out(room, mutants)}
+    assert tried == {
+        "return value - 1": "tests/test_small.py::test_first",
+        "if value >= LARGEST:": "",
+        "return value / 2": "",
+        "self.value = 1 / 4": "tests/test_small.py::test_second",
+        "LARGEST = 2 - 1": "tests/test_small.py::test_third",
+        "while True: pass": "more than 1 s",
+    }
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -1,88 +1,122 @@
-"""Copies of the working tree, and the tests that are run in them."""
+"""A copy of the working tree, and the tests that are run in it."""
 
 from __future__ import annotations
 
+import json
 import os
-import queue
 import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.util import cache_from_source
 from pathlib import Path
-
-from coverage import CoverageData
+from typing import Any
 
 from tests.mutants.drawing import Mutant
-from tests.mutants.rooms import ROOMS, ROOT, files
+from tests.mutants.rooms import ROOT, Room, files
 
-STEADY = {"CI": "true"}
-"""Lets Hypothesis draw the same examples every time, and take as long as a busy machine needs."""
+OPTIONS = ("-q", "-p", "no:cacheprovider")
+STARTING_S = 60.0
+STEADY = {"CI": "true", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""Lets Hypothesis draw the same examples every time, and take as long as a busy machine needs.
+Libraries' threads would not be there in a fork."""
 
 
-class Trees:
-    """Copies of the working tree, one for each job, in which mutants live one at a time."""
+class Tree:
+    """A copy of the working tree, in which the mutants of a room are tried one at a time."""
 
-    def __init__(self, folder: Path, number: int, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self._visits: dict[str, dict[int, list[str]]] = {}
+    def __init__(self, root: Path, limit_s: float) -> None:
+        self._root, self._limit_s = root, limit_s
+        self._build = root / "build"
+        self._build.mkdir(exist_ok=True)
+        self._output = self._build / "output"
         self._bundle: Path | None = None
-        self._free: queue.Queue[Path] = queue.Queue()
-        for place in range(number):
-            self._free.put(copy_of_the_tree(folder / str(place)))
 
-    def try_out(self, mutant: Mutant) -> Mutant:
-        """Run the tests that come by on a mutant."""
-        with self._one() as tree:
-            path = tree / mutant.path
-            as_it_is = path.read_text("utf-8")  # not the working tree's: that may have gone on
-            try:
-                write(path, mutant.source)
-                by = run(self._tests(mutant, tree), tree, self._limit_s, self._bundle)
-            finally:
-                write(path, as_it_is)
-        return replace(mutant, outcome="killed" if by else "survived", by=by)
+    def try_out(self, room: Room, mutants: Sequence[Mutant]) -> Iterator[Mutant]:
+        """Try mutants in forks, then in their files where that may tell more."""
+        found = self._forks(room, mutants)
+        failing = next(found)
+        if failing:
+            print(f"Left out, since they fail without a mutant: {' '.join(failing)}", flush=True)
+        self._bundle = next((self._build / "tests").glob("[0-9a-f]*/"), None)
+        left: list[tuple[Mutant, Any]] = []
+        for mutant, one in zip(mutants, found, strict=True):
+            if one["rest"]:
+                left.append((mutant, one))
+            else:
+                yield judged(mutant, one["by"])
+        for mutant, one in left:
+            yield judged(mutant, self._in_its_file(mutant, one["rest"], failing, one["limit_s"]))
 
-    def follow(self, room: str) -> None:
-        """Find out which tests come by which lines of a room; exit if any fails as it is."""
-        package = ROOMS[room].sources[0].partition("/")[0]
-        options = [f"--cov={package}", "--cov-context=test", "--cov-report="]
-        with self._one() as tree:
-            tests = files(tree, ROOMS[room].tests)
-            if failed := run([*options, *tests], tree, 10 * self._limit_s, self._bundle):
-                sys.exit(f"The tests of the room {room} fail without a mutant: {failed}")
-            self._bundle = next((tree / "build" / "tests").glob("[0-9a-f]*/"), None)
-            seen = CoverageData(str(tree / ".coverage"))
-            seen.read()
-            for path in files(tree, ROOMS[room].sources):
-                self._visits[path] = seen.contexts_by_lineno(str(tree / path))
+    def _forks(self, room: Room, mutants: Sequence[Mutant]) -> Iterator[Any]:
+        """Return the tests that fail without a mutant, then what forks find of each mutant."""
+        asked = {
+            "mutants": [asdict(one) for one in mutants],
+            "sources": files(self._root, room.sources),
+            "tests": files(self._root, room.tests),
+            "limit_s": self._limit_s,
+            "temporary": str(self._build / "temporary"),
+        }
+        (self._build / "asked.json").write_text(json.dumps(asked), "utf-8")
+        out, into = os.pipe()
+        module = ["tests.mutants.forks", str(self._build / "asked.json"), str(into)]
+        with os.fdopen(out) as said, self._started(module, into) as process:
+            os.close(into)
+            yield from map(json.loads, said)
+            if process.wait():
+                raise RuntimeError(f"No mutant can be tried:\n{self._output.read_text()[-2000:]}")
 
-    def _tests(self, mutant: Mutant, tree: Path) -> list[str]:
-        """Return the tests that come by a mutant; all of the room where that cannot be said.
-
-        So it is with what runs when a module is imported, and in a process of its own. Those in
-        the file that is named as the module come first, the others in the order of the room.
-        """
-        lines = range(mutant.statement, mutant.line + mutant.before.count("\n") + 1)
-        visits = (context for line in lines for context in self._visits[mutant.path].get(line, ()))
-        tests = list(dict.fromkeys(re.split(r"[\[|]", context)[0] for context in visits))
-        order = files(tree, ROOMS[mutant.room].tests)  # not of the working tree, as above
-        if not all(tests) or not tests:
-            tests = order
-        named = Path(mutant.path).stem
-        return sorted(tests, key=lambda test: (named not in test, order.index(test.split("::")[0])))
+    def _in_its_file(
+        self, mutant: Mutant, tests: Sequence[str], failing: Sequence[str], limit_s: float
+    ) -> str:
+        """Return the first test that fails with the mutant in its file; empty if none does."""
+        path = self._root / mutant.path
+        as_it_is = path.read_text("utf-8")
+        functions = dict.fromkeys(test.partition("[")[0] for test in tests)
+        deselected = [f"--deselect={test}" for test in failing]
+        try:
+            write(path, mutant.source)
+            with self._started(["pytest", "-x", *OPTIONS, *deselected, *functions]) as process:
+                code = process.wait(STARTING_S + limit_s)
+        except subprocess.TimeoutExpired:
+            return f"more than {limit_s:.0f} s"
+        finally:
+            write(path, as_it_is)
+        said = self._output.read_text("utf-8", "replace")
+        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said, re.MULTILINE)
+        return "" if code == 0 else failed[1] if failed else f"ended with {code}: {said[-200:]}"
 
     @contextmanager
-    def _one(self) -> Iterator[Path]:
-        tree = self._free.get()
+    def _started(self, module: Sequence[str], *kept: int) -> Iterator[subprocess.Popen[bytes]]:
+        """Run a module in the tree; end it, and what its tests have left behind, at the end."""
+        # The tests' bundle is the one that is built, so that it is not built for every mutant.
+        given = {"VOUCH_BUILT_DIGITS": str(self._bundle)} if self._bundle else {}
+        with self._output.open("w") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *module],
+                cwd=self._root,
+                env=os.environ | {"PYTHONPATH": str(self._root)} | given | STEADY,
+                pass_fds=kept,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
         try:
-            yield tree
+            yield process
         finally:
-            self._free.put(tree)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def judged(mutant: Mutant, by: str) -> Mutant:
+    """Return a mutant with its outcome."""
+    return replace(mutant, outcome="killed" if by else "survived", by=by)
 
 
 def copy_of_the_tree(target: Path) -> Path:
@@ -102,35 +136,3 @@ def write(path: Path, source: str) -> None:
     """Write a module, and forget how it was compiled."""
     path.write_text(source, "utf-8")
     Path(cache_from_source(str(path))).unlink(missing_ok=True)
-
-
-def run(arguments: list[str], tree: Path, limit_s: float, bundle: Path | None) -> str:
-    """Return the test that fails first, or that it took too long; empty if none does.
-
-    The tests' bundle is the one given, so that it is not built again for every mutant.
-    """
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *arguments],
-        cwd=tree,
-        env=os.environ
-        | {"PYTHONPATH": str(tree), "VOUCH_BUILT_DIGITS": str(bundle or ""), **STEADY},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        said, _ = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        return f"more than {limit_s:.0f} s"
-    finally:
-        with suppress(ProcessLookupError):  # the tests, and what they have left behind
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    if process.returncode == 0:
-        return ""
-    if re.search("^ERROR: (not found:|file or directory not found:)", said, re.MULTILINE):
-        raise RuntimeError(said)
-    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said, re.MULTILINE)
-    return failed[1] if failed else f"pytest ended with {process.returncode}: {said.strip()[-200:]}"

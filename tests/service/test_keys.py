@@ -10,9 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from model_store.errors import KeysError, Unauthenticated
-from service.access.keys import Keyring, change_keys, mint, read_keys, revoked, rotated
+from service.access.keys import (
+    MAX_NAME,
+    ApiKey,
+    KeyOptions,
+    Keyring,
+    _KeysFile,
+    change_keys,
+    mint,
+    read_keys,
+    revoked,
+    rotated,
+)
 from tests.end_to_end.keys import KeysFile, id_of, secret_of
 
 HOUR = timedelta(hours=1)
@@ -34,6 +46,49 @@ class TestAKey:
         written = keys_file.path.read_text(encoding="utf-8")
         assert secret_of(text) not in written
         assert hashlib.sha256(secret_of(text).encode()).hexdigest() in written
+
+    @pytest.mark.parametrize(
+        ("field", "good", "bad"),
+        [
+            ("id", ["0" * 12, "abcdef012345"], ["0" * 11, "0" * 13, "g" * 12]),
+            ("name", ["a", "a" * MAX_NAME], ["", "a" * (MAX_NAME + 1)]),
+            ("sha256", ["0" * 64], ["0" * 63, "0" * 65, "G" * 64]),
+            ("expected_absent", [None, 0.001, 0.999], [0, 1, -1, 2]),
+            ("galleries", [None, ["*"], ["acme-*", "a" * 64]], [[], ["A"], ["a" * 65], ["-a"]]),
+            ("max_items", [None, 0, 5], [-1]),
+            ("max_galleries", [None, 0, 5], [-1]),
+            ("scope", ["read", "write", "admin"], ["all"]),
+            ("created_at", ["2026-01-01T00:00:00Z"], ["2026-01-01T00:00:00", None]),
+            ("unknown", [], [None, 1]),
+        ],
+    )
+    def test_it_is_made_of_these_values_and_no_others(
+        self, field: str, good: list[Any], bad: list[Any]
+    ) -> None:
+        fields = mint("shop", "read")[0].model_dump()
+        for value in good:
+            assert ApiKey.model_validate(fields | {field: value}) is not None
+        for value in bad:
+            with pytest.raises(ValidationError):
+                ApiKey.model_validate(fields | {field: value})
+
+    def test_neither_it_nor_a_file_of_keys_can_be_written_to(self) -> None:
+        kept, _ = mint("shop", "read")
+        for one, field in ((kept, "scope"), (_KeysFile(keys=(kept,)), "keys")):
+            with pytest.raises(ValidationError, match="frozen"):
+                setattr(one, field, None)
+
+    def test_its_successor_may_do_what_it_could(self) -> None:
+        options = KeyOptions(
+            rate_limit="5/minute",
+            expected_absent=0.3,
+            galleries=("shoes", "acme-*"),
+            searches="9/month",
+            max_items=7,
+            max_galleries=2,
+        )
+        _, new, _ = rotated(mint("shop", "write", **options)[0], HOUR)
+        assert {name: getattr(new, name) for name in options} == options
 
     def test_its_successor_has_what_it_had_but_the_secret(self) -> None:
         kept, text = mint(
@@ -147,6 +202,11 @@ class TestLookingOneUp:
 class TestTheFile:
     def test_it_is_its_owners_alone(self, keys_file: KeysFile) -> None:
         assert keys_file.path.stat().st_mode & 0o777 == 0o600
+
+    def test_it_can_be_read_by_people(self, keys_file: KeysFile) -> None:
+        keys_file.make("read")
+        first, second, *_ = keys_file.path.read_text(encoding="utf-8").splitlines()
+        assert (first, second) == ("{", ' "schema_version": 1,')
 
     def test_its_mode_is_kept(self, keys_file: KeysFile) -> None:
         keys_file.path.chmod(0o640)

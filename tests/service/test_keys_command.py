@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from service.access.command import main
+from service.access.command import _parser, main
 from service.access.keys import Keyring, read_keys
 from tests.end_to_end.keys import id_of, secret_of
 from tests.end_to_end.processes import TIMEOUT_S, environment
@@ -58,6 +58,19 @@ def test_a_key_says_how_often_its_queries_find_nothing_and_so_does_its_successor
     assert Keyring(path).find(new).expected_absent == 0.3
     till = made(capsys, "create", "till")
     assert Keyring(path).find(till).expected_absent is None
+
+
+def test_what_is_told_of_a_key_is_read_as_what_it_is() -> None:
+    told = {
+        "--expires": ("2d", "expires", timedelta(days=2)),
+        "--expected-absent": ("0.3", "expected_absent", 0.3),
+        "--max-items": ("7", "max_items", 7),
+        "--max-galleries": ("2", "max_galleries", 2),
+    }
+    for option, (text, name, value) in told.items():
+        assert getattr(_parser().parse_args(["create", "shop", option, text]), name) == value
+    asked = _parser().parse_args(["--file", "keys.json", "rotate", "0", "--grace", "3h"])
+    assert (asked.file, asked.grace) == (Path("keys.json"), timedelta(hours=3))
 
 
 def test_unless_told_a_key_may_read(capsys: pytest.CaptureFixture[str], path: Path) -> None:

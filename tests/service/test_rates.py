@@ -47,6 +47,15 @@ def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.circuit_breaker.REST_AFTER_FAILURE_S", 0.0)
 
 
+@pytest.mark.anyio
+async def test_redis_has_so_long_to_take_a_call_and_to_answer_it_and_is_asked_once() -> None:
+    async with opened("redis://127.0.0.1:1", 0.25) as rates:
+        assert rates._pool is not None
+        asked = rates._pool.connection_kwargs
+        assert asked["socket_timeout"] == asked["socket_connect_timeout"] == 0.25
+        assert asked["retry"].get_retries() == 0
+
+
 class TestTheNotation:
     @pytest.mark.parametrize(
         ("text", "amount", "seconds"),

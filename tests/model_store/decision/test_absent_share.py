@@ -36,7 +36,7 @@ def test_the_shift_is_bayes_rule(assumed: float, expected: float) -> None:
 
 def test_without_a_shift_probabilities_are_what_they_were() -> None:
     probabilities = RNG.uniform(size=5)
-    np.testing.assert_array_equal(shifted(probabilities, 1 - probabilities, 0.0), probabilities)
+    assert shifted(probabilities, 1 - probabilities, 0.0) is probabilities
     nearly = shifted(probabilities, 1 - probabilities, 1e-12)
     np.testing.assert_allclose(nearly, probabilities, rtol=1e-9)
 

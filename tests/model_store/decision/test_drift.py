@@ -10,7 +10,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from model_store.decision import DriftState, DriftTest
-from model_store.decision.drift import CALM, PERIOD
+from model_store.decision.drift import CALM, PERIOD, _log_mixture
 from model_store.decision.drift_bets import ExceedanceBets, likelihood_ratios
 from model_store.verdicts import Absence
 from tests.support.calibration_evidence import evidence
@@ -264,3 +264,9 @@ def test_a_score_of_just_the_bound_of_a_tail_is_not_beyond_it() -> None:
     for place, (least, gain) in enumerate(bets.described):
         assert bets.factors(least)[0][place] < 1
         assert bets.factors(np.nextafter(least, 9))[0][place] == gain
+
+
+@pytest.mark.parametrize(("present", "later"), [(0.0, 0.0), (2.0, -3.0), (-5e3, 1.0), (1.0, -5e3)])
+def test_capitals_are_mixed_however_far_apart_they_are(present: float, later: float) -> None:
+    mixed = np.logaddexp(np.log(0.6) + present, np.log(0.4) + later)
+    assert _log_mixture(present, later) == pytest.approx(mixed)

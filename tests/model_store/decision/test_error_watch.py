@@ -6,6 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from scipy.special import betaln, xlog1py, xlogy
 from scipy.stats import beta, binom
 
 from model_store.decision import ErrorTest, error_interval
@@ -126,3 +127,22 @@ def test_evidence_that_just_reaches_the_alarm_fires(monkeypatch: pytest.MonkeyPa
     for alarm, fires in ((reached, True), (math.nextafter(reached, 9), False)):
         monkeypatch.setattr("model_store.decision.error_watch.ALARM", alarm)
         assert fed(0.05, np.ones(1)).alarmed is fires
+
+
+@pytest.mark.parametrize(("n", "n_wrong"), [(1, 1), (20, 1), (300, 40), (5000, 2)])
+def test_the_interval_is_as_narrow_as_its_steps_allow(n: int, n_wrong: int) -> None:
+    """The bounds are rejected, 0 and 1 excepted, and a step inwards nothing is."""
+    mixed = betaln(n_wrong + 0.5, n - n_wrong + 0.5) - betaln(0.5, 0.5) + math.log(0.05)
+
+    def rejected(step: int) -> bool:
+        return bool(mixed > binom_log(step / 1e9))
+
+    def binom_log(rate: float) -> float:
+        return float(xlogy(n_wrong, rate) + xlog1py(n - n_wrong, -rate))
+
+    lower, upper = (round(bound * 1e9) for bound in error_interval(n, n_wrong))
+    assert rejected(lower)
+    assert not rejected(lower + 1)
+    if upper < 10**9:
+        assert rejected(upper)
+        assert not rejected(upper - 1)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from model_store.decision import OUTLIER_SIGNALS, OutlierDetector, OutlierFusion
-from model_store.decision.outliers import unit_rows
+from model_store.decision.outliers import averaged_features, unit_rows
 from model_store.encoder.contract import Embeddings
 from model_store.sphere import spherical_variance
 
@@ -51,6 +51,12 @@ def test_feature_distance_is_that_to_the_nearest_reference_in_the_whole_space() 
     expected = [np.linalg.norm(points - row, axis=1).min() for row in unit_rows(asked.features)]
     got = np.exp(signal(fitted, asked, "log_feature_distance"))
     np.testing.assert_allclose(got, expected, rtol=1e-4)
+
+
+def test_distances_are_reckoned_in_single_precision_for_half_the_time() -> None:
+    fitted = detector()
+    for matrix in (fitted._axes, fitted._axes_of_centre, fitted._compared, fitted._to_means):
+        assert matrix.dtype == np.float32
 
 
 def test_mahalanobis_is_that_of_a_gaussian_with_white_noise_outside_the_subspace() -> None:
@@ -111,6 +117,7 @@ def test_of_averaged_features_it_sees_the_means_of_neighbours_and_not_what_is_le
     wider = replace(asked, features=np.c_[pairs, np.full(3, 9)].astype(np.float32))
     got = replace(fitted, n_averaged=2).signals(wider)
     np.testing.assert_allclose(got, fitted.signals(asked), rtol=1e-4, atol=1e-4)
+    assert averaged_features(wider.features, 2).dtype == np.float32
 
 
 def test_of_no_images_there_are_no_signals() -> None:

@@ -69,7 +69,7 @@ def test_of_no_queries_nothing_is_promised_and_nothing_foretold() -> None:
     assert errors_allowed(1000, 1000, 1.0, 0.1) == -1, "no number of queries shows that none is"
     assert next_share(0.3, 0) == 0.3
     assert next_share(0.0, 9) == 0.1
-    assert chance(44, 0.0, 0.05, 0.1) == 0
+    assert chance(44, 0.0, 0.05, 0.1) == chance(44.9, 0.0, 0.05, 0.1) == 0
     assert chance(45, 0.0, 0.05, 0.1) == 1
     assert chance(45, 0.1, 0.05, 0.1) == pytest.approx(0.9**45), "no error is allowed"
     assert exact_interval(0.5, 0, 0.9) == (0, 1)
@@ -94,7 +94,9 @@ def test_so_many_labels_are_enough_and_one_fewer_is_not(absence: str, least: int
 def test_up_to_a_share_of_absent_queries_it_does_not_matter_that_they_are_unknown() -> None:
     unknown = evidence(absence="hidden_trained_labels")
     assert promises(unknown, expected=MOST_UNKNOWN).doubt is None
-    assert promises(unknown, expected=float(np.nextafter(MOST_UNKNOWN, 1))).doubt is not None
+    doubt = promises(unknown, expected=float(np.nextafter(MOST_UNKNOWN, 1))).doubt
+    assert doubt is not None
+    assert "no error among matches can be promised" in doubt
     assert promises(evidence(), expected=0.9).doubt is None
 
 
@@ -300,13 +302,20 @@ def test_hidden_queries_meet_one_label_fewer_than_absent_ones() -> None:
     assert hidden.error > plain.error
 
 
-def test_first_items_of_a_class_without_evidence_get_no_match() -> None:
-    of = evidence(first_classes=np.where(np.arange(600) % 20 == 0, 0, 2).astype(np.int8))
-    given = promises(of, n_labels=np.array([150, 0, 20]))
-    assert given.threshold(0) == math.inf
+@pytest.mark.parametrize(
+    ("rare", "n_labels", "whom"),
+    [(0, [150, 0, 20], "its label's only one"), (1, [0, 150, 20], "a label with 2 to 5 items")],
+)
+def test_first_items_of_a_class_without_evidence_get_no_match(
+    rare: int, n_labels: list[int], whom: str
+) -> None:
+    of = evidence(first_classes=np.where(np.arange(600) % 20 == 0, rare, 2).astype(np.int8))
+    given = promises(of, n_labels=np.array(n_labels))
+    assert given.threshold(rare) == math.inf
     assert math.isfinite(given.threshold(2))
-    assert given.matches[0].shortfall is not None
-    assert "its label's only one" in given.matches[0].shortfall
+    shortfall = given.matches[rare].shortfall
+    assert shortfall is not None
+    assert whom in shortfall
 
 
 def test_more_absent_queries_ask_for_more_certainty() -> None:

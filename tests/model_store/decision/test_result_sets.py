@@ -149,13 +149,29 @@ def test_an_unpromised_set_is_of_the_likeliest_labels() -> None:
     np.testing.assert_array_equal(chosen.places, np.sort(likeliest) * 2)
 
 
-def test_labels_that_no_query_shows_are_promised_nothing() -> None:
-    """Twenty labels of many items were asked about, a hundred and fifty of one item were not."""
-    rule = ResultSetRule(of_critical(np.full(200, np.inf)), np.array([150, 0, 20]), DELTA)
-    assert rule.promised_for(0.9) == ("many",)
+def test_of_labels_as_likely_the_nearest_are_in_an_unpromised_set() -> None:
+    chosen = choose(rule_of(np.ones(3)), list(range(80)), [0.01] * 80, 0.95)
+    assert chosen.places.tolist() == list(range(MOST_UNPROMISED))
+
+
+@pytest.mark.parametrize(
+    ("shown", "n_labels", "whom"),
+    [
+        (2, [150, 0, 20], "one item (150 of 170 labels)"),
+        (2, [0, 150, 20], "2 to 5 items (150 of 170 labels)"),
+        (0, [20, 0, 150], "more than 5 items (150 of 170 labels)"),
+    ],
+)
+def test_labels_that_no_query_shows_are_promised_nothing(
+    shown: int, n_labels: list[int], whom: str
+) -> None:
+    """Twenty labels were asked about, a hundred and fifty of another size were not."""
+    of = of_critical(np.full(200, np.inf), np.full(200, shown))
+    rule = ResultSetRule(of, np.array(n_labels), DELTA)
+    assert rule.promised_for(0.9) == (("one", "few", "many")[shown],)
     shortfall = rule.shortfall(0.9)
     assert shortfall is not None
-    assert "one item (150 of 170 labels)" in shortfall
+    assert whom in shortfall
 
 
 def test_each_size_class_has_a_threshold_of_its_own() -> None:
@@ -172,3 +188,11 @@ def test_each_size_class_has_a_threshold_of_its_own() -> None:
             1 in rule.choose(np.arange(2), np.array([2.0, p]), classes, 0.9).places for p in truth
         ]
         assert 0.9 <= np.mean(covered) < 0.95
+
+
+def test_a_size_class_without_a_promise_has_the_lowest_threshold() -> None:
+    critical = np.r_[np.full(200, 0.6), np.full(200, 0.2)]
+    rule = ResultSetRule(of_critical(critical, np.repeat([2, 0], 200)), np.array([9, 9, 9]), DELTA)
+    classes = np.array([2, 1, 1], dtype=np.int8)
+    chosen = rule.choose(np.arange(3), np.array([0.7, 0.2, 0.1]), classes, 0.9)
+    assert chosen.places.tolist() == [0, 1]

@@ -70,6 +70,14 @@ def test_a_parent_is_as_likely_as_its_labels_together() -> None:
     np.testing.assert_allclose(sums, [0.5, 0.5])
 
 
+def test_places_of_parents_are_whole_numbers_of_four_bytes() -> None:
+    """So they are stored; those of no label at all are too."""
+    for places in (CATS.above, CATS.of_labels(["lion", None]), CATS.of_labels([])):
+        assert places.dtype == np.int32
+    assert CATS.of_labels([]).shape == (0, 2)
+    assert likeliest_parents(CATS.above, np.full(4, 0.2))[0].dtype == np.int32
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_likeliest_parent_is_that_of_the_largest_sum(seed: int) -> None:
     """Any parent may be it, the first of its level and the last as well; some labels have none."""
@@ -151,6 +159,17 @@ def test_a_calibration_without_parents_is_written_as_ever(tmp_path: Path) -> Non
         decide(read, query(), listed, TERMS).roll_up
         == decide(rolling(), query(), listed, TERMS).roll_up
     )
+
+
+@pytest.mark.parametrize("within", [None, 2.5])
+def test_a_calibration_is_read_with_all_that_it_may_lack_beside_that_of_texts(
+    tmp_path: Path, within: float | None
+) -> None:
+    replace(rolling(), within=within).save(tmp_path)
+    assert Calibration.load(tmp_path, "text") is None
+    replace(rolling(), within=9.0).save(tmp_path, "text")
+    assert not_none(Calibration.load(tmp_path)).within == within
+    assert not_none(Calibration.load(tmp_path, "text")).within == 9
 
 
 def levelled(n: int, seed: int) -> Evidence:
@@ -278,6 +297,42 @@ def test_a_level_answers_from_its_threshold_on(
     assert (sure.level, sure.label) == ("family", label)
     assert from_on(sure.probability) == sure
     assert from_on(float(np.nextafter(sure.probability, 1))) is None
+
+
+@pytest.mark.parametrize("allowed", [None, (True, True, True)])
+def test_only_labels_of_the_list_roll_up(
+    monkeypatch: pytest.MonkeyPatch, allowed: tuple[bool, ...] | None
+) -> None:
+    """The likeliest label of all lies beyond, where sums were calibrated without any."""
+    classes: list[int] = []
+
+    def level_threshold(_: Promises, __: int, size_class: int) -> float:
+        classes.append(size_class)
+        return 0.0
+
+    monkeypatch.setattr(Promises, "level_threshold", level_threshold)
+    listed = replace(retrieved(0.5, 0.3, 0.999, codes=(0, 2, 1), allowed=allowed), n_listed=2)
+    known = replace(rolling(), label_classes=np.array([1, 0, 2], dtype=np.int8))
+    decision = decide(known, query(), listed, TERMS)
+    lion, wolf, tiger = not_none(decision.match_probabilities)
+    assert tiger > lion > wolf
+    rolled = not_none(decision.roll_up)
+    assert rolled.label == "Panthera"
+    assert rolled.probability == pytest.approx(lion)
+    assert classes == [1]
+
+
+def test_a_parent_is_as_likely_as_those_of_its_labels_that_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Promises, "level_threshold", lambda *_: 0.0)
+    monkeypatch.setattr(Promises, "threshold", lambda *_: math.inf)
+    listed = retrieved(0.99, 0.9, 0.2, codes=(0, 1, 2), allowed=(True, False, True))
+    rolled = not_none(decide(rolling(), query(), listed, TERMS).roll_up)
+    free = decide(rolling(), query(), replace(listed, allowed=None), TERMS)
+    lion, tiger, _ = not_none(free.match_probabilities)
+    assert rolled.probability == pytest.approx(lion)
+    assert not_none(free.roll_up).probability == pytest.approx(lion + tiger)
 
 
 def test_what_is_answered_at_a_threshold_itself_is_not_left_to_coarser_levels() -> None:

@@ -143,3 +143,17 @@ def test_a_label_beyond_the_list_is_compared_with_the_nearest_in_it() -> None:
     votes = np.zeros(3)
     margins = _compare_means(np.array([0.5, 0.4, 0.9]), 2, 0.1, votes)
     assert margins.tolist() == pytest.approx([0.1, -0.1, 0.4])
+
+
+@pytest.mark.parametrize("n_listed", [1, 2, 3, 5, 6])
+def test_what_is_beyond_the_list_changes_no_signal_in_it(n_listed: int) -> None:
+    similarities = np.array([0.9, 0.85, 0.8, 0.5, 0.4, 0.3])
+    codes = np.array([1, 2, 1, 3, 2, 4], dtype=np.int32)
+    means = np.array([0.6, 0.75, 0.6, 0.5, 0.75, 0.2])
+
+    def of_first(n: int) -> NDArray[np.float64]:
+        places, belong = labels_found(codes[:n])
+        return signals(similarities[:n], places, belong, means[places], 0.2, 3.0, n_listed)
+
+    alone = of_first(n_listed)
+    np.testing.assert_allclose(of_first(6)[: len(alone)], alone)

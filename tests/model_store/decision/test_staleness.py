@@ -65,3 +65,12 @@ def test_other_signals_are_another_calibration(monkeypatch: pytest.MonkeyPatch) 
     assert Calibration.match_fingerprint(fitted) == before
     monkeypatch.setattr("model_store.decision.calibration.SIGNALS", ("another",))
     assert Calibration.match_fingerprint(fitted) != before
+
+
+@pytest.mark.parametrize(("n_changed", "is_stale"), [(0, False), (10, False), (11, True)])
+def test_a_calibration_that_knows_of_no_changes_had_none(n_changed: int, *, is_stale: bool) -> None:
+    settings = {
+        name: one for name, one in search_settings(gallery()).items() if name != "n_changed"
+    }
+    early = cast("Calibration", SimpleNamespace(search=settings))
+    assert (staleness(early, gallery(100, n_changed)) is not None) == is_stale

@@ -263,6 +263,10 @@ def test_labels_that_came_later_are_of_no_known_class() -> None:
         [2, 2, UNKNOWN_CLASS, UNKNOWN_CLASS],
     )
     np.testing.assert_array_equal(fitted.classes_of(np.array([0, 3], dtype=np.int32)), [2, 0])
+    without = replace(fitted, label_classes=np.array([2, -1, -1, 0], dtype=np.int8))
+    assert [without.n_new_labels(n) for n in (4, 7)] == [2, 5]
+    for codes in ([0, 2], [0, 3]):
+        assert fitted.known_classes(np.array(codes, dtype=np.int32)).dtype == np.int8
     assert [fitted.n_new_labels(n) for n in (2, 3, 4)] == [0, 0, 1]
 
 
@@ -336,6 +340,10 @@ def test_bounds_of_0_and_1_stay_and_all_between_move() -> None:
     moved = _moved(bounds, np.array([1.0, 1.0]))
     assert moved[0].tolist() == [0, 1]
     np.testing.assert_allclose(moved[1], expit(logit(bounds[1]) + 1))
+    inner = np.linspace(0.01, 0.99, 98).reshape(49, 2)
+    np.testing.assert_array_equal(_moved(inner, np.zeros(49)), inner)  # to the last digit
+    one_moved = _moved(inner[:2], np.array([0.0, 1.0]))
+    np.testing.assert_allclose(one_moved, expit(logit(inner[:2]) + np.array([[0], [1]])))
 
 
 def test_feedback_corrects_probabilities_and_intervals_but_no_result_set() -> None:

@@ -1,0 +1,102 @@
+"""What goes wrong with a file of changes, and in which words it is told."""
+
+from __future__ import annotations
+
+import errno
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from model_store.errors import StorageBusy, StorageFailed, StorageFull, WriteError, WriteRefused
+from model_store.gallery.live.sqlite import connect, errors_in_words, of_the_system
+
+CODES: dict[int, type[WriteError]] = {
+    sqlite3.SQLITE_FULL: StorageFull,
+    sqlite3.SQLITE_BUSY: StorageBusy,
+    sqlite3.SQLITE_BUSY_SNAPSHOT: StorageBusy,
+    sqlite3.SQLITE_LOCKED: StorageBusy,
+    sqlite3.SQLITE_READONLY: WriteRefused,
+    sqlite3.SQLITE_CANTOPEN: WriteRefused,
+    sqlite3.SQLITE_PERM: WriteRefused,
+    sqlite3.SQLITE_CORRUPT: StorageFailed,
+}
+WORDS = {
+    StorageFull: "no room on the disk",
+    StorageBusy: "Another process has been writing to the gallery for 5 s",
+    WriteRefused: "can only be read",
+    StorageFailed: "cannot be written",
+}
+
+
+@pytest.mark.parametrize(("code", "kind"), CODES.items())
+def test_an_error_of_sqlite_is_told_as_what_it_is(code: int, kind: type[WriteError]) -> None:
+    error = sqlite3.OperationalError("it said so")
+    error.sqlite_errorcode = code
+    with pytest.raises(WriteError, match=WORDS[kind]) as told, errors_in_words(Path("a/b.sqlite")):
+        raise error
+    assert (type(told.value), told.value.__cause__) == (kind, error)
+    with (
+        pytest.raises(StorageFailed, match=r"b\.sqlite cannot be read \(it said so\)"),
+        errors_in_words(Path("a/b.sqlite"), "read"),
+    ):
+        raise error
+
+
+def test_an_error_of_sqlite_without_a_code_has_failed() -> None:
+    with pytest.raises(StorageFailed, match="cannot be written"), errors_in_words(Path("b")):
+        raise sqlite3.ProgrammingError("closed")
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.ENOSPC, StorageFull),
+        (errno.EDQUOT, StorageFull),
+        (errno.EROFS, WriteRefused),
+        (errno.EACCES, WriteRefused),
+        (errno.EPERM, WriteRefused),
+        (errno.EIO, StorageFailed),
+    ],
+)
+def test_an_error_of_the_system_is_told_as_what_it_is(number: int, kind: type[WriteError]) -> None:
+    told = of_the_system(OSError(number, "it said so"))
+    assert type(told) is kind
+    assert ("it said so" in str(told)) == (kind is StorageFailed)
+
+
+def test_a_connection_is_for_any_thread_and_begins_no_transaction(tmp_path: Path) -> None:
+    path, found = tmp_path / "a b?.sqlite", []
+    with closing(connect(path, "rwc")) as connection:
+        assert connection.isolation_level is None
+        connection.execute("CREATE TABLE a (b)")
+        connection.execute("INSERT INTO a VALUES (1)")
+        asking = Thread(
+            target=lambda: found.extend(connection.execute("SELECT b FROM a").fetchall())
+        )
+        asking.start()
+        asking.join()
+    assert found == [(1,)]
+    with (
+        closing(connect(path, "ro")) as reader,
+        pytest.raises(sqlite3.OperationalError, match="readonly"),
+    ):
+        reader.execute("INSERT INTO a VALUES (2)")
+
+
+def test_a_connection_waits_as_long_as_it_is_told_and_takes_no_lock_on_what_never_changes(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.sqlite"
+    with closing(connect(path, "rwc")) as writer:
+        writer.execute("CREATE TABLE a (b)")
+        writer.execute("BEGIN EXCLUSIVE")
+        with (
+            closing(connect(path, "ro", patience_s=0)) as reader,
+            pytest.raises(sqlite3.OperationalError, match="locked"),
+        ):
+            reader.execute("SELECT b FROM a")
+        with closing(connect(path, "ro", immutable=True)) as reader:
+            assert reader.execute("SELECT b FROM a").fetchall() == []
