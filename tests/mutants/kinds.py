@@ -51,6 +51,7 @@ UNSEEN_ARGUMENTS = {
     "help",
     "description",
     "metavar",
+    "thread_name_prefix",
     "title",
     "name",
 }

@@ -81,7 +81,12 @@ ROOMS = {
     "milvus": Room(("model_store/gallery/milvus/*.py",), (f"{CORE}/test_milvus*.py",)),
     "indexing": Room(
         ("index_builder/indexing/*.py", "index_builder/indexing/sources/*.py"),
-        (f"{BUILDER}/indexing/test_*.py", f"{BUILDER}/test_index_settings.py"),
+        (
+            f"{BUILDER}/indexing/test_*.py",
+            f"{BUILDER}/test_captions.py",
+            f"{BUILDER}/test_encode_once.py",
+            f"{BUILDER}/test_index_settings.py",
+        ),
     ),
     "calibration": Room(
         ("index_builder/calibration/*.py",),
