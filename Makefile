@@ -5,7 +5,7 @@ export VOUCH_PORT ?= 8080
 # What pytest has compiled is kept, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
-SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs 2 --output-sync=target
+SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs 4 --output-sync=target
 
 .PHONY: install demo check check-builder check-others test coverage lint types \
   style audit sbom bench bench-promises bench-outliers \
@@ -63,9 +63,9 @@ help:
 	@echo "make sbom      what uv.lock names as CycloneDX, in build/sbom.cdx.json"
 
 install: .venv/.installed-dev
-# What needs torch and what never imports it are tested side by side: reading all tests takes half a
-# minute of a processor, and each process reads those of its half alone. Every test of the folders
-# left out starts a process.
+# All at once. What needs torch and what never imports it are tested side by side: reading all tests
+# takes half a minute of a processor, and each process reads those of its half alone. Every test of
+# the folders left out starts a process.
 check: install
 	@$(SIDE_BY_SIDE) types check-builder check-others style
 check-builder check-others: check-%: install
