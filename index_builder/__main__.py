@@ -22,7 +22,8 @@ def main() -> None:
         app()
     except VouchError as error:
         # Escaped: a path or a table's name in brackets would be taken for markup.
-        Console(stderr=True).print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
+        said = f"[red]error:[/red] {escape(str(error))}"
+        Console(stderr=True).print(said, highlight=False, soft_wrap=True)
         sys.exit(1)
 
 

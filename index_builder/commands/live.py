@@ -55,7 +55,8 @@ def put_command(
                 upserts.append(_upsert(bundle, path, item_id or path.as_posix(), label, known))
             except (ImageError, OSError) as error:
                 refused += 1
-                Console(stderr=True).print(f"{path}: {error}", markup=False, highlight=False)
+                said = f"{path}: {error}"
+                Console(stderr=True).print(said, markup=False, highlight=False, soft_wrap=True)
         live.commit(upserts)
     print(f"{len(images) - refused} items put, the gallery has {live.snapshot().n_items}")
     if refused:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -53,8 +54,10 @@ class Milvus(Process):
 
     def _answers(self) -> bool:
         try:
+            # A client alone would take over a connection to a Milvus that was at this address.
+            socket.create_connection(("127.0.0.1", int(self.uri.rpartition(":")[2]))).close()
             MilvusClient(self.uri, timeout=2).close()
-        except MilvusException:
+        except (OSError, MilvusException):
             return False
         return True
 
