@@ -11,6 +11,7 @@ from index_builder.commands.app import app
 from model_store.bundles.bundle import open_bundle
 from model_store.bundles.directory import activate, bundle_ids, current_id
 from model_store.errors import ConfigError, ItemNotFound
+from tests.support.build_command import vouch_build
 from tests.support.bundle_copies import copied
 
 
@@ -80,3 +81,12 @@ def test_what_cannot_be_is_said(root: Path, digits_bundle: Path) -> None:
         assert isinstance(result.exception, ConfigError)
         assert said in str(result.exception)
     assert isinstance(run("items", "delete", root, "nobody").exception, ItemNotFound)
+
+
+def test_an_error_is_one_line_however_long(tmp_path: Path) -> None:
+    missing = tmp_path / "a-directory-that-is-not-there" / ("x" * 100)
+    done = vouch_build("items", "delete", str(missing), "an-item", cwd=tmp_path)
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert str(missing) in line
