@@ -11,6 +11,7 @@ import pytest
 
 from tests.mutants.drawing import Mutant, draw, equivalents, found_again
 from tests.mutants.kinds import python_edits, script_edits
+from tests.mutants.rehearsal import coverage_of, lines_of
 from tests.mutants.results import Results
 from tests.mutants.rooms import ROOMS, ROOT, Room, files
 from tests.mutants.trees import Tree
@@ -194,3 +195,9 @@ def test_what_is_equivalent_is_still_there_and_says_why() -> None:
         lines = map(str.strip, (ROOT / path).read_text("utf-8").splitlines())
         assert before in "\n".join(lines), f"{path} has no {before!r} any more"
         assert len(reason) > 20
+
+
+def test_of_scripts_no_line_is_seen(tmp_path: Path) -> None:
+    measured = coverage_of([tmp_path / "page.js"])
+    measured.start()
+    assert lines_of(measured) == {}
