@@ -123,3 +123,10 @@ def test_queries_as_likely_absent_as_not_leave_the_share_at_its_least() -> None:
     found = estimate_absent_share(np.full(100, 0.25), np.ones(100), 0.25)
     assert found is not None
     assert (found.value, found.lower, found.upper) == (FLOOR, FLOOR, 1 - FLOOR)
+
+
+@pytest.mark.parametrize(("no_match", "place"), [(0.0, 0), (1e-12, 0), (1 - 1e-12, -1), (1.0, -1)])
+def test_what_is_certain_counts_at_the_ends(no_match: float, place: int) -> None:
+    served = ServedShare(0.05)
+    served.observe(no_match)
+    assert served.counts[place] == served.counts.sum() == 1
