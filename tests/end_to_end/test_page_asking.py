@@ -204,3 +204,17 @@ def test_what_a_browser_cannot_show_is_left_to_the_service(shown: Shown) -> None
     file = FilePayload(name="g.png", mimeType="image/png", buffer=b"no image")
     shown.page.get_by_test_id("file-input").set_input_files([file])
     expect(shown.found("verdict")).to_be_visible()  # whatever it answers
+
+
+@pytest.mark.parametrize(
+    ("link", "picked"), [("", "shoes"), ("#boots%20%26%20co", "boots & co"), ("#%", "shoes")]
+)
+def test_a_link_names_the_gallery_that_is_opened(shown: Shown, link: str, picked: str) -> None:
+    names = "shoes", "boots & co"
+    shown.replies["/v1/galleries"] = {"galleries": [{"name": one, "n_items": 3} for one in names]}
+    for path, reply in (("", shown.gallery), ("/calibration", shown.report)):
+        shown.replies[f"/v1/galleries/boots & co{path}"] = reply
+    shown.page.goto(f"http://vouch.test/{link}")
+    expect(shown.found("gallery-picker")).to_have_value(picked)
+    expect(shown.page.locator("#gallery-about p").first).to_be_visible()
+    assert not shown.complaints
