@@ -119,6 +119,7 @@ async def _answering_s(settings: Settings, bundle: Bundle) -> float:
     picture, _ = encode_thumbnail(np.zeros((side, side, 3), np.uint8))
     path = f"/v1/galleries/{bundle.name}/search/raw"
     app = create_app(settings.model_copy(update=NOTHING_KEPT), [bundle])
+    level = logger.level
     logger.setLevel(logging.WARNING)  # these requests are nobody's
     try:
         async with _Running(app):
@@ -130,7 +131,7 @@ async def _answering_s(settings: Settings, bundle: Bundle) -> float:
                 n += 1
             return (time.process_time() - computed) / n
     finally:
-        logger.setLevel(logging.INFO)
+        logger.setLevel(level)
 
 
 class _Running:
