@@ -63,9 +63,9 @@ class Costs:
     def useful_processes(self, n_processors: int) -> int:
         """Return how many processes together keep the encoder, or all processors, busy.
 
-        On the same c processors, at most c / (answering + encoding) queries are answered a second;
-        beside a GPU as many as it encodes, or as the processors can answer. One process, whose
-        Python has one processor, answers 1 / answering.
+        One process uses one processor, and answers 1 / answering queries a second. Where c
+        processors answer and encode, all together answer c / (answering + encoding). In front of a
+        GPU they answer as many as it encodes, and c / answering at most.
         """
         if self.encodes_beside:
             per_s = n_processors / (self.answering_s + n_processors / self.encoded_per_s)
@@ -114,7 +114,7 @@ def _encoded_per_s(encoder: Encoder, batches: Batches) -> float:
 
 
 async def _answering_s(settings: Settings, bundle: Bundle) -> float:
-    """Processor time of this process for a query: HTTP's layers, search, decision, answer."""
+    """Measure this process's processor time for a query: HTTP's layers, search and decision."""
     side = bundle.retriever.encoder.metadata.preprocessing.smallest_side or 1
     picture, _ = encode_thumbnail(np.zeros((side, side, 3), np.uint8))
     path = f"/v1/galleries/{bundle.name}/search/raw"

@@ -59,7 +59,7 @@ async def lease_of(gallery: str, state: StateOf) -> AsyncIterator[Lease]:
 
 
 def options_in_address(model: type[ModelT]) -> Callable[..., None]:
-    """A dependency of a `DirectRoute`: OpenAPI lists what it reads by `options_of`."""
+    """Return a dependency by which OpenAPI lists what a `DirectRoute` reads with `options_of`."""
 
     def listed(options: object) -> None:
         """Never called."""
@@ -69,7 +69,7 @@ def options_in_address(model: type[ModelT]) -> Callable[..., None]:
 
 
 def options_of(request: Request, model: type[ModelT]) -> ModelT:
-    """The options in the address of a request; of one that is named twice the last counts.
+    """Read the options in the address of a request; of one that is named twice the last counts.
 
     Raises
     ------
