@@ -45,7 +45,6 @@ nothing that a client of the service may not see.
     ├── IdentitiesUnavailable    the gallery's labels do not say what belongs together
     ├── FeedbackNotKept          nowhere to keep it, or nothing calibrated that it could refine
     ├── Overloaded               as many requests as are taken at once are being worked on
-    │   └── UploadNotKept        there is no room for an upload while it comes in
     ├── DeadlineExceeded         no answer within the time a request may take
     ├── NotReady                 the service cannot answer at the moment
     ├── GalleryUnavailable       the engine that holds the gallery does not answer
@@ -367,10 +366,6 @@ class EncodingFailed(EncoderError):
 
 class Overloaded(VouchError):
     """As many requests as are taken at once are being worked on."""
-
-
-class UploadNotKept(Overloaded):
-    """There is no room for the upload while it comes in."""
 
 
 class DeadlineExceeded(VouchError):

@@ -75,7 +75,8 @@ class DecoderProcess:
         """
         loop = asyncio.get_running_loop()
         prefix = PREFIX.pack(len(header), len(data))
-        await loop.sock_sendall(self._socket, b"".join([prefix, header, data]))
+        await loop.sock_sendall(self._socket, prefix + header)
+        await loop.sock_sendall(self._socket, data)  # not joined: an image is megabytes
         answer = bytearray(await self._received(PREFIX.size))
         n_header, n_data = PREFIX.unpack_from(answer)
         if n_header > _MAX_HEADER or n_data:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
-from collections.abc import Callable, Coroutine
-from tempfile import gettempdir
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import HTTPException, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter
 from python_multipart.multipart import parse_options_header
-from starlette.datastructures import FormData
+from starlette.datastructures import FormData, Headers
+from starlette.formparsers import MultiPartException, MultiPartParser
 
-from model_store.errors import InvalidRequest, UnsupportedMediaType, UploadNotKept
+from model_store.errors import InvalidRequest, UnsupportedMediaType
 from service.access.access import GuardedRoute
 from service.http import limits
-
-logger = logging.getLogger("service")
 
 _UTF_8 = {b"utf-8", b"utf8", b"us-ascii"}
 
@@ -29,22 +27,24 @@ class BoundedRequest(Request):
 
     A form's text would be decoded with whatever codec of Python its Content-Type names; some take
     half a minute for a megabyte. A document of nothing but brackets takes fifty times its size.
+    Every form that is read is multipart: `service.http.bodies.body_of` refuses others.
     """
 
     async def _get_form(self, **_: float) -> FormData:
-        check_charset(self.headers.get("content-type", ""))
+        """Parse the form; of a body that is none there are no fields."""
+        content_type = self.headers.get("content-type", "")
+        check_charset(content_type)
+        if self._form is None:
+            is_multipart = content_type.partition(";")[0].strip().lower() == "multipart/form-data"
+            self._form = await self._parse_form() if is_multipart else FormData()
+        return self._form
+
+    async def _parse_form(self) -> FormData:
         try:
-            return await super()._get_form(
-                max_files=limits.MAX_FILES,
-                max_fields=limits.MAX_FIELDS,
-                max_part_size=limits.MAX_FIELD_BYTES,
-            )
-        except OSError as error:  # large files wait on the disk until they are whole
-            logger.exception("uploads cannot be kept", extra={"fields": {"at": gettempdir()}})
-            raise UploadNotKept(
-                f"An upload of this size cannot be kept while it comes in ({error.strerror}). Send "
-                "a smaller file, or this one later, when the operator has made room."
-            ) from error
+            async with aclosing(self.stream()) as pieces:
+                return await _FormParser(self.headers, pieces).parse()
+        except MultiPartException as error:
+            raise HTTPException(400, error.message) from error
 
     async def body(self) -> bytes:
         """The body; that of a document is given up where it has too many parts."""
@@ -77,6 +77,48 @@ class BoundedRequest(Request):
         if len(body) <= limits.AT_ONCE_BYTES:
             return json.loads(body)
         return await asyncio.to_thread(json.loads, body)
+
+
+class _FormParser(MultiPartParser):
+    """Keeps files in memory, where there is room for them: see `BoundedBodies`.
+
+    Starlette would write what is larger than a megabyte to the disk, in threads, piece by piece.
+    """
+
+    spool_max_size = 0  # no limit
+
+    def __init__(self, headers: Headers, stream: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(
+            headers,
+            stream,
+            max_files=limits.MAX_FILES,
+            max_fields=limits.MAX_FIELDS,
+            max_part_size=limits.MAX_FIELD_BYTES,
+        )
+        self._pieces: list[bytes] = []
+
+    async def parse(self) -> FormData:
+        """Parse the form, and hold on to nothing of one that ends before its end."""
+        try:
+            return await super().parse()
+        finally:
+            self._pieces.clear()
+
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        """Keep a piece of a part."""
+        if self._current_part.file is None:
+            super().on_part_data(data, start, end)
+        else:
+            self._pieces.append(data[start:end])
+
+    def on_part_end(self) -> None:
+        """Join the pieces of a file: one that grew by them would be copied again and again."""
+        upload = self._current_part.file
+        if upload is not None:
+            content = b"".join(self._pieces)
+            self._pieces.clear()
+            upload.size = upload.file.write(content)
+        super().on_part_end()
 
 
 class _Parts:

@@ -14,7 +14,7 @@ BYTES_OF_A_PIECE = 64
 """The pieces that a body may come in, beside one for so many bytes: each costs the same."""
 
 WAITING_BYTES = 8 * 2**10
-PIECE_BYTES = 64 * 2**10
+PIECE_BYTES = 256 * 2**10
 """The bytes that are read of a connection at a time: of one whose request has not begun, all of
 most heads and of a small image; of a body that is asked for."""
 

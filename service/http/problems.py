@@ -46,7 +46,6 @@ from model_store.errors import (
     Unauthenticated,
     UnsupportedImage,
     UnsupportedMediaType,
-    UploadNotKept,
     VouchError,
     WriteError,
     WriteRefused,
@@ -98,7 +97,6 @@ STATUS: dict[type[VouchError], int] = {
 
 RETRY_AFTER_S: dict[type[VouchError], int] = {
     Overloaded: 1,
-    UploadNotKept: 5,
     StorageBusy: 1,
     EncoderStopped: 2,
     GallerySuperseded: 2,

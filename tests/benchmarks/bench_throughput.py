@@ -9,6 +9,9 @@ On one core, with the same photographs, the same trunk (MobileNetV2 at 224 px) a
   encoder in torch, once with the service's own ONNX file. Once it does nothing with the image: what
   that costs and the loop's time together are the least that FastAPI can answer in (`…_bound`).
 
+So with the photographs as they are, some 50 kB, and (`…_12mp_…`) enlarged to what a phone takes: 12
+megapixels and some 2 MB, of which every decoder here reads no more than the encoder has use for.
+
 Each in turn, many times over, and compared within its round: the machine is slower at one moment
 than at another. Where others use the same core, a service of several processes gets more of it than
 a loop, or less: the processor time that a query takes in either is compared as well
@@ -30,6 +33,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +47,7 @@ from service.processes.memory import (
     raise_gc_threshold,
     tune_malloc,
 )
+from tests.benchmarks.load.photographs import photographs
 from tests.benchmarks.load.servers import (
     NOTHING_DONE,
     PLAIN,
@@ -53,77 +59,109 @@ from tests.benchmarks.load.servers import (
 
 WORK = Path("build/bench-throughput")
 RUN, BUNDLES, IMAGES = WORK / "run", WORK / "bundles", WORK / "images"
+PHONE_IMAGES = WORK / "phone"
 CONFIG = WORK / "config.json"
 
 N_CLIENTS = 32
 N_ROUNDS = 9
 N_QUERIES = 192
 WARM_UP = 64
+PHONE_STEP = 25
+"""Of so many photographs one is enlarged."""
 BOUNDARY = "vouch-benchmark"
 LIMIT = 10
 HERE = (sys.executable, "-m", "tests.benchmarks.bench_throughput")
 SEARCH = "/v1/galleries/caltech101_half/search"
 
 
+@dataclass(slots=True)
+class Measured:
+    """What one of those that answer has done in each round.
+
+    Attributes
+    ----------
+    rates : queries a second.
+    computed : seconds of a processor for each query.
+    latencies : seconds, of all queries.
+    failed : queries that were not answered.
+    """
+
+    rates: list[float] = field(default_factory=list)
+    computed: list[float] = field(default_factory=list)
+    latencies: list[float] = field(default_factory=list)
+    failed: int = 0
+
+
 def measure() -> dict[str, float]:
     """Ratios of queries a second, and what lies behind them."""
     core, clients = sorted(os.sched_getaffinity(0))[:2]
     built()
-    files = [path.read_bytes() for path in sorted(IMAGES.rglob("*.*"))]
-    others = PLAIN | NOTHING_DONE
-    rates: dict[str, list[float]] = {name: [] for name in ("bare", "service", *others)}
-    computed: dict[str, list[float]] = {name: [] for name in rates}
-    latencies: dict[str, list[float]] = {name: [] for name in ("service", *others)}
-    failed = 0
+    pictures = sorted(IMAGES.rglob("*.*"))
+    photographs(pictures[::PHONE_STEP], "phone", PHONE_IMAGES)
     os.sched_setaffinity(0, {clients})
     service = [sys.executable, "-m", "service", "--bundle", str(BUNDLES)]
     with ExitStack() as running:
         targets: dict[str, tuple[Server, str]] = {
             "service": (running.enter_context(server(service, core, "/readyz")), SEARCH)
         }
-        for name, command in others.items():
+        for name, command in (PLAIN | NOTHING_DONE).items():
             targets[name] = running.enter_context(server(command, core, "/docs")), "/search"
-        for _ in range(N_ROUNDS):
-            rate, of_processor = _bare(core)
-            rates["bare"].append(rate)
-            computed["bare"].append(of_processor)
-            for name, (asked, path) in targets.items():
-                asked_by_clients(asked.port, path, files, WARM_UP)
-                before = processor_seconds(asked.pid)
-                seconds, lost, taken = asked_by_clients(asked.port, path, files, N_QUERIES)
-                computed[name].append((processor_seconds(asked.pid) - before) / N_QUERIES)
-                failed += lost
-                rates[name].append((N_QUERIES - lost) / taken)
-                latencies[name] += seconds
-    found = {
-        "throughput_over_bare_loop": _median_ratio(rates["service"], rates["bare"]),
-        "throughput_over_bare_loop_by_processor_time": _median_ratio(
-            computed["bare"], computed["service"]
-        ),
-        **{
-            f"throughput_over_{name}": _median_ratio(rates["service"], rates[name])
-            for name in PLAIN
-        },
-        **{
-            f"throughput_over_{name}_by_processor_time": _median_ratio(
-                computed[name], computed["service"]
-            )
-            for name in PLAIN
-        },
-        **bounds(computed),
-        "throughput_failed": float(failed),
-        **{f"throughput_{name}_per_s": statistics.median(each) for name, each in rates.items()},
-        **{
-            f"throughput_{name}_processor_ms": 1000 * statistics.median(each)
-            for name, each in computed.items()
-        },
-    }
-    for name, seconds in latencies.items():
-        for percent in (50, 95, 99):
-            found[f"throughput_{name}_p{percent}_ms"] = float(
-                1000 * np.percentile(seconds, percent)
+        small = _rounds(targets, IMAGES, core)
+        compared = {name: targets[name] for name in ("service", "plain_fastapi_onnx")}
+        phone = _rounds(compared, PHONE_IMAGES, core)
+    return (
+        _figures("throughput", small)
+        | bounds({name: each.computed for name, each in small.items()})
+        | _figures("throughput_12mp", phone)
+    )
+
+
+def _rounds(
+    targets: Mapping[str, tuple[Server, str]], images: Path, core: int
+) -> dict[str, Measured]:
+    """Ask the bare loop and each of the ``targets`` in turn, many times over."""
+    files = read_images(images)
+    found = {name: Measured() for name in ("bare", *targets)}
+    for _ in range(N_ROUNDS):
+        rate, of_processor = _bare(core, images)
+        found["bare"].rates.append(rate)
+        found["bare"].computed.append(of_processor)
+        for name, (asked, path) in targets.items():
+            one = found[name]
+            asked_by_clients(asked.port, path, files, WARM_UP)
+            before = processor_seconds(asked.pid)
+            seconds, lost, taken = asked_by_clients(asked.port, path, files, N_QUERIES)
+            one.computed.append((processor_seconds(asked.pid) - before) / N_QUERIES)
+            one.rates.append((N_QUERIES - lost) / taken)
+            one.latencies += seconds
+            one.failed += lost
+    return found
+
+
+def _figures(prefix: str, measured: Mapping[str, Measured]) -> dict[str, float]:
+    """The named ratios of the service to the others, and medians of all."""
+    service, others = measured["service"], dict(measured)
+    del others["service"]
+    others.pop("plain_fastapi_none", None)
+    found = {}
+    for name, other in others.items():
+        ratio = f"{prefix}_over_{'bare_loop' if name == 'bare' else name}"
+        found[ratio] = _median_ratio(service.rates, other.rates)
+        found[f"{ratio}_by_processor_time"] = _median_ratio(other.computed, service.computed)
+    found[f"{prefix}_failed"] = float(sum(each.failed for each in measured.values()))
+    for name, each in measured.items():
+        found[f"{prefix}_{name}_per_s"] = statistics.median(each.rates)
+        found[f"{prefix}_{name}_processor_ms"] = 1000 * statistics.median(each.computed)
+        for percent in (50, 95, 99) if each.latencies else ():
+            found[f"{prefix}_{name}_p{percent}_ms"] = float(
+                1000 * np.percentile(each.latencies, percent)
             )
     return found
+
+
+def read_images(folder: Path) -> list[bytes]:
+    """The image files of a folder, in the order of their paths."""
+    return [path.read_bytes() for path in sorted(folder.rglob("*.*"))]
 
 
 def bounds(computed: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -164,26 +202,26 @@ def built() -> None:
     build_all(config, Run(RUN), BUNDLES)
 
 
-def _bare(core: int) -> tuple[float, float]:
+def _bare(core: int, images: Path) -> tuple[float, float]:
     """Queries a second without a service, in a process of its own, and its seconds for each."""
-    command = ["taskset", "-c", str(core), *HERE, "--bare"]
+    command = ["taskset", "-c", str(core), *HERE, "--bare", str(images)]
     variables = environment() | large_pages(os.environ)
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=variables)
     rate, of_processor = done.stdout.split()
     return float(rate), float(of_processor)
 
 
-def _bare_loop() -> tuple[float, float]:
+def _bare_loop(images: Path) -> tuple[float, float]:
     tune_malloc()
     raise_gc_threshold()
     retriever = open_bundle(BUNDLES, provider="cpu", threads=1).retriever
-    files = [path.read_bytes() for path in sorted(IMAGES.rglob("*.*"))]
+    files = read_images(images)
     with one_blas_thread():
-        for data in files[:WARM_UP]:
+        for data in islice(cycle(files), WARM_UP):
             retriever.search(data, LIMIT)
         freeze_garbage()
         started, computed = time.perf_counter(), time.process_time()
-        for data in files[:N_QUERIES]:
+        for data in islice(cycle(files), N_QUERIES):
             retriever.search(data, LIMIT)
     taken = time.perf_counter() - started
     return N_QUERIES / taken, (time.process_time() - computed) / N_QUERIES
@@ -243,10 +281,10 @@ async def _status(reader: asyncio.StreamReader) -> int:
 def main() -> None:
     """Measure, or be one of the processes that are measured."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--bare", action="store_true")
+    parser.add_argument("--bare", type=Path, help="a folder of images")
     options = parser.parse_args()
     if options.bare:
-        print(*_bare_loop())
+        print(*_bare_loop(options.bare))
     else:
         print(json.dumps(measure(), indent=1))
 

@@ -100,7 +100,6 @@ STATUSES = {
     "StorageFailed": 503,
     "LogDamaged": 503,
     "Overloaded": 503,
-    "UploadNotKept": 503,
     "NotReady": 503,
     "DeadlineExceeded": 504,
     "EncoderStopped": 503,
