@@ -24,7 +24,7 @@ from tests.laws.encoder_laws import EncoderLaws
 
 
 def images(n: int, seed: int) -> NDArray[np.uint8]:
-    return np.random.default_rng(seed).integers(0, 256, (n, 28, 28, 3), dtype=np.uint8)
+    return np.random.default_rng(seed).integers(0, 256, (n, 32, 32, 3), dtype=np.uint8)
 
 
 @pytest.fixture(scope="module")

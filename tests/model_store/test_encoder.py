@@ -26,9 +26,9 @@ class TestOnnxEncoder(EncoderLaws):
 
     def test_it_knows_itself(self, encoder: Encoder) -> None:
         assert encoder.metadata == EncoderMetadata(
-            Preprocessing(28, 28, decoding="reduced"), "laplace_kronecker_fixed_euclidean"
+            Preprocessing(32, 32, decoding="reduced"), "laplace_kronecker_fixed_euclidean"
         )
-        assert (encoder.dim, encoder.n_features) == (128, 9216)
+        assert (encoder.dim, encoder.n_features) == (128, 1024)
         assert encoder.provider == "CPUExecutionProvider"
 
 

@@ -27,7 +27,7 @@ from model_store.errors import EncoderContractError, ProviderUnavailable
 from model_store.processors import PROVIDERS, Provider
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
-BLANK = {"images": np.zeros((1, 28, 28, 3), dtype=np.uint8)}
+BLANK = {"images": np.zeros((1, 32, 32, 3), dtype=np.uint8)}
 
 
 def profiled_session(bundle: Path, directory: Path) -> onnxruntime.InferenceSession:
@@ -155,7 +155,7 @@ class TestACudaProviderThatFallsBack:
         assert encoder.placement is not None
         assert encoder.placement[CPU].share == 1.0
         on_cpu = OnnxEncoder(digits_bundle / "encoder.onnx", "cpu")
-        images = np.random.default_rng(0).integers(0, 256, (3, 28, 28, 3), dtype=np.uint8)
+        images = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
         assert encoder.encode(images).mean.tobytes() == on_cpu.encode(images).mean.tobytes()
 
     def test_a_broken_file_is_still_refused_for_what_is_broken(
