@@ -180,7 +180,7 @@ def test_images_and_their_features_get_the_same_answers(tmp_path: Path) -> None:
             match.item.id for match in by_image.matches
         ]
         for match, same in zip(by_vector.matches, by_image.matches, strict=True):
-            # What is rounded otherwise, by another processor, is multiplied by the signals' weights.
+            # Another processor rounds otherwise, and the weights of the signals multiply it.
             assert match.match_probability == pytest.approx(same.match_probability, abs=1e-3)
 
 
