@@ -27,6 +27,7 @@ from index_builder.datasets.digits import digits
 from tests.end_to_end.browsers import WHOLE, installed, launched
 from tests.end_to_end.processes import Service
 from tests.end_to_end.shown_page import FILES, Shown
+from tests.end_to_end.stage import stage
 from tests.end_to_end.test_page_browsing import N_ITEMS, items
 from tests.support.image_files import encoded
 
@@ -211,7 +212,7 @@ def main(bundles: Path, out: Path = Path("build")) -> None:
         ) as service,
     ):
         address = str(service.http.base_url)
-        browser = launched(playwright, names=WHOLE)  # as people see the page
+        browser = launched(playwright, stage().option, names=WHOLE)  # as people see the page
         numbers: dict[str, float | None] = {
             "first_paint_ms": first_paint_ms(browser, address),
             "script_kb": script_kb(service),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,10 @@ from tests.end_to_end.browsers import launched
 from tests.end_to_end.keys import KeysFile
 from tests.end_to_end.processes import TIMEOUT_S, Redis, Service
 from tests.end_to_end.shown_page import Shown
+from tests.end_to_end.stage import stage
 from tests.support.forked_decoders import forked
+
+ShownAs = Callable[..., Shown]
 
 
 @pytest.fixture(autouse=True)
@@ -90,13 +94,42 @@ def _samples(bundle: Bundle, *, belongs: bool) -> list[bytes]:
 
 
 @pytest.fixture
-def shown(browser: Browser) -> Iterator[Shown]:
+def shown(shown_as: ShownAs) -> Iterator[Shown]:
     """A page that is not open yet; nothing but the browser is waited for."""
+    expect.set_options(timeout=20_000)
+    yield shown_as()
+    expect.set_options(timeout=1000 * TIMEOUT_S)
+
+
+@pytest.fixture
+def fresh(browser: Browser) -> Iterator[Shown]:
+    """The same for a test that does to it what cannot be undone."""
     expect.set_options(timeout=20_000)
     shown = Shown(browser)
     yield shown
-    shown.page.close()
+    shown.close()
     expect.set_options(timeout=1000 * TIMEOUT_S)
+
+
+@pytest.fixture(scope="module")
+def shown_as(browser: Browser) -> Iterator[ShownAs]:
+    """Return such a page in a browser's context of these options: the one that there was, renewed.
+
+    No two of the same options are used at a time.
+    """
+    pages: dict[str, Shown] = {}
+
+    def shown(**context: Any) -> Shown:
+        key = repr(context)
+        if key in pages:
+            pages[key].renew()
+        else:
+            pages[key] = Shown(browser, **context)
+        return pages[key]
+
+    yield shown
+    for one in pages.values():
+        one.close()
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +138,7 @@ def browser() -> Iterator[Browser]:
     expect.set_options(timeout=1000 * TIMEOUT_S)
     with sync_playwright() as playwright:
         try:
-            browser = launched(playwright)
+            browser = launched(playwright, stage().option)
         except Error as error:
             pytest.skip(f"no browser starts here: {error.message.splitlines()[0]}")
         yield browser

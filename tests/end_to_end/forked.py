@@ -1,7 +1,7 @@
-"""`vouch-serve` forked from a process that has imported it: importing takes longer than serving.
+"""Our commands forked from a process that has imported them: importing takes longer than serving.
 
-It is the real entry point with the arguments, variables, signals and exit codes of a process of
-its own; only its modules were read before.
+They are the real entry points with the arguments, variables, signals and exit codes of a process of
+their own; only their modules were read before.
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
+
+from tests.support.unprivileged import give_up_privilege
 
 PRELOADED = (
     "service.__main__",
@@ -26,14 +30,35 @@ PRELOADED = (
 what the indexer's decoders do."""
 
 
-class Forked:
-    """A process as `subprocess.Popen` shows it."""
+SERVE, BUILD = "service.__main__", "index_builder.__main__"
+"""Modules of commands: of `vouch-serve` and of `vouch-build`."""
 
-    def __init__(self, arguments: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
+
+class Forked:
+    """A process as `subprocess.Popen` shows it.
+
+    Parameters
+    ----------
+    log : what it writes goes there, or what it writes as errors to ``errors``.
+    module : of the command.
+    unprivileged : whether the permissions of files hold for it, though root has started it.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        log: Path,
+        env: Mapping[str, str],
+        errors: Path | None = None,
+        *,
+        module: str = SERVE,
+        unprivileged: bool = False,
+    ) -> None:
+        written = log.absolute(), (errors or log).absolute()
         self._process = fork_server().Process(
-            target=_serve,
-            args=(list(arguments), log.absolute(), Path.cwd(), dict(env)),
-            daemon=True,
+            target=_run,
+            args=(module, list(arguments), written, Path.cwd(), dict(env), unprivileged),
+            daemon=module == SERVE,  # what ends by itself may have processes of its own
         )
         self._process.start()
         assert self._process.pid is not None
@@ -73,15 +98,41 @@ def fork_server() -> ForkServerContext:
     return context
 
 
-def _serve(arguments: list[str], log: Path, folder: Path, env: dict[str, str]) -> None:
-    with log.open("ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+def completed(
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    module: str = SERVE,
+    unprivileged: bool = False,
+    timeout: float = 120,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command that ends by itself, as `subprocess.run` does."""
+    with tempfile.TemporaryDirectory() as folder:
+        said = [Path(folder) / name for name in ("output", "errors")]
+        process = Forked(arguments, said[0], env, said[1], module=module, unprivileged=unprivileged)
+        try:
+            status = process.wait(timeout)
+        finally:
+            process.kill()
+        texts = [path.read_text(encoding="utf-8") for path in said]
+    return subprocess.CompletedProcess([module, *arguments], status, *texts)
+
+
+def _run(
+    module: str,
+    arguments: list[str],
+    written: tuple[Path, Path],
+    folder: Path,
+    env: dict[str, str],
+    unprivileged: bool,
+) -> None:
+    for number, path in enumerate(written, 1):
+        with path.open("ab") as file:
+            os.dup2(file.fileno(), number)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
-    sys.argv = ["vouch-serve", *arguments]
-
-    from service.__main__ import main
-
-    main()
+    sys.argv = [module, *arguments]
+    if unprivileged:
+        give_up_privilege()
+    import_module(module).main()

@@ -29,6 +29,9 @@ VOUCH_SERVE = (str(Path(sys.executable).with_name("vouch-serve")),)
 FORKED = ("vouch-serve, forked",)
 """The same in a process that has imported it already; measurements take the real one."""
 
+UNPRIVILEGED = ("vouch-serve, forked, whose files' permissions hold",)
+"""The same; root's privilege to write anywhere is given up."""
+
 SERVE = FORKED if "PYTEST_VERSION" in os.environ else VOUCH_SERVE
 """The command of a test that is about serving, not about starting."""
 
@@ -49,8 +52,9 @@ class Process:
     def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
         self.log = log
         self.popen: subprocess.Popen[bytes] | Forked
-        if tuple(command[:1]) == FORKED:
-            self.popen = Forked(command[1:], log, env)
+        if tuple(command[:1]) in {FORKED, UNPRIVILEGED}:
+            unprivileged = tuple(command[:1]) == UNPRIVILEGED
+            self.popen = Forked(command[1:], log, env, unprivileged=unprivileged)
             return
         with log.open("ab") as file:
             self.popen = subprocess.Popen(command, stdout=file, stderr=file, env={**env})
@@ -136,7 +140,10 @@ class Service(Process):
         options = ["--port", str(self.port), "--provider", "cpu"]
         for bundle in [bundles] if isinstance(bundles, Path) else bundles:
             options += ["--bundle", str(bundle)]
-        if tuple(command) == FORKED:  # no test that takes it waits for a second decoder
+        if tuple(command) in {
+            FORKED,
+            UNPRIVILEGED,
+        }:  # no test that takes it waits for a second decoder
             variables = {"VOUCH_DECODERS": "1", **(variables or {})}
         super().__init__([*command, *options], log, environment(variables))
         self.http = httpx2.Client(

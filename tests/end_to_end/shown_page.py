@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import mimetypes
+import threading
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from playwright.sync_api import Browser, Dialog, FilePayload, Locator, Page, Route, expect
+from playwright.sync_api import Browser, Dialog, FilePayload, Locator, Page, expect
 
 from index_builder.datasets.digits import digits
 from service.schemas.search import SearchAnswer
+from tests.end_to_end.stage import HEADER, ORIGIN, Asked, Reply, stage
 from tests.support.image_files import encoded
 
 FILES = Path(__file__).parents[2] / "service" / "http" / "page"
@@ -96,21 +101,51 @@ class Shown:
     """
 
     def __init__(self, browser: Browser, **context: Any) -> None:
+        self.page: Page = browser.new_page(**context)
+        self.page.set_default_timeout(20_000)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("dialog", self._refuse)
+        self._token, self._over = "", threading.Event()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin with what every test begins with."""
         self.answer, self.gallery, self.report = ANSWER, GALLERY, REPORT
         self.replies: dict[str, Any] = {}
         self.asked: list[tuple[str, str, bytes]] = []
         self.complaints: list[str] = []
         self.status, self.headers = 200, dict[str, str]()
         self.picture, self.holds = PICTURE, False
-        self.page: Page = browser.new_page(**context)
-        self.page.set_default_timeout(20_000)
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("dialog", self._refuse)
-        self.page.route("**/*", self._reply)
+        self._over.set()
+        self._over = threading.Event()
+        stage().leave(self._token)
+        self._token = stage().enter(self._reply)
+        self.page.set_extra_http_headers({HEADER: self._token})
+
+    def renew(self) -> None:
+        """Forget all that was done to it, as a page that has just been made; it is not open.
+
+        A page that is used again costs half as much as a new one.
+        """
+        self.page.unroute_all(behavior="ignoreErrors")
+        for other in self.page.context.pages:
+            if other != self.page:
+                other.close()
+        if self.page.url.startswith(ORIGIN):
+            self.page.evaluate("localStorage.clear(); sessionStorage.clear()")
+        self.page.goto("about:blank")
+        self.page.mouse.move(0, 0)
+        self._begin()
+
+    def close(self) -> None:
+        """Leave it for good."""
+        self._over.set()
+        stage().leave(self._token)
+        self.page.close()
 
     def open(self) -> None:
         """Open the page."""
-        self.page.goto("http://vouch.test/")
+        self.page.goto(f"{ORIGIN}/")
         expect(self.page.locator("#gallery-about p").first).to_be_visible()
 
     def ask(self, **changes: Any) -> Locator:
@@ -122,7 +157,7 @@ class Shown:
             self.open()
         with self.page.expect_response("**/search"):
             self.choose('my "shoe".png')
-        expect(self.page.get_by_test_id("busy")).to_be_hidden()
+        expect(self.found("result")).not_to_have_attribute("aria-busy", "true")  # it is shown
         return self.page.locator("#answer")
 
     def choose(self, *names: str) -> None:
@@ -162,13 +197,21 @@ class Shown:
         self.complaints.append(dialog.message)
         dialog.dismiss()
 
-    def _reply(self, route: Route) -> None:
-        request = route.request
-        path = unquote(urlsplit(request.url).path)
+    def _reply(self, asked: Asked) -> Reply | None:
+        path = unquote(urlsplit(asked.url).path)
         if not path.startswith("/v1/"):
-            route.fulfill(path=FILES / (path.removeprefix("/page/").strip("/") or "index.html"))
-            return
-        self.asked.append((request.method, path, request.post_data_buffer or b""))
+            return _file(path.removeprefix("/page/").strip("/") or "index.html")
+        self.asked.append((asked.method, path, asked.body))
+        if path.endswith("/search") and self.holds:
+            self._over.wait()
+            return None
+        try:
+            return self._of_the_api(asked, path)
+        except Exception as error:
+            self.complaints.append(f"{path}: {error!r}")
+            raise
+
+    def _of_the_api(self, asked: Asked, path: str) -> Reply:
         replies = {
             "/v1/galleries": {"galleries": [{"name": "shoes", "n_items": 1500}]},
             "/v1/galleries/shoes": self.gallery,
@@ -176,16 +219,29 @@ class Shown:
             **self.replies,
         }
         if path.endswith("/search"):
-            if not self.holds:
-                answer = self.answer(request) if callable(self.answer) else self.answer
-                route.fulfill(json=answer, status=self.status, headers=self.headers)
-        elif path in replies:
-            reply = replies[path]
-            route.fulfill(json=reply(request) if callable(reply) else reply)
-        elif request.method in {"GET", "DELETE"}:
-            route.fulfill(body=self.picture, content_type="image/png")
-        else:
-            route.fulfill(json={})
+            return _json(_said(self.answer, asked), self.status, self.headers)
+        if path in replies:
+            return _json(_said(replies[path], asked))
+        if asked.method in {"GET", "DELETE"}:
+            return Reply(self.picture, "image/png")
+        return _json({})
+
+
+def _said(answer: Any, asked: Asked) -> Any:
+    return answer(asked) if callable(answer) else answer
+
+
+def _json(answer: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:
+    return Reply(json.dumps(answer).encode(), "application/json", status, dict(headers or {}))
+
+
+@cache
+def _file(name: str) -> Reply:
+    path = FILES / name
+    if not path.is_file():
+        return Reply(b"", "text/plain", 404)
+    kind, _ = mimetypes.guess_type(path.name)
+    return Reply(path.read_bytes(), kind or "application/octet-stream", is_kept=True)
 
 
 PICTURE = encoded(digits().pixels(0), "PNG")

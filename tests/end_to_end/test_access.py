@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.end_to_end.forked import completed
 from tests.end_to_end.keys import KeysFile, bearer, id_of, secret_of
-from tests.end_to_end.processes import TIMEOUT_S, VOUCH_SERVE, Service, environment, wait_until
+from tests.end_to_end.processes import TIMEOUT_S, Service, environment, wait_until
 
 WAIT_S = 3
 """A change of the keys is followed within a second; a loaded machine may take a little longer."""
@@ -18,14 +19,7 @@ WAIT_S = 3
 
 def serve(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a `vouch-serve` that is expected to refuse to start."""
-    return subprocess.run(
-        [*VOUCH_SERVE, "--provider", "cpu", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_S,
-        env=environment(variables),
-    )
+    return completed(["--provider", "cpu", *arguments], environment(variables))
 
 
 def vouch_keys(keys_file: KeysFile, *arguments: str) -> str:

@@ -11,8 +11,8 @@ from tests.torture import flooded
 from tests.torture.floods import FLOODS
 from tests.torture.outcome import Outcome, Place
 
-SECONDS = 27.0
-"""Three for each flood, and as many before, between and behind them."""
+SECONDS = 9.0
+"""One for each flood, and as many before, between and behind them."""
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ from model_store.gallery import FaissGallery, MilvusAccess, NewItem, write_milvu
 from tests.end_to_end.processes import Process, Service, free_port, wait_until
 from tests.end_to_end.replicas import Replicas
 from tests.end_to_end.writes import SETTINGS, CrashTest
+from tests.support import milvus_lite_server
 from tests.support.bundle_copies import republished
 from tests.support.milvus import IS_REAL, START_S, MilvusServer
 from tests.support.postgres import a_postgres
@@ -47,9 +48,9 @@ class Milvus(Process):
                 assert time.monotonic() < deadline
                 time.sleep(0.2)
             return
-        folder = str(directory / "d")
-        command = [sys.executable, "-m", "milvus_lite", "server", "--data-dir", folder]
-        super().__init__([*command, "--port", str(port)], log, {})
+        command = [sys.executable, milvus_lite_server.__file__, "server"]
+        options = ["--data-dir", str(directory / "d"), "--port", str(port)]
+        super().__init__([*command, *options], log, {})
         wait_until(self._answers, self)
 
     def _answers(self) -> bool:
@@ -67,14 +68,34 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("milvus")
 
 
-@pytest.fixture(scope="module")
-def milvus(place: Path) -> Iterator[Milvus]:
-    with Milvus(place, free_port()) as running:
-        yield running
+class Tended:
+    """A Milvus that tests kill, and start again where they need one: a start is dear."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory, self._port = directory, free_port()
+        self._running = Milvus(directory, self._port)
+        self.uri = self._running.uri
+
+    def running(self) -> Milvus:
+        """Return it, started once more if it was killed."""
+        if self._running.popen.poll() is not None:
+            self._running = Milvus(self._directory, self._port)
+        return self._running
+
+    def kill(self) -> None:
+        """End it as a power cut would."""
+        self._running.kill()
 
 
 @pytest.fixture(scope="module")
-def bundles(milvus: Milvus, place: Path, digits_bundle: Path, digits_run: Path) -> Path:
+def milvus(place: Path) -> Iterator[Tended]:
+    tended = Tended(place)
+    yield tended
+    tended.kill()
+
+
+@pytest.fixture(scope="module")
+def bundles(milvus: Tended, place: Path, digits_bundle: Path, digits_run: Path) -> Path:
     """Bundles of the run behind `digits_bundle`, with their gallery in Milvus.
 
     They say of themselves what was measured with the gallery in files.
@@ -101,7 +122,7 @@ def test_the_bundle_names_the_collection_and_holds_no_gallery(bundles: Path) -> 
 
 
 def test_answers_are_those_of_files_and_an_outage_is_said(
-    bundles: Path, milvus: Milvus, place: Path, digits_bundle: Path, samples: list[bytes]
+    bundles: Path, milvus: Tended, place: Path, digits_bundle: Path, samples: list[bytes]
 ) -> None:
     variables = {
         "VOUCH_MILVUS_URI": milvus.uri,
@@ -133,24 +154,22 @@ def test_answers_are_those_of_files_and_an_outage_is_said(
         wait_until(lambda: not served.is_ready(), served)
         with pytest.raises(GalleryUnavailable):
             open_bundle(bundles, "cpu", milvus=MilvusAccess(milvus.uri, timeout_s=1))
-        with Milvus(place, int(milvus.uri.split(":")[-1])):
-            wait_until(served.is_ready, served)
-            assert served.answer(samples[0], limit=20)["results"]
+        milvus.running()
+        wait_until(served.is_ready, served)
+        assert served.answer(samples[0], limit=20)["results"]
 
 
 @pytest.fixture
-def again(bundles: Path, milvus: Milvus, place: Path) -> Iterator[Milvus]:
-    """The Milvus of these tests, started once more."""
-    milvus.kill()
-    with Milvus(place, int(milvus.uri.split(":")[-1])) as running:
-        yield running
+def again(milvus: Tended) -> Milvus:
+    """The Milvus of these tests, started once more if the test before has killed it."""
+    return milvus.running()
 
 
 GALLERY = "/v1/galleries/digits"
 
 
 def test_items_are_put_and_deleted_over_http(
-    bundles: Path, again: Milvus, place: Path, samples: list[bytes]
+    bundles: Path, milvus: Tended, again: Milvus, place: Path, samples: list[bytes]
 ) -> None:
     variables = {"VOUCH_MILVUS_URI": again.uri, "VOUCH_MILVUS_TIMEOUT_S": "1"}
     with Service(bundles, place / "writing.log", variables) as served:
@@ -186,10 +205,10 @@ def test_items_are_put_and_deleted_over_http(
 
         again.kill()
         assert put("2") == (503, False)
-        with Milvus(place, int(again.uri.split(":")[-1])):
-            wait_until(lambda: put("2")[0] == 200, served)  # as a client would, with its key
-            assert http.delete(f"{GALLERY}/items/mine").status_code == 200
-            assert http.get(GALLERY).json()["n_items"] == before
+        milvus.running()
+        wait_until(lambda: put("2")[0] == 200, served)  # as a client would, with its key
+        assert http.delete(f"{GALLERY}/items/mine").status_code == 200
+        assert http.get(GALLERY).json()["n_items"] == before
 
 
 def test_items_are_put_and_deleted_by_the_command_line(

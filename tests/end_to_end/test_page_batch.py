@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, FilePayload, Request, expect
+from playwright.sync_api import Browser, FilePayload, expect
 
 from tests.end_to_end.processes import Service
 from tests.end_to_end.shown_page import ANSWER, CALIBRATION, PICTURE, REPORT, Shown, result
+from tests.end_to_end.stage import Asked
 
 pytestmark = pytest.mark.browser
 
@@ -25,9 +26,9 @@ STRANGE = {"verdict": "out_of_distribution", "p": 0.99}
 NOTHING = {"verdict": "no_match", "p": 0.01}
 
 
-def name_of(request: Request) -> str:
+def name_of(request: Asked) -> str:
     """The file name in a search."""
-    return (request.post_data_buffer or b"").split(b'filename="')[1].split(b'"')[0].decode()
+    return request.body.split(b'filename="')[1].split(b'"')[0].decode()
 
 
 def answer_of(name: str, said: dict[str, Any]) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def answer_of(name: str, said: dict[str, Any]) -> dict[str, Any]:
     return {**ANSWER, "verdict": said["verdict"], "query": query, "results": [first, result(2)]}
 
 
-def answering(answers: dict[str, dict[str, Any]]) -> Callable[[Request], dict[str, Any]]:
+def answering(answers: dict[str, dict[str, Any]]) -> Callable[[Asked], dict[str, Any]]:
     return lambda request: answer_of(name_of(request), answers[name_of(request)])
 
 

@@ -9,11 +9,12 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Request, expect
+from playwright.sync_api import Browser, expect
 
 from service.http.answers.galleries import NO_FACETS
 from tests.end_to_end.processes import Service
 from tests.end_to_end.shown_page import Shown
+from tests.end_to_end.stage import Asked
 from tests.end_to_end.test_page_looking import HOSTILE
 
 pytestmark = pytest.mark.browser
@@ -30,7 +31,7 @@ def item(place: int) -> dict[str, Any]:
     }
 
 
-def items(request: Request) -> dict[str, Any]:
+def items(request: Asked) -> dict[str, Any]:
     """A page of a large gallery."""
     start = int(parse_qs(urlsplit(request.url).query).get("cursor", ["0"])[0])
     page = [item(place) for place in range(start, start + 100)]

@@ -234,7 +234,9 @@ def test_a_decision_is_taken_back_and_replaced_in_the_service_too(shown: Shown) 
     assert heard(shown, 7) == [*said, ("undo", "3"), ("that_item", "item-2")]
 
 
-def test_decisions_of_before_are_seen_and_taken_back(shown: Shown) -> None:
+def test_decisions_of_before_are_seen_and_taken_back(fresh: Shown) -> None:
+    shown = fresh
+
     def decision(number: int, **changes: object) -> dict[str, object]:
         return {
             "number": number, "query_id": "q", "decision": "this_item", "item_id": "a/b",

@@ -377,8 +377,9 @@ def test_a_list_that_cannot_go_on_says_why(shown: Shown) -> None:
     expect(shown.found("neighbour")).to_have_count(2)
 
 
-def test_what_is_copied_is_said_for_a_while(shown: Shown) -> None:
+def test_what_is_copied_is_said_for_a_while(fresh: Shown) -> None:
     """The page's origin is not secure: there is no clipboard but that of a selection."""
+    shown = fresh
     shown.page.clock.install(time=0)
     shown.ask()
     shown.page.get_by_text("Details").click()

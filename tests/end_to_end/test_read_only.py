@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,8 +13,8 @@ import pytest
 
 from model_store.bundles.directory import activate, locate
 from model_store.bundles.manifest import read_manifest
-from tests.end_to_end.processes import VOUCH_SERVE, Service, environment
-from tests.support.unprivileged import unprivileged
+from tests.end_to_end.forked import BUILD, completed
+from tests.end_to_end.processes import UNPRIVILEGED, Service, environment
 
 GALLERY = "/v1/galleries/digits"
 
@@ -52,8 +51,7 @@ def nearest(service: Service, image: bytes) -> str:
 def test_a_gallery_that_can_only_be_read_is_searched_and_says_why_it_is_not_written_to(
     root: Path, tmp_path: Path, samples: list[bytes]
 ) -> None:
-    command = unprivileged(VOUCH_SERVE)
-    with Service(root, tmp_path / "first.log", command=command) as service:
+    with Service(root, tmp_path / "first.log", command=UNPRIVILEGED) as service:
         with read_only(root):
             before = nearest(service, samples[0])
             refused = put(service, "mine", samples[0])
@@ -63,7 +61,7 @@ def test_a_gallery_that_can_only_be_read_is_searched_and_says_why_it_is_not_writ
         assert put(service, "mine", samples[0]).status_code == 200
     with ExitStack() as stack:
         with read_only(root):  # with changes that are there already
-            started = Service(root, tmp_path / "second.log", command=command)
+            started = Service(root, tmp_path / "second.log", command=UNPRIVILEGED)
             service = stack.enter_context(started)
             for item_id in ("mine", "another"):
                 assert put(service, item_id, samples[1]).status_code == 409
@@ -76,10 +74,8 @@ def test_a_gallery_that_can_only_be_read_is_searched_and_says_why_it_is_not_writ
 def index(source: Path, encoder: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     options = ["--encoder", str(encoder), "--name", "few", "--workers", "1", "--provider", "cpu"]
     places = ["--run", str(folder / "run"), "--bundles", str(folder / "bundles")]
-    command = [sys.executable, "-m", "index_builder", "index", str(source), *options, *places]
-    return subprocess.run(
-        unprivileged(command), capture_output=True, text=True, env=environment(), check=False
-    )
+    command = ["index", str(source), *options, *places]
+    return completed(command, environment(), module=BUILD, unprivileged=True)
 
 
 def assert_refused(done: subprocess.CompletedProcess[str], what: str) -> None:

@@ -126,7 +126,7 @@ def test_two_services_answer_as_one(digits_bundle: Path, tmp_path: Path) -> None
     shutil.copytree(digits_bundle, root / digits_bundle.name)
     activate(root, digits_bundle.name)
     replicas = Replicas(root, digits_bundle, tmp_path / "service.log", seed=0)
-    replicas.run(12, compact_every_s=2, kill_every_s=7, swap_every_s=4)
+    replicas.run(8, compact_every_s=1.5, kill_every_s=5, swap_every_s=2.7)
     assert replicas.violations() == []
     assert replicas.n_operations > 50
     assert replicas.counts["compact 200"] > 0

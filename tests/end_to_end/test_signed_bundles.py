@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 
 from model_store.bundles.directory import activate, locate
 from model_store.bundles.manifest import read_manifest
 from model_store.bundles.signatures import require_signature, write_signature
 from model_store.signing import new_key, read_private_key, read_public_key
-from tests.end_to_end.processes import VOUCH_SERVE, Service, environment
+from tests.end_to_end.forked import completed
+from tests.end_to_end.processes import Service, environment
 from tests.end_to_end.questions import picture
 
 GALLERY = "/v1/galleries/digits"
@@ -26,14 +26,7 @@ def test_nothing_unsigned_is_served_and_a_compaction_is_signed(
     public = new_key(key)
     variables = {"VOUCH_BUNDLE_KEYS": json.dumps([str(public)]), "VOUCH_SIGNING_KEY": str(key)}
 
-    refused = subprocess.run(
-        [*VOUCH_SERVE, "--provider", "cpu", "--bundle", str(root)],
-        env=environment(variables),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    refused = completed(["--provider", "cpu", "--bundle", str(root)], environment(variables))
     assert refused.returncode == 1
     assert f"The bundle {digits_bundle.name} is not signed. Sign it with" in refused.stderr
 

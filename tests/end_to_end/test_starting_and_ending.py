@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx2
 
+from tests.end_to_end.forked import completed
 from tests.end_to_end.processes import (
     TIMEOUT_S,
     VOUCH_SERVE,
@@ -27,7 +28,7 @@ class TestTheEnd:
         self, digits_bundle: Path, tmp_path: Path, belonging: list[bytes]
     ) -> None:
         image = belonging[0]
-        with Service(digits_bundle, tmp_path / "log", command=VOUCH_SERVE) as service:
+        with Service(digits_bundle, tmp_path / "log") as service:
 
             def halting_body() -> Iterator[bytes]:
                 yield b"--edge\r\nContent-Disposition: form-data; "
@@ -68,17 +69,9 @@ class TestTheStart:
         assert (request["logger"], request["status"]) == ("service.requests", 404)
 
 
-def serve(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a `vouch-serve` that is expected to end by itself."""
-    command = [*VOUCH_SERVE, "--provider", "cpu", *arguments]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_S,
-        env=environment(variables),
-    )
+    return completed(["--provider", "cpu", *arguments], environment())
 
 
 def assert_refused(done: subprocess.CompletedProcess[str], *said: str) -> None:
@@ -94,7 +87,14 @@ def assert_refused(done: subprocess.CompletedProcess[str], *said: str) -> None:
 
 class TestARefusal:
     def test_no_bundle(self, tmp_path: Path) -> None:
-        done = serve("--bundle", str(tmp_path / "none"))
+        done = subprocess.run(  # as from a shell
+            [*VOUCH_SERVE, "--provider", "cpu", "--bundle", str(tmp_path / "none")],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=TIMEOUT_S,
+            env=environment(),
+        )
         assert_refused(done, f"No bundle at {tmp_path / 'none'}", "vouch-build all")
 
     def test_a_bundle_that_was_changed(self, digits_bundle: Path, tmp_path: Path) -> None:

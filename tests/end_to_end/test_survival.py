@@ -19,7 +19,6 @@ import pytest
 from tests.end_to_end.load import Asked, Load, ask_at_a_rate, sent
 from tests.end_to_end.processes import (
     TIMEOUT_S,
-    VOUCH_SERVE,
     Service,
     halted,
     refuses_connections,
@@ -32,7 +31,11 @@ SEARCH = "/v1/galleries/digits/search"
 N_CALLERS = 8
 DEADLINE_S = 4.0
 OVERLOAD_S = 4.0
-FORGETFUL = {"VOUCH_CACHE_BYTES": "0", "VOUCH_CANARY_PERIOD_S": "3600"}
+FORGETFUL = {
+    "VOUCH_CACHE_BYTES": "0",
+    "VOUCH_CANARY_PERIOD_S": "3600",
+    "VOUCH_DECODERS": "3",
+}
 """Every image is encoded, and nothing else is."""
 
 
@@ -40,9 +43,7 @@ FORGETFUL = {"VOUCH_CACHE_BYTES": "0", "VOUCH_CANARY_PERIOD_S": "3600"}
 def lasting(digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A service that loses processes; its encoder is given images one by one."""
     settings = {**FORGETFUL, "VOUCH_MAX_BATCH": "1", "VOUCH_DECODERS": "2"}
-    with Service(
-        digits_bundle, tmp_path_factory.mktemp("lasting") / "log", settings, command=VOUCH_SERVE
-    ) as running:
+    with Service(digits_bundle, tmp_path_factory.mktemp("lasting") / "log", settings) as running:
         yield running
 
 
@@ -55,9 +56,7 @@ def narrow(digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         "VOUCH_DEADLINE_S": str(DEADLINE_S),
         "VOUCH_MAX_BATCH": "1",
     }
-    with Service(
-        digits_bundle, tmp_path_factory.mktemp("narrow") / "log", settings, command=VOUCH_SERVE
-    ) as running:
+    with Service(digits_bundle, tmp_path_factory.mktemp("narrow") / "log", settings) as running:
         yield running
 
 
@@ -137,7 +136,7 @@ class TestNoDecoderAnswers:
         self, digits_bundle: Path, tmp_path: Path
     ) -> None:
         settings = {"VOUCH_CANARY_PERIOD_S": "0.5", "VOUCH_DECODERS": "2"}
-        with Service(digits_bundle, tmp_path / "log", settings, command=VOUCH_SERVE) as running:
+        with Service(digits_bundle, tmp_path / "log", settings) as running:
             with halted(*running.decoders()):
                 wait_until(lambda: not running.is_ready(), running)
                 assert running.http.get("/livez").status_code == 200
@@ -248,7 +247,7 @@ class TestItIsAskedToEnd:
     def test_under_load_it_answers_what_it_has_begun(
         self, digits_bundle: Path, tmp_path: Path, pictures: list[bytes]
     ) -> None:
-        with Service(digits_bundle, tmp_path / "log", FORGETFUL, command=VOUCH_SERVE) as service:
+        with Service(digits_bundle, tmp_path / "log", FORGETFUL) as service:
             alone = [content(service.answer(image, limit=5)) for image in pictures[:N_CALLERS]]
             children = psutil.Process(service.popen.pid).children(recursive=True)
             assert {service.encoder(), *service.decoders()} <= set(children)
@@ -273,7 +272,7 @@ class TestItIsAskedToEnd:
     ) -> None:
         """Docker waits 30 s from its signal to its kill, and so do we."""
         settings = {**FORGETFUL, "VOUCH_DEADLINE_S": "1"}
-        with Service(digits_bundle, tmp_path / "log", settings, command=VOUCH_SERVE) as service:
+        with Service(digits_bundle, tmp_path / "log", settings) as service:
             children = psutil.Process(service.popen.pid).children(recursive=True)
             service.encoder().suspend()
             assert_problem(service.ask(pictures[0]), 504, "deadline_exceeded")

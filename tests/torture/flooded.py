@@ -17,7 +17,7 @@ import httpx2
 import numpy as np
 
 from tests.end_to_end.keys import KeysFile
-from tests.end_to_end.processes import TIMEOUT_S, VOUCH_SERVE, Service
+from tests.end_to_end.processes import TIMEOUT_S, Service
 from tests.end_to_end.questions import unseen
 from tests.end_to_end.replicas import thumbnails
 from tests.torture.floods import FLOODS, client_of
@@ -85,13 +85,15 @@ def attack(
     outcome = Outcome()
     keys = KeysFile(place.folder / "keys.json")
     flood, good = (keys.make("read", name=name) for name in ("flood", "good"))
-    settings = {"VOUCH_KEYS": str(keys.path), "VOUCH_CACHE_BYTES": "0"}
+    settings = {
+        "VOUCH_KEYS": str(keys.path),
+        "VOUCH_CACHE_BYTES": "0",
+        "VOUCH_DECODERS": "3",  # of which one caller gets two
+    }
     pictures = thumbnails(place.bundle, 20, seed)
     for_each = seconds / (2 * len(kinds) + 1)
     with (
-        Service(
-            place.bundle, place.folder / "service.log", settings, command=VOUCH_SERVE
-        ) as service,
+        Service(place.bundle, place.folder / "service.log", settings) as service,
         client_of(str(service.http.base_url), good) as client,
     ):
         searches(client, pictures, for_each / 2)  # what is done for the first time takes longer

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.end_to_end.processes import TIMEOUT_S, VOUCH_SERVE, Service
+from tests.end_to_end.processes import TIMEOUT_S, Service
 from tests.torture.outcome import Outcome, Place
 from tests.torture.worst_requests import KINDS
 
@@ -107,7 +107,7 @@ def attack(place: Place, seconds: float, seed: int, kinds: Sequence[str] = tuple
     """Send requests of one kind after the other, and see how long `/livez` takes meanwhile."""
     outcome = Outcome()
     for_each = max(SHORTEST_S, seconds / len(kinds) - 1)
-    with Service(place.bundle, place.folder / "service.log", command=VOUCH_SERVE) as service:
+    with Service(place.bundle, place.folder / "service.log") as service:
         for kind in np.random.default_rng(seed).permutation(kinds).tolist():
             found = _under(kind, service, for_each)
             outcome.n += int(found["requests"])

@@ -13,6 +13,9 @@ from tests.torture.outcome import Outcome, Place
 SHARE = 0.3
 """Of replies that are damaged; after each Redis is left alone for a second."""
 
+PAUSE_S = 0.02
+"""Between searches, most of which come in that second."""
+
 
 def attack(place: Place, seconds: float, seed: int) -> Outcome:
     """Ask for the same pictures again and again, while what Redis replies is damaged."""
@@ -27,6 +30,7 @@ def attack(place: Place, seconds: float, seed: int) -> Outcome:
         with Service(place.bundle, place.folder / "service.log", settings) as service:
             until = time.monotonic() + seconds
             while not lying.n_damaged or time.monotonic() < until:
+                time.sleep(PAUSE_S)
                 number = outcome.n % len(pictures)
                 response = service.ask(pictures[number])
                 outcome.n += 1

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from playwright.sync_api import Route, sync_playwright
 
 from tests.end_to_end.browsers import launched
-from tests.end_to_end.processes import VOUCH_SERVE, Service
+from tests.end_to_end.processes import Service
 from tests.torture.outcome import Outcome, Place
 
 NAMES = ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "evil.localhost.test")
@@ -51,9 +51,7 @@ def asked_by_a_page(
     """Name, request and status of everything that the page has asked, if it was let ask at all."""
     found: list[tuple[str, str, object]] = []
     with (
-        Service(
-            place.bundle, place.folder / "service.log", settings, command=VOUCH_SERVE
-        ) as service,
+        Service(place.bundle, place.folder / "service.log", settings) as service,
         sync_playwright() as playwright,
         launched(playwright, *OPTIONS) as browser,
     ):
