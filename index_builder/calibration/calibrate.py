@@ -172,7 +172,10 @@ def calibrate_gallery(
     ------
     CalibrationError : too few queries, or too few images.
     """
-    pictures = MeasuredPictures(encoder.metadata.input.smallest_side)
+    smallest_side = encoder.metadata.input.smallest_side
+    pictures = MeasuredPictures(smallest_side)
+    # Of a view nobody knows whether it is of a whole picture, unless all are decoded whole.
+    are_measured = smallest_side is None or not are_views
     setup, observed = observe_gallery(
         encoder,
         gallery,
@@ -183,7 +186,7 @@ def calibrate_gallery(
         unseen=unseen,
         enough=enough,
         rule=rule,
-        seen=None if are_views else pictures.look_at,  # of a view nobody knows what was decoded
+        seen=pictures.look_at if are_measured else None,
     )
     limits = pictures.limits(queries.matched)
     return fit_calibration(setup.calibrated, observed, config, seed, limits)

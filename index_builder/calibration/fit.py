@@ -237,7 +237,7 @@ def _measured(
         "absent_auroc": auroc(
             evidence.no_match_probabilities[~present], evidence.no_match_probabilities[present]
         ),
-        "result_sets": [choices.outcome(coverage, evidence, calibration) for coverage in COVERAGES],
+        "result_sets": choices.outcomes(COVERAGES, evidence, calibration),
         **levels_measured(calibration, examples.weights),
     }
 

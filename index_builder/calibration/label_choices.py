@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,10 +53,10 @@ class LabelChoices:
         is_right = np.take_along_axis(self.matches, likeliest, axis=1)[:, 0]
         return np.where(is_right, np.inf, of_match)
 
-    def outcome(
-        self, coverage: float, evidence: Evidence, calibration: Calibration
-    ) -> dict[str, Any]:
-        """Measure what sets of a coverage lead to, each by a rule from the other folds.
+    def outcomes(
+        self, coverages: Sequence[float], evidence: Evidence, calibration: Calibration
+    ) -> list[dict[str, Any]]:
+        """Measure what sets of each coverage lead to, each by a rule from the other folds.
 
         Parameters
         ----------
@@ -63,21 +64,26 @@ class LabelChoices:
         calibration : of the gallery whose labels are chosen among.
         """
         n_labels, delta = calibration.n_labels, calibration.delta
-        sizes, hits = [], []
+        sizes: list[list[int]] = [[] for _ in coverages]
+        hits: list[list[bool]] = [[] for _ in coverages]
         for fold in np.unique(self.folds):
             rule = ResultSetRule(evidence.at(self.folds != fold), n_labels, delta)
             for row in np.flatnonzero((self.folds == fold) & ~evidence.absent):
                 places = np.flatnonzero(self.probabilities[row] >= 0)
                 classes = calibration.classes_of(self.codes[row, places])
-                of_labels = self.probabilities[row, places]
-                chosen = rule.choose(places, of_labels, classes, coverage).places
-                sizes.append(len(chosen))
-                hits.append(self.matches[row, chosen].any())
+                of_labels, matches = self.probabilities[row, places], self.matches[row]
+                for number, coverage in enumerate(coverages):
+                    chosen = rule.choose(places, of_labels, classes, coverage).places
+                    sizes[number].append(len(chosen))
+                    hits[number].append(bool(matches[chosen].any()))
         whole = ResultSetRule(evidence, n_labels, delta)
-        return {
-            "coverage": coverage,
-            "promised": whole.shortfall(coverage) is None,
-            "promised_for": list(whole.promised_for(coverage)),
-            "covered": float(np.mean(hits)),
-            "mean_size": float(np.mean(sizes)),
-        }
+        return [
+            {
+                "coverage": coverage,
+                "promised": whole.shortfall(coverage) is None,
+                "promised_for": list(whole.promised_for(coverage)),
+                "covered": float(np.mean(hits[number])),
+                "mean_size": float(np.mean(sizes[number])),
+            }
+            for number, coverage in enumerate(coverages)
+        ]

@@ -22,11 +22,11 @@ def outliers(kind: OutlierKind, part: int, generator: np.random.Generator) -> La
         turned; ``digits`` scikit-learn's digits; ``mnist`` MNIST's test set; ``none`` no outliers.
     part : 0 for calibration, 1 for evaluation: halves of the kind that share no source image.
     """
-    from sklearn.datasets import load_sample_images  # noqa: PLC0415 - slow
-
     if kind == "none":
         return None
     if kind == "photographs":
+        from sklearn.datasets import load_sample_images  # noqa: PLC0415 - slow
+
         photograph = load_sample_images().images[part]
         return from_arrays(
             f"photograph-{part}", _crops(photograph, generator), ["photograph"] * N_CROPS

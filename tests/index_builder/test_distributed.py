@@ -15,16 +15,21 @@ from safetensors.torch import load_file
 
 from index_builder.training.distributed import Group
 from tests.support.build_command import Done, vouch_build
+from tests.support.collection_files import write_drawings
 
 CONFIG = """
 name = "shared"
 description = "digits"
 [dataset]
-kind = "digits"
+kind = "folder"
+path = "../drawings"
+[outliers]
+calibration = "none"
+evaluation = "none"
 [training]
 epochs = 1
 labels_per_batch = 7
-images_per_label = 19
+images_per_label = 3
 flip = true
 shift = 1
 [network]
@@ -58,7 +63,9 @@ def train(place: Path, run: Callable[..., Done]) -> tuple[dict[str, Any], dict[s
 
 @pytest.mark.process
 def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
-    """Of batches of 133 images, which two cannot divide."""
+    """Of batches of 21 images, which two cannot divide."""
+    (tmp_path / "drawings").mkdir()
+    write_drawings(tmp_path / "drawings")
     of_one, weights = train(tmp_path / "alone", alone)
     of_two, shared = train(tmp_path / "together", together)
     losses = [[epoch["loss"] for epoch in report["epochs"]] for report in (of_one, of_two)]

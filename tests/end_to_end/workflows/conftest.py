@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import zipfile
@@ -11,6 +12,9 @@ import numpy as np
 import pytest
 
 from tests.end_to_end.workflows.commands import Commands
+
+SIDE = 128
+"""Pixels of the images that the encoder takes."""
 
 
 @pytest.fixture(scope="package")
@@ -26,11 +30,16 @@ def unpacked(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def encoder(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MobileNetV2 as it is, made elsewhere: it has learned nothing from any gallery."""
+    """MobileNetV2 as it is, made elsewhere: it has learned nothing from any gallery.
+
+    Images are prepared smaller than it was trained at, which takes it a third of the time.
+    """
     place = tmp_path_factory.mktemp("encoders")
     weights = data_dir / "backbones" / "mobilenet_v2_imagenet_int8.npz"
+    smaller = {"input_size": [3, SIDE, SIDE], "crop_pct": 1.0}
+    (place / "smaller.json").write_text(json.dumps(smaller), encoding="utf-8")
     named = ("--torchvision", "mobilenet_v2", "--weights", weights, "--out", "photographs")
-    Commands(place).run("encoder", *named)
+    Commands(place).run("encoder", *named, "--preprocess", "smaller.json")
     return place / "photographs"
 
 

@@ -68,9 +68,9 @@ def write_masters(works: Sequence[Path], folder: Path) -> None:
         with Image.open(path) as picture:
             scale = (n_pixels / (picture.width * picture.height)) ** 0.5
             size = round(picture.width * scale), round(picture.height * scale)
-            picture.convert("RGB").resize(size, Image.Resampling.BICUBIC).save(
-                folder / f"{number:04d}.tif", compression="tiff_lzw"
-            )
+            master = picture.convert("RGB").resize(size, Image.Resampling.BICUBIC)
+            compression = "raw" if number == 0 else "tiff_lzw"  # of so large a one it takes long
+            master.save(folder / f"{number:04d}.tif", compression=compression)
 
 
 def photographed(path: Path, number: int) -> Image.Image:

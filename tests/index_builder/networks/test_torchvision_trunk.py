@@ -8,6 +8,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+from torchvision.models import vision_transformer
 
 from index_builder.configuration.encoder import NetworkConfig
 from index_builder.networks import build_encoder
@@ -48,7 +49,16 @@ def posterior_of(layer: torch.nn.Linear, kind: str) -> Posterior:
     return VarianceHeadPosterior(layer, head).requires_grad_(requires_grad=False)
 
 
+@pytest.fixture
+def _two_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vision transformers of two blocks in place of twelve alike, whose weights take seconds."""
+    built = "torchvision.models.vision_transformer._vision_transformer"
+    whole = vision_transformer._vision_transformer
+    monkeypatch.setattr(built, lambda **options: whole(**{**options, "num_layers": 2}))
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("_two_blocks")
 @pytest.mark.parametrize("name", get_args(TorchvisionName))
 def test_each_trunk_exports_with_parity(name: str, tmp_path: Path) -> None:
     encoder = build_encoder(config_of(name), torch.Generator().manual_seed(0)).eval()
