@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.calibration.folds import stratified_folds
 from model_store.decision import OutlierDetector, OutlierFusion
 from model_store.decision.outliers import (
     averaged_features,
@@ -273,12 +272,15 @@ def cross_fitted_scores(
     -------
     Scores of the inliers, of each kind of outlier, and of each of ``judged``.
     """
+    from sklearn.model_selection import StratifiedGroupKFold  # noqa: PLC0415 - slow
+
     groups = [inliers, *outliers]
     values = np.concatenate(groups)
     kinds = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
     scores = np.empty(len(values))
     of_judged = [np.empty(len(signals)) for signals, _ in judged]
-    for kept, left_out in stratified_folds(kinds, clusters, N_FOLDS, seed):
+    folds = StratifiedGroupKFold(N_FOLDS, shuffle=True, random_state=seed)
+    for kept, left_out in folds.split(values, kinds, clusters):
         of_kind = [values[kept][kinds[kept] == kind] for kind in range(len(groups))]
         fusion = fit_fusion(of_kind[0], of_kind[1:])
         scores[left_out] = fusion(values[left_out])
