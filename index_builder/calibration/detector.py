@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from index_builder.calibration.folds import stratified_folds
 from model_store.decision import OutlierDetector, OutlierFusion
 from model_store.decision.outliers import (
     averaged_features,
@@ -51,8 +52,6 @@ largest of them."""
 _LEAST_SPREAD = 1e-3
 """The least standard deviation assumed of log lengths: where all features are equally long, as
 normalised ones are, rounding errors are no signal."""
-
-N_FOLDS = 5
 
 Floats = NDArray[np.float64]
 
@@ -272,15 +271,12 @@ def cross_fitted_scores(
     -------
     Scores of the inliers, of each kind of outlier, and of each of ``judged``.
     """
-    from sklearn.model_selection import StratifiedGroupKFold  # noqa: PLC0415 - slow
-
     groups = [inliers, *outliers]
     values = np.concatenate(groups)
     kinds = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
     scores = np.empty(len(values))
     of_judged = [np.empty(len(signals)) for signals, _ in judged]
-    folds = StratifiedGroupKFold(N_FOLDS, shuffle=True, random_state=seed)
-    for kept, left_out in folds.split(values, kinds, clusters):
+    for kept, left_out in stratified_folds(kinds, clusters, seed):
         of_kind = [values[kept][kinds[kept] == kind] for kind in range(len(groups))]
         fusion = fit_fusion(of_kind[0], of_kind[1:])
         scores[left_out] = fusion(values[left_out])

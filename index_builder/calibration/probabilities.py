@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression, minimize
 
+from index_builder.calibration.folds import N_FOLDS, stratified_folds
 from index_builder.calibration.retrieval import RetrievedQueries
 from model_store.decision import SIGNALS, LogisticModel, VennAbers
 from model_store.verdicts import Absence
-
-N_FOLDS = 5
 
 N_KNOTS = 400
 """Rows of a Venn-Abers table."""
@@ -217,13 +216,10 @@ def cross_fitted(
     probabilities : (N,) of the examples' labels.
     folds : (Q,) which queries were left out together, their labels aside.
     """
-    from sklearn.model_selection import StratifiedGroupKFold  # noqa: PLC0415 - slow
-
     probabilities = np.empty(len(examples.matches))
     folds = np.empty(len(examples.starts), dtype=np.int64)
     first_matches = examples.matches[examples.starts]
-    splits = StratifiedGroupKFold(N_FOLDS, shuffle=True, random_state=seed)
-    divided = splits.split(first_matches, first_matches, examples.clusters)
+    divided = stratified_folds(first_matches, examples.clusters, seed)
     for fold, (kept, left_out) in enumerate(divided):
         folds[left_out] = fold
         _fit_and_apply(examples, kept, left_out, probabilities, limits)
