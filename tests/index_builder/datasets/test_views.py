@@ -11,7 +11,7 @@ from PIL import Image
 
 from index_builder.configuration.build import BuildConfig, DatasetConfig
 from index_builder.datasets import LabelledImages, load_splits
-from index_builder.datasets.corruption import blurred, corrupted, noisy
+from index_builder.datasets.corruption import NOISE, blurred, corrupted, noisy
 from index_builder.datasets.images import from_arrays, joined
 from index_builder.datasets.views import views
 
@@ -66,6 +66,17 @@ def test_spoilt_pictures_are_out_of_focus_noisy_or_on_their_side(images: Labelle
     np.testing.assert_array_equal(spoilt.pixels(2), np.rot90(images.pixels(2)))
     assert blurred(images.pixels(0)).std() < images.pixels(0).std()
     assert noisy(images.pixels(0), np.random.default_rng(0)).shape == images.pixels(0).shape
+
+
+def test_noise_is_the_same_however_many_rows_are_drawn_at_once(
+    images: LabelledImages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pixels = images.pixels(0)
+    noise = np.random.default_rng(3).normal(0, NOISE, pixels.shape)
+    wanted = np.clip(pixels + noise, 0, 255).round()
+    for at_once in (1, 3 * pixels[0].size, pixels.size):
+        monkeypatch.setattr("index_builder.datasets.corruption.NOISE_AT_ONCE", at_once)
+        np.testing.assert_array_equal(noisy(pixels, np.random.default_rng(3)), wanted)
 
 
 def test_collections_are_joined_in_order(images: LabelledImages) -> None:

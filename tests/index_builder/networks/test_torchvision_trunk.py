@@ -8,7 +8,6 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from torchvision.models import vision_transformer
 
 from index_builder.configuration.encoder import NetworkConfig
 from index_builder.networks import build_encoder
@@ -52,6 +51,8 @@ def posterior_of(layer: torch.nn.Linear, kind: str) -> Posterior:
 @pytest.fixture
 def _two_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Vision transformers of two blocks in place of twelve alike, whose weights take seconds."""
+    from torchvision.models import vision_transformer
+
     built = "torchvision.models.vision_transformer._vision_transformer"
     whole = vision_transformer._vision_transformer
     monkeypatch.setattr(built, lambda **options: whole(**{**options, "num_layers": 2}))
