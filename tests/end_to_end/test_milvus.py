@@ -26,7 +26,6 @@ from model_store.gallery import FaissGallery, MilvusAccess, NewItem, write_milvu
 from tests.end_to_end.processes import Process, Service, free_port, wait_until
 from tests.end_to_end.replicas import Replicas
 from tests.end_to_end.writes import SETTINGS, CrashTest
-from tests.support import milvus_lite_server
 from tests.support.bundle_copies import republished
 from tests.support.milvus import IS_REAL, START_S, MilvusServer
 from tests.support.postgres import a_postgres
@@ -48,9 +47,9 @@ class Milvus(Process):
                 assert time.monotonic() < deadline
                 time.sleep(0.2)
             return
-        command = [sys.executable, milvus_lite_server.__file__, "server"]
-        options = ["--data-dir", str(directory / "d"), "--port", str(port)]
-        super().__init__([*command, *options], log, {})
+        folder = str(directory / "d")
+        command = [sys.executable, "-m", "milvus_lite", "server", "--data-dir", folder]
+        super().__init__([*command, "--port", str(port)], log, {})
         wait_until(self._answers, self)
 
     def _answers(self) -> bool:
