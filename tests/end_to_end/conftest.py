@@ -26,18 +26,10 @@ def _decoders_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("index_builder.indexing.decoders._started", forked)
 
 
-@pytest.fixture(scope="session")
-def service(digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service for tests that leave it as they found it."""
-    log = tmp_path_factory.mktemp("service") / "service.log"
-    with Service(digits_bundle, log) as running:
-        yield running
-
-
 @pytest.fixture(scope="module")
-def own_service(digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A service that no other file asks: verdicts follow the drift of all that has been asked."""
-    with Service(digits_bundle, tmp_path_factory.mktemp("own") / "service.log") as running:
+    with Service(digits_bundle, tmp_path_factory.mktemp("service") / "service.log") as running:
         yield running
 
 

@@ -51,12 +51,6 @@ print("\\nANSWER " + json.dumps(answer))
 """
 
 
-@pytest.fixture(scope="module")
-def service(own_service: Service) -> Service:
-    """Verdicts are compared with the library's, which nobody else has asked."""
-    return own_service
-
-
 @pytest.fixture
 def plugins(tmp_path: Path) -> Path:
     """A folder of plugins with Vouch's, as a user links it."""

@@ -26,12 +26,6 @@ from tests.end_to_end.processes import Service
 COMMAND = "from service.client.mcp_server import main; main()"
 
 
-@pytest.fixture(scope="module")
-def service(own_service: Service) -> Service:
-    """Verdicts are compared with the library's, which nobody else has asked."""
-    return own_service
-
-
 def ask(service: Service, folder: Path, tool: str, **arguments: Any) -> CallToolResult:
     """The answer of a tool of a server that may read images in ``folder``."""
     answer: CallToolResult = with_server(

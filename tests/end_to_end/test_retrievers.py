@@ -21,8 +21,8 @@ Retrieve = Callable[..., Found]
 
 
 @pytest.fixture(scope="module")
-def client(own_service: Service) -> Iterator[VouchClient]:
-    with VouchClient(str(own_service.http.base_url)) as client:
+def client(service: Service) -> Iterator[VouchClient]:
+    with VouchClient(str(service.http.base_url)) as client:
         yield client
 
 

@@ -60,8 +60,8 @@ def torch_encoder(digits_config: BuildConfig, digits_run: Path, library: Bundle)
 
 
 @pytest.fixture(scope="module")
-def answers(own_service: Service, samples: list[bytes]) -> list[dict[str, Any]]:
-    return [own_service.answer(image, limit=LIMIT) for image in samples]
+def answers(service: Service, samples: list[bytes]) -> list[dict[str, Any]]:
+    return [service.answer(image, limit=LIMIT) for image in samples]
 
 
 def assert_agrees(served: dict[str, Any], answer: Answer) -> None:

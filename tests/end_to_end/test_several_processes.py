@@ -69,6 +69,13 @@ def service(several: tuple[Service, str]) -> Service:
 
 
 @pytest.fixture
+def alone(digits_bundle: Path, tmp_path: Path) -> Iterator[Service]:
+    """A service of one process."""
+    with Service(digits_bundle, tmp_path / "alone.log") as running:
+        yield running
+
+
+@pytest.fixture
 def each(service: Service) -> Iterator[list[httpx2.Client]]:
     """A client of each process: it connects while the other stands still."""
     with ExitStack() as stack:
@@ -110,10 +117,10 @@ def has_started_again(service: Service, n_before: int) -> bool:
 
 class TestAsOne:
     def test_answers_are_those_of_one_process(
-        self, each: list[httpx2.Client], own_service: Service, pictures: list[bytes]
+        self, each: list[httpx2.Client], alone: Service, pictures: list[bytes]
     ) -> None:
         for image in pictures[:6]:
-            wanted = content(own_service.answer(image))
+            wanted = content(alone.answer(image))
             for http in each:
                 answer = search(http, unseen(image)).raise_for_status().json()
                 assert answer["cache"] == "miss"
