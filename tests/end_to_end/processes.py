@@ -32,6 +32,8 @@ FORKED = ("vouch-serve, forked",)
 UNPRIVILEGED = ("vouch-serve, forked, whose files' permissions hold",)
 """The same; root's privilege to write anywhere is given up."""
 
+FORKS = {FORKED, UNPRIVILEGED}
+
 SERVE = FORKED if "PYTEST_VERSION" in os.environ else VOUCH_SERVE
 """The command of a test that is about serving, not about starting."""
 
@@ -52,7 +54,7 @@ class Process:
     def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
         self.log = log
         self.popen: subprocess.Popen[bytes] | Forked
-        if tuple(command[:1]) in {FORKED, UNPRIVILEGED}:
+        if tuple(command[:1]) in FORKS:
             unprivileged = tuple(command[:1]) == UNPRIVILEGED
             self.popen = Forked(command[1:], log, env, unprivileged=unprivileged)
             return
@@ -140,10 +142,7 @@ class Service(Process):
         options = ["--port", str(self.port), "--provider", "cpu"]
         for bundle in [bundles] if isinstance(bundles, Path) else bundles:
             options += ["--bundle", str(bundle)]
-        if tuple(command) in {
-            FORKED,
-            UNPRIVILEGED,
-        }:  # no test that takes it waits for a second decoder
+        if tuple(command) in FORKS:  # no test that takes them waits for a second decoder
             variables = {"VOUCH_DECODERS": "1", **(variables or {})}
         super().__init__([*command, *options], log, environment(variables))
         self.http = httpx2.Client(
