@@ -27,7 +27,7 @@ from service.access.proxies import KnownProxies
 from service.decoding.decoder import Decoder, ThreadDecoder
 from service.decoding.pool import DecoderPool
 from service.encoding.cache import open_cache
-from service.encoding.queues import BatchLimits
+from service.encoding.queues import BatchLimits, EncoderQueues
 from service.fair_share import FairShare
 from service.http.admission import Admission
 from service.http.middleware import RequestContext, content_security_policy
@@ -273,17 +273,19 @@ async def _set_up(
     cache = open_cache(settings)
     stack.push_async_callback(cache.close)
     decoder = await _decoder(stack, settings, threads, telemetry)
+    turns = FairShare(settings.workers)
     feedback = None if settings.feedback is None else FeedbackLog(settings.feedback)
     resources = EngineResources(
         cache,
         decoder,
         threads,
-        FairShare(settings.workers),
+        turns,
         telemetry,
         BatchLimits.of(settings),
         feedback,
         settings.audit_share,
         *_kept_queries(settings),
+        EncoderQueues([turns, *decoder.shares]),
     )
     galleries, created = _galleries(settings, resources, open_more)
     stack.push_async_callback(galleries.close)

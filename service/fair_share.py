@@ -36,11 +36,17 @@ class FairShare:
         self._most = max(1, n_places - 1) if most is None else most
         self._held: Counter[str] = Counter()
         self._waiting: OrderedDict[str, deque[_Turn]] = OrderedDict()
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     @property
     def is_idle(self) -> bool:
         """True while nobody has a place."""
-        return self._n_free == self._n_places
+        return self._idle.is_set()
+
+    async def idle(self) -> None:
+        """Wait until nobody has a place."""
+        await self._idle.wait()
 
     async def enter(self, n_places: int = 1) -> str:
         """Wait for places, at most as many as there are; returns who has them, for `leave`."""
@@ -70,6 +76,10 @@ class FairShare:
     def _hand_out(self) -> None:
         while self._hand_to_next():
             pass
+        if self._n_free == self._n_places:
+            self._idle.set()
+        else:
+            self._idle.clear()
 
     def _hand_to_next(self) -> bool:
         """Give places to whose turn it is; tell whether there were any to give."""

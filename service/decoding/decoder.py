@@ -19,6 +19,7 @@ from model_store.images import (
     encode_thumbnail,
 )
 from model_store.images.quality import quality_measures
+from service.fair_share import FairShare
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,11 @@ class Decoder(Protocol):
     Attributes
     ----------
     sandbox : what the kernel confines it by.
+    shares : of callers in its processes; all are idle while nothing is decoded.
     """
 
     sandbox: tuple[str, ...]
+    shares: tuple[FairShare, ...]
 
     async def decode(
         self,
@@ -71,6 +74,7 @@ class ThreadDecoder:
     """Decodes on threads of this process: for images that are trusted, and for tests."""
 
     sandbox: tuple[str, ...] = ()
+    shares: tuple[FairShare, ...] = ()
 
     def __init__(self, executor: Executor, limits: ImageLimits) -> None:
         self._executor = executor

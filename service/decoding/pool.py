@@ -55,6 +55,7 @@ class DecoderPool:
     ----------
     n_lost : decoders that ended otherwise than by `close`.
     sandbox : what confines them, of `service.decoding.sandbox.PARTS`.
+    shares : of callers, in the decoders.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class DecoderPool:
         self._limits = limits or ImageLimits()
         self._budget = budget or DecodingBudget()
         self._share = FairShare(n_processes)
+        self.shares: tuple[FairShare, ...] = (self._share,)
         self._free: asyncio.Queue[DecoderProcess] = asyncio.Queue()
         self._decoders: set[DecoderProcess] = set()
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -13,8 +13,7 @@ GAIN = 1.1
 """Images a second, over those of smaller batches, that make a larger batch worth its waiting."""
 
 BATCHES_IN_A_TURN = 16
-"""At most, of an encoder that shares its only processor: each change between what encodes and what
-answers empties the processor's caches."""
+"""At most, of an encoder that shares its only processor; see `Batches.alone`."""
 
 BATCHES_OF_A_PROCESSOR = 4
 """At most, of each of several processors: the last batches of a turn do not occupy all of them, and
@@ -35,10 +34,13 @@ class Batches:
     ----------
     size : images encoded at once at most, as measured.
     turn : see `MicroBatcher`.
+    alone : whether a turn is best given while nothing else is computed: the encoder shares its only
+        processor, and each change between what encodes and what answers empties its caches.
     """
 
     size: int
     turn: int
+    alone: bool = False
 
 
 def largest_useful_batch(encoder: Encoder, limit: int) -> int:

@@ -17,6 +17,7 @@ import numpy as np
 from model_store.encoder.contract import Embeddings, Encoder, Inputs
 from model_store.errors import EncoderStopped
 from service.encoding.batch_size import blank_images
+from service.fair_share import FairShare
 from service.observability.records import BatchRecord
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,8 @@ class MicroBatcher:
         `useful_turn`.
     padded : fill every batch up to ``size``, so that each image is computed in the same way however
         many come together; for encoders (GPUs) whose arithmetic depends on the size of the batch.
+    shares : a turn begins once all of these are idle, or they have had as long as the last turn
+        took; see `Batches.alone`.
     observe : told of every batch.
     """
 
@@ -68,12 +71,14 @@ class MicroBatcher:
         *,
         turn: int = 1,
         padded: bool = False,
+        shares: Sequence[FairShare] = (),
         observe: Callable[[BatchRecord], None] = lambda _: None,
     ) -> None:
         self._encoder = encoder
         self._size = size
         self._turn = turn
         self._padded = padded
+        self._shares = shares
         self._observe = observe
         self._queue: deque[_Waiting] = deque()
         self._more = asyncio.Event()
@@ -118,7 +123,9 @@ class MicroBatcher:
         await asyncio.to_thread(self._thread.shutdown)
 
     async def _run(self) -> None:
+        took = 0.0
         while True:
+            await self._wait_for_others(took)
             taken = self._next()
             if not taken:
                 self._more.clear()
@@ -130,6 +137,7 @@ class MicroBatcher:
             except asyncio.CancelledError:
                 _fail(taken, EncoderStopped(_ENDS))
                 raise
+            took = time.perf_counter() - began
             stopped = back is not None
             for i in range(0, len(taken), self._size):
                 size = min(self._size, len(taken) - i)
@@ -138,6 +146,17 @@ class MicroBatcher:
             if back is not None:
                 self._queue.extendleft(reversed(back))
                 await self._recover()
+
+    async def _wait_for_others(self, patience_s: float) -> None:
+        """Let what else computes come to its end, such as searches with what was just encoded."""
+        if not self._shares:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await asyncio.sleep(0)  # whoever has just been answered goes on to search
+                while not all(share.is_idle for share in self._shares):
+                    for share in self._shares:
+                        await share.idle()
 
     def _next(self) -> list[_Waiting]:
         """Take the images of the next batches from the queue, without cancelled ones."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -14,6 +14,7 @@ from service.encoding.batch_size import Batches, largest_useful_batch, useful_tu
 from service.encoding.batching import MicroBatcher
 from service.encoding.hub_encoder import HubEncoder
 from service.encoding.shared import SharedEncoder
+from service.fair_share import FairShare
 from service.observability.records import BatchRecord
 from service.settings import Settings
 
@@ -42,9 +43,16 @@ class EncoderQueue:
 
 
 class EncoderQueues:
-    """The queue of each encoder, for as long as an engine uses it."""
+    """The queue of each encoder, for as long as an engine uses it.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    shares : of callers in what else computes; an encoder with one processor in common with it works
+        while all of them are idle, see `MicroBatcher`.
+    """
+
+    def __init__(self, shares: Sequence[FairShare] = ()) -> None:
+        self._shares = shares
         self._queues: dict[int, EncoderQueue] = {}
         self._opening = asyncio.Lock()
 
@@ -73,7 +81,7 @@ class EncoderQueues:
         async with self._opening:
             queue = self._queues.get(id(real))
             if queue is None:
-                queue = self._queues[id(real)] = await _opened(real, limits, observe)
+                queue = self._queues[id(real)] = await _opened(real, limits, observe, self._shares)
         queue.n_users += 1
         return queue
 
@@ -92,12 +100,22 @@ def _real(encoder: Encoder) -> Encoder:
 
 
 async def _opened(
-    encoder: Encoder, limits: BatchLimits, observe: Callable[[BatchRecord], None]
+    encoder: Encoder,
+    limits: BatchLimits,
+    observe: Callable[[BatchRecord], None],
+    shares: Sequence[FairShare],
 ) -> EncoderQueue:
     """Return the queue of an encoder; one of a hub is padded there."""
     padded = limits.padded and not isinstance(encoder, HubEncoder)
     batches = await asyncio.to_thread(batches_of, encoder, limits)
-    batcher = MicroBatcher(encoder, batches.size, turn=batches.turn, padded=padded, observe=observe)
+    batcher = MicroBatcher(
+        encoder,
+        batches.size,
+        turn=batches.turn,
+        padded=padded,
+        shares=shares if batches.alone else (),
+        observe=observe,
+    )
     return EncoderQueue(batcher, batches)
 
 
@@ -120,4 +138,4 @@ def measured(encoder: Encoder, limits: BatchLimits) -> Batches:
         size = largest_useful_batch(encoder, size)
     if n_processors == 1:
         turn = useful_turn(encoder, size, fitting // size, 1)
-    return Batches(size, turn)
+    return Batches(size, turn, alone=n_processors == 1)

@@ -14,6 +14,8 @@ from model_store.encoder.contract import Embeddings
 from model_store.errors import EncoderStopped
 from service.encoding.batch_size import largest_useful_batch, useful_turn
 from service.encoding.batching import MicroBatcher
+from service.encoding.queues import BatchLimits, measured
+from service.fair_share import FairShare
 from service.observability.records import BatchRecord
 from tests.support.fakes import FakeEncoder
 
@@ -387,6 +389,73 @@ class TestLargestUsefulBatch:
                 return found
 
         assert useful(Rounding(lambda n: 4e-3), 8, monkeypatch) == wanted
+
+
+class TestTurnsWhileNothingElseIsComputed:
+    """By the encoder's clock a turn has taken so long; others may hold the next one up as long."""
+
+    @pytest.fixture
+    def slow(self, monkeypatch: pytest.MonkeyPatch) -> Clocked:
+        encoder = Clocked(lambda _: 1000)
+        monkeypatch.setattr("service.encoding.batching.time", encoder)
+        return encoder
+
+    async def test_it_waits_until_others_have_ended(self, slow: Clocked) -> None:
+        share = FairShare(2)
+        batcher = MicroBatcher(slow, shares=[FairShare(1), share])
+        await batcher.encode(image(1))
+        who = await share.enter()
+        second = asyncio.create_task(batcher.encode(image(2)))
+        await asyncio.sleep(0.05)
+        assert slow.now == 1000
+        share.leave(who)
+        await asyncio.wait_for(second, 5)
+        assert slow.now == 2000
+        await batcher.close()
+
+    async def test_who_has_been_answered_goes_before_the_next(self, slow: Clocked) -> None:
+        share = FairShare(1)
+        batcher = MicroBatcher(slow, shares=[share])
+        searched_at = []
+
+        async def search() -> None:
+            await batcher.encode(image(1))
+            who = await share.enter()
+            await asyncio.sleep(0.05)
+            searched_at.append(slow.now)
+            share.leave(who)
+
+        await asyncio.gather(*(search() for _ in range(3)))
+        assert searched_at == [1000, 2000, 3000]
+        await batcher.close()
+
+    async def test_it_waits_no_longer_than_its_last_turn_took(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        encoder, share = Clocked(lambda _: 0.02), FairShare(1)
+        monkeypatch.setattr("service.encoding.batching.time", encoder)
+        batcher = MicroBatcher(encoder, shares=[share])
+        await share.enter()
+        for value in (1, 2, 3):
+            await asyncio.wait_for(batcher.encode(image(value)), 5)
+        await batcher.close()
+
+
+@pytest.mark.parametrize(
+    ("provider", "n_processors", "alone"),
+    [
+        ("CPUExecutionProvider", 1, True),
+        ("CPUExecutionProvider", 2, False),
+        ("CUDAExecutionProvider", 1, False),
+    ],
+)
+def test_an_encoder_is_best_alone_on_an_only_processor(
+    provider: str, n_processors: int, alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = FakeEncoder(side=SIDE)
+    encoder.provider = provider
+    monkeypatch.setattr("service.encoding.queues.usable_processors", lambda: n_processors)
+    assert measured(encoder, BatchLimits()).alone == alone
 
 
 async def test_who_comes_after_the_end_is_told_so() -> None:

@@ -55,6 +55,20 @@ async def test_one_caller_never_has_the_last_of_several_places() -> None:
         task.cancel()
 
 
+async def test_it_is_idle_once_the_last_place_is_given_back() -> None:
+    share = FairShare(2, most=2)
+    await asyncio.wait_for(share.idle(), 5)
+    one, other = await share.enter(), await share.enter()
+    idle = asyncio.create_task(share.idle())
+    share.leave(one)
+    await settle()
+    assert not idle.done()
+    assert not share.is_idle
+    share.leave(other)
+    await asyncio.wait_for(idle, 5)
+    assert share.is_idle
+
+
 async def test_a_single_place_goes_round() -> None:
     share = FairShare(1)
     entered: list[str] = []
