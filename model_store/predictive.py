@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ class Predictive:
     outlier_score : how alien the query is, NaN where the bundle has no detector.
     samples : (S, D) float32, unit; draws of the embedding.
     kind : of the query: which calibration judges it.
+    has_uncertainty : False where the encoder gives no variance: how sure it is, nobody knows.
     """
 
     direction: NDArray[np.float32]
@@ -42,11 +43,12 @@ class Predictive:
     outlier_score: float
     samples: NDArray[np.float32]
     kind: QueryKind = "image"
+    has_uncertainty: bool = field(init=False)
 
-    @property
-    def has_uncertainty(self) -> bool:
-        """False where the encoder gives no variance: how sure it is, nobody knows."""
-        return bool(self.variance.any())
+    def __post_init__(self) -> None:
+        # Here, on the thread that predicts: NumPy lets other threads go first, and the event loop,
+        # which asks again, would wait for the search of somebody else.
+        object.__setattr__(self, "has_uncertainty", bool(self.variance.any()))
 
     @property
     def concentration(self) -> float:

@@ -6,7 +6,9 @@ Probabilities are shifted to it, and it is estimated from the queries that are s
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,12 +130,13 @@ class ServedShare:
     memory = 5_000
     """Queries that are remembered, in effect."""
 
-    _edges = np.linspace(-12, 12, 241)
+    _edges: ClassVar[list[float]] = np.linspace(-12, 12, 241).tolist()
     """Log-odds between which queries are counted alike."""
 
     def __init__(self, assumed: float, counts: Floats | None = None) -> None:
         self._assumed = assumed
-        middles = (self._edges[1:] + self._edges[:-1]) / 2
+        edges = np.array(self._edges)
+        middles = (edges[1:] + edges[:-1]) / 2
         self._centres: Floats = np.asarray(expit(np.r_[-12.0, middles, 12.0]))
         self.counts = np.zeros(len(self._centres)) if counts is None else counts
         if self.counts.shape != self._centres.shape:
@@ -142,7 +145,8 @@ class ServedShare:
     def observe(self, no_match: float) -> None:
         """Count a served query by its P(no match) at the assumed share."""
         bounded = min(max(no_match, 1e-9), 1 - 1e-9)
-        place = int(self._edges.searchsorted(math.log(bounded / (1 - bounded))))
+        # Not by NumPy, which lets other threads go first: the event loop would wait for a search.
+        place = bisect_left(self._edges, math.log(bounded / (1 - bounded)))
         self.counts *= 1 - 1 / self.memory
         self.counts[place] += 1
 
