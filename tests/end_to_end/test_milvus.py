@@ -164,15 +164,6 @@ def again(milvus: Tended) -> Milvus:
     return milvus.running()
 
 
-@pytest.fixture
-def anew(milvus: Tended) -> Milvus:
-    """The Milvus of these tests, started once more: one that has served for long answers, now and
-    then, with a value that has been replaced.
-    """
-    milvus.kill()
-    return milvus.running()
-
-
 GALLERY = "/v1/galleries/digits"
 
 
@@ -257,25 +248,25 @@ def write_anew(directory: Path, bundle: Path, uri: str) -> None:
 
 
 def test_services_on_several_machines_answer_as_one(
-    bundles: Path, anew: Milvus, tmp_path: Path, digits_bundle: Path
+    bundles: Path, again: Milvus, tmp_path: Path, digits_bundle: Path
 ) -> None:
     changed = shutil.copytree(locate(bundles), tmp_path / "changed")
 
     def written() -> bool:
         try:
-            write_anew(changed, digits_bundle, anew.uri)
+            write_anew(changed, digits_bundle, again.uri)
         except GalleryUnavailable:  # this process knew the Milvus that was killed
             return False
         return True
 
-    wait_until(written, anew)
+    wait_until(written, again)
     roots = [tmp_path / name / "bundles" for name in ("one", "other")]
     for root in roots:
         activate(root, republished(changed, root))
     with a_postgres() as address:
         settings = {
             **SETTINGS,
-            "VOUCH_MILVUS_URI": anew.uri,
+            "VOUCH_MILVUS_URI": again.uri,
             "VOUCH_MILVUS_LOG": address,
         }
         log = tmp_path / "service.log"

@@ -5,12 +5,23 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from model_store.errors import BundleMismatch, GallerySuperseded, GalleryUnavailable, WriteRefused
+from model_store.errors import (
+    BundleMismatch,
+    GallerySuperseded,
+    GalleryUnavailable,
+    ItemNotFound,
+    StorageBusy,
+    WriteRefused,
+)
 from model_store.gallery import (
     Delete,
     MilvusAccess,
@@ -24,6 +35,8 @@ from model_store.gallery import (
     write_milvus_gallery,
 )
 from model_store.gallery.milvus.collection import NOW
+from model_store.gallery.milvus.databases import SqliteDatabase
+from model_store.gallery.milvus.log import GRACE_S, MilvusLog, Turn
 from model_store.gallery.milvus.rows import MilvusRows
 from tests.laws.gallery_laws import new_items, random_embeddings
 from tests.laws.writable_laws import (
@@ -193,6 +206,70 @@ def test_nothing_is_found_before_all_of_it_is_there(
     after = sorted({*before, "b"} - {before[3]})
     assert ids_of(other.refresh()) == ids_of(live.snapshot()) == after
     assert other.refresh().item("a").metadata == {"seed": 2}
+
+
+def unavailable(*_: object) -> None:
+    raise GalleryUnavailable("Milvus does not answer.")
+
+
+def busy(*_: object, wait: bool = True) -> None:
+    raise StorageBusy("Another process is writing.")
+
+
+def test_a_refusal_speaks_of_what_everybody_finds(
+    live: MilvusLive, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live.commit([some_upsert("a")])
+    other, turn = opened(folder), MilvusLog.turn
+
+    def overtaken(log: MilvusLog, *, wait: bool = True) -> AbstractContextManager[Turn]:
+        monkeypatch.setattr(MilvusLog, "turn", turn)
+        with monkeypatch.context() as crash:
+            crash.setattr(Turn, "told", unavailable)
+            with pytest.raises(GalleryUnavailable):
+                live.commit([Delete("a")])  # is in the log, and nobody finds it yet
+        return turn(log, wait=wait)
+
+    monkeypatch.setattr(MilvusLog, "turn", overtaken)
+    with pytest.raises(ItemNotFound):
+        other.commit([Delete("a")])
+    monkeypatch.setattr(MilvusLog, "turn", busy)  # so that no reader tells Milvus itself
+    assert "a" not in ids_of(live.refresh())
+
+
+def test_a_change_that_is_in_the_log_is_not_said_to_have_failed(
+    live: MilvusLive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = Turn.add
+
+    def add_and_lose_the_turn(turn: Turn, *changes: Any) -> None:
+        add(turn, *changes)
+        monkeypatch.setattr(MilvusLog, "turn", busy)
+
+    monkeypatch.setattr(Turn, "add", add_and_lose_the_turn)
+    with pytest.raises(GalleryUnavailable, match="is kept"):
+        live.commit([some_upsert("a")], RETRY)
+    with pytest.raises(GalleryUnavailable, match="is kept"):
+        live.receipt(RETRY)
+    monkeypatch.undo()
+    assert live.refresh().item("a").id == "a"
+
+
+def test_what_milvus_was_told_late_leaves_time_to_who_is_reading(
+    live: MilvusLive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live.commit([some_upsert("a", seed=1)])
+    reading = live.snapshot()
+    with monkeypatch.context() as outage:
+        outage.setattr(MilvusGallery, "put", unavailable)
+        with pytest.raises(GalleryUnavailable):
+            live.commit([some_upsert("a", seed=2)])
+    wall, clock = time.time, time.monotonic
+    monkeypatch.setattr(SqliteDatabase, "now", lambda *_: wall() + 2 * GRACE_S)
+    later = SimpleNamespace(monotonic=lambda: clock() + 2 * GRACE_S)
+    monkeypatch.setattr("model_store.gallery.milvus.live.time", later)
+    assert live.refresh().item("a").metadata == {"seed": 2}  # and sweeps
+    assert reading.item("a").metadata == {"seed": 1}
 
 
 def test_a_state_that_was_answered_with_stays(live: MilvusLive) -> None:

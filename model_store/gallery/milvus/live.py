@@ -25,6 +25,7 @@ from model_store.errors import (
     BundleMismatch,
     DatasetError,
     GalleryUnavailable,
+    ItemNotFound,
     WriteError,
     WriteRefused,
 )
@@ -126,7 +127,7 @@ class MilvusLive:
         """Return the receipt of a request that was carried out, else None; or raise `KeyReused`."""
         before = self._log.receipt(retry)
         if before is not None:
-            self._tell()  # what is answered is to be found
+            self._tell_what_is_kept()  # what is answered is to be found
             self.refresh()
         return before
 
@@ -140,30 +141,44 @@ class MilvusLive:
 
         Raises
         ------
-        GalleryUnavailable : Milvus does not answer. The change is made when it does, or not at all;
-            the request may be sent again.
+        GalleryUnavailable : Milvus does not answer, or could not be told. The change is made when
+            it is, or not at all; the request may be sent again.
         """
         if self._state() is None:
             self._log.claim(self._named, self._name)
         self._tell()
+        try:
+            receipt = self._log_changes(writes, retry, note)
+        except (ItemNotFound, WriteRefused):
+            self._tell()  # a refusal, too, speaks of what another has changed: it is to be found
+            raise
+        self._tell_what_is_kept()
+        self.refresh()
+        return receipt
+
+    def _log_changes(
+        self,
+        writes: Sequence[Upsert | Delete],
+        retry: Retry | None,
+        note: Mapping[str, Any],
+    ) -> Receipt:
+        """Append changes to the log; the receipt of these, or of when they were first made."""
         with self._log.turn() as turn:
             self._admit()
             before = None if retry is None else turn.receipt(retry)
-            if before is None:
-                self._deliver(turn)  # of who was faster
-                rows = self._rows(turn, [write.id for write in writes])
-                there = {item_id for item_id, row in rows.items() if row is not None}
-                state = turn.state
-                written = plan_writes(writes, there.__contains__, state.n_items, state.last)
-                for write in writes:
-                    _require_taken(write)
-                receipt = Receipt(tuple(written), note)
-                turn.add(writes, rows)
-                if retry is not None:
-                    turn.remember(retry, receipt)
-        self._tell()
-        self.refresh()
-        return receipt if before is None else before
+            if before is not None:
+                return before
+            rows = self._rows(turn, [write.id for write in writes])
+            there = {item_id for item_id, row in rows.items() if row is not None}
+            state = turn.state
+            written = plan_writes(writes, there.__contains__, state.n_items, state.last)
+            for write in writes:
+                _require_taken(write)
+            receipt = Receipt(tuple(written), note)
+            turn.add(writes, rows)
+            if retry is not None:
+                turn.remember(retry, receipt)
+            return receipt
 
     def close(self) -> None:
         """Let go of the log."""
@@ -221,6 +236,17 @@ class MilvusLive:
             return
         with self._log.turn(wait=wait) as turn:
             self._deliver(turn)
+
+    def _tell_what_is_kept(self) -> None:
+        """Tell Milvus of changes that nothing takes out of the log any more."""
+        try:
+            self._tell()
+        except WriteError as error:  # which would say that nothing was changed
+            raise GalleryUnavailable(
+                "The change is kept, but Milvus, which holds the gallery, could not be told of it "
+                "yet: searches find it as soon as it is. Send the request again, with the same "
+                "Idempotency-Key if it had one, to be told when they do."
+            ) from error
 
     def _deliver(self, turn: Turn) -> None:
         """Let Milvus have changes of the log, and readers find them."""

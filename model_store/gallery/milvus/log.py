@@ -287,10 +287,10 @@ class Turn:
             "UPDATE vouch_collections SET version = last, since = ? WHERE collection = ?",
             [since, self._collection],
         )
+        # What they replaced is found until now, so that its time begins now.
         self._execute(
-            "UPDATE vouch_changes SET content = NULL "
-            "WHERE collection = ? AND sequence > ? AND content IS NOT NULL",
-            [self._collection, self.state.version],
+            "UPDATE vouch_changes SET content = NULL, at = ? WHERE collection = ? AND sequence > ?",
+            [self.now, self._collection, self.state.version],
         )
 
     def unswept(self, age_s: float) -> dict[int, int]:
