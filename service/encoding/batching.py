@@ -24,6 +24,10 @@ logger = logging.getLogger(__name__)
 
 _ENDS = "The service ends. Send the image again."
 
+_LOOP_TURNS = 10
+"""Turns of the event loop in which those whose images were encoded search and answer, and what
+comes meanwhile is read and begins to be decoded."""
+
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 
@@ -153,7 +157,8 @@ class MicroBatcher:
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
-                await asyncio.sleep(0)  # whoever has just been answered goes on to search
+                for _ in range(_LOOP_TURNS):
+                    await asyncio.sleep(0)
                 while not all(share.is_idle for share in self._shares):
                     for share in self._shares:
                         await share.idle()

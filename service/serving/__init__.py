@@ -9,6 +9,8 @@
     room              room for items
     lease             a gallery as one request has found it, and the questions that it answers
     engine            one gallery at work: decodes, encodes, caches and computes
+    threads           the threads that search and decide, each in its caller's turn
+    pace              work that is quick enough for the event loop
     queries           the parameters and results of questions
     resources         the parts that engines share
     writer            live writes

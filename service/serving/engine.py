@@ -9,8 +9,8 @@ import math
 import sqlite3
 import time
 from collections.abc import Callable
-from contextvars import copy_context
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -33,11 +33,13 @@ from service.encoding.queues import EncoderQueue
 from service.encoding.single_flight import SingleFlight
 from service.observability.metrics import counted_as
 from service.schemas import QueryImage, QueryText
+from service.serving.pace import Pace
 from service.serving.queries import Encoded, text_id, vector_id
 from service.serving.resources import EngineResources
 from service.serving.retained import RetainedQueries
 from service.serving.reviewing import ReviewedGallery, ReviewKeeper
 from service.serving.shadow import Shadow
+from service.serving.threads import Threads
 from service.serving.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -52,10 +54,15 @@ EMPTY_PICTURE, _ = encode_thumbnail(np.zeros((8, 8, 3), dtype=np.uint8))
 
 
 class SearchEngine:
-    """Answers queries on one bundle without ever blocking the event loop.
+    """Answers queries on one bundle without ever holding up the event loop for long.
 
     Pictures are decoded by ``decoder``, embedded by the bundle's encoder, several at once where
-    that is faster, and everything else that computes runs on ``executor``.
+    that is faster, and everything else that computes runs on ``executor``, but for searches that
+    take less than it costs to hand them over.
+
+    Attributes
+    ----------
+    search_pace : of searches without a filter, which the size of the gallery decides on.
     """
 
     def __init__(self, bundle: Bundle, resources: EngineResources, queue: EncoderQueue) -> None:
@@ -63,10 +70,11 @@ class SearchEngine:
         self.batch_size = queue.batches.size
         self._cache = resources.cache
         self._decoder = resources.decoder
-        self._executor = resources.executor
-        self._threads = resources.threads
+        self._threads = Threads(resources.executor, resources.threads)
         self._queues = resources.queues
         self._batcher = queue.batcher
+        self._prediction_pace = Pace()
+        self.search_pace = Pace()
         joined = resources.telemetry.single_flight_joins.labels(counted_as(bundle))
         self._flights: SingleFlight[Encoded] = SingleFlight(joined.inc)
         kinds: tuple[QueryKind, ...] = ("image", "text")
@@ -311,32 +319,23 @@ class SearchEngine:
             _, predictive = await self._embed(np.ones(expected.shape, expected.dtype))
         else:
             _, predictive = await self._embed((await self.decode(EMPTY_PICTURE)).pixels)
-        await self.compute(lambda: self._retriever.find(predictive, limit=1))
+        await self.compute(lambda: self._retriever.find(predictive, limit=1), self.search_pace)
         self.canary_at = time.monotonic()
         self.canary_s = time.perf_counter() - started
         return self.canary_s
 
-    async def compute(self, work: Callable[[], T]) -> T:
-        """Run ``work`` on a thread, in its caller's turn; one that is given up ends first."""
-        who = await self._threads.enter()
-        loop = asyncio.get_running_loop()
-        # What the request knows of itself, such as until when it is waited for, goes with it.
-        working = self._executor.submit(copy_context().run, work)
-        ended = loop.create_future()
+    async def compute(self, work: Callable[[], T], pace: Pace | None = None) -> T:
+        """Run ``work`` on a thread, in its caller's turn; one that is given up ends first.
 
-        def end() -> None:
-            self._threads.leave(who)
-            if not ended.done():
-                ended.set_result(None)
-
-        # One message to the event loop, where `asyncio.wrap_future` and a callback would send two.
-        working.add_done_callback(lambda _: loop.is_closed() or loop.call_soon_threadsafe(end))
-        try:
-            await ended
-        except asyncio.CancelledError:
-            working.cancel()  # unless it has begun
-            raise
-        return working.result()
+        Parameters
+        ----------
+        pace : of such work; where it is quick, it is done here and now.
+        """
+        if pace is None:
+            return await self._threads.compute(work)
+        if pace.is_quick:
+            return pace.at_once(work)
+        return await self._threads.compute(partial(pace.on_thread, work))
 
     def _key(self, query_id: str) -> str:
         return f"{self._key_prefix}:{query_id}"
@@ -385,5 +384,7 @@ class SearchEngine:
     async def _embed(self, image: Inputs) -> tuple[Embeddings, Predictive]:
         """Embedding and predictive distribution of one picture at the encoder's input size."""
         embeddings = await self._batcher.encode(image)
-        found = await self.compute(lambda: self._retriever.predictives(embeddings))
+        found = await self.compute(
+            lambda: self._retriever.predictives(embeddings), self._prediction_pace
+        )
         return embeddings, found[0]

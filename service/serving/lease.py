@@ -150,12 +150,12 @@ class Lease:
     ) -> SearchResult:
         """Search and decide for a query that is embedded, and watch what comes of it."""
         parameters, origin = self._with_share(parameters)
-        answer = await self.engine.compute(lambda: self._find(encoded.predictive, parameters))
+        answer = await self._found(encoded.predictive, parameters)
         watch = self.watch
         before = watch.reason
         watch.searched(encoded.query_id, answer)
         if watch.reason != before:  # this query shows that what was decided does not hold
-            answer = await self.engine.compute(lambda: self._find(encoded.predictive, parameters))
+            answer = await self._found(encoded.predictive, parameters)
         audit = watch.answered(encoded.query_id, answer)
         total = {"total": time.perf_counter() - started}
         seconds = encoded.seconds | answer.seconds | total
@@ -239,7 +239,7 @@ class Lease:
         stages = {"cache": time.perf_counter() - started}
         lease = self.for_kind(entry.predictive.kind)
         parameters, origin = lease._with_share(parameters)
-        answer = await self.engine.compute(lambda: lease._find(entry.predictive, parameters))
+        answer = await lease._found(entry.predictive, parameters)
         stages |= answer.seconds | {"total": time.perf_counter() - started}
         audit = lease.watch.answered(query_id, answer)
         live, searched = self.bundle.live, self._retriever.gallery
@@ -288,6 +288,11 @@ class Lease:
             return parameters, "bundle"
         share, origin = self.watch.absent.choose(parameters.expected_absent, parameters.of_key)
         return replace(parameters, expected_absent=share), origin
+
+    async def _found(self, predictive: Predictive, parameters: SearchParameters) -> Answer:
+        """Search and decide for a query; what a filter costs is not known before."""
+        pace = self.engine.search_pace if parameters.where is None else None
+        return await self.engine.compute(lambda: self._find(predictive, parameters), pace)
 
     def _find(self, predictive: Predictive, parameters: SearchParameters) -> Answer:
         return self._retriever.find(

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from model_store.answers import Answer
 from model_store.bundles.bundle import Bundle
 from model_store.encoder.contract import Embeddings
 from model_store.errors import UnsupportedImage
+from model_store.gallery import parse_filter
 from model_store.images import ImageLimits
+from model_store.retriever import Retriever
 from service.decoding.decoder import Prepared, ThreadDecoder
 from service.encoding.cache import Cache, ProcessCache
 from service.fair_share import FairShare
 from service.observability.metrics import Telemetry
 from service.serving.engine import SearchEngine
 from service.serving.lease import Lease
+from service.serving.pace import N_QUICK
 from service.serving.queries import SearchParameters
 from service.serving.resources import EngineResources
 
@@ -148,6 +155,29 @@ async def test_an_image_that_cannot_be_decoded_is_not_kept(engine: SearchEngine)
     for _ in range(2):
         with pytest.raises(UnsupportedImage):
             await Lease(engine, engine.bundle).search(b"text", ASKED)
+
+
+async def test_quick_searches_are_done_in_the_event_loop_unless_they_filter(
+    engine: SearchEngine, bundle: Bundle, digit: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.serving.pace.QUICK_S", math.inf)
+    monkeypatch.setattr("service.serving.pace.LATE_S", math.inf)
+    found_by: list[threading.Thread] = []
+    find = Retriever.find
+
+    def noted(*args: Any, **options: Any) -> Answer:
+        found_by.append(threading.current_thread())
+        return find(*args, **options)
+
+    monkeypatch.setattr(Retriever, "find", noted)
+    filtered = replace(ASKED, where=parse_filter({"nothing": 1}))
+    for _ in range(N_QUICK):
+        await Lease(engine, engine.bundle).search(digit, ASKED)
+    for asked in (ASKED, filtered, ASKED):
+        await Lease(engine, engine.bundle).search(digit, asked)
+    here = threading.current_thread()
+    assert here not in found_by[: N_QUICK - 1]
+    assert [thread is here for thread in found_by[-3:]] == [True, False, True]
 
 
 async def test_a_canary_does_not_pass_by_decoders_that_hang(

@@ -1,0 +1,50 @@
+"""Threads that search and decide, each in its caller's turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextvars import copy_context
+from dataclasses import dataclass
+from typing import TypeVar
+
+from service.fair_share import FairShare
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """Threads that compute, each in its caller's turn.
+
+    Attributes
+    ----------
+    executor : the threads.
+    share : the callers' turns to have one of them.
+    """
+
+    executor: Executor
+    share: FairShare
+
+    async def compute(self, work: Callable[[], T]) -> T:
+        """Run ``work`` on a thread; one that is given up ends first."""
+        who = await self.share.enter()
+        loop = asyncio.get_running_loop()
+        # What the request knows of itself, such as until when it is waited for, goes with it.
+        working = self.executor.submit(copy_context().run, work)
+        ended = loop.create_future()
+
+        def end() -> None:
+            self.share.leave(who)
+            if not ended.done():
+                ended.set_result(None)
+
+        # One message to the event loop, where `asyncio.wrap_future` and a callback would send two.
+        working.add_done_callback(lambda _: loop.is_closed() or loop.call_soon_threadsafe(end))
+        try:
+            await ended
+        except asyncio.CancelledError:
+            working.cancel()  # unless it has begun
+            raise
+        return working.result()

@@ -1,0 +1,96 @@
+"""Which work is done in the event loop, by what it took lately."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from service.serving.pace import LATE_S, N_QUICK, QUICK_S, Pace
+
+
+class Clocks:
+    """The clock and the processor's time, in seconds that the test passes."""
+
+    def __init__(self) -> None:
+        self.clock = self.computed = 0.0
+
+    def perf_counter(self) -> float:
+        return self.clock
+
+    def thread_time(self) -> float:
+        return self.computed
+
+    def passing(self, clock: float, computed: float) -> Callable[[], str]:
+        """Return work that takes so long."""
+
+        def work() -> str:
+            self.clock += clock
+            self.computed += computed
+            return "done"
+
+        return work
+
+
+@pytest.fixture
+def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
+    clocks = Clocks()
+    monkeypatch.setattr("service.serving.pace.time", clocks)
+    return clocks
+
+
+@pytest.fixture
+def quick(clocks: Clocks) -> Callable[[], str]:
+    return clocks.passing(QUICK_S / 2, QUICK_S / 2)
+
+
+def after(*works: Callable[[], str]) -> Pace:
+    pace = Pace()
+    for work in works:
+        assert pace.on_thread(work) == "done"
+    return pace
+
+
+def test_it_is_quick_after_so_many_times_in_a_row(quick: Callable[[], str]) -> None:
+    assert not after(*[quick] * (N_QUICK - 1)).is_quick
+    assert after(*[quick] * N_QUICK).is_quick
+
+
+def test_one_that_computes_for_long_begins_the_row_again(
+    clocks: Clocks, quick: Callable[[], str]
+) -> None:
+    costly = clocks.passing(2 * QUICK_S, 2 * QUICK_S)
+    assert not after(*[quick] * N_QUICK, costly).is_quick
+    assert not after(costly, *[quick] * (N_QUICK - 1)).is_quick
+    assert after(costly, *[quick] * N_QUICK).is_quick
+
+
+def test_what_waits_for_others_each_time_is_not_quick(
+    clocks: Clocks, quick: Callable[[], str]
+) -> None:
+    waiting = clocks.passing(2 * QUICK_S, QUICK_S / 10)
+    assert not after(*[waiting] * 10 * N_QUICK).is_quick
+    assert after(*[waiting] * (N_QUICK - 1), quick).is_quick
+
+
+def test_one_that_was_late_is_done_on_threads_again(
+    clocks: Clocks, quick: Callable[[], str]
+) -> None:
+    pace = after(*[quick] * N_QUICK)
+    assert pace.at_once(clocks.passing(LATE_S / 2, LATE_S / 2)) == "done"
+    assert pace.is_quick
+    assert pace.at_once(clocks.passing(2 * LATE_S, 0)) == "done"
+    assert not pace.is_quick
+
+
+def test_one_that_fails_late_is_noted_too(clocks: Clocks, quick: Callable[[], str]) -> None:
+    pace = after(*[quick] * N_QUICK)
+    late = clocks.passing(2 * LATE_S, 0)
+
+    def fail() -> str:
+        late()
+        raise ValueError("late, and wrong")
+
+    with pytest.raises(ValueError, match="late"):
+        pace.at_once(fail)
+    assert not pace.is_quick
