@@ -16,7 +16,7 @@ import numpy as np
 
 from model_store.encoder.contract import Embeddings, Encoder, Inputs
 from model_store.errors import EncoderStopped
-from service.encoding.batch_size import blank_images
+from service.encoding.batch_size import TURN_S, blank_images
 from service.fair_share import FairShare
 from service.observability.records import BatchRecord
 
@@ -64,7 +64,7 @@ class MicroBatcher:
     padded : fill every batch up to ``size``, so that each image is computed in the same way however
         many come together; for encoders (GPUs) whose arithmetic depends on the size of the batch.
     shares : a turn begins once all of these are idle, or they have had as long as the last turn
-        took; see `Batches.alone`.
+        took, `TURN_S` at most; see `Batches.alone`.
     observe : told of every batch.
     """
 
@@ -129,7 +129,7 @@ class MicroBatcher:
     async def _run(self) -> None:
         took = 0.0
         while True:
-            await self._wait_for_others(took)
+            await self._wait_for_others(min(took, TURN_S))
             taken = self._next()
             if not taken:
                 self._more.clear()

@@ -398,6 +398,7 @@ class TestTurnsWhileNothingElseIsComputed:
     def slow(self, monkeypatch: pytest.MonkeyPatch) -> Clocked:
         encoder = Clocked(lambda _: 1000)
         monkeypatch.setattr("service.encoding.batching.time", encoder)
+        monkeypatch.setattr("service.encoding.batching.TURN_S", 1000)
         return encoder
 
     async def test_it_waits_until_others_have_ended(self, slow: Clocked) -> None:
@@ -429,10 +430,11 @@ class TestTurnsWhileNothingElseIsComputed:
         assert searched_at == [1000, 2000, 3000]
         await batcher.close()
 
-    async def test_it_waits_no_longer_than_its_last_turn_took(
-        self, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("seconds", [0.02, 1000])
+    async def test_it_waits_no_longer_than_its_last_turn_took_nor_a_quarter_of_a_second(
+        self, seconds: float, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        encoder, share = Clocked(lambda _: 0.02), FairShare(1)
+        encoder, share = Clocked(lambda _: seconds), FairShare(1)
         monkeypatch.setattr("service.encoding.batching.time", encoder)
         batcher = MicroBatcher(encoder, shares=[share])
         await share.enter()
