@@ -99,7 +99,52 @@ def live(folder: Path) -> MilvusLive:
     return opened(folder)
 
 
-class TestWriting(WritableLaws):
+def unavailable(*_: object) -> None:
+    raise GalleryUnavailable("Milvus does not answer.")
+
+
+def busy(*_: object, wait: bool = True) -> None:
+    raise StorageBusy("Another process is writing.")
+
+
+class NumbersLaw:
+    """A gallery has as many items as are found in it, whatever else the log knows."""
+
+    def test_what_is_not_found_yet_is_not_counted(
+        self, live: MilvusLive, reopen: Reopen, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        other, ids = reopen(), ids_of(live.snapshot())
+        live.commit([some_upsert("a", seed=1), Delete(ids[0]), Delete(ids[1])])
+        with monkeypatch.context() as outage:
+            for writes in (
+                [Delete(ids[2]), Delete("a"), some_upsert(ids[0], seed=2)],
+                [Delete(ids[0]), some_upsert("b", seed=3), Delete(ids[3])],
+                [some_upsert("b", seed=4), some_upsert("a", seed=5), Delete("b")],
+            ):
+                outage.setattr(MilvusLive, "_tell", told_once())
+                with pytest.raises(GalleryUnavailable):
+                    live.commit(writes)
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(MilvusLog, "turn", busy)  # so that no reader tells Milvus itself
+            for one in (other, reopen()):
+                now = one.refresh()
+                assert ids_of(now) == sorted({*ids, "a"} - {*ids[:2]})
+                assert (now.version, now.n_items, now.n_changed) == (3, N_ITEMS - 1, 3)
+                found = now.candidates(random_embeddings(1, DIM, 9).directions, 2 * N_ITEMS)
+                assert found.rows.shape == (1, N_ITEMS - 1)
+        for one in (other, live, reopen()):
+            now = one.refresh()
+            assert ids_of(now) == sorted({*ids, "a"} - {*ids[:4]})
+            assert (now.version, now.n_items, now.n_changed) == (12, N_ITEMS - 3, 6)
+
+
+def told_once() -> Callable[..., None]:
+    """In place of `MilvusLive._tell`: nothing to tell before the change, and no Milvus after it."""
+    answers = iter([lambda: None, unavailable])
+    return lambda *_, **__: next(answers)()
+
+
+class TestWriting(NumbersLaw, WritableLaws):
     """Keeps what every gallery keeps that takes changes."""
 
     @pytest.fixture
@@ -119,7 +164,7 @@ def elsewhere(folder: Path) -> Path:
     return shutil.copytree(folder, folder.with_name("elsewhere"))
 
 
-class TestWritingFromSeveralMachines(WritableLaws):
+class TestWritingFromSeveralMachines(NumbersLaw, WritableLaws):
     """The same, where the log lies in a database."""
 
     @pytest.fixture
@@ -206,14 +251,6 @@ def test_nothing_is_found_before_all_of_it_is_there(
     after = sorted({*before, "b"} - {before[3]})
     assert ids_of(other.refresh()) == ids_of(live.snapshot()) == after
     assert other.refresh().item("a").metadata == {"seed": 2}
-
-
-def unavailable(*_: object) -> None:
-    raise GalleryUnavailable("Milvus does not answer.")
-
-
-def busy(*_: object, wait: bool = True) -> None:
-    raise StorageBusy("Another process is writing.")
 
 
 def test_a_refusal_speaks_of_what_everybody_finds(

@@ -108,7 +108,13 @@ class MilvusLive:
             if state.version > known.version:
                 self._hidden.update(self._log.replaced(known.version, state.version))
                 self._snapshot = self._gallery.at(
-                    Head(state.version, state.since, state.n_items, state.n_changed, self._hidden)
+                    Head(
+                        state.version,
+                        state.since,
+                        state.n_items_told,
+                        state.n_changed_told,
+                        self._hidden,
+                    )
                 )
             if state.forgotten > self._forgotten:
                 self._forgotten = state.forgotten

@@ -10,23 +10,17 @@ its turn does no harm, however late it comes: all it can do is to write the same
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from model_store.errors import KeyReused, LogDamaged
-from model_store.gallery.filters.sql import metadata_json
 from model_store.gallery.milvus.collection import EVENTUALLY
+from model_store.gallery.milvus.content import read_content, write_content
 from model_store.gallery.milvus.databases import Database, Execute
-from model_store.gallery.protocol import NewItem, Thumbnail
-from model_store.gallery.writable import Delete, Receipt, Retry, Upsert, Vector
+from model_store.gallery.writable import Delete, Receipt, Retry, Upsert
 
 GRACE_S = 30.0
 """Seconds for which a row that was replaced stays in Milvus, for searches that are under way."""
@@ -52,6 +46,8 @@ SCHEMA = (
   forgotten BIGINT NOT NULL
 )""",
     # Ids are JSON, as PostgreSQL has no text with a null character. `place` is the row in Milvus.
+    # `swept` is 1 where the row that was replaced is out of Milvus. Where none was replaced there
+    # is nothing to sweep, and it tells of an item whether it was deleted before (1) or is new (0).
     """CREATE TABLE IF NOT EXISTS vouch_changes (
   collection TEXT NOT NULL,
   sequence BIGINT NOT NULL,
@@ -109,6 +105,8 @@ class State:
     log : the log's own name.
     last : number of the last change that was made; Milvus is still to be told of those after
         ``version``.
+    n_items, n_changed : after ``last``; for who writes.
+    n_items_told, n_changed_told : after ``version``; for who reads.
     forgotten : of the changes up to this one nobody knows any more which rows they replaced.
     """
 
@@ -119,6 +117,8 @@ class State:
     n_items: int
     n_changed: int
     forgotten: int
+    n_items_told: int
+    n_changed_told: int
 
 
 class MilvusLog:
@@ -137,7 +137,7 @@ class MilvusLog:
 
     def state(self) -> State | None:
         """The state of the log; None before the first change."""
-        return _state(self._database.ask, self._collection)
+        return _state(self._database.ask, self._collection, self._n_built)
 
     def replaced(self, after: int, until: int) -> dict[int, int]:
         """Return the rows that changes after one, and up to another, have replaced."""
@@ -167,7 +167,7 @@ class MilvusLog:
         name : lets it name a log.
         """
         with self._database.turn() as execute:
-            known = _state(execute, self._collection)
+            known = _state(execute, self._collection, self._n_built)
             if named() is None and (known is None or known.last > 0):
                 # What there is was of a collection that was dropped, and written anew.
                 for table in ("collections", "changes", "items", "outcomes"):
@@ -194,7 +194,7 @@ class Turn:
         now: Callable[[Execute], float],
     ) -> None:
         self._execute, self._collection, self._n_built = execute, collection, n_built
-        state = _state(execute, collection)
+        state = _state(execute, collection, n_built)
         if state is None:
             raise LogDamaged(f"The log knows nothing of the collection {collection!r} any more.")
         self.state = state
@@ -229,10 +229,11 @@ class Turn:
             sequence += 1
             before, row, content = current.get(write.id), None, None
             if isinstance(write, Upsert):
-                row, content = self._n_built + sequence - 1, _content(sequence, write)
-            values = [sequence, json.dumps(write.id), row, before, content, self.now]
+                row, content = self._n_built + sequence - 1, write_content(sequence, write)
+            came_back = int(before is None and write.id in changed)
+            values = [sequence, json.dumps(write.id), row, before, content, self.now, came_back]
             self._execute(
-                "INSERT INTO vouch_changes VALUES (?, ?, ?, ?, ?, ?, ?, 0)",
+                "INSERT INTO vouch_changes VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 [self._collection, *values],
             )
             n_items += (row is not None) - (before is not None)
@@ -276,7 +277,7 @@ class Turn:
         )
         last = {item_id: (sequence, row, text) for sequence, item_id, row, text in found}
         return [
-            (row, _upsert(sequence, text))
+            (row, read_content(sequence, text))
             for sequence, row, text in last.values()
             if row is not None
         ]
@@ -337,12 +338,22 @@ class Turn:
         )
 
 
-def _state(execute: Execute, collection: str) -> State | None:
+def _state(execute: Execute, collection: str, n_built: int) -> State | None:
+    """The state of the log, all of one moment.
+
+    What was told is counted by what was not: logs of earlier releases, and services of such a
+    release that write to the same log, know of no other numbers than those after ``last``. An item
+    becomes a changed one when the row that it was built with is replaced, or when it is new.
+    """
     query = (
-        "SELECT log, last, version, since, n_items, n_changed, forgotten FROM vouch_collections "
-        "WHERE collection = ?"
+        "SELECT log, last, version, since, n_items, n_changed, forgotten, "
+        "n_items - COUNT(place) + COUNT(replaced), "
+        "n_changed - COUNT(CASE WHEN replaced < ? OR (replaced IS NULL AND swept = 0) THEN 1 END) "
+        "FROM vouch_collections AS head LEFT JOIN vouch_changes AS change "
+        "ON change.collection = head.collection AND sequence > version "
+        "WHERE head.collection = ? GROUP BY head.collection"
     )
-    for row in execute(query, [collection]):
+    for row in execute(query, [n_built, collection]):
         return State(*row)
     return None
 
@@ -357,41 +368,3 @@ def _receipt(execute: Execute, collection: str, retry: Retry) -> Receipt | None:
             )
         return Receipt.from_json(outcome)
     return None
-
-
-def _content(sequence: int, write: Upsert) -> str:
-    item, vector = write.item, write.vector
-    values: list[Any] = [
-        item.id,
-        item.label,
-        metadata_json(item.metadata),
-        item.thumbnail.media_type,
-        _packed(item.thumbnail.data),
-        _packed(vector.mean.astype("<f4").tobytes()),
-        _packed(vector.variance.astype("<f4").tobytes()),
-    ]
-    text = json.dumps([sequence, *values])
-    return _digest(text) + text
-
-
-def _upsert(sequence: int, content: str | None) -> Upsert:
-    digest, text = (content or "")[:32], (content or "")[32:]
-    if digest != _digest(text) or json.loads(text)[0] != sequence:
-        raise LogDamaged(
-            f"The change {sequence} in the log of the gallery is not what was written. Restore the "
-            "log from a backup."
-        )
-    _, item_id, label, metadata, media_type, data, *numbers = json.loads(text)
-    thumbnail = Thumbnail(base64.b64decode(data), media_type)
-    mean, variance = (
-        np.frombuffer(base64.b64decode(part), "<f4").astype(np.float32) for part in numbers
-    )
-    return Upsert(NewItem(item_id, label, json.loads(metadata), thumbnail), Vector(mean, variance))
-
-
-def _packed(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
