@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -11,8 +13,16 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.errors import ItemNotFound, WriteRefused
+from model_store.errors import (
+    GalleryUnavailable,
+    ItemNotFound,
+    LogDamaged,
+    WriteError,
+    WriteRefused,
+)
 from model_store.gallery.protocol import Gallery, NewItem
+
+logger = logging.getLogger(__name__)
 
 NO_NOTE: Mapping[str, Any] = MappingProxyType({})
 """The note of whoever sends nothing along; see `Receipt`."""
@@ -158,7 +168,9 @@ class Writable(Protocol):
         Raises
         ------
         ItemNotFound : an item to delete is not there.
-        WriteError : nothing was changed, for a reason that is named.
+        WriteError : nothing was changed, for a reason that is named, or the disk has not confirmed
+            it, and the message says that nobody knows.
+        GalleryUnavailable : the change is kept, or nobody knows whether it is.
         """
 
     def close(self) -> None:
@@ -197,3 +209,25 @@ def plan_writes(
             "item into it first."
         )
     return outcomes
+
+
+@contextmanager
+def once_kept() -> Iterator[None]:
+    """Say of what goes wrong after a change was kept that it is; a `WriteError` would deny it.
+
+    Raises
+    ------
+    GalleryUnavailable : searches may not find the change yet.
+    LogDamaged : what was kept may be lost.
+    """
+    try:
+        yield
+    except LogDamaged:
+        raise
+    except (WriteError, GalleryUnavailable) as error:
+        logger.exception("a change is kept that searches may not find yet")
+        raise GalleryUnavailable(
+            "The change is kept, but could not be shown to searches yet: they find it as soon as "
+            "the gallery answers again. Send the request again, with the same Idempotency-Key if "
+            "it had one, to be told when they do."
+        ) from error

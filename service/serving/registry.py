@@ -23,6 +23,7 @@ from model_store.errors import (
     VouchError,
 )
 from model_store.gallery import Delete, Receipt, Retry, Upsert
+from model_store.gallery.writable import once_kept
 from model_store.signing import read_private_key
 from service.observability.metrics import counted_as
 from service.serving.current_bundle import Switched, persist, remove_old
@@ -225,6 +226,7 @@ class Galleries:
         Raises
         ------
         ItemNotFound, WriteError, QuotaExceeded : nothing was changed.
+        GalleryUnavailable : the change is kept, or nobody knows whether it is.
         """
         changing = self._commit(lease, writes, retry, note, most_items)
         return await asyncio.shield(self._spawn(changing))
@@ -247,7 +249,8 @@ class Galleries:
             await self._following.ahead(bundle)  # the first of several opens it,
             await self._following.changed_over(bundle.name)  # and all of them wait for that
             raise
-        await lease.engine.renew()
+        with once_kept():
+            await lease.engine.renew()
         return receipt
 
     async def compact(self, name: str) -> Switched:

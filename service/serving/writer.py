@@ -82,7 +82,7 @@ class Prepared:
 
 
 class ItemWriter:
-    """Writes to the galleries that are served.
+    """Writes to the galleries that are served; raises `GalleryUnavailable` as `Writable` does.
 
     Parameters
     ----------

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -324,6 +325,17 @@ class TestSeveralWriters:
         assert n_looks > 1
 
 
+class Unconfirmed(sqlite3.Connection):
+    """A connection to a disk that does not say that it has kept a transaction."""
+
+    def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+        if statement == "COMMIT":
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+            raise error
+        return super().execute(statement, *values)
+
+
 class TestTrouble:
     def test_a_full_disk_is_said_and_nothing_is_lost(
         self, live: LiveGallery, base: FaissGallery, path: Path
@@ -341,6 +353,21 @@ class TestTrouble:
             assert after.item("a").id == "a"
         writer.execute("PRAGMA max_page_count = 1000000")
         live.commit([some_upsert("b")])
+        assert live.snapshot().version == 2
+
+    def test_a_change_that_the_disk_does_not_confirm_is_not_denied(
+        self, live: LiveGallery, base: FaissGallery, path: Path
+    ) -> None:
+        live.commit([some_upsert("a")])
+        live.close()
+        live.log._writer = sqlite3.connect(
+            path, isolation_level=None, check_same_thread=False, factory=Unconfirmed
+        )
+        with pytest.raises(StorageFailed, match="so that nobody knows"):
+            live.commit([some_upsert("b")], Retry("key", "request"))
+        assert live.refresh().version == opened(base, path).snapshot().version == 1
+        live.close()
+        live.commit([some_upsert("b")], Retry("key", "request"))
         assert live.snapshot().version == 2
 
     def test_a_directory_that_cannot_be_made_is_said(self, base: FaissGallery, path: Path) -> None:

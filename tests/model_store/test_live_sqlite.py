@@ -11,7 +11,7 @@ from threading import Thread
 import pytest
 
 from model_store.errors import StorageBusy, StorageFailed, StorageFull, WriteError, WriteRefused
-from model_store.gallery.live.sqlite import connect, errors_in_words, of_the_system
+from model_store.gallery.live.sqlite import commit, connect, errors_in_words, of_the_system
 
 CODES: dict[int, type[WriteError]] = {
     sqlite3.SQLITE_FULL: StorageFull,
@@ -39,15 +39,40 @@ def test_an_error_of_sqlite_is_told_as_what_it_is(code: int, kind: type[WriteErr
         raise error
     assert (type(told.value), told.value.__cause__) == (kind, error)
     with (
-        pytest.raises(StorageFailed, match=r"b\.sqlite cannot be read \(it said so\)"),
+        pytest.raises(StorageFailed, match=r"b\.sqlite cannot be read \(it said so\)") as unread,
         errors_in_words(Path("a/b.sqlite"), "read"),
     ):
         raise error
+    assert "Nothing was changed" not in str(unread.value)  # who cannot read does not know
 
 
 def test_an_error_of_sqlite_without_a_code_has_failed() -> None:
     with pytest.raises(StorageFailed, match="cannot be written"), errors_in_words(Path("b")):
         raise sqlite3.ProgrammingError("closed")
+
+
+class Failing(sqlite3.Connection):
+    """A connection that ends each statement with an error of that code."""
+
+    code = sqlite3.SQLITE_OK
+
+    def execute(self, *_: object) -> sqlite3.Cursor:
+        error = sqlite3.OperationalError("it said so")
+        error.sqlite_errorcode = self.code
+        raise error
+
+
+def test_a_commit_that_the_disk_does_not_confirm_is_not_said_to_have_failed() -> None:
+    with closing(sqlite3.connect(":memory:", factory=Failing)) as connection:
+        connection.code = sqlite3.SQLITE_IOERR_FSYNC
+        with pytest.raises(StorageFailed, match="so that nobody knows"):
+            commit(connection)
+        connection.code = sqlite3.SQLITE_FULL
+        with (
+            pytest.raises(StorageFull, match="Nothing was changed"),
+            errors_in_words(Path("a/b.sqlite")),
+        ):
+            commit(connection)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from model_store.errors import (
     GalleryUnavailable,
     ItemNotFound,
     StorageBusy,
+    StorageFailed,
     WriteRefused,
 )
 from model_store.gallery import (
@@ -115,27 +116,28 @@ class NumbersLaw:
     ) -> None:
         other, ids = reopen(), ids_of(live.snapshot())
         live.commit([some_upsert("a", seed=1), Delete(ids[0]), Delete(ids[1])])
+        untold: list[list[Upsert | Delete]] = [
+            [Delete(ids[2]), Delete("a"), some_upsert(ids[0], seed=2)],
+            [Delete(ids[0]), some_upsert("b", seed=3), Delete(ids[3])],
+            [some_upsert("b", seed=4), some_upsert("a", seed=5), Delete("b")],
+        ]
         with monkeypatch.context() as outage:
-            for writes in (
-                [Delete(ids[2]), Delete("a"), some_upsert(ids[0], seed=2)],
-                [Delete(ids[0]), some_upsert("b", seed=3), Delete(ids[3])],
-                [some_upsert("b", seed=4), some_upsert("a", seed=5), Delete("b")],
-            ):
+            for writes in untold:
                 outage.setattr(MilvusLive, "_tell", told_once())
-                with pytest.raises(GalleryUnavailable):
+                with pytest.raises(GalleryUnavailable, match="is kept"):
                     live.commit(writes)
         with monkeypatch.context() as meanwhile:
             meanwhile.setattr(MilvusLog, "turn", busy)  # so that no reader tells Milvus itself
             for one in (other, reopen()):
                 now = one.refresh()
                 assert ids_of(now) == sorted({*ids, "a"} - {*ids[:2]})
-                assert (now.version, now.n_items, now.n_changed) == (3, N_ITEMS - 1, 3)
+                assert (now.n_items, now.n_changed) == (N_ITEMS - 1, 3)
                 found = now.candidates(random_embeddings(1, DIM, 9).directions, 2 * N_ITEMS)
                 assert found.rows.shape == (1, N_ITEMS - 1)
         for one in (other, live, reopen()):
             now = one.refresh()
             assert ids_of(now) == sorted({*ids, "a"} - {*ids[:4]})
-            assert (now.version, now.n_items, now.n_changed) == (12, N_ITEMS - 3, 6)
+            assert (now.n_items, now.n_changed) == (N_ITEMS - 3, 6)
 
 
 def told_once() -> Callable[..., None]:
@@ -290,6 +292,22 @@ def test_a_change_that_is_in_the_log_is_not_said_to_have_failed(
         live.receipt(RETRY)
     monkeypatch.undo()
     assert live.refresh().item("a").id == "a"
+
+
+def test_a_change_that_is_kept_is_not_denied_where_the_log_cannot_be_read_afterwards(
+    live: MilvusLive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as trouble:
+        trouble.setattr(MilvusLog, "replaced", broken)
+        with pytest.raises(GalleryUnavailable, match="is kept"):
+            live.commit([some_upsert("a")], RETRY)
+        with pytest.raises(GalleryUnavailable, match="is kept"):
+            live.receipt(RETRY)
+    assert live.refresh().item("a").id == "a"
+
+
+def broken(*_: object) -> None:
+    raise StorageFailed("The disk does not give it back. Nothing was changed.")
 
 
 def test_what_milvus_was_told_late_leaves_time_to_who_is_reading(

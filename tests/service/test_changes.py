@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sqlite3
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from model_store.bundles.directory import activate, bundle_ids, current_id
 from model_store.bundles.manifest import Manifest, read_manifest
 from model_store.gallery import ChangesFile
 from model_store.gallery.files.previews import PREVIEWS_FILE, PreviewsWriter
+from model_store.gallery.live.log import Transaction
 from tests.end_to_end.keys import KeysFile
 from tests.end_to_end.questions import picture, search, truncated
 from tests.support.bundle_copies import copied, flip_a_byte, republished
@@ -645,6 +647,34 @@ def test_many_changes_make_the_calibration_stale(
     delete(live, ids[n // 10])
     assert state()["status"] == "stale"
     assert f"{n // 10 + 1} items have been added, replaced or removed" in state()["reason"]
+
+
+def test_what_is_kept_is_not_said_to_be_lost_where_the_disk_fails_afterwards(
+    live: TestClient, stranger: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(live, "before", stranger).raise_for_status()
+    add = Transaction.add
+
+    def broken(_: object) -> int:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    def add_and_break(turn: Transaction, *writes: Any) -> Any:
+        added = add(turn, *writes)
+        monkeypatch.setattr("model_store.gallery.live.rows.first_sequence", broken)
+        return added
+
+    monkeypatch.setattr(Transaction, "add", add_and_break)
+    first, again = (put(live, "kept", stranger, key="a key") for _ in range(2))
+    assert (first.status_code, first.json()["code"]) == (503, "gallery_unavailable")
+    assert first.json()["detail"].startswith("The change is kept, but")
+    assert "Retry-After" in first.headers
+    assert (again.status_code, again.json()["code"]) == (503, "storage_failed")
+    assert "disk I/O error" in again.json()["detail"]
+    assert "Nothing was changed" not in first.text + again.text
+    monkeypatch.undo()
+    found = put(live, "kept", stranger, key="a key")
+    assert (found.status_code, found.headers["Idempotency-Replayed"]) == (200, "true")
+    assert live.get(f"{ITEMS}/kept").status_code == 200
 
 
 def test_what_is_written_is_counted(live: TestClient, digit: bytes) -> None:

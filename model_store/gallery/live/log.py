@@ -27,7 +27,7 @@ from model_store.gallery.filters.grammar import Field, Filter
 from model_store.gallery.filters.sql import to_sql
 from model_store.gallery.live import rows
 from model_store.gallery.live.high_water import HighWater
-from model_store.gallery.live.sqlite import connect, errors_in_words, of_the_system
+from model_store.gallery.live.sqlite import commit, connect, errors_in_words, of_the_system
 from model_store.gallery.protocol import Item, Thumbnail
 from model_store.gallery.writable import Change, Delete, Receipt, Retry, Upsert
 
@@ -188,7 +188,7 @@ class ChangesFile:
                 self._high.require_reached(rows.last_sequence(connection))
                 turn = Transaction(connection)
                 yield turn
-                connection.execute("COMMIT")
+                commit(connection)
             except BaseException:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")

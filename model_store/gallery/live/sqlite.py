@@ -32,14 +32,41 @@ def errors_in_words(path: Path, doing: Literal["read", "written"] = "written") -
     try:
         yield
     except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        code = _code(error)
         if doing == "written" and code in _MEANING:
             kind, message = _MEANING[code]
             raise kind(message) from error
+        # Who cannot read what there is does not know what has been changed.
+        unchanged = "Nothing was changed. " if doing == "written" else ""
         raise StorageFailed(
-            f"The changes in {path.name} cannot be {doing} ({error}). Nothing was changed; the "
-            "operator looks at the disk, and restores a backup if the file is damaged."
+            f"The changes in {path.name} cannot be {doing} ({error}). {unchanged}The operator "
+            "looks at the disk, and restores a backup if the file is damaged."
         ) from error
+
+
+def commit(connection: sqlite3.Connection) -> None:
+    """End a transaction, whose changes are on the disk from then on.
+
+    Raises
+    ------
+    sqlite3.Error : nothing was changed.
+    StorageFailed : nobody knows. What the disk has taken and not confirmed is not read, unless a
+        crash comes before the next change: then it is found in the journal.
+    """
+    try:
+        connection.execute("COMMIT")
+    except sqlite3.Error as error:
+        if _code(error) in _MEANING:
+            raise
+        raise StorageFailed(
+            f"The disk has not confirmed the change ({error}), so that nobody knows whether it is "
+            "kept. Send the request again, with the same Idempotency-Key if it had one; the "
+            "operator looks at the disk."
+        ) from error
+
+
+def _code(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
 
 
 def of_the_system(error: OSError) -> WriteError:

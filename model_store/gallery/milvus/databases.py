@@ -18,7 +18,13 @@ from typing import Any, Protocol
 
 from model_store.errors import ConfigError, GalleryUnavailable, StorageBusy, WriteRefused
 from model_store.files import flush
-from model_store.gallery.live.sqlite import BUSY_S, connect, errors_in_words, of_the_system
+from model_store.gallery.live.sqlite import (
+    BUSY_S,
+    commit,
+    connect,
+    errors_in_words,
+    of_the_system,
+)
 from model_store.installation import how_to_install
 
 Row = tuple[Any, ...]
@@ -103,7 +109,7 @@ class SqliteDatabase:
                 connection.execute("BEGIN IMMEDIATE")
                 try:
                     yield lambda query, values=(): connection.execute(query, values).fetchall()
-                    connection.execute("COMMIT")
+                    commit(connection)
                 except BaseException:
                     if connection.in_transaction:
                         connection.execute("ROLLBACK")

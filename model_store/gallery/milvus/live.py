@@ -48,6 +48,7 @@ from model_store.gallery.writable import (
     Receipt,
     Retry,
     Upsert,
+    once_kept,
     plan_writes,
 )
 
@@ -133,8 +134,9 @@ class MilvusLive:
         """Return the receipt of a request that was carried out, else None; or raise `KeyReused`."""
         before = self._log.receipt(retry)
         if before is not None:
-            self._tell_what_is_kept()  # what is answered is to be found
-            self.refresh()
+            with once_kept():
+                self._tell()  # what is answered is to be found
+                self.refresh()
         return before
 
     def commit(
@@ -158,8 +160,9 @@ class MilvusLive:
         except (ItemNotFound, WriteRefused):
             self._tell()  # a refusal, too, speaks of what another has changed: it is to be found
             raise
-        self._tell_what_is_kept()
-        self.refresh()
+        with once_kept():
+            self._tell()
+            self.refresh()
         return receipt
 
     def _log_changes(
@@ -242,17 +245,6 @@ class MilvusLive:
             return
         with self._log.turn(wait=wait) as turn:
             self._deliver(turn)
-
-    def _tell_what_is_kept(self) -> None:
-        """Tell Milvus of changes that nothing takes out of the log any more."""
-        try:
-            self._tell()
-        except WriteError as error:  # which would say that nothing was changed
-            raise GalleryUnavailable(
-                "The change is kept, but Milvus, which holds the gallery, could not be told of it "
-                "yet: searches find it as soon as it is. Send the request again, with the same "
-                "Idempotency-Key if it had one, to be told when they do."
-            ) from error
 
     def _deliver(self, turn: Turn) -> None:
         """Let Milvus have changes of the log, and readers find them."""
