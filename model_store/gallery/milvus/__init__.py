@@ -11,7 +11,7 @@
     matching      the rows that such an expression is true of
     live          its changes
     log           what has changed, and what of it is current
-    content       what a change puts there ↔ text in the log
+    content       the content of a change, as text in the log
     databases     where the log lies: SQLite or PostgreSQL
     cache         entities that were read lately
 """

@@ -1,4 +1,4 @@
-"""What a change puts into a gallery in Milvus, as text in the log, until Milvus has it."""
+"""The content of a change in Milvus, as text in the log, until Milvus has it."""
 
 from __future__ import annotations
 
