@@ -119,6 +119,10 @@ class Gallery(Protocol):
         """The kind of search for candidates, in the engine's own words."""
 
     @property
+    def is_local(self) -> bool:
+        """True where all of it lies on this machine: nothing waits for another."""
+
+    @property
     def n_items(self) -> int:
         """The number of items."""
 

@@ -62,7 +62,8 @@ class SearchEngine:
 
     Attributes
     ----------
-    search_pace : of searches without a filter, which the size of the gallery decides on.
+    search_pace : of searches without a filter, which the size of the gallery decides on; None where
+        they ask another machine, which may stop answering at any time.
     """
 
     def __init__(self, bundle: Bundle, resources: EngineResources, queue: EncoderQueue) -> None:
@@ -74,7 +75,7 @@ class SearchEngine:
         self._queues = resources.queues
         self._batcher = queue.batcher
         self._prediction_pace = Pace()
-        self.search_pace = Pace()
+        self.search_pace = Pace() if bundle.retriever.gallery.is_local else None
         joined = resources.telemetry.single_flight_joins.labels(counted_as(bundle))
         self._flights: SingleFlight[Encoded] = SingleFlight(joined.inc)
         kinds: tuple[QueryKind, ...] = ("image", "text")

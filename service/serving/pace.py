@@ -23,8 +23,8 @@ class Pace:
     """Tells by what some work took lately whether it is quick; starts without knowing.
 
     It is once it has taken less than `QUICK_S` of a processor `N_QUICK` times in a row, and so
-    little by the clock at least once: what asks another machine is never quick, however little it
-    computes; what shares its processors with others is, though it has to wait for them.
+    little by the clock at least once: what always waits, such as for a disk, is not quick, however
+    little it computes; what shares its processors with others is.
     """
 
     def __init__(self) -> None:

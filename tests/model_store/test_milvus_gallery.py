@@ -110,6 +110,7 @@ class TestMilvusGallery(GalleryLaws):
         np.testing.assert_array_equal(gallery.total_variances(rows), expected.total_variances(rows))
         np.testing.assert_array_equal(gallery.label_codes(rows), expected.label_codes(rows))
         assert gallery.items(rows[0]) == expected.items(rows[0])
+        assert (gallery.is_local, expected.is_local) == (False, True)
 
 
 @pytest.mark.parametrize("kind", ["hnsw", "ivf_sq8"])

@@ -157,9 +157,19 @@ async def test_an_image_that_cannot_be_decoded_is_not_kept(engine: SearchEngine)
             await Lease(engine, engine.bundle).search(b"text", ASKED)
 
 
-async def test_quick_searches_are_done_in_the_event_loop_unless_they_filter(
-    engine: SearchEngine, bundle: Bundle, digit: bytes, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("is_local", "in_the_loop"), [(True, [True, False, True]), (False, [False] * 3)]
+)
+async def test_quick_searches_on_this_machine_are_done_in_the_event_loop_unless_they_filter(
+    is_local: bool,
+    in_the_loop: list[bool],
+    bundle: Bundle,
+    executor: ThreadPoolExecutor,
+    digit: bytes,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(type(bundle.retriever.gallery), "is_local", is_local)
+    engine = await SearchEngine.start(bundle, resources(executor))
     monkeypatch.setattr("service.serving.pace.QUICK_S", math.inf)
     monkeypatch.setattr("service.serving.pace.LATE_S", math.inf)
     found_by: list[threading.Thread] = []
@@ -177,7 +187,8 @@ async def test_quick_searches_are_done_in_the_event_loop_unless_they_filter(
         await Lease(engine, engine.bundle).search(digit, asked)
     here = threading.current_thread()
     assert here not in found_by[: N_QUICK - 1]
-    assert [thread is here for thread in found_by[-3:]] == [True, False, True]
+    assert [thread is here for thread in found_by[-3:]] == in_the_loop
+    await engine.close()
 
 
 async def test_a_canary_does_not_pass_by_decoders_that_hang(

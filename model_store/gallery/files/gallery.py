@@ -54,6 +54,8 @@ class FaissGallery:
     BundleMismatch : the files do not hold the same number of items.
     """
 
+    is_local = True
+
     def __init__(self, directory: Path) -> None:
         self.index = IndexReport.load(directory)
         self.index_type = self.index.engine

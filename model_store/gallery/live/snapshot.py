@@ -80,6 +80,8 @@ class GallerySnapshot:
     version : sequence number of the last change.
     """
 
+    is_local = True
+
     def __init__(
         self,
         base: FaissGallery,

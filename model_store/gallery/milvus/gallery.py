@@ -74,7 +74,7 @@ class MilvusGallery:
         self.described, self.access = described, access
         self.encoder_fingerprint = described.encoder
         self.dim = described.dim
-        self.index_type, self.preview_side = described.engine, None
+        self.index_type, self.preview_side, self.is_local = described.engine, None, False
         self.collection = Collection(described.collection, access, described.uri)
         self.collection.require(described)
         self.collection.ask("load_collection")
