@@ -19,7 +19,8 @@ from pydantic_settings import SettingsConfigDict, SettingsError
 
 from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.galleries import GalleryFolder
-from model_store.errors import BundleMismatch, VouchError
+from model_store.errors import BundleMismatch, GalleryUnavailable, VouchError
+from model_store.errors.root import reason_of
 from model_store.processors import usable_processors
 from model_store.signing import read_public_key
 from service.encoding.hub import EncoderHub
@@ -69,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _serve_by_several(settings, bundle_paths, given)
     except ValidationError as error:
         _refuse("; ".join(f"{_variable(entry)}: {entry['msg']}" for entry in error.errors()))
+    except GalleryUnavailable as error:  # whose message leaves the reason to who reads this
+        _refuse(f"{error} ({reason_of(error)})")
     except (VouchError, SettingsError) as error:
         _refuse(str(error))
 

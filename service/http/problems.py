@@ -50,6 +50,7 @@ from model_store.errors import (
     WriteError,
     WriteRefused,
 )
+from model_store.errors.root import reason_of
 from service.observability.records import current_record
 from service.schemas import FieldError, Problem
 
@@ -122,6 +123,8 @@ def problem_response(
     record = current_record()
     if record is not None:
         record.code = problem.code
+        if problem.status >= 500:
+            record.reason = reason_of(error)
     if type(error) in RETRY_AFTER_S:
         headers = {**(headers or {}), "Retry-After": str(RETRY_AFTER_S[type(error)])}
     return JSONResponse(

@@ -14,6 +14,9 @@ from typing import Any, Protocol
 UNMATCHED = "unmatched"
 """In place of a route, for paths that lead nowhere."""
 
+LONGEST_REASON = 1024
+"""Characters of a reason in a log line: other programs write it, at any length."""
+
 _QUERY_ID = re.compile("[0-9a-f]{64}")
 
 LONGEST_PATH = 256
@@ -52,6 +55,7 @@ class RequestRecord:
     gallery : that it was about; None where it named none that is served.
     key_id, key_name : of the API key that let it in; never its secret.
     code : of the problem that it ended with.
+    reason : for a problem of the service, which its client is not told.
     seconds : from its begin to its end.
     """
 
@@ -66,6 +70,7 @@ class RequestRecord:
     key_id: str | None = None
     key_name: str | None = None
     code: str | None = None
+    reason: str | None = None
     seconds: float = 0.0
     searches: list[SearchRecord] = field(default_factory=list)
 
@@ -87,6 +92,7 @@ class RequestRecord:
             "key": self.key_id,
             "key_name": self.key_name,
             "code": self.code,
+            "reason": self.reason and self.reason[:LONGEST_REASON],
         }
         if len(self.searches) == 1:
             fields |= {"verdict": self.searches[0].verdict, "cache": self.searches[0].cache}

@@ -19,12 +19,18 @@ from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
 from model_store.encoder.contract import Embeddings
-from model_store.errors import EncoderStopped
+from model_store.errors import EncoderStopped, GalleryUnavailable, UnsupportedImage, VouchError
 from service.encoding.batching import MicroBatcher
 from service.http.middleware import RequestContext
 from service.observability.logs import JsonFormatter, log_as_json
 from service.observability.metrics import Telemetry
-from service.observability.records import LONGEST_PATH, RequestRecord, SearchRecord, recorded
+from service.observability.records import (
+    LONGEST_PATH,
+    LONGEST_REASON,
+    RequestRecord,
+    SearchRecord,
+    recorded,
+)
 from tests.end_to_end.questions import assess, picture, search, truncated
 from tests.support.fakes import FakeEncoder
 
@@ -95,6 +101,35 @@ class TestTheLineOfARequest:
         assert line["request_id"] == response.headers["x-request-id"]
         assert (line["status"], line["code"]) == (404, "gallery_not_found")
         assert "verdict" not in line
+
+    @pytest.mark.parametrize(
+        ("error", "reason"),
+        [
+            (GalleryUnavailable("It does not answer."), "ConnectionError: 10.0.0.7 is gone"),
+            (UnsupportedImage("It is none."), None),  # the client's own affair
+        ],
+    )
+    def test_an_error_of_the_service_has_the_reason_that_its_client_is_not_told(
+        self,
+        error: VouchError,
+        reason: str | None,
+        client: TestClient,
+        lines: Lines,
+        digit: bytes,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        async def broken(*_: object) -> None:
+            raise error from ConnectionError("10.0.0.7 is gone")
+
+        monkeypatch.setattr("service.serving.lease.Lease.search", broken)
+        answer = search(client, digit)
+        assert "10.0.0.7" not in answer.text
+        [line] = lines()
+        assert (line["status"], line.get("reason")) == (answer.status_code, reason)
+
+    def test_a_reason_is_not_believed_to_be_short(self) -> None:
+        record = RequestRecord("id", "POST", "/", reason="x" * 5000)
+        assert record.fields()["reason"] == "x" * LONGEST_REASON
 
     def test_a_batch_has_all_its_verdicts(
         self, client: TestClient, lines: Lines, digit: bytes, stranger: bytes

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from model_store.errors import GalleryUnavailable
 from service.__main__ import main, open_bundles, open_served, read_command_line
 from service.encoding.process import EncoderProcess
 from service.encoding.shared import SharedEncoders
@@ -81,6 +82,16 @@ def test_a_setting_that_cannot_be_is_named_in_one_line(
     said = refusal(capsys, "--bundle", str(digits_bundle / "none"))
     assert name.removeprefix("VOUCH_") in said.upper()
     assert "No bundle" not in said
+
+
+def test_who_starts_a_service_whose_gallery_does_not_answer_is_told_the_reason(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def serve(*_: object) -> None:
+        raise GalleryUnavailable("Milvus does not answer.") from OSError("10.0.0.7:\n gone")
+
+    monkeypatch.setattr("service.__main__._serve", serve)
+    assert refusal(capsys) == "Milvus does not answer. (OSError: 10.0.0.7: gone)"
 
 
 def test_an_unknown_provider_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
