@@ -9,8 +9,11 @@ def reason_of(error: BaseException) -> str | None:
     """Return the first cause of an error, in one line; None where its message says all.
 
     It is for whoever runs the service: other programs have written it, who name hosts and files.
+    Some raise an error from itself, so that there is no first one.
     """
-    first = error
-    while first.__cause__ is not None:
-        first = first.__cause__
-    return None if first is error else f"{type(first).__name__}: {' '.join(str(first).split())}"
+    causes = [error]
+    while causes[-1].__cause__ is not None and causes[-1].__cause__ not in causes:
+        causes.append(causes[-1].__cause__)
+    if len(causes) == 1:
+        return None
+    return f"{type(causes[-1]).__name__}: {' '.join(str(causes[-1]).split())}"

@@ -150,6 +150,9 @@ def test_answers_are_those_of_files_and_an_outage_is_said(
         assert (refused.status_code, refused.json()["code"]) == (503, "gallery_unavailable")
         assert refused.headers["Retry-After"] == "2"
         assert milvus.uri.split(":")[-1] not in refused.text
+        log = (place / "service.log").read_text(encoding="utf-8").splitlines()
+        [line] = [line for line in log if '"code": "gallery_unavailable"' in line]
+        assert "Fail connecting to server" in json.loads(line)["reason"]
         wait_until(lambda: not served.is_ready(), served)
         with pytest.raises(GalleryUnavailable):
             open_bundle(bundles, "cpu", milvus=MilvusAccess(milvus.uri, timeout_s=1))
