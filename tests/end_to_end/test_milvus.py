@@ -120,6 +120,12 @@ def test_the_bundle_names_the_collection_and_holds_no_gallery(bundles: Path) -> 
     assert not list(directory.glob("gallery.faiss")) + list(directory.glob("items.sqlite"))
 
 
+def refusals(log: Path) -> list[str]:
+    """Return the lines about requests that were refused since Milvus did not answer."""
+    lines = log.read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if '"code": "gallery_unavailable"' in line]
+
+
 def test_answers_are_those_of_files_and_an_outage_is_said(
     bundles: Path, milvus: Tended, place: Path, digits_bundle: Path, samples: list[bytes]
 ) -> None:
@@ -150,8 +156,8 @@ def test_answers_are_those_of_files_and_an_outage_is_said(
         assert (refused.status_code, refused.json()["code"]) == (503, "gallery_unavailable")
         assert refused.headers["Retry-After"] == "2"
         assert milvus.uri.split(":")[-1] not in refused.text
-        log = (place / "service.log").read_text(encoding="utf-8").splitlines()
-        [line] = [line for line in log if '"code": "gallery_unavailable"' in line]
+        wait_until(lambda: refusals(place / "service.log") != [], served)
+        [line] = refusals(place / "service.log")
         assert "Fail connecting to server" in json.loads(line)["reason"]
         wait_until(lambda: not served.is_ready(), served)
         with pytest.raises(GalleryUnavailable):
