@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from starlette.testclient import TestClient
 
 from model_store.encoder.contract import Embeddings
 from model_store.errors import EncoderStopped
 from service.encoding.batch_size import largest_useful_batch, useful_turn
 from service.encoding.batching import MicroBatcher
-from service.encoding.queues import BatchLimits, measured
+from service.encoding.queues import BatchLimits, EncoderQueues, measured
 from service.fair_share import FairShare
 from service.observability.records import BatchRecord
 from tests.support.fakes import FakeEncoder
@@ -458,6 +459,25 @@ def test_an_encoder_is_best_alone_on_an_only_processor(
     encoder.provider = provider
     monkeypatch.setattr("service.encoding.queues.usable_processors", lambda: n_processors)
     assert measured(encoder, BatchLimits()).alone == alone
+
+
+@pytest.mark.parametrize(("decoders", "n_shares"), [(1, 2), (0, 1)])
+def test_the_encoder_of_a_service_waits_for_decoders_and_threads(
+    decoders: int,
+    n_shares: int,
+    start: Callable[..., TestClient],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited_for: list[FairShare] = []
+
+    class Noted(EncoderQueues):
+        def __init__(self, shares: Sequence[FairShare] = ()) -> None:
+            waited_for.extend(shares)
+            super().__init__(shares)
+
+    monkeypatch.setattr("service.app.EncoderQueues", Noted)
+    start(decoders=decoders)
+    assert len(waited_for) == n_shares
 
 
 async def test_who_comes_after_the_end_is_told_so() -> None:
