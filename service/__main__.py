@@ -71,7 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ValidationError as error:
         _refuse("; ".join(f"{_variable(entry)}: {entry['msg']}" for entry in error.errors()))
     except GalleryUnavailable as error:  # whose message leaves the reason to who reads this
-        _refuse(f"{error} ({reason_of(error)})")
+        reason = reason_of(error)
+        _refuse(f"{error} ({reason})" if reason else str(error))
     except (VouchError, SettingsError) as error:
         _refuse(str(error))
 

@@ -84,14 +84,20 @@ def test_a_setting_that_cannot_be_is_named_in_one_line(
     assert "No bundle" not in said
 
 
+@pytest.mark.parametrize(
+    ("cause", "said"), [(OSError("10.0.0.7:\n gone"), " (OSError: 10.0.0.7: gone)"), (None, "")]
+)
 def test_who_starts_a_service_whose_gallery_does_not_answer_is_told_the_reason(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cause: OSError | None,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def serve(*_: object) -> None:
-        raise GalleryUnavailable("Milvus does not answer.") from OSError("10.0.0.7:\n gone")
+        raise GalleryUnavailable("Milvus does not answer.") from cause
 
     monkeypatch.setattr("service.__main__._serve", serve)
-    assert refusal(capsys) == "Milvus does not answer. (OSError: 10.0.0.7: gone)"
+    assert refusal(capsys) == f"Milvus does not answer.{said}"
 
 
 def test_an_unknown_provider_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
