@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -21,8 +20,6 @@ from model_store.errors import (
     WriteRefused,
 )
 from model_store.gallery.protocol import Gallery, NewItem
-
-logger = logging.getLogger(__name__)
 
 NO_NOTE: Mapping[str, Any] = MappingProxyType({})
 """The note of whoever sends nothing along; see `Receipt`."""
@@ -225,7 +222,6 @@ def once_kept() -> Iterator[None]:
     except LogDamaged:
         raise
     except (WriteError, GalleryUnavailable) as error:
-        logger.exception("a change is kept that searches may not find yet")
         raise GalleryUnavailable(
             "The change is kept, but could not be shown to searches yet: they find it as soon as "
             "the gallery answers again. Send the request again, with the same Idempotency-Key if "
