@@ -49,6 +49,7 @@ from service.serving.resources import EngineResources
 from service.serving.reviewing import NOTHING_REVIEWED, ReviewTerms
 from service.serving.shadows import ReadOnlyCache, Shadows
 from service.serving.siblings import Siblings
+from service.serving.threads import Threads
 from service.serving.writer import ItemWriter
 from service.settings import Settings
 
@@ -231,7 +232,7 @@ def _shadows(settings: Settings, resources: EngineResources, open_more: OpenBund
     return Shadows(
         Opener(open_more, lambda bundle: SearchEngine.start(bundle, keeping_nothing)),
         resources.telemetry,
-        lambda: resources.threads.is_idle and resources.queues.is_idle,
+        lambda: resources.threads.share.is_idle and resources.queues.is_idle,
         settings.canary_period_s,
     )
 
@@ -273,19 +274,18 @@ async def _set_up(
     cache = open_cache(settings)
     stack.push_async_callback(cache.close)
     decoder = await _decoder(stack, settings, threads, telemetry)
-    turns = FairShare(settings.workers)
+    share = FairShare(settings.workers)
     feedback = None if settings.feedback is None else FeedbackLog(settings.feedback)
     resources = EngineResources(
         cache,
         decoder,
-        threads,
-        turns,
+        Threads(threads, share),
         telemetry,
         BatchLimits.of(settings),
         feedback,
         settings.audit_share,
         *_kept_queries(settings),
-        EncoderQueues([turns, *decoder.shares]),
+        EncoderQueues([share, *decoder.shares]),
     )
     galleries, created = _galleries(settings, resources, open_more)
     stack.push_async_callback(galleries.close)

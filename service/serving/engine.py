@@ -39,7 +39,6 @@ from service.serving.resources import EngineResources
 from service.serving.retained import RetainedQueries
 from service.serving.reviewing import ReviewedGallery, ReviewKeeper
 from service.serving.shadow import Shadow
-from service.serving.threads import Threads
 from service.serving.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -57,7 +56,7 @@ class SearchEngine:
     """Answers queries on one bundle without ever holding up the event loop for long.
 
     Pictures are decoded by ``decoder``, embedded by the bundle's encoder, several at once where
-    that is faster, and everything else that computes runs on ``executor``, but for searches that
+    that is faster, and everything else that computes runs on ``threads``, but for searches that
     take less than it costs to hand them over.
 
     Attributes
@@ -71,7 +70,7 @@ class SearchEngine:
         self.batch_size = queue.batches.size
         self._cache = resources.cache
         self._decoder = resources.decoder
-        self._threads = Threads(resources.executor, resources.threads)
+        self._threads = resources.threads
         self._queues = resources.queues
         self._batcher = queue.batcher
         self._prediction_pace = Pace()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from model_store.feedback import AnsweredQueries, FeedbackLog, ReviewQueue
 from service.decoding.decoder import Decoder
 from service.encoding.cache import Cache
 from service.encoding.queues import BatchLimits, EncoderQueues
-from service.fair_share import FairShare
 from service.observability.metrics import Telemetry
 from service.serving.reviewing import NOTHING_REVIEWED, ReviewTerms
+from service.serving.threads import Threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +21,7 @@ class EngineResources:
     ----------
     cache : keeps predictive distributions.
     decoder : turns uploads into the encoder's input, in processes that can be lost.
-    executor : threads that search and decide.
-    threads : the callers' turns to have one of the threads.
+    threads : those that search and decide.
     telemetry : metrics of all galleries.
     batches : limits on what is encoded at once.
     feedback : keeps users' feedback, and the state of drift tests.
@@ -35,8 +33,7 @@ class EngineResources:
 
     cache: Cache
     decoder: Decoder
-    executor: Executor
-    threads: FairShare
+    threads: Threads
     telemetry: Telemetry
     batches: BatchLimits = field(default_factory=BatchLimits)
     feedback: FeedbackLog | None = None

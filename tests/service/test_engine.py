@@ -31,6 +31,7 @@ from service.serving.lease import Lease
 from service.serving.pace import N_QUICK
 from service.serving.queries import SearchParameters
 from service.serving.resources import EngineResources
+from service.serving.threads import Threads
 
 pytestmark = pytest.mark.anyio
 
@@ -49,7 +50,7 @@ def executor() -> Iterator[ThreadPoolExecutor]:
 def resources(executor: ThreadPoolExecutor, cache: Cache | None = None) -> EngineResources:
     decoder = ThreadDecoder(executor, ImageLimits())
     return EngineResources(
-        cache or ProcessCache(ROOM), decoder, executor, FairShare(2), Telemetry()
+        cache or ProcessCache(ROOM), decoder, Threads(executor, FairShare(2)), Telemetry()
     )
 
 

@@ -46,6 +46,7 @@ from service.serving.health import STALE_AFTER_PERIODS
 from service.serving.queries import SearchParameters
 from service.serving.registry import Galleries
 from service.serving.resources import EngineResources
+from service.serving.threads import Threads
 from tests.support.bundle_copies import flip_a_byte, republished, unlinked
 
 pytestmark = pytest.mark.anyio
@@ -89,7 +90,7 @@ def telemetry() -> Telemetry:
 @pytest.fixture
 def resources(threads: ThreadPoolExecutor, telemetry: Telemetry) -> EngineResources:
     decoder = ThreadDecoder(threads, ImageLimits())
-    return EngineResources(ProcessCache(2**20), decoder, threads, FairShare(2), telemetry)
+    return EngineResources(ProcessCache(2**20), decoder, Threads(threads, FairShare(2)), telemetry)
 
 
 @pytest.fixture
