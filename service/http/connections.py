@@ -166,8 +166,17 @@ class BoundedConnection(HttpToolsProtocol):
         return self._room.account_of(scope)
 
     def _n_read_next(self) -> int:
-        """Return how many bytes may be read at a time: few, where they only wait."""
-        return limits.PIECE_BYTES if self._at_work else limits.WAITING_BYTES
+        """Return how many bytes may be read at a time: few, where they only wait.
+
+        What is left of a body that was answered early is thrown away, and waits for nothing.
+        """
+        if self._at_work:
+            return limits.PIECE_BYTES
+        n_left = 0
+        if self._uploading and self.cycle.response_complete:
+            declared = (int(value) for name, value in self.headers if name == b"content-length")
+            n_left = next(declared, 0) - self._n_body_bytes
+        return min(max(n_left, limits.WAITING_BYTES), limits.PIECE_BYTES)
 
     def data_received(self, data: bytes) -> None:
         """Read on: a body at once, a head in its turn."""

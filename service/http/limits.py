@@ -16,7 +16,7 @@ BYTES_OF_A_PIECE = 64
 WAITING_BYTES = 8 * 2**10
 PIECE_BYTES = 256 * 2**10
 """The bytes that are read of a connection at a time: of one whose request has not begun, all of
-most heads and of a small image; of a body that is asked for."""
+most heads and of a small image; of a body that is asked for, or that was answered unread."""
 
 HEAD_TIMEOUT_S = 10.0
 """From the first byte of a head, or the connection, to the head's end."""

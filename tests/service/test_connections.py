@@ -243,6 +243,27 @@ def test_what_was_answered_unread_is_not_kept(serve: Serve) -> None:
         assert not held.cycle.body
 
 
+@pytest.mark.usefixtures("_taken")
+def test_what_was_answered_unread_is_thrown_away_in_large_pieces(serve: Serve) -> None:
+    """But nothing of the request behind it comes in them, which waits for its turn."""
+    n_bytes = 2**20
+    head = b"POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % n_bytes
+    behind = b"POST /late HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % n_bytes
+    with connect(serve()) as connection:
+        connection.sendall(head)
+        assert received(connection, b"hello")
+        connection.sendall(b"x" * n_bytes + behind + b"x" * n_bytes)
+        assert received(connection, b" of %d" % n_bytes)
+    n_left, pieces = len(head) + n_bytes, []
+    for n_taken in N_TAKEN:
+        if n_left > 0:
+            assert n_taken <= max(n_left, limits.WAITING_BYTES)
+            pieces.append(n_taken)
+        n_left -= n_taken
+    assert max(pieces) > limits.WAITING_BYTES
+    assert len(pieces) < n_bytes / limits.WAITING_BYTES / 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("start", [b"", b"GET / HT", b"GET / HTTP/1.1\r\na: b\r\n", OK + OK[:5]])
 def test_a_slow_head_ends_the_connection(serve: Serve, start: bytes) -> None:
