@@ -34,6 +34,7 @@ algebra of uncertain distances, `errors` the whole error family.
     half_precision  rows of numbers that are kept small
     threads         threads of arithmetic
     processors      processors that may be used
+    memory          settings of the allocator
     installation    the installed distribution and its extras
 """
 

@@ -21,6 +21,11 @@ from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.galleries import GalleryFolder
 from model_store.errors import BundleMismatch, GalleryUnavailable, VouchError
 from model_store.errors.root import reason_of
+from model_store.memory import (
+    freeze_garbage,
+    raise_gc_threshold,
+    tune_malloc,
+)
 from model_store.processors import usable_processors
 from model_store.signing import read_public_key
 from service.encoding.hub import EncoderHub
@@ -31,11 +36,6 @@ from service.encoding.shared import OpenFound, SharedEncoders
 from service.http.doors import open_doors
 from service.observability.logs import log_as_json
 from service.processes.member import Member
-from service.processes.memory import (
-    freeze_garbage,
-    raise_gc_threshold,
-    tune_malloc,
-)
 from service.processes.open_files import raise_file_limit
 from service.processes.several import MEMBER, TRIAL, Family
 from service.settings import Settings

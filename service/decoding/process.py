@@ -8,8 +8,8 @@ import socket
 import subprocess
 import sys
 
+from model_store.memory import malloc_environment
 from service.decoding.worker import PREFIX
-from service.processes.memory import malloc_environment
 from service.processes.shared_pixels import SharedPixels
 
 WORKER = "service.decoding.worker"

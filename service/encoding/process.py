@@ -21,8 +21,8 @@ from typing import Any
 from model_store.encoder.contract import Embeddings, Inputs
 from model_store.encoder.forwarding import EncoderProxy
 from model_store.errors import EncoderError, EncoderStopped, EncodingFailed, VouchError
+from model_store.memory import large_pages
 from model_store.processors import ProviderChoice
-from service.processes.memory import large_pages
 from service.processes.shared_pixels import SharedPixels
 
 logger = logging.getLogger(__name__)

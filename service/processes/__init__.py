@@ -6,6 +6,5 @@
     several          how they are started, and what their parent does for all
     member           what each of them is handed
     shared_pixels    images in memory that both sides map
-    memory           settings of the allocator
     open_files       how many may be open
 """

@@ -1,14 +1,15 @@
 """Indexing throughput against the machine's limit, on photographs, in one run.
 
 The limit is what the cores could do if they did nothing but decode and encode: each core does so at
-the same time, in a process of one thread, for cores share caches and memory; the cores over the CPU
-seconds of one image then. Against it stands the whole of `vouch-build index`: images over the
-seconds on the clock that the embedding took, with hashes, thumbnails, processes and shards
-(`indexing_over_limit`), and over those of the command from its start to the published bundle
-(`indexing_command_over_limit`). Whatever else the machine does slows these and not the limit;
-`indexing_useful_cpu_share`, the CPU seconds of decoding and encoding over all that embedding used,
-is how near it could come on a machine of its own. `indexing_over_limit_bound` is how near an
-indexer comes that does nothing else but thumbnails and hashes.
+the same time, in a process of one thread that keeps its memory as `vouch-build` does, for cores
+share caches and memory; the cores over the CPU seconds of one image then. Against it stands the
+whole of `vouch-build index`: images over the seconds on the clock that the embedding took, with
+hashes, thumbnails, processes and shards (`indexing_over_limit`), and over those of the command from
+its start to the published bundle (`indexing_command_over_limit`). Whatever else the machine does
+slows these and not the limit; `indexing_useful_cpu_share`, the CPU seconds of decoding and encoding
+over all that embedding used, is how near it could come on a machine of its own.
+`indexing_over_limit_bound` is how near an indexer comes that does nothing else but thumbnails and
+hashes.
 
 Both in turn, several times over, so that a slow moment of the machine falls on all. The photographs
 are Caltech-101's, through MobileNetV2 at 224 px, each there `N_COPIES` times under names of its own
@@ -39,6 +40,7 @@ from index_builder.vectors.encoder import batch_size
 from model_store.bundles.directory import locate
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.images import decode_image, encode_thumbnail
+from model_store.memory import INDEXING_BLOCK_BYTES, INDEXING_BYTES, tune_malloc
 from model_store.processors import usable_processors
 from tests.benchmarks.bench_throughput import BUNDLES, IMAGES, built
 
@@ -103,6 +105,7 @@ def _cpu_seconds(photographs: list[Path], path: Path, cores: int) -> tuple[float
 
 def _cpu_seconds_of_one(photographs: list[Path], path: Path) -> tuple[float, float, float]:
     """CPU seconds of decoding an image, of encoding it, and of its thumbnail and hash."""
+    tune_malloc(INDEXING_BLOCK_BYTES, INDEXING_BYTES)
     encoder = open_encoder(path, "cpu")
     preprocessing = encoder.metadata.preprocessing
     chosen = [photographs[i] for i in np.random.default_rng(0).permutation(len(photographs))]

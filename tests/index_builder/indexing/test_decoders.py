@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 from pathlib import Path
 
@@ -11,12 +12,13 @@ import psutil
 import pytest
 
 from index_builder.indexing.blocks import Block, Place
-from index_builder.indexing.decoders import DecoderProcesses
+from index_builder.indexing.decoders import DecoderProcesses, _started
 from index_builder.indexing.prepare import BUDGET, budget_for, prepare_files
 from model_store.images import ImageLimits, Preprocessing
 from model_store.images.budget import DecodingBudget
 from tests.support import hostile_images
 from tests.support.image_files import encoded, picture
+from tests.support.page_faults import PAGE, faults_of_blocks
 
 PREPROCESSING = Preprocessing(16, 16)
 
@@ -75,6 +77,15 @@ def test_a_killed_decoder_loses_nothing(tmp_path: Path) -> None:
             assert len(set(found.hashes)) == len(files)
     finally:
         decoders.close()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc that is tuned")
+@pytest.mark.process
+def test_a_decoder_keeps_the_memory_of_a_block() -> None:
+    n_bytes, n_at_once = 10 * 2**20, 4
+    with _started(1) as decoder:
+        n_faults = decoder.submit(faults_of_blocks, n_bytes, n_at_once).result()
+    assert n_faults < 2 * n_bytes * n_at_once // PAGE
 
 
 def test_a_file_that_is_gone_may_come_back(tmp_path: Path) -> None:

@@ -11,39 +11,51 @@ from pathlib import Path
 
 import pytest
 
-from service.processes.memory import freeze_garbage, large_pages
+from model_store.memory import freeze_garbage, large_pages
+from tests.support.page_faults import PAGE
 
-N_BLOCKS = 100
+QUERY, BLOCK = (2**20, 2), (10 * 2**20, 4)
+"""Sizes of blocks, and how many there are at once: of a query; of images that are indexed."""
 
-FAULTS = f"""
-import resource, sys
-from service.processes.memory import tune_malloc
-if sys.argv[1] == "kept":
-    tune_malloc()
-def fault_count():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-bytearray(2**20)
-before = fault_count()
-for _ in range({N_BLOCKS}):
-    block, another = bytearray(2**20), bytearray(2**20)
-    del block, another
-print(fault_count() - before)
+TUNED = """
+from model_store.memory import *
+from tests.support.page_faults import faults_of_blocks
+{}
+print(faults_of_blocks(*{}))
+"""
+INDEXING = "tune_malloc(INDEXING_BLOCK_BYTES, INDEXING_BYTES)"
+
+VOUCH_BUILD = """
+from index_builder import __main__ as command
+from tests.support.page_faults import faults_of_blocks
+command.app = lambda: print(faults_of_blocks(*{}))
+command.main()
 """
 
+of_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc that is tuned")
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc that is tuned")
+
+def faults(script: str) -> int:
+    """What a script prints, in a process of its own."""
+    command = [sys.executable, "-c", script]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+@of_glibc
 @pytest.mark.process
-def test_blocks_of_a_query_are_not_fetched_anew() -> None:
-    faults = {
-        way: int(
-            subprocess.run(
-                [sys.executable, "-c", FAULTS, way], check=True, capture_output=True, text=True
-            ).stdout
-        )
-        for way in ("given_back", "kept")
-    }
-    assert faults["kept"] < 1000  # two blocks of 256 pages, once
-    assert faults["given_back"] > 5 * faults["kept"]
+@pytest.mark.parametrize(
+    ("tuning", "blocks"), [("tune_malloc()", QUERY), (INDEXING, BLOCK)], ids=["query", "indexing"]
+)
+def test_blocks_are_not_fetched_anew(tuning: str, blocks: tuple[int, int]) -> None:
+    once = blocks[0] * blocks[1] // PAGE
+    assert faults(TUNED.format(tuning, blocks)) < 2 * once
+    assert faults(TUNED.format("", blocks)) > 10 * once
+
+
+@of_glibc
+@pytest.mark.process
+def test_what_builds_a_gallery_keeps_them() -> None:
+    assert faults(VOUCH_BUILD.format(BLOCK)) < 2 * BLOCK[0] * BLOCK[1] // PAGE
 
 
 HELD = """
@@ -59,7 +71,7 @@ print(advised)
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc that is tuned")
+@of_glibc
 @pytest.mark.process
 def test_an_encoder_asks_for_large_pages() -> None:
     """The kernel is told of every block; whether it has large pages to give is its own affair."""

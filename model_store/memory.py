@@ -14,6 +14,11 @@ are a twentieth of it."""
 KEPT_BYTES = 32 * 2**20
 """Bytes of freed memory that a process keeps."""
 
+INDEXING_BLOCK_BYTES = 32 * 2**20
+INDEXING_BYTES = 128 * 2**20
+"""The same where a gallery is built: 64 images at 224 pixels are 10 MB, several times over on their
+way from a decoder to an encoder. glibc keeps no larger block than this."""
+
 GARBAGE_THRESHOLD = 10_000
 """New objects after which the youngest are looked through."""
 
@@ -23,17 +28,22 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Constants of glibc's malloc.h."""
 
 
-def tune_malloc() -> None:
+def tune_malloc(kept_block_bytes: int = KEPT_BLOCK_BYTES, kept_bytes: int = KEPT_BYTES) -> None:
     """Have the C library keep what a query frees for the next one.
 
     By itself it gives every block of more than 128 KiB back to the system at once, which then has
     to clear fresh pages for the next: 26 page faults a query, and a tenth of what the service
     computes beside the encoder. Other C libraries than glibc are left as they are.
+
+    Parameters
+    ----------
+    kept_block_bytes : blocks up to this size are kept when they are freed.
+    kept_bytes : of all of them that the process keeps.
     """
     with suppress(OSError, AttributeError):
         tune = ctypes.CDLL(None).mallopt
-        tune(_M_MMAP_THRESHOLD, KEPT_BLOCK_BYTES)
-        tune(_M_TRIM_THRESHOLD, KEPT_BYTES)
+        tune(_M_MMAP_THRESHOLD, kept_block_bytes)
+        tune(_M_TRIM_THRESHOLD, kept_bytes)
 
 
 def raise_gc_threshold() -> None:
