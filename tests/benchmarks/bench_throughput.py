@@ -123,7 +123,7 @@ def _rounds(
     files = read_images(images)
     found = {name: Measured() for name in ("bare", *targets)}
     for _ in range(N_ROUNDS):
-        rate, of_processor = _bare(core, images)
+        rate, of_processor = bare(core, images)
         found["bare"].rates.append(rate)
         found["bare"].computed.append(of_processor)
         for name, (asked, path) in targets.items():
@@ -202,7 +202,7 @@ def built() -> None:
     build_all(config, Run(RUN), BUNDLES)
 
 
-def _bare(core: int, images: Path) -> tuple[float, float]:
+def bare(core: int, images: Path) -> tuple[float, float]:
     """Queries a second without a service, in a process of its own, and its seconds for each."""
     command = ["taskset", "-c", str(core), *HERE, "--bare", str(images)]
     variables = environment() | large_pages(os.environ)

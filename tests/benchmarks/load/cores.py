@@ -6,9 +6,11 @@ import os
 import statistics
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
-from tests.benchmarks.bench_throughput import SEARCH
+from tests.benchmarks.bench_throughput import IMAGES, SEARCH, bare
 from tests.benchmarks.load.generator import Job, Outcome
 from tests.benchmarks.load.questions import Questions
 from tests.benchmarks.load.servers import Server, server
@@ -50,7 +52,21 @@ def measure(
             found[name] = statistics.median(more / less for more, less in rates)
             found[f"{name}_by_clock"] = statistics.median(more / less for more, less in clocked)
             found[f"{name}_alone_per_s"] = statistics.median(less for _, less in rates)
-    return found
+    return found | {"cores_2_over_1_bound": _bound(first, second)}
+
+
+def _bound(first: int, second: int) -> float:
+    """Queries a second of two loops without a service, one on each core, over those of one alone.
+
+    What it lacks to two the cores lose to each other: they share a cache, and the way to memory.
+    """
+    ratios = []
+    with ThreadPoolExecutor(2) as both:
+        for _ in range(N_ROUNDS):
+            alone, _ = bare(first, IMAGES)
+            together = both.map(partial(bare, images=IMAGES), (first, second))
+            ratios.append(sum(rate for rate, _ in together) / alone)
+    return statistics.median(ratios)
 
 
 def _left(outcome: Outcome, cores: int) -> float:
