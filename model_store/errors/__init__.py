@@ -48,6 +48,7 @@ nothing that a client of the service may not see.
     ├── DeadlineExceeded         no answer within the time a request may take
     ├── NotReady                 the service cannot answer at the moment
     ├── GalleryUnavailable       the engine that holds the gallery does not answer
+    │   └── ChangeUnconfirmed    nobody knows whether the change is kept
     ├── ActivationRefused        a bundle cannot take the place of the one that is served
     ├── WriteError               a change of a gallery was not kept, and nothing of it
     │   ├── WriteRefused         the gallery takes no changes, or not this one
@@ -378,6 +379,10 @@ class NotReady(VouchError):
 
 class GalleryUnavailable(VouchError):
     """The engine that holds the gallery does not answer."""
+
+
+class ChangeUnconfirmed(GalleryUnavailable):
+    """Nobody knows whether the change is kept."""
 
 
 class ActivationRefused(VouchError):

@@ -165,8 +165,7 @@ class Writable(Protocol):
         Raises
         ------
         ItemNotFound : an item to delete is not there.
-        WriteError : nothing was changed, for a reason that is named, or the disk has not confirmed
-            it, and the message says that nobody knows.
+        WriteError : nothing was changed, for a reason that is named.
         GalleryUnavailable : the change is kept, or nobody knows whether it is.
         """
 

@@ -10,10 +10,12 @@ from model_store.errors import (
     DeadlineExceeded,
     EncoderStopped,
     Forbidden,
+    GalleryUnavailable,
     InvalidRequest,
     Overloaded,
     RateLimited,
     Unauthenticated,
+    VouchError,
 )
 from service.access.access import SECURITY_SCHEMES, Access
 from service.access.keys import KeyScope, allows
@@ -45,18 +47,28 @@ def document(app: FastAPI) -> dict[str, Any]:
     schemas.update({form.__name__: form_schema(form) for form in FORMS})
     found["components"]["securitySchemes"] = SECURITY_SCHEMES
     (out_of_range,) = responses(InvalidRequest).values()
-    in_a_crowd = responses(Overloaded, EncoderStopped, DeadlineExceeded)
     for path, methods in found["paths"].items():
         for operation in methods.values():
             _only_own_errors(operation["responses"])
             if any(option["in"] == "query" for option in operation.get("parameters", ())):
                 operation["responses"].setdefault("422", out_of_range)
             if is_counted(path):
-                operation["responses"] |= {str(key): answer for key, answer in in_a_crowd.items()}
+                _also(operation["responses"], Overloaded, EncoderStopped, DeadlineExceeded)
+            if "{gallery}" in path:
+                _also(operation["responses"], GalleryUnavailable)
             if "security" in operation:
                 _say_who_may_ask(operation, app.state.access)
     _type_uploads(found)
     return found
+
+
+def _also(answers: dict[str, Any], *errors: type[VouchError]) -> None:
+    """Add ``errors`` to the answers of a path, beside what it says itself of the same status."""
+    for error in errors:
+        for status, answer in responses(error).items():
+            known = answers.setdefault(str(status), answer)
+            if answer["description"] not in known["description"]:
+                known["description"] += f" {answer['description']}"
 
 
 def _type_uploads(node: object) -> None:

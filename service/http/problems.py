@@ -14,6 +14,7 @@ from model_store.errors import (
     ActivationRefused,
     BundleError,
     BundleNotFound,
+    ChangeUnconfirmed,
     CorruptImage,
     DeadlineExceeded,
     EmptyImage,
@@ -102,6 +103,7 @@ RETRY_AFTER_S: dict[type[VouchError], int] = {
     EncoderStopped: 2,
     GallerySuperseded: 2,
     GalleryUnavailable: 2,
+    ChangeUnconfirmed: 2,
     NotReady: 5,
 }
 """Seconds after which a request that failed for a passing reason may be sent again."""

@@ -36,8 +36,8 @@ N_ITEMS = 3
 REFUSED = 503
 """Nothing was changed, the service says; of any other failure nobody knows."""
 
-UNKNOWN = "gallery_unavailable"
-"""The code of a refusal by a service that does not know: Milvus has not answered it."""
+UNKNOWN = {"gallery_unavailable", "change_unconfirmed"}
+"""The codes of a refusal by a service that does not know: Milvus has not answered it, say."""
 
 TIMES_AN_ITEM = 60
 """Operations after which other items take the place of these, so that histories stay short."""
@@ -168,7 +168,7 @@ class Replicas:
         ended = time.monotonic()
         status = 0 if response is None else response.status_code
         self.counts[f"{kind} {status or 'broken off'}"] += 1
-        refused = status == REFUSED and _told(response).get("code") != UNKNOWN
+        refused = status == REFUSED and _told(response).get("code") not in UNKNOWN
         if kind in ("put", "delete") and not refused:
             known = status in {200, 404}
             end = ended if known else math.inf

@@ -19,6 +19,7 @@ import pytest
 from model_store.encoder.contract import Embeddings
 from model_store.errors import (
     BundleMismatch,
+    ChangeUnconfirmed,
     GallerySuperseded,
     ItemNotFound,
     LogDamaged,
@@ -363,7 +364,7 @@ class TestTrouble:
         live.log._writer = sqlite3.connect(
             path, isolation_level=None, check_same_thread=False, factory=Unconfirmed
         )
-        with pytest.raises(StorageFailed, match="so that nobody knows"):
+        with pytest.raises(ChangeUnconfirmed, match="so that nobody knows"):
             live.commit([some_upsert("b")], Retry("key", "request"))
         assert live.refresh().version == opened(base, path).snapshot().version == 1
         live.close()

@@ -10,7 +10,14 @@ from threading import Thread
 
 import pytest
 
-from model_store.errors import StorageBusy, StorageFailed, StorageFull, WriteError, WriteRefused
+from model_store.errors import (
+    ChangeUnconfirmed,
+    StorageBusy,
+    StorageFailed,
+    StorageFull,
+    WriteError,
+    WriteRefused,
+)
 from model_store.gallery.live.sqlite import commit, connect, errors_in_words, of_the_system
 
 CODES: dict[int, type[WriteError]] = {
@@ -65,7 +72,7 @@ class Failing(sqlite3.Connection):
 def test_a_commit_that_the_disk_does_not_confirm_is_not_said_to_have_failed() -> None:
     with closing(sqlite3.connect(":memory:", factory=Failing)) as connection:
         connection.code = sqlite3.SQLITE_IOERR_FSYNC
-        with pytest.raises(StorageFailed, match="so that nobody knows"):
+        with pytest.raises(ChangeUnconfirmed, match="so that nobody knows"):
             commit(connection)
         connection.code = sqlite3.SQLITE_FULL
         with (

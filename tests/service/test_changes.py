@@ -22,6 +22,7 @@ from model_store.bundles.manifest import Manifest, read_manifest
 from model_store.gallery import ChangesFile
 from model_store.gallery.files.previews import PREVIEWS_FILE, PreviewsWriter
 from model_store.gallery.live.log import Transaction
+from model_store.gallery.live.sqlite import commit
 from tests.end_to_end.keys import KeysFile
 from tests.end_to_end.questions import picture, search, truncated
 from tests.support.bundle_copies import copied, flip_a_byte, republished
@@ -675,6 +676,27 @@ def test_what_is_kept_is_not_said_to_be_lost_where_the_disk_fails_afterwards(
     found = put(live, "kept", stranger, key="a key")
     assert (found.status_code, found.headers["Idempotency-Replayed"]) == (200, "true")
     assert live.get(f"{ITEMS}/kept").status_code == 200
+
+
+def test_of_what_the_disk_does_not_confirm_the_code_says_that_nobody_knows(
+    live: TestClient, stranger: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(live, "before", stranger).raise_for_status()
+
+    class Disk:
+        def execute(self, _: str) -> None:
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+            raise error
+
+    monkeypatch.setattr("model_store.gallery.live.log.commit", lambda _: commit(Disk()))  # type: ignore[arg-type] # as much of a connection as is asked
+    told = put(live, "perhaps", stranger, key="a key")
+    assert (told.status_code, told.json()["code"]) == (503, "change_unconfirmed")
+    assert "Retry-After" in told.headers
+    assert "Nothing was changed" not in told.text
+    monkeypatch.undo()
+    assert put(live, "perhaps", stranger, key="a key").status_code in {200, 201}
+    assert live.get(f"{ITEMS}/perhaps").status_code == 200
 
 
 def test_what_is_written_is_counted(live: TestClient, digit: bytes) -> None:

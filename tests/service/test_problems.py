@@ -95,6 +95,7 @@ STATUSES = {
     "KeyReused": 422,
     "GallerySuperseded": 503,
     "GalleryUnavailable": 503,
+    "ChangeUnconfirmed": 503,
     "StorageBusy": 503,
     "StorageFull": 507,
     "StorageFailed": 503,

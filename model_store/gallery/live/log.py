@@ -177,6 +177,7 @@ class ChangesFile:
         Raises
         ------
         WriteError : the writes could not be stored, or the log cannot be written to.
+        ChangeUnconfirmed : see `commit`.
         """
         with self._writing, self._told(), errors_in_words(self.path):
             if self._writer is None:

@@ -9,7 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from model_store.errors import StorageBusy, StorageFailed, StorageFull, WriteError, WriteRefused
+from model_store.errors import (
+    ChangeUnconfirmed,
+    StorageBusy,
+    StorageFailed,
+    StorageFull,
+    WriteError,
+    WriteRefused,
+)
 
 BUSY_S = 5.0
 """Seconds that a writer waits for its turn; a transaction takes milliseconds, the copy at the end
@@ -50,15 +57,15 @@ def commit(connection: sqlite3.Connection) -> None:
     Raises
     ------
     sqlite3.Error : nothing was changed.
-    StorageFailed : nobody knows. What the disk has taken and not confirmed is not read, unless a
-        crash comes before the next change: then it is found in the journal.
+    ChangeUnconfirmed : what the disk has taken and not confirmed is not read, unless a crash comes
+        before the next change: then it is found in the journal.
     """
     try:
         connection.execute("COMMIT")
     except sqlite3.Error as error:
         if _code(error) in _MEANING:
             raise
-        raise StorageFailed(
+        raise ChangeUnconfirmed(
             f"The disk has not confirmed the change ({error}), so that nobody knows whether it is "
             "kept. Send the request again, with the same Idempotency-Key if it had one; the "
             "operator looks at the disk."

@@ -23,6 +23,7 @@ from typing import Any
 
 from model_store.errors import (
     BundleMismatch,
+    ChangeUnconfirmed,
     DatasetError,
     GalleryUnavailable,
     ItemNotFound,
@@ -99,7 +100,7 @@ class MilvusLive:
         """Hear of what others have written, and tell Milvus what a crash has kept from it."""
         state = self._state()
         if state is not None and state.last > state.version:
-            with suppress(WriteError):  # then whoever writes tells it
+            with suppress(WriteError, ChangeUnconfirmed):  # then whoever writes tells it
                 self._tell(wait=False)
             state = self._state()
         if state is None:

@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 
 from model_store.errors import (
     ActivationRefused,
+    ChangeUnconfirmed,
     GalleryNotFound,
     InvalidRequest,
     ItemNotFound,
@@ -32,7 +33,7 @@ from service.serving.writer import Upload, WriteContext
 
 router = gallery_router("changes")
 
-WRITE_ERRORS = (GalleryNotFound, WriteRefused, StorageFull, WriteError)
+WRITE_ERRORS = (GalleryNotFound, WriteRefused, StorageFull, WriteError, ChangeUnconfirmed)
 
 REPLAYED = "Idempotency-Replayed"
 
