@@ -91,7 +91,8 @@ def _serve_by_several(
     hub = EncoderHub(open_encoder, BatchLimits.of(settings))
     n = settings.processes
     if n == "auto":
-        n = Family(arguments, hub.line).tried_out()
+        each = settings.encoders == "each"
+        n = usable_processors() if each else Family(arguments, hub.line).tried_out()
     if n == 1:
         _serve(settings, bundle_paths, None)
     elif not Family(arguments, hub.line, _doors(settings)).run(n, GRACE_S):
@@ -118,8 +119,9 @@ def _serve(settings: Settings, bundle_paths: Sequence[Path], member: Member | No
     raise_file_limit()
     open_encoder: OpenFound = partial(EncoderProcess, cuda_graphs=settings.cuda_graphs)
     if member is not None:
-        settings = settings.part(member.which, member.n)
-        open_encoder = partial(HubEncoder, member.open_hub())
+        settings, hub = settings.part(member.which, member.n), member.open_hub()
+        if settings.encoders == "shared":
+            open_encoder = partial(HubEncoder, hub)
     open_one = partial(open_served, settings, SharedEncoders(open_encoder))
     bundles = open_bundles(bundle_paths, open_one)
     doors = _doors(settings) if member is None else member.open_doors()

@@ -17,7 +17,7 @@ from model_store.gallery import MilvusAccess
 from model_store.images import ImageLimits
 from model_store.images.budget import DecodingBudget
 from model_store.installation import how_to_install
-from model_store.processors import ProviderChoice
+from model_store.processors import ProviderChoice, usable_processors
 from service.decoding.sandbox import SandboxMode
 
 
@@ -170,9 +170,13 @@ class Settings(BaseSettings):
     )
     processes: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
         1,
-        description="Processes that answer, on one port, with one encoder; more than one need "
-        "`redis_url`. auto: as many as pay, tried out at the start. Of workers, decoders, "
-        "requests, connections and open galleries each has its part, at least one.",
+        description="Processes that answer, on one port; more than one need `redis_url`. auto: as "
+        "many as pay, tried out at the start; with `encoders` `each`, as processors. Of workers, "
+        "decoders, requests, connections and open galleries each has its part, at least one.",
+    )
+    encoders: Literal["shared", "each"] = Field(
+        "shared",
+        description="Of several processes: one encoder for all, or one each on its processors.",
     )
     max_in_flight: int = Field(
         64,
@@ -354,7 +358,17 @@ class Settings(BaseSettings):
         """
         shared = ("workers", "decoders", "max_in_flight", "max_connections", "open_galleries")
         parts = {name: _part(getattr(self, name), which, n) for name in shared}
-        return self.model_copy(update={**parts, "recalibrate": self.recalibrate and which == 0})
+        parts |= {"processes": n, "recalibrate": self.recalibrate and which == 0}
+        part = self.model_copy(update=parts)
+        own = part.own_processors
+        threads = min(self.encoder_threads or own, own)
+        return part.model_copy(update={"encoder_threads": threads}) if own else part
+
+    @property
+    def own_processors(self) -> int:
+        """Processors for the encoder of this process and what answers beside it; 0 for all."""
+        several = self.encoders == "each" and self.processes not in {1, "auto"}
+        return max(1, usable_processors() // int(self.processes)) if several else 0
 
     @property
     def milvus(self) -> MilvusAccess:

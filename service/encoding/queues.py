@@ -21,16 +21,28 @@ from service.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """The limits on what is encoded at once; see `service.settings.Settings`."""
+    """The limits on what is encoded at once; see `service.settings.Settings`.
+
+    Attributes
+    ----------
+    n_processors : that the encoder shares with what answers beside it; 0 for all that this process
+        may use.
+    """
 
     max_batch: int = 1
     max_pixels: int = 4_000_000
     padded: bool = False
+    n_processors: int = 0
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
         """Return those that the settings name."""
-        return cls(settings.max_batch, settings.max_batch_pixels, settings.pad_batches)
+        return cls(
+            settings.max_batch,
+            settings.max_batch_pixels,
+            settings.pad_batches,
+            settings.own_processors,
+        )
 
 
 @dataclass(eq=False, slots=True)
@@ -129,7 +141,9 @@ def measured(encoder: Encoder, limits: BatchLimits) -> Batches:
     """Measure how many images are worth encoding at once, and how many batches in a row."""
     fitting = limits.max_pixels // math.prod(encoder.metadata.input.shape[:2])
     size, turn = max(1, min(limits.max_batch, fitting)), 1
-    n_processors = usable_processors() if encoder.provider == PROVIDERS["cpu"] else 0
+    n_processors = 0
+    if encoder.provider == PROVIDERS["cpu"]:
+        n_processors = limits.n_processors or usable_processors()
     if n_processors > 1 and not limits.padded:
         turn = useful_turn(encoder, 1, fitting, n_processors)
     if turn > 1:

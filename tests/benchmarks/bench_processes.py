@@ -1,6 +1,6 @@
 """Two processes that answer beside one: answers a second, processor time and memory of each.
 
-    python -m tests.benchmarks.bench_processes BUNDLE [--seconds 4] [--rounds 3]
+    python -m tests.benchmarks.bench_processes BUNDLE [--encoders each] [--seconds 4] [--rounds 3]
 
 Both services run all the time and are asked in turn, by eight connections, for images that nobody
 has sent yet (`new`), for images that are in Redis (`known`), and for what is similar to items. The
@@ -45,11 +45,13 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--seconds", type=float, default=4)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--encoders", default="shared", help="`VOUCH_ENCODERS` of the two")
     options = parser.parse_args()
     bundle = locate(options.bundle)
     with tempfile.TemporaryDirectory() as folder, Redis(Path(folder) / "redis.log") as redis:
         settings = {**SETTINGS, "VOUCH_REDIS_URL": redis.url}
         both = [{**settings, "VOUCH_PROCESSES": str(n)} for n in (1, 2)]
+        both[1]["VOUCH_ENCODERS"] = options.encoders
         with (
             Service(bundle, Path(folder) / "one.log", both[0]) as one,
             Service(bundle, Path(folder) / "two.log", both[1]) as two,

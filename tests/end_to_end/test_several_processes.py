@@ -77,19 +77,19 @@ def alone(digits_bundle: Path, tmp_path: Path) -> Iterator[Service]:
 
 @pytest.fixture
 def each(service: Service) -> Iterator[list[httpx2.Client]]:
-    """A client of each process: it connects while the other stands still."""
+    """A client of each process."""
     with ExitStack() as stack:
-        members = service.members()
-        clients = []
-        for member in members:
-            others = [other for other in members if other != member]
-            client = stack.enter_context(
-                httpx2.Client(base_url=service.http.base_url, timeout=TIMEOUT_S, trust_env=False)
-            )
-            with halted(*others):
-                assert client.get("/livez").status_code == 200
-            clients.append(client)
-        yield clients
+        yield [client_of(service, member, stack) for member in service.members()]
+
+
+def client_of(service: Service, member: psutil.Process, stack: ExitStack) -> httpx2.Client:
+    """A client of one process: it connects while the others stand still."""
+    client = stack.enter_context(
+        httpx2.Client(base_url=service.http.base_url, timeout=TIMEOUT_S, trust_env=False)
+    )
+    with halted(*[other for other in service.members() if other != member]):
+        assert client.get("/livez").status_code == 200
+    return client
 
 
 def answering(service: Service) -> int:
@@ -256,3 +256,34 @@ def test_as_many_answer_as_were_found_to_pay(
         # Whoever tried it out was nobody's caller.
         assert running.metric("vouch_batch_size_sum") < trial.N_QUERIES
         assert len(running.logged("serving")) == 1
+
+
+def encoders_of(member: psutil.Process) -> list[psutil.Process]:
+    return [one for one in member.children() if "service.encoding.worker" in one.cmdline()]
+
+
+def test_each_may_have_an_encoder_which_no_other_waits_for(
+    digits_bundle: Path, tmp_path: Path, redis_server: Redis, alone: Service, pictures: list[bytes]
+) -> None:
+    settings = {
+        "VOUCH_PROCESSES": str(N),
+        "VOUCH_ENCODERS": "each",
+        "VOUCH_REDIS_URL": redis_server.url,
+    }
+    with Service(digits_bundle, tmp_path / "service.log", settings) as running:
+        wait_until(lambda: answering(running) == N, running)
+        members = running.members()
+        [[encoder], [other]] = [encoders_of(member) for member in members]
+        with ExitStack() as stack:
+            asking = [client_of(running, member, stack) for member in members]
+            for image in pictures[:3]:
+                wanted = content(alone.answer(image))
+                for http in asking:
+                    assert content(search(http, unseen(image)).json()) == wanted
+            with halted(encoder):
+                assert search(asking[1], unseen(pictures[0])).status_code == 200
+            encoder.kill()
+            wait_until(partial(has_started_again, running, N), running)
+            assert search(asking[0], unseen(pictures[0])).status_code == 200
+        assert other.is_running()
+        assert running.metric("vouch_processes") == N

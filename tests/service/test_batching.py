@@ -445,20 +445,22 @@ class TestTurnsWhileNothingElseIsComputed:
 
 
 @pytest.mark.parametrize(
-    ("provider", "n_processors", "alone"),
+    ("provider", "n_processors", "own", "alone"),
     [
-        ("CPUExecutionProvider", 1, True),
-        ("CPUExecutionProvider", 2, False),
-        ("CUDAExecutionProvider", 1, False),
+        ("CPUExecutionProvider", 1, 0, True),
+        ("CPUExecutionProvider", 2, 0, False),
+        ("CPUExecutionProvider", 2, 1, True),
+        ("CUDAExecutionProvider", 1, 0, False),
+        ("CUDAExecutionProvider", 2, 1, False),
     ],
 )
 def test_an_encoder_is_best_alone_on_an_only_processor(
-    provider: str, n_processors: int, alone: bool, monkeypatch: pytest.MonkeyPatch
+    provider: str, n_processors: int, own: int, alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder = FakeEncoder(side=SIDE)
     encoder.provider = provider
     monkeypatch.setattr("service.encoding.queues.usable_processors", lambda: n_processors)
-    assert measured(encoder, BatchLimits()).alone == alone
+    assert measured(encoder, BatchLimits(n_processors=own)).alone == alone
 
 
 @pytest.mark.parametrize(("decoders", "n_shares"), [(1, 2), (0, 1)])

@@ -35,6 +35,7 @@ FROM_ENVIRONMENT = [
     ("pad_batches", "true", True),
     ("cuda_graphs", "true", True),
     ("processes", "3", 3),
+    ("encoders", "each", "each"),
     ("max_in_flight", "9", 9),
     ("deadline_s", "2.5", 2.5),
     ("max_connections", "50", 50),
@@ -226,3 +227,17 @@ def test_limits_are_shared_out_among_processes() -> None:
     assert {part.max_image_bytes for part in parts} == {whole.max_image_bytes}
     assert Settings(decoders=0).part(0, 2).decoders == 0
     assert Settings().part(0, 1) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("n", "threads", "wanted"),
+    [(2, 0, (2, 2)), (4, 0, (1, 1)), (8, 0, (1, 1)), (2, 1, (1, 2)), (2, 8, (2, 2))],
+)
+def test_encoders_of_their_own_share_the_processors(
+    n: int, threads: int, wanted: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.settings.usable_processors", lambda: 4)
+    part = Settings(encoders="each", encoder_threads=threads).part(n - 1, n)
+    assert (part.encoder_threads, part.own_processors) == wanted
+    shared = Settings(encoder_threads=threads).part(n - 1, n)
+    assert (shared.encoder_threads, shared.own_processors) == (threads, 0)

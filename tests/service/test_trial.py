@@ -13,7 +13,7 @@ from model_store.bundles.bundle import open_bundle
 from model_store.errors import EncoderError
 from model_store.processors import usable_processors
 from service import trial
-from service.__main__ import _processes
+from service.__main__ import _processes, _serve_by_several
 from service.settings import Settings
 from service.trial import Costs, useful_processes
 
@@ -115,3 +115,27 @@ def test_alone_where_more_could_not_answer(monkeypatch: pytest.MonkeyPatch) -> N
     assert _processes(with_redis) == "auto"
     monkeypatch.setattr("service.__main__.usable_processors", lambda: 1)
     assert _processes(with_redis) == 1
+
+
+def test_with_encoders_of_their_own_as_many_answer_as_there_are_processors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[int] = []
+
+    class Family:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def tried_out(self) -> int:
+            pytest.fail("nothing is to be found out")
+
+        def run(self, n: int, _: float) -> bool:
+            started.append(n)
+            return True
+
+    monkeypatch.setattr("service.__main__.Family", Family)
+    monkeypatch.setattr("service.__main__._doors", lambda _: [])
+    monkeypatch.setattr("service.__main__.usable_processors", lambda: 3)
+    settings = {"processes": "auto", "encoders": "each", "redis_url": "redis://localhost"}
+    _serve_by_several(Settings.model_validate(settings), [], [])
+    assert started == [3]
