@@ -12,14 +12,14 @@ from rich.markup import escape
 from index_builder.commands.app import app
 from index_builder.progress import console
 from model_store.errors import VouchError
-from model_store.memory import INDEXING_BLOCK_BYTES, INDEXING_BYTES, tune_malloc
+from model_store.memory import OF_INDEXING, tune_malloc
 
 
 def main() -> None:
     """Entry point; an error of the family is one line on standard error and exit status 1."""
     handler = RichHandler(console=console, show_time=False, show_path=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
-    tune_malloc(INDEXING_BLOCK_BYTES, INDEXING_BYTES)
+    tune_malloc(OF_INDEXING)
     try:
         app()
     except VouchError as error:

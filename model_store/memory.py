@@ -6,18 +6,29 @@ import ctypes
 import gc
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 
-KEPT_BLOCK_BYTES = 8 * 2**20
-"""Blocks up to this size are kept when they are freed; a query's pictures, samples and candidates
-are a twentieth of it."""
 
-KEPT_BYTES = 32 * 2**20
-"""Bytes of freed memory that a process keeps."""
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The freed memory that a process keeps.
 
-INDEXING_BLOCK_BYTES = 32 * 2**20
-INDEXING_BYTES = 128 * 2**20
-"""The same where a gallery is built: 64 images at 224 pixels are 10 MB, several times over on their
-way from a decoder to an encoder. glibc keeps no larger block than this."""
+    Attributes
+    ----------
+    block_bytes : of the largest block that is kept.
+    n_bytes : of all that is kept.
+    """
+
+    block_bytes: int
+    n_bytes: int
+
+
+OF_QUERIES = Kept(8 * 2**20, 32 * 2**20)
+"""A query's pictures, samples and candidates are a twentieth of such a block."""
+
+OF_INDEXING = Kept(32 * 2**20, 128 * 2**20)
+"""The 64 images of a block at 224 pixels are 10 MB, several times over on their way from a decoder
+to an encoder. glibc keeps no larger block than this."""
 
 GARBAGE_THRESHOLD = 10_000
 """New objects after which the youngest are looked through."""
@@ -28,22 +39,17 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Constants of glibc's malloc.h."""
 
 
-def tune_malloc(kept_block_bytes: int = KEPT_BLOCK_BYTES, kept_bytes: int = KEPT_BYTES) -> None:
-    """Have the C library keep what a query frees for the next one.
+def tune_malloc(kept: Kept = OF_QUERIES) -> None:
+    """Have the C library keep what a query, or a block of images, frees for the next one.
 
     By itself it gives every block of more than 128 KiB back to the system at once, which then has
     to clear fresh pages for the next: 26 page faults a query, and a tenth of what the service
     computes beside the encoder. Other C libraries than glibc are left as they are.
-
-    Parameters
-    ----------
-    kept_block_bytes : blocks up to this size are kept when they are freed.
-    kept_bytes : of all of them that the process keeps.
     """
     with suppress(OSError, AttributeError):
         tune = ctypes.CDLL(None).mallopt
-        tune(_M_MMAP_THRESHOLD, kept_block_bytes)
-        tune(_M_TRIM_THRESHOLD, kept_bytes)
+        tune(_M_MMAP_THRESHOLD, kept.block_bytes)
+        tune(_M_TRIM_THRESHOLD, kept.n_bytes)
 
 
 def raise_gc_threshold() -> None:
@@ -66,8 +72,8 @@ def freeze_garbage() -> None:
 def malloc_environment() -> dict[str, str]:
     """The same, as the environment of a process that is to be started."""
     return {
-        "MALLOC_MMAP_THRESHOLD_": str(KEPT_BLOCK_BYTES),
-        "MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES),
+        "MALLOC_MMAP_THRESHOLD_": str(OF_QUERIES.block_bytes),
+        "MALLOC_TRIM_THRESHOLD_": str(OF_QUERIES.n_bytes),
     }
 
 

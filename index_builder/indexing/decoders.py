@@ -23,7 +23,7 @@ from model_store.encoder.contract import Encoder
 from model_store.encoder.vector_input import VectorInput
 from model_store.images import ImageLimits, Preprocessing
 from model_store.images.budget import DecodingBudget
-from model_store.memory import INDEXING_BLOCK_BYTES, INDEXING_BYTES, tune_malloc
+from model_store.memory import OF_INDEXING, tune_malloc
 
 N_TRIES = 2
 """An image is to blame for its decoder's end when it was alone with it so many times; once may be
@@ -159,7 +159,7 @@ def _begin() -> None:
     """Make of this process a decoder: it ends with its parent, and only then."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    tune_malloc(INDEXING_BLOCK_BYTES, INDEXING_BYTES)
+    tune_malloc(OF_INDEXING)
     # What C libraries print about damaged files: the reasons stand in the report.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

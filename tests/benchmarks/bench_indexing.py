@@ -40,7 +40,7 @@ from index_builder.vectors.encoder import batch_size
 from model_store.bundles.directory import locate
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.images import decode_image, encode_thumbnail
-from model_store.memory import INDEXING_BLOCK_BYTES, INDEXING_BYTES, tune_malloc
+from model_store.memory import OF_INDEXING, tune_malloc
 from model_store.processors import usable_processors
 from tests.benchmarks.bench_throughput import BUNDLES, IMAGES, built
 
@@ -105,7 +105,7 @@ def _cpu_seconds(photographs: list[Path], path: Path, cores: int) -> tuple[float
 
 def _cpu_seconds_of_one(photographs: list[Path], path: Path) -> tuple[float, float, float]:
     """CPU seconds of decoding an image, of encoding it, and of its thumbnail and hash."""
-    tune_malloc(INDEXING_BLOCK_BYTES, INDEXING_BYTES)
+    tune_malloc(OF_INDEXING)
     encoder = open_encoder(path, "cpu")
     preprocessing = encoder.metadata.preprocessing
     chosen = [photographs[i] for i in np.random.default_rng(0).permutation(len(photographs))]

@@ -23,7 +23,7 @@ from tests.support.page_faults import faults_of_blocks
 {}
 print(faults_of_blocks(*{}))
 """
-INDEXING = "tune_malloc(INDEXING_BLOCK_BYTES, INDEXING_BYTES)"
+INDEXING = "tune_malloc(OF_INDEXING)"
 
 VOUCH_BUILD = """
 from index_builder import __main__ as command
