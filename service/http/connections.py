@@ -32,7 +32,7 @@ from uvicorn.server import ServerState
 
 from service.http import limits
 from service.http.reading import BoundedReader
-from service.http.turns import Turn, Turns
+from service.http.turns import Hesitation, Turn, Turns
 
 HEALTH = {"/livez", "/readyz"}
 """Paths whose requests do not wait behind others of the same address, such as a proxy's."""
@@ -54,13 +54,20 @@ class Room:
     n_places : connections at a time; never more than three quarters of the files that this process
         may open.
     account_of : tells on whose account a request is; each account has its turns.
+    hesitation : where other processes listen too.
     """
 
-    def __init__(self, n_places: int, account_of: Callable[[Scope], str] | None = None) -> None:
+    def __init__(
+        self,
+        n_places: int,
+        account_of: Callable[[Scope], str] | None = None,
+        hesitation: Hesitation | None = None,
+    ) -> None:
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         few = files == resource.RLIM_INFINITY or n_places <= files * 3 // 4
         self._n_places = n_places if few else max(1, files * 3 // 4)
         self.account_of = account_of
+        self._hesitation = hesitation
         self._n = 0
         self._waiting: defaultdict[str, dict[BoundedConnection, None]] = defaultdict(dict)
         self.readings = Turns()
@@ -70,6 +77,8 @@ class Room:
     def enter(self, connection: BoundedConnection) -> None:
         """Take a connection in, in place of another if need be."""
         self._n += 1
+        if self._hesitation is not None:
+            self._hesitation.newcomer(self._n)
         self.turns.newcomer()
         self.readings.newcomer()
         if self._n > self._n_places:

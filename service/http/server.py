@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Scope
 
 from service.http.connections import BoundedConnection, Room
 from service.http.limits import IDLE_TIMEOUT_S
+from service.http.turns import Hesitation
 from service.settings import Settings
 
 
@@ -45,13 +46,15 @@ def serve(
     grace_s : seconds that requests in flight may take to end.
     started : called as soon as it answers.
     """
+    several = settings.processes not in {1, "auto"}
+    room = Room(settings.max_connections, account_of, Hesitation() if several else None)
     config = uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,  # `KnownProxies` does that
-        http=partial(BoundedConnection, room=Room(settings.max_connections, account_of)),  # type: ignore[arg-type]
+        http=partial(BoundedConnection, room=room),  # type: ignore[arg-type]
         ws="none",
         timeout_keep_alive=int(IDLE_TIMEOUT_S),
         ssl_certfile=settings.tls_cert,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import uvicorn
@@ -26,6 +26,9 @@ from starlette.routing import Route
 
 from service.http import limits
 from service.http.connections import BoundedConnection, Room
+from service.http.server import serve as serve_doors
+from service.http.turns import Hesitation
+from service.settings import Settings
 from tests.end_to_end.processes import free_port
 
 OK = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -205,6 +208,39 @@ def _taken(monkeypatch: pytest.MonkeyPatch) -> None:
         take(self, data)
 
     monkeypatch.setattr(BoundedConnection, "data_received", counting)
+
+
+def test_a_connection_is_not_taken_at_once_where_others_listen(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[int] = []
+
+    class Noted(Hesitation):
+        def newcomer(self, n_held: int) -> None:
+            held.append(n_held)
+
+    monkeypatch.setattr(f"{__name__}.Room", partial(Room, hesitation=Noted()))
+    port = serve()
+    with connect(port), connect(port) as second:
+        second.sendall(OK)
+        assert received(second, b"hello")
+    assert held == [1, 2]
+
+
+@pytest.mark.parametrize(("processes", "hesitates"), [(1, False), ("auto", False), (2, True)])
+def test_of_several_processes_each_hesitates(
+    processes: int | Literal["auto"], hesitates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Opened(Exception):
+        pass
+
+    def opened(_n: int, _account_of: object, hesitation: Hesitation | None) -> Room:
+        assert (hesitation is not None) == hesitates
+        raise Opened
+
+    monkeypatch.setattr("service.http.server.Room", opened)
+    with pytest.raises(Opened):
+        serve_doors(APP, Settings(processes=processes), [], lambda _: "", 1)
 
 
 @pytest.mark.usefixtures("_taken")
