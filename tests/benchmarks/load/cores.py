@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import sys
-from collections.abc import Callable
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tests.benchmarks.bench_throughput import IMAGES, SEARCH, bare
 from tests.benchmarks.load.generator import Job, Outcome
 from tests.benchmarks.load.questions import Questions
 from tests.benchmarks.load.servers import Server, server
+from tests.end_to_end.processes import Redis
 
 N_ROUNDS = 3
 N_CLIENTS = 32
 SECONDS = 4.0
 SETTINGS = {"VOUCH_ENCODER_THREADS": "", "VOUCH_CANARY_PERIOD_S": "3600"}
+EACH = {"VOUCH_PROCESSES": "auto", "VOUCH_ENCODERS": "each"}
 
 
 def measure(
@@ -26,33 +33,59 @@ def measure(
 ) -> dict[str, float]:
     """Answers a second with two cores over those with one, small photographs and 12 megapixels.
 
+    Once with the default settings, and once (``…_each``) as a service uses cores that has a Redis:
+    by as many processes, each with an encoder of its own.
+
     The clients run on the same cores as the service, so that either pays for them alike. So do all
     others on this machine: what they take of the cores is left out, as if the service had had
     fewer (``…_by_clock``: as it came).
     """
     first, second = sorted(os.sched_getaffinity(0))[:2]
-    both = f"{first},{second}"
+    found = {"cores_2_over_1_bound": _bound(first, second)}
     command = [sys.executable, "-m", "service", "--bundle", str(bundles)]
-    found = {}
-    with (
-        server(command, first, "/readyz", SETTINGS) as one,
-        server(command, both, "/readyz", SETTINGS) as two,
-    ):
-        for size in ("small", "phone"):
-            rates: list[tuple[float, float]] = []
-            clocked: list[tuple[float, float]] = []
-            for number in range(N_ROUNDS):
-                alone = generate(_job(one, questions, size, number), str(first))
-                together = generate(_job(two, questions, size, number), both)
-                clocked.append((together.goodput, alone.goodput))
-                rates.append(
-                    (2 * together.goodput / _left(together, 2), alone.goodput / _left(alone, 1))
-                )
-            name = "cores_2_over_1" if size == "small" else f"cores_2_over_1_{size}"
-            found[name] = statistics.median(more / less for more, less in rates)
-            found[f"{name}_by_clock"] = statistics.median(more / less for more, less in clocked)
-            found[f"{name}_alone_per_s"] = statistics.median(less for _, less in rates)
-    return found | {"cores_2_over_1_bound": _bound(first, second)}
+    with TemporaryDirectory() as folder, Redis(Path(folder) / "redis.log") as redis:
+        each = {**SETTINGS, **EACH, "VOUCH_REDIS_URL": redis.url}
+        for suffix, settings in (("", SETTINGS), ("_each", each)):
+            with (
+                server(command, first, "/readyz", settings) as one,
+                server(command, f"{first},{second}", "/readyz", settings) as two,
+            ):
+                until_all_answer(two, 2 if suffix else 1)
+                for size in ("small", "phone"):
+                    name = "cores_2_over_1" + ("" if size == "small" else f"_{size}") + suffix
+                    jobs = [_job(target, questions, size) for target in (one, two)]
+                    found |= _figures(name, jobs, (first, second), generate)
+    return found
+
+
+def until_all_answer(target: Server, n: int) -> None:
+    """Wait until ``n`` processes of a service answer."""
+    while True:
+        with urllib.request.urlopen(f"http://127.0.0.1:{target.port}/readyz") as answer:
+            if json.load(answer)["processes"] == n:
+                return
+        time.sleep(0.1)
+
+
+def _figures(
+    name: str,
+    jobs: Sequence[Job],
+    cores: tuple[int, int],
+    generate: Callable[[Job, str], Outcome],
+) -> dict[str, float]:
+    """Let the service on one core, and that on both, answer in turns."""
+    on_one, on_both = jobs
+    rates, clocked = list[tuple[float, float]](), list[tuple[float, float]]()
+    for number in range(N_ROUNDS):
+        alone = generate(replace(on_one, seed=number), str(cores[0]))
+        together = generate(replace(on_both, seed=number), f"{cores[0]},{cores[1]}")
+        clocked.append((together.goodput, alone.goodput))
+        rates.append((2 * together.goodput / _left(together, 2), alone.goodput / _left(alone, 1)))
+    return {
+        name: statistics.median(more / less for more, less in rates),
+        f"{name}_by_clock": statistics.median(more / less for more, less in clocked),
+        f"{name}_alone_per_s": statistics.median(less for _, less in rates),
+    }
 
 
 def _bound(first: int, second: int) -> float:
@@ -75,7 +108,7 @@ def _left(outcome: Outcome, cores: int) -> float:
     return cores - max(0.0, others)
 
 
-def _job(target: Server, questions: Questions, size: str, seed: int) -> Job:
+def _job(target: Server, questions: Questions, size: str) -> Job:
     requests, shares = questions.searches(SEARCH, '"rank":1,"id":"{id}"')
     chosen = [number for number, one in enumerate(requests) if one.kind == f"search {size}"]
     return Job(
@@ -89,5 +122,5 @@ def _job(target: Server, questions: Questions, size: str, seed: int) -> Job:
         seconds=SECONDS,
         deadline_s=30.0,
         patience_s=30.0,
-        seed=seed,
+        seed=0,
     )
