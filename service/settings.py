@@ -367,8 +367,8 @@ class Settings(BaseSettings):
     @property
     def own_processors(self) -> int:
         """Processors for the encoder of this process and what answers beside it; 0 for all."""
-        several = self.encoders == "each" and self.processes not in {1, "auto"}
-        return max(1, usable_processors() // int(self.processes)) if several else 0
+        divided = self.encoders == "each" and self.processes != "auto"
+        return max(1, usable_processors() // int(self.processes)) if divided else 0
 
     @property
     def milvus(self) -> MilvusAccess:

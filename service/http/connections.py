@@ -31,8 +31,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from service.http import limits
+from service.http.doors import Hesitation
 from service.http.reading import BoundedReader
-from service.http.turns import Hesitation, Turn, Turns
+from service.http.turns import Turn, Turns
 
 HEALTH = {"/livez", "/readyz"}
 """Paths whose requests do not wait behind others of the same address, such as a proxy's."""

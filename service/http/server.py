@@ -11,8 +11,8 @@ import uvicorn
 from starlette.types import ASGIApp, Scope
 
 from service.http.connections import BoundedConnection, Room
+from service.http.doors import Hesitation
 from service.http.limits import IDLE_TIMEOUT_S
-from service.http.turns import Hesitation
 from service.settings import Settings
 
 

@@ -13,32 +13,6 @@ behind a crowd of them somebody may wait who has only a short question."""
 
 Turn = asyncio.Future[None]
 
-HESITATION_S = 1e-5
-"""For each connection that a process holds, before it takes another: of those that listen together
-the first to wake would take a whole crowd."""
-
-LONGEST_HESITATION_S = 5e-4
-HESITATION_AT_ONCE_S = 0.02
-HESITATION_SHARE = 0.1
-"""The most at a time, in a crowd, and of all time: nobody waits for long because of a flood."""
-
-
-class Hesitation:
-    """Leaves the next connection to a process that holds fewer, by a short sleep."""
-
-    def __init__(self) -> None:
-        self._left_s, self._since = HESITATION_AT_ONCE_S, time.monotonic()
-
-    def newcomer(self, n_held: int) -> None:
-        """Note that a connection has come, and sleep longer the more of them are held."""
-        now = time.monotonic()
-        left_s = self._left_s + HESITATION_SHARE * (now - self._since)
-        self._left_s, self._since = min(left_s, HESITATION_AT_ONCE_S), now
-        nap_s = min(n_held * HESITATION_S, LONGEST_HESITATION_S)
-        if nap_s <= self._left_s:
-            time.sleep(nap_s)
-            self._left_s -= time.monotonic() - now  # the kernel lets nobody sleep so briefly
-
 
 class Turns:
     """Lines of work that waits to be begun; every line has its turn.

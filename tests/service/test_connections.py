@@ -26,8 +26,8 @@ from starlette.routing import Route
 
 from service.http import limits
 from service.http.connections import BoundedConnection, Room
+from service.http.doors import Hesitation
 from service.http.server import serve as serve_doors
-from service.http.turns import Hesitation
 from service.settings import Settings
 from tests.end_to_end.processes import free_port
 

@@ -13,7 +13,15 @@ from contextlib import ExitStack
 import pytest
 
 from service.http import doors
-from service.http.doors import N_DOORS, open_doors
+from service.http.doors import (
+    HESITATION_AT_ONCE_S,
+    HESITATION_S,
+    HESITATION_SHARE,
+    LONGEST_HESITATION_S,
+    N_DOORS,
+    Hesitation,
+    open_doors,
+)
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel shares out by BPF")
 
@@ -85,3 +93,49 @@ def test_where_the_kernel_cannot_there_is_one(monkeypatch: pytest.MonkeyPatch) -
     with only:
         only.listen()
         assert door_of("127.0.0.1", [only]) == 0
+
+
+class Clock:
+    """A clock that passes by sleeping, a little longer than was asked for."""
+
+    def __init__(self) -> None:
+        self.now, self.naps = 0.0, list[float]()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.naps.append(seconds)
+        self.now += seconds + 5e-5
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(doors, "time", clock)
+    return clock
+
+
+def test_a_process_hesitates_the_longer_the_more_connections_it_holds(clock: Clock) -> None:
+    hesitation = Hesitation()
+    for n_held in (1, 2, 10, 1_000):
+        hesitation.newcomer(n_held)
+    expected = [HESITATION_S, 2 * HESITATION_S, 10 * HESITATION_S, LONGEST_HESITATION_S]
+    assert clock.naps == pytest.approx(expected)
+
+
+def test_a_flood_delays_nobody_for_long_and_is_forgotten(clock: Clock) -> None:
+    hesitation, started = Hesitation(), clock.now
+    awake_s = 0.0
+    while clock.now < started + 10:
+        hesitation.newcomer(20)
+        clock.now += 1e-4
+        awake_s += 1e-4
+    allowed_s = HESITATION_AT_ONCE_S + 10 * HESITATION_SHARE
+    assert 0.9 * allowed_s < clock.now - started - awake_s < allowed_s + LONGEST_HESITATION_S
+    clock.naps.clear()
+    clock.now += 60
+    for _ in range(1_000):  # all of them at the same moment
+        hesitation.newcomer(20)
+    assert sum(clock.naps) < HESITATION_AT_ONCE_S
+    assert len(clock.naps) > 32

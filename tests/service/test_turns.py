@@ -7,16 +7,7 @@ import time
 
 import pytest
 
-from service.http import turns as of_turns
-from service.http.turns import (
-    HESITATION_AT_ONCE_S,
-    HESITATION_S,
-    HESITATION_SHARE,
-    LONGEST_HESITATION_S,
-    NEWCOMERS_FIRST_S,
-    Hesitation,
-    Turns,
-)
+from service.http.turns import NEWCOMERS_FIRST_S, Turns
 
 pytestmark = pytest.mark.anyio
 
@@ -95,49 +86,3 @@ async def test_shorter_work_alone_keeps_nobody_waiting() -> None:
         assert turns.ask(lambda: "a").done()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-
-
-class Clock:
-    """A clock that passes by sleeping, a little longer than was asked for."""
-
-    def __init__(self) -> None:
-        self.now, self.naps = 0.0, list[float]()
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.naps.append(seconds)
-        self.now += seconds + 5e-5
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(of_turns, "time", clock)
-    return clock
-
-
-async def test_a_process_hesitates_the_longer_the_more_connections_it_holds(clock: Clock) -> None:
-    hesitation = Hesitation()
-    for n_held in (1, 2, 10, 1_000):
-        hesitation.newcomer(n_held)
-    expected = [HESITATION_S, 2 * HESITATION_S, 10 * HESITATION_S, LONGEST_HESITATION_S]
-    assert clock.naps == pytest.approx(expected)
-
-
-async def test_a_flood_delays_nobody_for_long_and_is_forgotten(clock: Clock) -> None:
-    hesitation, started = Hesitation(), clock.now
-    awake_s = 0.0
-    while clock.now < started + 10:
-        hesitation.newcomer(20)
-        clock.now += 1e-4
-        awake_s += 1e-4
-    allowed_s = HESITATION_AT_ONCE_S + 10 * HESITATION_SHARE
-    assert 0.9 * allowed_s < clock.now - started - awake_s < allowed_s + LONGEST_HESITATION_S
-    clock.naps.clear()
-    clock.now += 60
-    for _ in range(1_000):  # all of them at the same moment
-        hesitation.newcomer(20)
-    assert sum(clock.naps) < HESITATION_AT_ONCE_S
-    assert len(clock.naps) > 32

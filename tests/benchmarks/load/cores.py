@@ -50,7 +50,7 @@ def measure(
                 server(command, first, "/readyz", settings) as one,
                 server(command, f"{first},{second}", "/readyz", settings) as two,
             ):
-                until_all_answer(two, 2 if suffix else 1)
+                _until_all_answer(two, 2 if suffix else 1)
                 for size in ("small", "phone"):
                     name = "cores_2_over_1" + ("" if size == "small" else f"_{size}") + suffix
                     jobs = [_job(target, questions, size) for target in (one, two)]
@@ -58,7 +58,7 @@ def measure(
     return found
 
 
-def until_all_answer(target: Server, n: int) -> None:
+def _until_all_answer(target: Server, n: int) -> None:
     """Wait until ``n`` processes of a service answer."""
     while True:
         with urllib.request.urlopen(f"http://127.0.0.1:{target.port}/readyz") as answer:
@@ -77,8 +77,8 @@ def _figures(
     on_one, on_both = jobs
     rates, clocked = list[tuple[float, float]](), list[tuple[float, float]]()
     for number in range(N_ROUNDS):
-        alone = generate(replace(on_one, seed=number), str(cores[0]))
-        together = generate(replace(on_both, seed=number), f"{cores[0]},{cores[1]}")
+        alone = generate(replace(on_one, seed=2 * number), str(cores[0]))
+        together = generate(replace(on_both, seed=2 * number + 1), f"{cores[0]},{cores[1]}")
         clocked.append((together.goodput, alone.goodput))
         rates.append((2 * together.goodput / _left(together, 2), alone.goodput / _left(alone, 1)))
     return {

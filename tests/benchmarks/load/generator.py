@@ -49,7 +49,7 @@ class Job:
     warm_up_s, seconds : before measuring, and of it.
     deadline_s : within which an answer is of use.
     patience_s : after which a client goes.
-    seed : of arrivals, and of what is asked.
+    seed : of arrivals, and of what is asked: jobs of different seeds have no image in common.
     """
 
     port: int
@@ -109,10 +109,10 @@ class _Asked:
 class _Client:
     """Connections to one port, each used again once it has an answer."""
 
-    def __init__(self, port: int, patience_s: float) -> None:
+    def __init__(self, port: int, patience_s: float, first_number: int) -> None:
         self._port, self._patience_s = port, patience_s
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
-        self._numbers = itertools.count()
+        self._numbers = itertools.count(first_number)
 
     async def ask(self, request: Request, due: float) -> _Asked:
         """Send a request; what became of it."""
@@ -161,7 +161,7 @@ async def run(job: Job) -> Outcome:
     """Make the load, and wait for every answer or its client's going."""
     rng = np.random.default_rng(job.seed)
     whole = job.warm_up_s + job.seconds
-    client, asked = _Client(job.port, job.patience_s), list[_Asked]()
+    client, asked = _Client(job.port, job.patience_s, job.seed * 10**9), list[_Asked]()
     shares = np.array(job.shares) / sum(job.shares)
 
     def drawn() -> Iterator[Request]:
