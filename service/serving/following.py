@@ -23,6 +23,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from model_store.bundles.bundle import Bundle
@@ -37,6 +38,14 @@ RETRY_REFUSED_S = 30.0
 each attempt hashes every byte of it."""
 
 Mark = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Overruled:
+    """The bundle that `CURRENT` names, and the one that was activated here instead."""
+
+    named: str
+    instead: str
 
 
 class Following:
@@ -56,7 +65,7 @@ class Following:
         self.refused: dict[str, str] = {}
         self._switch = switch
         self._confirmed: dict[str, tuple[str, Mark]] = {}
-        self._overruled: dict[str, str] = {}
+        self._overruled: dict[str, _Overruled] = {}
         self._switches: dict[str, asyncio.Task[None]] = {}
         self._refused_at: dict[str, tuple[str, float]] = {}
 
@@ -75,10 +84,11 @@ class Following:
         if named == served:
             if mark is not None:
                 self._confirmed[name] = served, mark
-            for kept in (self._overruled, self.refused, self._refused_at):
+            self._lift(name, served)
+            for kept in (self.refused, self._refused_at):
                 kept.pop(name, None)
             return None
-        if named is None or named == self._overruled.get(name):
+        if named is None or self._is_overruled(name, named):
             return None
         is_ahead = await asyncio.to_thread(changes_path(root, named).exists)
         self._begin(name, named, again=is_ahead)
@@ -105,11 +115,20 @@ class Following:
             self.refused[bundle.name] = str(error)
             return None
 
-    async def overrule(self, bundle: Bundle) -> None:
-        """Do not follow what `CURRENT` names at the moment; it cannot be written."""
+    async def still_names(self, bundle: Bundle, bundle_id: str) -> bool:
+        """Whether `CURRENT` names a bundle that is to be followed."""
+        named = await self.named(bundle)
+        return named == bundle_id and not self._is_overruled(bundle.name, bundle_id)
+
+    async def overrule(self, bundle: Bundle, instead: str) -> None:
+        """Serve another bundle than the one that `CURRENT` names now; it cannot be written."""
         named = await self.named(bundle)
         if named is not None:
-            self._overruled[bundle.name] = named
+            self._overruled[bundle.name] = _Overruled(named, instead)
+
+    def obey(self, name: str) -> None:
+        """Follow whatever `CURRENT` names from now on."""
+        self._overruled.pop(name, None)
 
     def not_ready(self, name: str, ahead: str) -> NotReady:
         """Return why a gallery does not answer while another bundle of it is ahead."""
@@ -131,6 +150,19 @@ class Following:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _is_overruled(self, name: str, named: str) -> bool:
+        overruled = self._overruled.get(name)
+        return overruled is not None and overruled.named == named
+
+    def _lift(self, name: str, served: str) -> None:
+        """Obey again, now that `CURRENT` names what was activated here.
+
+        Not where it names what was served before: a look that began then may end only now.
+        """
+        overruled = self._overruled.get(name)
+        if overruled is not None and overruled.instead == served:
+            self.obey(name)
 
     def _begin(self, name: str, named: str, *, again: bool) -> None:
         """Change over, unless that goes on, or was tried already; ``again`` after a while."""

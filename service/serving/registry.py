@@ -177,7 +177,7 @@ class Galleries:
         self, served: Served, name: str, bundle_id: str, *, follow: bool
     ) -> Switched:
         now = served.engine.bundle
-        if follow and await self._following.named(now) != bundle_id:
+        if follow and not await self._following.still_names(now, bundle_id):
             return Switched(now.manifest.id, now.manifest.id, persisted=True)
         try:
             directory = directory_of(now, bundle_id)
@@ -188,8 +188,10 @@ class Galleries:
             self._observe(counted_as(now), "refused")
             raise
         persisted = follow or await asyncio.to_thread(persist, directory)
-        if not persisted:  # then `CURRENT` is overruled, not followed
-            await self._following.overrule(now)
+        if persisted:
+            self._following.obey(name)
+        else:
+            await self._following.overrule(now, instead=bundle_id)
         if opened is not None:
             self._exchange(name, opened)
         return Switched(bundle_id, now.manifest.id, persisted)

@@ -311,6 +311,41 @@ async def test_where_current_cannot_be_written_it_is_overruled_until_it_changes(
     watching.cancel()
 
 
+async def test_a_look_that_began_before_current_was_overruled_does_not_lift_it(
+    galleries: Galleries, root: Path, ids: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has found that `CURRENT` names what was served when it began."""
+    begun, may_end = threading.Event(), threading.Event()
+
+    def read(root: Path) -> str | None:
+        named = current_id(root)
+        if not begun.is_set():
+            begun.set()
+            assert may_end.wait(10)
+        return named
+
+    monkeypatch.setattr("service.serving.following.current_id", read)
+    monkeypatch.setattr("service.serving.registry.persist", lambda _directory: False)
+    looking = asyncio.create_task(galleries.require_current())
+    assert await asyncio.to_thread(begun.wait, 10)
+    assert not (await galleries.activate("digits", ids[1])).persisted
+    may_end.set()
+    await looking
+    async with galleries.lease("digits"):
+        assert not await galleries._following.changed_over("digits")
+    assert served(galleries).manifest.id == ids[1]
+
+
+async def test_a_change_over_that_waits_does_not_undo_an_activation(
+    galleries: Galleries, root: Path, ids: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`CURRENT` was written before it, so that the activation is the later decision."""
+    monkeypatch.setattr("service.serving.registry.persist", lambda _directory: False)
+    assert not (await galleries.activate("digits", ids[1])).persisted
+    followed = await galleries.activate("digits", ids[0], follow=True)
+    assert followed.bundle_id == served(galleries).manifest.id == ids[1]
+
+
 async def test_an_activation_once_begun_is_brought_to_its_end(
     galleries: Galleries, root: Path, ids: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
