@@ -116,7 +116,7 @@ class Following:
             return None
 
     async def still_names(self, bundle: Bundle, bundle_id: str) -> bool:
-        """Whether `CURRENT` names a bundle that is to be followed."""
+        """Return whether `CURRENT` names a bundle and is not overruled."""
         named = await self.named(bundle)
         return named == bundle_id and not self._is_overruled(bundle.name, bundle_id)
 

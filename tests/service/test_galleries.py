@@ -177,8 +177,7 @@ async def test_a_request_ends_with_the_engine_it_began_with(
         for engine in (one, other):
             assert (await engine.search(digit, ASKED)).answer.matches
             assert engine.bundle.manifest.id == ids[0]
-    await asyncio.sleep(0.05)
-    assert closed == [ids[0]]
+    await until(lambda: closed == [ids[0]])
 
 
 async def test_a_bad_bundle_is_refused_and_the_good_one_served_on(
