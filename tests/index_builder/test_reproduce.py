@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from index_builder.commands.app import app
@@ -32,12 +34,22 @@ from index_builder.reproduction.summary import COLUMNS
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import BuildError, ConfigError
+from model_store.processors import usable_processors
 from model_store.sphere import unit_direction
 from tests.support.build_command import vouch_build
 
 pytestmark = pytest.mark.bundle
 
 ARGUMENTS = ("reproduce", "--protocol", "digits", "--methods", "lam_posthoc_fixed", "--seeds", "1")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def threads() -> Iterator[None]:
+    """As many as each of two cells side by side has."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, usable_processors() // 2))
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +108,7 @@ def test_a_finished_cell_is_not_measured_again(out: Path, report: dict[str, Any]
 
 @pytest.mark.process
 def test_side_by_side_or_one_by_one_gives_the_same(out: Path, tmp_path: Path) -> None:
+    """By as many threads each: sums of another number are rounded otherwise."""
     command = [*ARGUMENTS, "--epochs", "2", "--jobs", "2", "--out", "."]
     done = vouch_build(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
