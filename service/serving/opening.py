@@ -126,7 +126,6 @@ class OnDemand:
         if opening is None:
             opening = asyncio.create_task(self._open(entry, opened), context=Context())
             self._opening[entry.id] = opening
-            opening.add_done_callback(lambda _: self._opening.pop(entry.id, None))
         await asyncio.shield(opening)
 
     async def close(self) -> None:
@@ -135,11 +134,14 @@ class OnDemand:
 
     async def _open(self, entry: GalleryEntry, opened: Callable[[SearchEngine], None]) -> None:
         folder = self.folder
-        if folder is None:
-            raise gallery_not_found(entry.name)
-        async with self._turns:
-            bundle = await self._opened(folder, entry)
-            opened(await self._opener.start(replace(bundle, entry=entry)))
+        try:
+            if folder is None:
+                raise gallery_not_found(entry.name)
+            async with self._turns:
+                bundle = await self._opened(folder, entry)
+                opened(await self._opener.start(replace(bundle, entry=entry)))
+        finally:  # here, not by a callback: nobody is to find it done, and wait for it in vain
+            self._opening.pop(entry.id, None)
 
     async def _opened(self, folder: GalleryFolder, entry: GalleryEntry) -> Bundle:
         try:
