@@ -144,8 +144,8 @@ class ServedGalleries:
         idle = sorted(
             (served.asked_at, name)
             for name, served in self._served.items()
-            if served.entry is not None and not served.leases
-        )
+            if served.entry is not None and served.engine is not engine and not served.leases
+        )  # not the new one either: whoever had it opened is still to be given it
         created = self.engines(created=True)
         n_open = sum(1 + (one.shadow is not None) for one in created)  # which is another bundle
         for _, name in idle[: max(0, n_open - self._most_open)]:

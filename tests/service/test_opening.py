@@ -91,3 +91,16 @@ async def test_one_that_was_renamed_while_it_was_opened_is_opened_by_its_new_nam
     assert (await asking).engine.bundle.name == "new"
     await asyncio.gather(opening, return_exceptions=True)
     assert folder.opened == ["old", "new"]
+
+
+async def test_one_that_was_just_opened_is_not_closed_for_want_of_room() -> None:
+    """Where all others are in use; there is one too many until they are not."""
+    folder = Folder({name: entry(name, f"id of {name}") for name in "abc"})
+    folder.may_start.set()
+    galleries = served_from(folder, 1)
+    with galleries.held(await galleries.find("a")):
+        assert (await galleries.find("b")).engine.bundle.name == "b"
+        assert [engine.bundle.name for engine in galleries.engines()] == ["a", "b"]
+    await galleries.find("c")
+    assert [engine.bundle.name for engine in galleries.engines()] == ["c"]
+    assert folder.opened == ["a", "b", "c"]
