@@ -41,8 +41,10 @@ def activate_command(
             f"There is no bundle {bundle_id!r} in {directory}. `vouch-build bundles {directory}` "
             "lists those there are."
         )
-    read_manifest(bundle_directory(directory, bundle_id))
-    activate(directory, bundle_id)
+    hold = importlib.import_module("model_store.bundles.retention").Hold
+    with hold(bundle_directory(directory, bundle_id)):  # nobody removes it while it is verified
+        read_manifest(bundle_directory(directory, bundle_id))
+        activate(directory, bundle_id)
 
 
 def sign_command(

@@ -118,14 +118,16 @@ def _ancestors(root: Path, bundle_id: str) -> list[str]:
 
 
 def _remove(root: Path, bundle_id: str) -> bool:
-    """Remove a bundle and its changes, unless somebody has it open."""
+    """Remove a bundle and its changes, unless somebody has it open, or has just activated it."""
     directory = bundle_directory(root, bundle_id)
     gone = root / f".{bundle_id}.removed"
     try:
         with Hold(directory, alone=True):
+            if bundle_id in {current_id(root), previous_id(root)}:  # since these were looked at
+                return False
             shutil.rmtree(gone, ignore_errors=True)  # of the same content, removed before
             directory.rename(gone)
-    except (BundleNotFound, OSError):
+    except (BundleNotFound, PointerUnreadable, OSError):
         return False
     _finish(root, bundle_id)
     return True

@@ -11,8 +11,9 @@ from typer.testing import CliRunner, Result
 from index_builder.commands.app import app
 from index_builder.configuration.signing import signing_key
 from model_store.bundles.directory import activate, current_id, locate
-from model_store.bundles.manifest import Manifest, read_manifest
+from model_store.bundles.manifest import MANIFEST_FILE, Manifest, read_manifest
 from model_store.bundles.publish import publish
+from model_store.bundles.retention import prune
 from model_store.bundles.signatures import require_signature
 from model_store.errors import BundleNotFound, BundleTampered, SigningKeyError
 from model_store.signing import new_key, read_public_key
@@ -47,6 +48,23 @@ def test_back_forth_and_listed(root: Path) -> None:
     assert listed(root) == {ids[0]: "current", ids[1]: "", ids[2]: "previous"}
     assert run("rollback", root).stdout.strip() == ids[2] == current_id(root)
     assert listed(root) == {ids[0]: "previous", ids[1]: "", ids[2]: "current"}
+
+
+def test_one_that_is_verified_to_be_activated_is_not_removed_meanwhile(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To verify a large one takes minutes."""
+    oldest = next(iter(listed(root)))
+
+    def verified(directory: Path) -> Manifest:
+        manifest = read_manifest(directory)
+        assert prune(root, 1) == []
+        return manifest
+
+    monkeypatch.setattr("index_builder.commands.bundles.read_manifest", verified)
+    assert run("activate", root, oldest).exit_code == 0
+    assert current_id(root) == oldest
+    assert (root / oldest / MANIFEST_FILE).exists()
 
 
 def test_only_what_is_there_and_whole_is_activated(root: Path) -> None:

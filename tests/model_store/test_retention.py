@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from model_store.bundles.directory import CURRENT_FILE, activate, bundle_ids, current_id
+from model_store.bundles.directory import (
+    CURRENT_FILE,
+    activate,
+    bundle_ids,
+    current_id,
+    previous_id,
+)
 from model_store.bundles.retention import Hold, prune
 from model_store.errors import BundleNotFound
 from tests.laws.gallery_laws import new_items, random_embeddings
@@ -92,6 +98,25 @@ def test_one_that_is_open_stays_whoever_has_it_open(root: Path) -> None:
     assert prune(root, 1) == [ids[0]]
     with pytest.raises(BundleNotFound):
         Hold(root / ids[0])
+
+
+@pytest.mark.parametrize("compacted_alone", [True, False])
+def test_one_that_is_activated_meanwhile_stays(
+    root: Path, monkeypatch: pytest.MonkeyPatch, compacted_alone: bool
+) -> None:
+    """After it was looked at which is the current one, and before the others are removed."""
+    ids = compacted(root, 3)
+
+    def activating(root: Path) -> str | None:
+        before = previous_id(root)
+        activate(root, ids[0])
+        return before
+
+    monkeypatch.setattr("model_store.bundles.retention.previous_id", activating)
+    prune(root, 1, compacted=compacted_alone)
+    assert current_id(root) == ids[0]
+    assert ids[0] in bundle_ids(root)
+    assert ids[0] in logs(root)
 
 
 @pytest.mark.parametrize("pointer", [None, b"\xff\xfe", b"../x"])
