@@ -40,6 +40,7 @@ from model_store.bundles.empty import ENCODER_FILES, link_or_copy
 from model_store.bundles.item_features import ItemFeatures
 from model_store.bundles.manifest import Manifest, content_files
 from model_store.bundles.publish import seal, with_digests
+from model_store.bundles.retention import Hold
 from model_store.decision import Calibration, label_means
 from model_store.decision.calibration import FILES
 from model_store.decision.staleness import search_settings
@@ -95,6 +96,7 @@ class Compaction:
         self._key, self._calibrate = key, calibrate
         self._lock = lock_between_processes(root / LOCK_FILE)
         self._prepared: Path | None = None
+        self._hold: Hold | None = None
         self._until = 0
 
     def __enter__(self) -> Self:
@@ -121,6 +123,8 @@ class Compaction:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._hold is not None:
+            self._hold.close()
         if self._prepared is not None:  # it did not take over
             shutil.rmtree(self._prepared, ignore_errors=True)
         self._lock.release()
@@ -138,6 +142,7 @@ class Compaction:
             manifest = _write(self._staging, self._manifest, snapshot, self._calibrate)
             self._note(manifest.id)
             self._prepared = seal(self._staging, manifest, self._key)
+            self._hold = Hold(self._prepared)  # it is neither current nor old: others may prune
         except OSError as error:
             self._clean_up()
             raise of_the_system(error) from error

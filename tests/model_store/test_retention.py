@@ -100,6 +100,17 @@ def test_one_that_is_open_stays_whoever_has_it_open(root: Path) -> None:
         Hold(root / ids[0])
 
 
+def test_one_that_a_compaction_has_prepared_stays(root: Path) -> None:
+    live = opened(root)
+    live.commit([upsert("new", 1)])
+    with compaction(root, live) as one:
+        prepared = one.prepare()
+        assert prune(root, 1) == []
+        one.switch()
+    assert current_id(root) == prepared.name
+    assert opened(root).snapshot().n_items == 10
+
+
 @pytest.mark.parametrize("compacted_alone", [True, False])
 def test_one_that_is_activated_meanwhile_stays(
     root: Path, monkeypatch: pytest.MonkeyPatch, compacted_alone: bool
