@@ -20,7 +20,7 @@ import json
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -129,6 +129,7 @@ class GalleryFolder:
         *,
         items: Items = NOTHING,
         key: Ed25519PrivateKey | None = None,
+        admit: Callable[[], None] = lambda: None,
     ) -> GalleryEntry:
         """Create a gallery, which is empty unless ``items`` are given.
 
@@ -137,6 +138,8 @@ class GalleryFolder:
         like : the directory and the manifest of a bundle whose encoder it has.
         items : see `write_bundle`.
         key : signs its bundle.
+        admit : called when nobody else can create one, before anything is written; raises where
+            this one may not be.
 
         Raises
         ------
@@ -149,6 +152,7 @@ class GalleryFolder:
         partial, staging = (self.path / f".{made.id}.{end}" for end in ("partial", "staging"))
         with self._changing():
             self._require_free(name)
+            admit()
             if len(self.entries()) >= self._most:
                 raise WriteRefused(
                     f"There are {self._most} galleries, as many as this service keeps. Drop one; "

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from model_store.bundles.directory import current_id
@@ -116,17 +117,19 @@ class CreatedGalleries:
             )
         if self._is_fixed(name):
             raise GalleryExists(f"There is a gallery {name!r} already. Choose another name.")
-        if most is not None and await asyncio.to_thread(self.n_visible, visible) >= most:
-            raise QuotaExceeded(
-                f"The key may keep {most} galleries, and there are as many. Drop one, or ask the "
-                "service's operator for more."
-            )
+
+        def require_room() -> None:
+            if most is not None and self.n_visible(visible) >= most:
+                raise QuotaExceeded(
+                    f"The key may keep {most} galleries, and there are as many. Drop one, or ask "
+                    "the service's operator for more."
+                )
+
         key = None if self._signing_key is None else read_private_key(self._signing_key)
         async with self._galleries.lease(like or self._first()) as lease:
             template = lease.bundle.directory, lease.bundle.manifest
-            made = await asyncio.shield(
-                asyncio.to_thread(folder.create, name, template, title, description, key=key)
-            )
+            creating = partial(folder.create, name, template, title, description, key=key)
+            made = await asyncio.shield(asyncio.to_thread(creating, admit=require_room))
         logger.info("gallery created", extra={"fields": {"gallery": name, "id": made.id}})
 
     def n_visible(self, visible: Callable[[str], bool]) -> int:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from model_store.feedback import Decided, FeedbackLog, moment
 from service.app import create_app
 from service.encoding.shared import SharedEncoders
 from service.http.routes import ROUTERS
+from service.serving.created import CreatedGalleries
 from service.settings import Settings
 from tests.end_to_end.keys import KeysFile, bearer
 from tests.end_to_end.processes import Redis
@@ -438,6 +442,25 @@ class TestQuotas:
         usage = client.get("/v1/usage", headers=key).json()
         assert usage["created_galleries"] == {"limit": 1, "used": 1}
         assert usage["galleries"] == ["acme-*"]
+
+    def test_so_many_galleries_are_created_whoever_asks_at_the_same_moment(
+        self, client: TestClient, keys_file: KeysFile, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Two requests find that there is room for one, if they may."""
+        key = bearer(keys_file.make("admin", galleries=("acme-*",), max_galleries=1))
+        counted, both = CreatedGalleries.n_visible, threading.Barrier(2)
+
+        def counts(created: CreatedGalleries, visible: Callable[[str], bool]) -> int:
+            n = counted(created, visible)
+            with suppress(threading.BrokenBarrierError):
+                both.wait(0.5)
+            return n
+
+        monkeypatch.setattr(CreatedGalleries, "n_visible", counts)
+        with ThreadPoolExecutor(2) as pool:
+            asked = pool.map(lambda name: create(client, name, key), ("acme-one", "acme-two"))
+            assert sorted(answer.status_code for answer in asked) == [201, 403]
+        assert len(names(client, key)) == 1
 
     def test_without_keys_nothing_is_limited(self, serve: START) -> None:
         usage = serve().get("/v1/usage").json()
