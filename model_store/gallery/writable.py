@@ -16,6 +16,7 @@ from model_store.errors import (
     GalleryUnavailable,
     ItemNotFound,
     LogDamaged,
+    QuotaExceeded,
     WriteError,
     WriteRefused,
 )
@@ -150,6 +151,7 @@ class Writable(Protocol):
         writes: Sequence[Upsert | Delete],
         retry: Retry | None = None,
         note: Mapping[str, Any] = NO_NOTE,
+        most_items: int | None = None,
     ) -> Receipt:
         """Make changes, all of them or none; they are on the disk, and searchable, on return.
 
@@ -157,6 +159,7 @@ class Writable(Protocol):
         ----------
         retry : a request that is known by it is not carried out again.
         note : see `Receipt`.
+        most_items : see `plan_writes`; of whoever writes at the same moment one comes first.
 
         Returns
         -------
@@ -165,6 +168,7 @@ class Writable(Protocol):
         Raises
         ------
         ItemNotFound : an item to delete is not there.
+        QuotaExceeded : there would be more items than there may be; nothing was changed.
         WriteError : nothing was changed, for a reason that is named.
         GalleryUnavailable : the change is kept, or nobody knows whether it is.
         """
@@ -174,7 +178,11 @@ class Writable(Protocol):
 
 
 def plan_writes(
-    writes: Sequence[Upsert | Delete], there: Callable[[str], bool], n_items: int, version: int
+    writes: Sequence[Upsert | Delete],
+    there: Callable[[str], bool],
+    n_items: int,
+    version: int,
+    most_items: int | None = None,
 ) -> list[Written]:
     """Return the results that ``writes`` will have, one after another.
 
@@ -182,14 +190,16 @@ def plan_writes(
     ----------
     there : whether the gallery has an item of an id.
     n_items, version : of the gallery.
+    most_items : that it may hold afterwards, unless it grows no larger; None for any number.
 
     Raises
     ------
     ItemNotFound : an item to delete is not there.
+    QuotaExceeded : there would be more items.
     WriteRefused : nothing would be left.
     """
     since: dict[str, bool] = {}
-    outcomes = []
+    outcomes, n_before = [], n_items
     for place, write in enumerate(writes, start=1):
         existed = since.get(write.id)
         if existed is None:
@@ -203,6 +213,12 @@ def plan_writes(
         raise WriteRefused(
             "The gallery would be empty, and an empty gallery cannot be searched. Put another "
             "item into it first."
+        )
+    if most_items is not None and n_items > max(most_items, n_before):
+        raise QuotaExceeded(
+            f"The key may keep {most_items:,} items in a gallery; with these there would be "
+            f"{n_items:,}. Nothing was changed. Delete some, or ask the service's operator for "
+            "more."
         )
     return outcomes
 

@@ -6,7 +6,6 @@
     created           galleries that are created, renamed and dropped meanwhile
     served            what is open, and who is at work with it
     opening           bundles opened: in place of others, or when they are asked for
-    room              room for items
     lease             a gallery as one request has found it, and the questions that it answers
     engine            one gallery at work: decodes, encodes, caches and computes
     threads           the threads that search and decide, each in its caller's turn

@@ -32,7 +32,6 @@ from service.serving.following import Following
 from service.serving.health import look_at_files, require_canaries, require_whole, send_canary
 from service.serving.lease import Lease
 from service.serving.opening import OnDemand, OpenBundle, Opener, StartEngine, directory_of
-from service.serving.room import require_room
 from service.serving.served import Served, ServedGalleries
 
 logger = logging.getLogger(__name__)
@@ -244,9 +243,7 @@ class Galleries:
         bundle, live = lease.bundle, lease.bundle.require_live()
         try:
             async with lease.engine.writing:  # not on the engine's threads: they are few
-                if most_items is not None:
-                    await asyncio.to_thread(require_room, live.snapshot(), writes, most_items)
-                receipt = await asyncio.to_thread(live.commit, writes, retry, note)
+                receipt = await asyncio.to_thread(live.commit, writes, retry, note, most_items)
         except GallerySuperseded:
             await self._following.ahead(bundle)  # the first of several opens it,
             await self._following.changed_over(bundle.name)  # and all of them wait for that

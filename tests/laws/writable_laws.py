@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from model_store.encoder.contract import Embeddings
-from model_store.errors import ItemNotFound, KeyReused, WriteRefused
+from model_store.errors import ItemNotFound, KeyReused, QuotaExceeded, WriteRefused
 from model_store.gallery import (
     Delete,
     Gallery,
@@ -113,6 +113,19 @@ class WritableLaws:
             live.commit([Delete(item_id) for item_id in ids])
         live.commit([Delete(item_id) for item_id in ids[1:]])
         assert ids_of(live.snapshot()) == ids[:1]
+
+    def test_there_are_no_more_items_than_there_may_be(
+        self, live: Writable, reopen: Reopen
+    ) -> None:
+        """Also where another has written since this one looked."""
+        other = reopen()
+        other.commit([some_upsert("a")], most_items=N_ITEMS + 1)
+        with pytest.raises(QuotaExceeded, match="there would be 12"):
+            live.commit([some_upsert("b")], most_items=N_ITEMS + 1)
+        live.commit([some_upsert("a"), Delete("a"), some_upsert("b")], most_items=N_ITEMS + 1)
+        live.commit([some_upsert("b", "z")], most_items=1)
+        assert "b" in ids_of(live.snapshot())
+        assert live.snapshot().n_items == N_ITEMS + 1
 
     def test_a_gallery_may_be_exchanged_whole(self, live: Writable) -> None:
         live.commit([some_upsert("only"), *map(Delete, ids_of(live.snapshot()))])

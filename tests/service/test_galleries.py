@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle, open_bundle
+from model_store.bundles.changes import open_live
 from model_store.bundles.directory import activate, current_id, previous_id
 from model_store.bundles.manifest import ENCODER_FILE, read_manifest
 from model_store.bundles.signatures import write_signature
@@ -32,9 +33,10 @@ from model_store.errors import (
     GalleryNotFound,
     NotReady,
     PointerUnreadable,
+    QuotaExceeded,
     VouchError,
 )
-from model_store.gallery import Delete
+from model_store.gallery import Delete, NewItem, Thumbnail, Upsert, Vector
 from model_store.images import ImageLimits
 from model_store.signing import new_key, read_private_key, read_public_key
 from service.decoding.decoder import ThreadDecoder
@@ -499,6 +501,25 @@ async def test_a_file_that_was_changed_under_it_makes_it_not_ready(
     await until(lambda: engine.changed_file is None)
     galleries.require_ready()
     watching.cancel()
+
+
+async def test_a_quota_counts_what_another_process_has_just_written(
+    galleries: Galleries, root: Path, ids: tuple[str, str]
+) -> None:
+    """While a request embeds its image, for which it has found that there is room."""
+    another = open_live(root, root / ids[0])
+    async with galleries.lease("digits") as lease:
+        most = lease.bundle.retriever.gallery.n_items + 1
+        ones = np.ones(lease.bundle.retriever.gallery.dim, np.float32)
+        first, second = (
+            Upsert(NewItem(name, None, {}, Thumbnail(b"", "image/png")), Vector(ones, ones))
+            for name in ("first", "second")
+        )
+        another.commit([first])
+        with pytest.raises(QuotaExceeded, match="Nothing was changed"):
+            await galleries.commit(lease, [second], None, {}, most)
+    assert another.refresh().n_items == most
+    another.close()
 
 
 class TestThroughTheDoor:

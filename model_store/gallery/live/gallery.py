@@ -99,6 +99,7 @@ class LiveGallery:
         writes: Sequence[Upsert | Delete],
         retry: Retry | None = None,
         note: Mapping[str, Any] = NO_NOTE,
+        most_items: int | None = None,
     ) -> Receipt:
         """Make changes, all of them or none; see `Writable`."""
         with self.writing() as turn:
@@ -107,7 +108,8 @@ class LiveGallery:
                 return before
             with self._lock:
                 self._catch_up(turn)
-                written = plan_writes(writes, self._holds, self._snapshot.n_items, self._version)
+                n_items, version = self._snapshot.n_items, self._version
+                written = plan_writes(writes, self._holds, n_items, version, most_items)
             receipt = Receipt(tuple(written), note)
             changes = turn.add(writes)
             if retry is not None:

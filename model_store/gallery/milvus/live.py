@@ -27,6 +27,7 @@ from model_store.errors import (
     DatasetError,
     GalleryUnavailable,
     ItemNotFound,
+    QuotaExceeded,
     WriteError,
     WriteRefused,
 )
@@ -145,6 +146,7 @@ class MilvusLive:
         writes: Sequence[Upsert | Delete],
         retry: Retry | None = None,
         note: Mapping[str, Any] = NO_NOTE,
+        most_items: int | None = None,
     ) -> Receipt:
         """Make changes, all of them or none; see `Writable`.
 
@@ -157,8 +159,8 @@ class MilvusLive:
             self._log.claim(self._named, self._name)
         self._tell()
         try:
-            receipt = self._log_changes(writes, retry, note)
-        except (ItemNotFound, WriteRefused):
+            receipt = self._log_changes(writes, retry, note, most_items)
+        except (ItemNotFound, QuotaExceeded, WriteRefused):
             self._tell()  # a refusal, too, speaks of what another has changed: it is to be found
             raise
         with once_kept():
@@ -171,6 +173,7 @@ class MilvusLive:
         writes: Sequence[Upsert | Delete],
         retry: Retry | None,
         note: Mapping[str, Any],
+        most_items: int | None,
     ) -> Receipt:
         """Append changes to the log; the receipt of these, or of when they were first made."""
         with self._log.turn() as turn:
@@ -180,8 +183,8 @@ class MilvusLive:
                 return before
             rows = self._rows(turn, [write.id for write in writes])
             there = {item_id for item_id, row in rows.items() if row is not None}
-            state = turn.state
-            written = plan_writes(writes, there.__contains__, state.n_items, state.last)
+            n_items, last = turn.state.n_items, turn.state.last
+            written = plan_writes(writes, there.__contains__, n_items, last, most_items)
             for write in writes:
                 _require_taken(write)
             receipt = Receipt(tuple(written), note)
