@@ -1,0 +1,48 @@
+"""Answered queries that are kept for a while, and forgotten on request."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model_store.encoder.contract import Embeddings
+from model_store.feedback import AnsweredQueries, AnsweredQuery
+from service.serving.retained import RetainedQueries
+
+pytestmark = pytest.mark.anyio
+
+EMBEDDINGS = Embeddings(*(np.ones((1, 4), np.float32) for _ in range(3)))
+
+
+class Slow(AnsweredQueries):
+    """Writes when it is let."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, retention_s=3600)
+        self.begun, self.may_write = threading.Event(), threading.Event()
+
+    def add(self, gallery: str, encoder: str, queries: Sequence[AnsweredQuery]) -> None:
+        self.begun.set()
+        assert self.may_write.wait(10)
+        super().add(gallery, encoder, queries)
+
+
+async def test_one_that_is_forgotten_while_it_is_written_is_gone(tmp_path: Path) -> None:
+    kept = Slow(tmp_path / "feedback.sqlite")
+    queries = RetainedQueries("digits", "encoder", kept)
+    queries.note("query", EMBEDDINGS)
+    keeping = asyncio.create_task(queries.keep())
+    assert await asyncio.to_thread(kept.begun.wait, 10)
+    forgetting = asyncio.create_task(queries.forget("query"))
+    await asyncio.sleep(0.05)
+    kept.may_write.set()
+    await asyncio.gather(keeping, forgetting)
+    assert await queries.find("query") is None
+    queries.note("query", EMBEDDINGS)
+    await queries.keep()
+    assert await queries.find("query") is not None
