@@ -103,8 +103,11 @@ class UnknownGroups:
         ------
         IdentitiesUnavailable : the gallery's labels do not say what belongs together.
         """
-        async with self._turn:
-            return await asyncio.to_thread(self._of, bundle, queue, precision)
+        await self._turn.acquire()
+        grouping = asyncio.create_task(asyncio.to_thread(self._of, bundle, queue, precision))
+        # The thread has the turn, not who asks: it goes on where nobody waits for it any more.
+        grouping.add_done_callback(lambda _: self._turn.release())
+        return await asyncio.shield(grouping)
 
     def _of(self, bundle: Bundle, queue: ReviewQueue, precision: float) -> UnknownQueries:
         state = bundle.manifest.id, bundle.version

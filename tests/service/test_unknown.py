@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +15,9 @@ from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.directory import activate
+from model_store.feedback import Bounds, ReviewQueue
 from service.client import VouchClient, VouchProblem
+from service.serving.unknown import UnknownGroups
 from tests.end_to_end.questions import search
 from tests.support.collection_files import write_drawings
 
@@ -141,3 +145,28 @@ def test_a_gallery_whose_labels_say_nothing_is_refused(
 def test_nothing_is_grouped_where_nothing_is_kept(client: TestClient) -> None:
     found = listed(client)
     assert (found["n_queries"], found["groups"], found["asked"]) == (0, [], [])
+
+
+@pytest.mark.anyio
+async def test_they_are_grouped_on_one_thread_though_nobody_waits(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients that leave and ask again occupy no more of those that all requests have in common."""
+    begun, may_end = threading.Semaphore(0), threading.Event()
+
+    def grouped(*_: object) -> None:
+        begun.release()
+        assert may_end.wait(10)
+
+    groups, queue = UnknownGroups(), ReviewQueue(tmp_path / "feedback.sqlite3", Bounds(1, 1, 1))
+    monkeypatch.setattr(groups, "_of", grouped)
+    for _ in range(3):
+        asking = asyncio.create_task(groups.of(bundle, queue, 0.9))
+        await asyncio.sleep(0.05)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    assert begun.acquire(timeout=10)
+    assert not begun.acquire(blocking=False)
+    waiting = asyncio.create_task(groups.of(bundle, queue, 0.9))
+    may_end.set()
+    await waiting
