@@ -79,14 +79,14 @@ class Following:
             return None
         mark = _mark(root)  # before it is read: a later change has another
         if mark is not None and self._confirmed.get(name) == (served, mark):
+            self._accept(name)  # a change over may have been refused since, which is wanted no more
             return None
         named = await self.named(bundle)
         if named == served:
             if mark is not None:
                 self._confirmed[name] = served, mark
             self._lift(name, served)
-            for kept in (self.refused, self._refused_at):
-                kept.pop(name, None)
+            self._accept(name)
             return None
         if named is None or self._is_overruled(name, named):
             return None
@@ -150,6 +150,11 @@ class Following:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _accept(self, name: str) -> None:
+        """Complain no more: what `CURRENT` names is served."""
+        for kept in (self.refused, self._refused_at):
+            kept.pop(name, None)
 
     def _is_overruled(self, name: str, named: str) -> bool:
         overruled = self._overruled.get(name)

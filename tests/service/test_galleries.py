@@ -312,6 +312,47 @@ async def test_where_current_cannot_be_written_it_is_overruled_until_it_changes(
     watching.cancel()
 
 
+async def test_of_what_is_refused_once_it_is_wanted_no_more_nothing_is_said(
+    galleries: Galleries, root: Path, ids: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`CURRENT` names again what is served, before the other bundle has failed to open."""
+    begun, may_fail = threading.Event(), threading.Event()
+
+    def bad(*_: object) -> Bundle:
+        begun.set()
+        assert may_fail.wait(10)
+        raise BundleNotFound("It is gone.")
+
+    monkeypatch.setattr("service.serving.opening.Opener._open_within", bad)
+    activate(root, ids[1])
+    await galleries.require_current()
+    assert await asyncio.to_thread(begun.wait, 10)
+    activate(root, ids[0])
+    await galleries.require_current()
+    may_fail.set()
+    assert await galleries._following.changed_over("digits")
+    await galleries.require_current()
+    assert galleries.refused == {}
+
+
+async def test_current_that_can_be_read_again_is_complained_of_no_more(
+    galleries: Galleries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a disk was away for a moment: nothing was written to it meanwhile."""
+
+    def away(_: Path) -> None:
+        raise PointerUnreadable("CURRENT cannot be read (Input/output error).")
+
+    await galleries.require_current()
+    with monkeypatch.context() as patched:
+        patched.setattr("service.serving.following._mark", lambda _: None)
+        patched.setattr("service.serving.following.current_id", away)
+        await galleries.require_current()
+        assert "cannot be read" in galleries.refused["digits"]
+    await galleries.require_current()
+    assert galleries.refused == {}
+
+
 async def test_a_look_that_began_before_current_was_overruled_does_not_lift_it(
     galleries: Galleries, root: Path, ids: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
