@@ -36,7 +36,8 @@ class SingleFlight(Generic[T]):
         if flight is None:
             flight = _Flight(asyncio.ensure_future(work()))
             self._flights[key] = flight
-            flight.work.add_done_callback(lambda _: self._flights.pop(key, None))
+            begun = flight
+            flight.work.add_done_callback(lambda _: self._remove(key, begun))
         else:
             self._joined()
         flight.waiting += 1
@@ -45,5 +46,10 @@ class SingleFlight(Generic[T]):
         finally:
             flight.waiting -= 1
             if flight.waiting == 0 and not flight.work.done():
-                self._flights.pop(key, None)
+                self._remove(key, flight)
                 flight.work.cancel()
+
+    def _remove(self, key: str, flight: _Flight[T]) -> None:
+        """Let nobody join work any more, unless it is another by now: cancelled work ends later."""
+        if self._flights.get(key) is flight:
+            del self._flights[key]

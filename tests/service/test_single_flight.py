@@ -87,3 +87,23 @@ async def test_a_failure_is_everybodys_and_is_not_kept() -> None:
     with pytest.raises(ValueError, match="no"):
         await flights.do("key", fails)
     assert attempts == 2
+
+
+async def test_work_that_was_given_up_and_ends_late_is_not_what_was_begun_since() -> None:
+    flights, work, ends = SingleFlight[int](), Work(), asyncio.Event()
+
+    async def clings() -> int:
+        try:
+            return await asyncio.Future()
+        finally:
+            await ends.wait()
+
+    left = asyncio.create_task(flights.do("key", clings))
+    await asyncio.sleep(0.01)
+    left.cancel()
+    [first] = await begin(flights, work, 1)
+    ends.set()
+    await asyncio.sleep(0.01)
+    [second] = await begin(flights, work, 1)
+    work.may_end.set()
+    assert [await first, await second] == [1, 1]
