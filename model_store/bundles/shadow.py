@@ -6,9 +6,9 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from model_store.bundles.directory import is_bundle_id
+from model_store.bundles.directory import ACTIVATION_LOCK, is_bundle_id
 from model_store.errors import PointerUnreadable
-from model_store.files import replacing
+from model_store.files import lock_between_processes, replacing
 
 SHADOW_FILE = "SHADOW"
 
@@ -51,12 +51,15 @@ def read_shadow(root: Path) -> ShadowTerms | None:
 def write_shadow(root: Path, terms: ShadowTerms | None) -> None:
     """Have ``root/SHADOW`` say this from now on, atomically; None removes it.
 
+    One process at a time does it: two would write to one file before it takes its place.
+
     Raises
     ------
     OSError : the directory cannot be written to.
     """
-    if terms is None:
-        (root / SHADOW_FILE).unlink(missing_ok=True)
-        return
-    with replacing(root / SHADOW_FILE) as staged:
-        staged.write_text(json.dumps(asdict(terms)) + "\n", encoding="ascii")
+    with lock_between_processes(root / ACTIVATION_LOCK):
+        if terms is None:
+            (root / SHADOW_FILE).unlink(missing_ok=True)
+            return
+        with replacing(root / SHADOW_FILE) as staged:
+            staged.write_text(json.dumps(asdict(terms)) + "\n", encoding="ascii")
