@@ -517,6 +517,20 @@ class TestDamage:
         with pytest.raises(LogDamaged, match="ends with change 10, though 12"):
             late.commit([some_upsert("x")])
 
+    def test_what_another_writes_while_it_is_opened_is_no_damage(
+        self, live: LiveGallery, base: FaissGallery, path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Between one look, at the log or at the number beside it, and the other."""
+        last_of = ChangesFile.last
+
+        def last(log: ChangesFile) -> int:
+            found = last_of(log)
+            live.commit([some_upsert("new", seed=found)])
+            return found
+
+        monkeypatch.setattr(ChangesFile, "last", last)
+        assert opened(base, path).snapshot().item("new").metadata == {"seed": 0}
+
     def test_an_older_number_beside_it_is_no_damage(self, kept: Path, base: FaissGallery) -> None:
         """As a power cut may leave one."""
         high = kept.with_name(f"{kept.name}.high")

@@ -51,12 +51,6 @@ class HighWater:
             raise LogDamaged(f"{self.path.name} holds no number")
         return int(content)
 
-    def require_reached(self, last: int) -> None:
-        """Raise `LogDamaged` where the log ends before it."""
-        reached = self.read()
-        if last < reached:
-            raise LogDamaged(f"it ends with change {last}, though {reached} were acknowledged")
-
     def make(self, sequence: int) -> None:
         """Write the number where there is none, so that raising it needs no room later.
 
@@ -80,6 +74,15 @@ class HighWater:
                     os.pwrite(file.fileno(), _written(sequence), 0)
         except OSError:
             logger.exception("how far the changes have come cannot be written down")
+
+
+def require_reached(last: int, reached: int) -> None:
+    """Raise `LogDamaged` where a log ends with ``last``, before the number beside it.
+
+    Unless nobody else can write, the number has to be read before the log is.
+    """
+    if last < reached:
+        raise LogDamaged(f"it ends with change {last}, though {reached} were acknowledged")
 
 
 def _written(sequence: int) -> bytes:

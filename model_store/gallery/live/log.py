@@ -26,7 +26,7 @@ from model_store.gallery.filters.columns import Column
 from model_store.gallery.filters.grammar import Field, Filter
 from model_store.gallery.filters.sql import to_sql
 from model_store.gallery.live import rows
-from model_store.gallery.live.high_water import HighWater
+from model_store.gallery.live.high_water import HighWater, require_reached
 from model_store.gallery.live.sqlite import commit, connect, errors_in_words, of_the_system
 from model_store.gallery.protocol import Item, Thumbnail
 from model_store.gallery.writable import Change, Delete, Receipt, Retry, Upsert
@@ -87,9 +87,11 @@ class ChangesFile:
         LogDamaged
         """
         self._read(rows.verify_all, None)
+        with self._told():
+            reached = self._high.read()  # first: others may write meanwhile, and raise it
         last = self.last()
         with self._told():
-            self._high.require_reached(last)
+            require_reached(last, reached)
 
     def mark(self) -> tuple[int, int] | None:
         """Return a token that changes when any process commits; (0, 0) before the first change.
@@ -186,7 +188,7 @@ class ChangesFile:
             connection.execute("BEGIN IMMEDIATE")
             try:
                 self._verify(connection)
-                self._high.require_reached(rows.last_sequence(connection))
+                require_reached(rows.last_sequence(connection), self._high.read())
                 turn = Transaction(connection)
                 yield turn
                 commit(connection)
