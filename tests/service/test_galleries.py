@@ -44,7 +44,7 @@ from service.encoding.cache import ProcessCache
 from service.fair_share import FairShare
 from service.observability.metrics import Telemetry
 from service.serving.engine import SearchEngine
-from service.serving.health import STALE_AFTER_PERIODS
+from service.serving.health import STALE_AFTER_PERIODS, look_at_files
 from service.serving.queries import SearchParameters
 from service.serving.registry import Galleries
 from service.serving.resources import EngineResources
@@ -542,6 +542,31 @@ async def test_a_file_that_was_changed_under_it_makes_it_not_ready(
     await until(lambda: engine.changed_file is None)
     galleries.require_ready()
     watching.cancel()
+
+
+async def test_a_look_at_files_that_took_long_lifts_nothing(
+    galleries: Galleries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another has begun since, found that a file was changed, and ended sooner."""
+    [engine] = galleries.engines()
+    begun, may_end = threading.Event(), threading.Event()
+
+    def hashes() -> None:
+        begun.set()
+        assert may_end.wait(10)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.files, "changed", hashes)
+        looking = asyncio.create_task(look_at_files(engine))
+        assert await asyncio.to_thread(begun.wait, 10)
+        patched.setattr(engine.files, "changed", lambda: "evaluation.json")
+        await look_at_files(engine)
+        may_end.set()
+        await looking
+        with pytest.raises(NotReady, match=r"evaluation\.json"):
+            galleries.require_ready()
+    await look_at_files(engine)
+    galleries.require_ready()
 
 
 async def test_a_quota_counts_what_another_process_has_just_written(
