@@ -195,7 +195,7 @@ class SearchEngine:
         await asyncio.to_thread(live.refresh)
         renewed = await asyncio.to_thread(self.bundle.renewed)
         if renewed.version > self.bundle.version:  # whoever was faster may have come further
-            self.bundle = renewed
+            self.bundle = replace(renewed, entry=self.bundle.entry)  # described anew meanwhile
 
     @property
     def _retriever(self) -> Retriever:

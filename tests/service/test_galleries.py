@@ -22,6 +22,7 @@ from starlette.testclient import TestClient
 from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.changes import open_live
 from model_store.bundles.directory import activate, current_id, previous_id
+from model_store.bundles.galleries import GalleryEntry
 from model_store.bundles.manifest import ENCODER_FILE, read_manifest
 from model_store.bundles.signatures import write_signature
 from model_store.encoder.contract import Embeddings
@@ -567,6 +568,31 @@ async def test_a_look_at_files_that_took_long_lifts_nothing(
             galleries.require_ready()
     await look_at_files(engine)
     galleries.require_ready()
+
+
+async def test_a_gallery_that_is_described_while_changes_are_heard_of_stays_so(
+    galleries: Galleries, root: Path, ids: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [engine] = galleries.engines()
+    begun, may_end, renewed_of = threading.Event(), threading.Event(), Bundle.renewed
+
+    def renewed(bundle: Bundle) -> Bundle:
+        found = renewed_of(bundle)
+        begun.set()
+        assert may_end.wait(10)
+        return found
+
+    another = open_live(root, root / ids[0])
+    another.commit([Delete(another.snapshot().items(np.array([0]))[0].id)])
+    monkeypatch.setattr(Bundle, "renewed", renewed)
+    hearing = asyncio.create_task(engine.renew())
+    assert await asyncio.to_thread(begun.wait, 10)
+    described = GalleryEntry("0" * 16, "digits", "Ten digits", "", "")
+    engine.bundle = replace(engine.bundle, entry=described)
+    may_end.set()
+    await hearing
+    assert (engine.bundle.version, engine.bundle.entry) == (1, described)
+    another.close()
 
 
 async def test_a_quota_counts_what_another_process_has_just_written(
