@@ -25,6 +25,7 @@ async def item_of_query(lease: Lease, query_id: str, item: ItemOfQuery) -> Upser
     ------
     QueryNotFound : nothing is kept that an item can be made of.
     """
+    await lease.engine.reviews.keep()  # it may wait to be written, and its picture too
     found = await lease.engine.retained.find(query_id)
     if found is None:
         raise QueryNotFound(
@@ -32,7 +33,6 @@ async def item_of_query(lease: Lease, query_id: str, item: ItemOfQuery) -> Upser
             "the item with its image (`PUT …/items/{id}`), and decide `new` without `item`; or "
             "have queries kept, by VOUCH_QUERY_RETENTION_S or VOUCH_REVIEW_REASONS."
         )
-    await lease.engine.reviews.keep()  # its picture may wait to be written
     return Upsert(
         NewItem(item.id, item.label, item.metadata, *await picture_of_case(lease, query_id)),
         Vector(found.mean[0], found.variance[0], found.features[0]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +15,11 @@ from starlette.testclient import TestClient
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.directory import activate
 from model_store.errors import StorageFull
-from model_store.feedback import FeedbackLog
+from model_store.feedback import FeedbackLog, ReviewQueue
 from service.client import VouchClient
 from service.schemas import ItemOfQuery
 from service.serving.registry import Galleries
+from service.serving.retained import RetainedQueries
 from tests.end_to_end.keys import KeysFile, bearer
 from tests.end_to_end.questions import search
 
@@ -80,6 +82,36 @@ def test_sent_again_it_is_done_once(client: TestClient, stranger: bytes) -> None
     assert replayed.headers["Idempotency-Replayed"] == "true"
     assert replayed.json() == keyed.json()
     assert len(decisions(client)) == 1
+
+
+def test_a_query_that_waits_to_be_kept_is_enrolled(
+    start: StartClient,
+    changing: Bundle,
+    stranger: bytes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was answered while others were being written, which made room for what comes."""
+    begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+    counts_of, keep = ReviewQueue.counts, RetainedQueries.keep
+
+    def counts(queue: ReviewQueue, gallery: str) -> Any:
+        begun.set()
+        assert may_end.wait(10)
+        return counts_of(queue, gallery)
+
+    async def kept(queries: RetainedQueries) -> None:
+        await keep(queries)
+        ended.set()
+
+    monkeypatch.setattr(ReviewQueue, "counts", counts)
+    monkeypatch.setattr(RetainedQueries, "keep", kept)
+    client = start(changing, feedback=tmp_path / "feedback.sqlite3", canary_period_s=1, **KEPT)
+    assert begun.wait(10)
+    said = said_of(client, stranger)
+    may_end.set()
+    assert ended.wait(10)
+    assert client.post(FEEDBACK, json=said).json()["item"]["id"] == "new/1"
 
 
 def test_what_cannot_be_written_is_not_decided(
