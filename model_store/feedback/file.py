@@ -116,14 +116,26 @@ def opened(path: Path, *, writing: bool = False) -> Iterator[sqlite3.Connection]
     path.parent.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(path, timeout=WAIT_S)) as connection, connection:
         connection.executescript(_TABLES)
-        for table, added in _ADDED.items():
-            for column in added.keys() - columns(connection, table):
-                connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {added[column]}")
+        if _missing(connection):
+            connection.execute("BEGIN IMMEDIATE")  # other processes find them missing too
+            for table, column in _missing(connection):
+                kind = _ADDED[table][column]
+                connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
+            connection.commit()
         # What is deleted is overwritten: on request it is really gone.
         connection.execute("PRAGMA secure_delete = ON")
         if writing:
             connection.execute("BEGIN IMMEDIATE")
         yield connection
+
+
+def _missing(connection: sqlite3.Connection) -> list[tuple[str, str]]:
+    """Return the columns, with their tables, that a file of an earlier release lacks."""
+    return [
+        (table, column)
+        for table, added in _ADDED.items()
+        for column in added.keys() - columns(connection, table)
+    ]
 
 
 def columns(connection: sqlite3.Connection, table: str) -> set[str]:

@@ -11,6 +11,7 @@ import pytest
 from model_store.decision import DriftTest
 from model_store.drift_states import DriftStates, SavedDrift
 from model_store.feedback import FeedbackLog, Reviews
+from model_store.feedback import file as feedback_file
 from tests.support.decisions import said
 
 
@@ -58,7 +59,8 @@ def test_saying_it_again_moves_no_review_to_the_end(log: FeedbackLog) -> None:
     assert log.reviews("b").wrong == (False, False, False)
 
 
-def test_a_file_of_an_earlier_release_is_read_on(file: Path, log: FeedbackLog) -> None:
+def write_earlier(file: Path) -> None:
+    """A file of an earlier release, which lacks columns."""
     file.parent.mkdir()
     with sqlite3.connect(file) as connection:
         connection.execute(
@@ -70,11 +72,33 @@ def test_a_file_of_an_earlier_release_is_read_on(file: Path, log: FeedbackLog) -
         connection.execute(
             "INSERT INTO feedback VALUES ('g', 'b', 'old', 'i', 0, 1, 0.9, 5.0, 2.2, 'origin')"
         )
+
+
+def test_a_file_of_an_earlier_release_is_read_on(file: Path, log: FeedbackLog) -> None:
+    write_earlier(file)
     assert len(log.pairs("origin").correct) == 1  # before anything is written, as the builder does
     log.ask("b", [("old", "i"), ("new", "i")])
     log.decide(said("new", correct=True))
     assert log.reviews("b").wrong == (True, False)
     assert len(log.pairs("origin").correct) == 2
+
+
+def test_several_processes_open_a_file_of_an_earlier_release_at_once(
+    file: Path, log: FeedbackLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another adds the columns after this one has found that they are missing."""
+    write_earlier(file)
+    columns_of = feedback_file.columns
+
+    def columns(connection: sqlite3.Connection, table: str) -> set[str]:
+        found = columns_of(connection, table)
+        monkeypatch.setattr(feedback_file, "columns", columns_of)
+        log.ask("b", [("old", "i")])
+        return found
+
+    monkeypatch.setattr(feedback_file, "columns", columns)
+    log.decide(said("old", correct=True))
+    assert log.reviews("b").wrong == (False,)
 
 
 def test_drift_is_loaded_as_it_was_saved(file: Path) -> None:
