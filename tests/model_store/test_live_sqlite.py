@@ -18,7 +18,13 @@ from model_store.errors import (
     WriteError,
     WriteRefused,
 )
-from model_store.gallery.live.sqlite import commit, connect, errors_in_words, of_the_system
+from model_store.gallery.live.sqlite import (
+    commit,
+    connect,
+    errors_in_words,
+    use_write_ahead_log,
+    of_the_system,
+)
 
 CODES: dict[int, type[WriteError]] = {
     sqlite3.SQLITE_FULL: StorageFull,
@@ -132,3 +138,19 @@ def test_a_connection_waits_as_long_as_it_is_told_and_takes_no_lock_on_what_neve
             reader.execute("SELECT b FROM a")
         with closing(connect(path, "ro", immutable=True)) as reader:
             assert reader.execute("SELECT b FROM a").fetchall() == []
+
+
+def test_two_who_make_a_file_wait_for_each_other(tmp_path: Path) -> None:
+    """SQLite does not where another is just writing to a file that has no such log yet."""
+    path = tmp_path / "new.sqlite"
+    with closing(connect(path, "rwc")) as first, closing(connect(path, "rw")) as second:
+        first.execute("BEGIN IMMEDIATE")
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            use_write_ahead_log(second, patience_s=0)
+        waiting = Thread(target=use_write_ahead_log, args=(second,))
+        waiting.start()
+        waiting.join(0.05)
+        assert waiting.is_alive()
+        first.execute("COMMIT")
+        waiting.join(10)
+        assert second.execute("PRAGMA journal_mode").fetchone() == ("wal",)

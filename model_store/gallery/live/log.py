@@ -27,7 +27,13 @@ from model_store.gallery.filters.grammar import Field, Filter
 from model_store.gallery.filters.sql import to_sql
 from model_store.gallery.live import rows
 from model_store.gallery.live.high_water import HighWater, require_reached
-from model_store.gallery.live.sqlite import commit, connect, errors_in_words, of_the_system
+from model_store.gallery.live.sqlite import (
+    commit,
+    connect,
+    errors_in_words,
+    use_write_ahead_log,
+    of_the_system,
+)
 from model_store.gallery.protocol import Item, Thumbnail
 from model_store.gallery.writable import Change, Delete, Receipt, Retry, Upsert
 
@@ -286,7 +292,7 @@ class ChangesFile:
             self._close_readers()
         connection = connect(self.path, "rwc")
         try:
-            connection.execute("PRAGMA journal_mode=WAL")
+            use_write_ahead_log(connection)
             connection.execute("PRAGMA synchronous=FULL")
             rows.make(connection, self._identity, 0)
             self._high.make(rows.last_sequence(connection))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,8 @@ BUSY_S = 5.0
 """Seconds that a writer waits for its turn; a transaction takes milliseconds, the copy at the end
 of a compaction a second."""
 
+_LOOK_EVERY_S = 0.005
+
 
 def connect(
     path: Path, mode: str, *, immutable: bool = False, patience_s: float = BUSY_S
@@ -31,6 +34,27 @@ def connect(
     return sqlite3.connect(
         uri, uri=True, timeout=patience_s, isolation_level=None, check_same_thread=False
     )
+
+
+def use_write_ahead_log(connection: sqlite3.Connection, patience_s: float = BUSY_S) -> None:
+    """Have a file keep a write-ahead log, so that its readers and its writer do not wait.
+
+    Waits for whoever is just writing to a file that has none yet: SQLite itself would not.
+
+    Raises
+    ------
+    sqlite3.Error
+    """
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(_LOOK_EVERY_S)
+        else:
+            return
 
 
 @contextmanager

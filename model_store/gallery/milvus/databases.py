@@ -23,6 +23,7 @@ from model_store.gallery.live.sqlite import (
     commit,
     connect,
     errors_in_words,
+    use_write_ahead_log,
     of_the_system,
 )
 from model_store.installation import how_to_install
@@ -156,7 +157,7 @@ class SqliteDatabase:
             raise of_the_system(error) from error
         connection = connect(self._path, "rwc")
         try:
-            connection.execute("PRAGMA journal_mode=WAL")
+            use_write_ahead_log(connection)
             connection.execute("PRAGMA synchronous=FULL")
             for statement in self._schema:
                 connection.execute(statement)
