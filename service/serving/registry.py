@@ -33,6 +33,7 @@ from service.serving.health import look_at_files, require_canaries, require_whol
 from service.serving.lease import Lease
 from service.serving.opening import OnDemand, OpenBundle, Opener, StartEngine, directory_of
 from service.serving.served import Served, ServedGalleries
+from service.serving.threads import run_to_its_end
 
 logger = logging.getLogger(__name__)
 
@@ -275,12 +276,13 @@ class Galleries:
             return Switched(before, before, persisted=True)
         key = None if self._signing_key is None else read_private_key(self._signing_key)
         with Compaction(root, now.manifest, live, key) as compaction:
-            directory = await asyncio.to_thread(compaction.prepare)
+            # Also where the service ends: the thread goes on, and what it works at would be removed.
+            directory = await run_to_its_end(compaction.prepare)
             opened = await self._opener.successor(now, directory)
             try:
                 # Who writes waits, and finds the new engine.
                 async with served.engine.writing:
-                    await asyncio.to_thread(compaction.switch)
+                    await run_to_its_end(compaction.switch)
                     await opened.renew()
                     self._exchange(name, opened)
             except BaseException:

@@ -14,6 +14,16 @@ from service.fair_share import FairShare
 T = TypeVar("T")
 
 
+async def run_to_its_end(work: Callable[[], T]) -> T:
+    """Run ``work`` on a thread; whoever is cancelled meanwhile goes on once it has ended."""
+    running = asyncio.create_task(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running})
+        raise
+
+
 @dataclass(frozen=True, slots=True)
 class Threads:
     """Threads that compute, each in its caller's turn.

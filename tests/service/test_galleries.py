@@ -595,6 +595,35 @@ async def test_a_gallery_that_is_described_while_changes_are_heard_of_stays_so(
     another.close()
 
 
+async def test_a_service_that_ends_lets_a_compaction_take_over_whole(
+    galleries: Galleries, root: Path, ids: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread works on: what is about to be the current bundle is not taken away under it."""
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slowly(root: Path, bundle_id: str, instead_of: str) -> None:
+        begun.set()
+        assert may_end.wait(10)
+        activate(root, bundle_id, instead_of)
+
+    another = open_live(root, root / ids[0])
+    another.commit([Delete(another.snapshot().items(np.array([0]))[0].id)])
+    another.close()
+    monkeypatch.setattr("model_store.bundles.compaction.activate", slowly)
+    async with galleries.lease("digits"):
+        pass  # it hears of the change
+    compacting = asyncio.create_task(galleries.compact("digits"))
+    assert await asyncio.to_thread(begun.wait, 30)
+    for task in galleries._tasks:
+        task.cancel()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await compacting
+    assert current_id(root) not in ids
+    before, after = (open_here(one).retriever.gallery for one in (root / ids[0], root))
+    assert after.n_items == before.n_items - 1
+
+
 async def test_a_quota_counts_what_another_process_has_just_written(
     galleries: Galleries, root: Path, ids: tuple[str, str]
 ) -> None:
