@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from model_store.bundles.manifest import ID_LENGTH, MANIFEST_FILE
@@ -122,9 +123,13 @@ def previous_id(root: Path) -> str | None:
 
 def bundle_ids(root: Path) -> list[str]:
     """The bundles in ``root``, oldest first."""
-    found = [path.parent for path in root.glob(f"*/{MANIFEST_FILE}")]
-    complete = [path for path in found if is_bundle_id(path.name)]
-    return [path.name for path in sorted(complete, key=lambda path: path.stat().st_mtime)]
+    made_at: dict[str, float] = {}
+    for manifest in root.glob(f"*/{MANIFEST_FILE}"):
+        directory = manifest.parent
+        if is_bundle_id(directory.name):
+            with suppress(FileNotFoundError):  # another process has just removed it
+                made_at[directory.name] = directory.stat().st_mtime
+    return sorted(made_at, key=made_at.__getitem__)
 
 
 def locate(path: Path) -> Path:

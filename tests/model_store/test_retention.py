@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from model_store.bundles.directory import (
     activate,
     bundle_ids,
     current_id,
+    is_bundle_id,
     previous_id,
 )
 from model_store.bundles.retention import Hold, prune
@@ -128,6 +130,20 @@ def test_one_that_is_activated_meanwhile_stays(
     assert current_id(root) == ids[0]
     assert ids[0] in bundle_ids(root)
     assert ids[0] in logs(root)
+
+
+def test_one_that_another_process_removes_meanwhile_is_listed_no_more(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After it was found, and before it is known how old it is."""
+    ids = compacted(root, 2)
+
+    def seen(name: object) -> bool:
+        shutil.rmtree(root / ids[0], ignore_errors=True)
+        return is_bundle_id(name)
+
+    monkeypatch.setattr("model_store.bundles.directory.is_bundle_id", seen)
+    assert bundle_ids(root) == ids[1:]
 
 
 @pytest.mark.parametrize("pointer", [None, b"\xff\xfe", b"../x"])
