@@ -5,11 +5,14 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from model_store.feedback.file import opened
 from model_store.half_precision import HalfRows
+
+LATE_S = 3600.0
+"""Seconds after which nobody writes any more what was answered before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +23,14 @@ class AnsweredQuery:
     ----------
     query_id : of the answer.
     mean, variance, features : each a row of `HalfRows`.
+    noted_at : when it was answered, seconds since 1970; it is written a little later.
     """
 
     query_id: str
     mean: bytes
     variance: bytes
     features: bytes
+    noted_at: float = field(default_factory=time.time, compare=False, kw_only=True)
 
     def rows(self) -> tuple[HalfRows, HalfRows, HalfRows]:
         """Return mean, variance and features, of one row each."""
@@ -80,9 +85,7 @@ class AnsweredQueries:
 
     def forget(self, gallery: str, query_id: str) -> bool:
         """Delete a query, on request; whether there was one."""
-        if not self._path.exists():
-            return False
-        with opened(self._path) as connection:
+        with opened(self._path, writing=True) as connection:
             return forget(connection, gallery, query_id)
 
 
@@ -99,7 +102,8 @@ def add(
     queries: Sequence[AnsweredQuery],
     now: float,
 ) -> None:
-    """Keep queries."""
+    """Keep queries, but those that were forgotten since they were answered."""
+    queries = [one for one in queries if not is_forgotten(connection, gallery, one)]
     connection.executemany(
         "INSERT OR REPLACE INTO answered VALUES (?, ?, ?, ?, ?, ?, ?)",
         [
@@ -115,10 +119,31 @@ def purge(connection: sqlite3.Connection, before: float) -> None:
         f"DELETE FROM answered WHERE answered_at < ? AND NOT {_UNDER_REVIEW}",  # noqa: S608
         (before,),
     )
+    _purge_forgotten(connection)
+
+
+def _purge_forgotten(connection: sqlite3.Connection) -> None:
+    connection.execute("DELETE FROM forgotten WHERE forgotten_at < ?", (time.time() - LATE_S,))
+
+
+def is_forgotten(connection: sqlite3.Connection, gallery: str, query: AnsweredQuery) -> bool:
+    """Return whether a query was to be forgotten, after it was answered and before it is kept."""
+    found = connection.execute(
+        "SELECT 1 FROM forgotten WHERE gallery = ? AND query_id = ? AND forgotten_at >= ?",
+        (gallery, query.query_id, query.noted_at),
+    )
+    return found.fetchone() is not None
 
 
 def forget(connection: sqlite3.Connection, gallery: str, query_id: str) -> bool:
-    """Delete what every encoder made of a query; whether there was anything."""
+    """Delete what every encoder made of a query; whether there was anything.
+
+    Whoever has answered it a moment ago, and writes it later, finds that it is not to.
+    """
+    _purge_forgotten(connection)
+    connection.execute(
+        "INSERT OR REPLACE INTO forgotten VALUES (?, ?, ?)", (gallery, query_id, time.time())
+    )
     deleted = connection.execute(
         "DELETE FROM answered WHERE gallery = ? AND query_id = ?", (gallery, query_id)
     )

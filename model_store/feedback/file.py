@@ -57,6 +57,12 @@ CREATE TABLE IF NOT EXISTS answered (
   PRIMARY KEY (gallery, encoder, query_id)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS answered_by_time ON answered (answered_at);
+CREATE TABLE IF NOT EXISTS forgotten (
+  gallery TEXT NOT NULL,
+  query_id TEXT NOT NULL,
+  forgotten_at REAL NOT NULL,
+  PRIMARY KEY (gallery, query_id)
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS cases (
   number INTEGER PRIMARY KEY AUTOINCREMENT,
   gallery TEXT NOT NULL,

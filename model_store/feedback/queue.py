@@ -253,6 +253,8 @@ class ReviewQueue:
     def _add(connection: sqlite3.Connection, new: NewCase) -> bool:
         picture = new.picture
         case = new.case
+        if answered.is_forgotten(connection, case.gallery, new.embedded):
+            return False
         if picture is not None:
             case = replace(case, media_type=picture.media_type, n_bytes=len(picture.data))
         kept = cases.add(connection, case)

@@ -66,5 +66,4 @@ class RetainedQueries:
         """Delete a query, on request."""
         self._waiting.pop(query_id, None)
         if self._kept is not None:
-            async with self._writing:  # or one that is just being written would be there again
-                await asyncio.to_thread(self._kept.forget, self._gallery, query_id)
+            await asyncio.to_thread(self._kept.forget, self._gallery, query_id)

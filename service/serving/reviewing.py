@@ -166,7 +166,7 @@ class ReviewKeeper:
         if embeddings is None:  # then nobody could decide on it once it has left the cache
             return
         case = self._case(answered, decided.bundle, "contradicted", drawn=False)
-        new = NewCase(case, _embedded(decided.query_id, embeddings), None)
+        new = NewCase(case, _embedded(case, embeddings), None)
         await asyncio.to_thread(self.queue.contradict, new)
 
     def forget(self, query_id: str) -> None:
@@ -199,7 +199,7 @@ class ReviewKeeper:
             logger.warning("case not kept", extra={"fields": fields})
             self._gallery.observe("lost", 1)
             return None
-        return NewCase(case, _embedded(case.query_id, embeddings), picture)
+        return NewCase(case, _embedded(case, embeddings), picture)
 
     def _case(
         self, found: SearchResult | Answered, bundle: str, reason: CaseReason, *, drawn: bool
@@ -228,6 +228,7 @@ class ReviewKeeper:
         )
 
 
-def _embedded(query_id: str, embeddings: Embeddings) -> AnsweredQuery:
+def _embedded(case: Case, embeddings: Embeddings) -> AnsweredQuery:
     parts = (embeddings.mean, embeddings.variance, embeddings.features)
-    return AnsweredQuery(query_id, *(HalfRows.of(part).to_bytes()[0] for part in parts))
+    rows = (HalfRows.of(part).to_bytes()[0] for part in parts)
+    return AnsweredQuery(case.query_id, *rows, noted_at=case.kept_at)

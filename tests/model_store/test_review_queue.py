@@ -290,6 +290,17 @@ def test_what_is_deleted_on_request_is_not_in_the_file_any_more(
     assert [one.query_id for one in log.decided("g")] == ["a"]  # which say nothing of the picture
 
 
+def test_one_that_was_answered_before_it_was_forgotten_is_kept_no_more(
+    queue: ReviewQueue,
+) -> None:
+    """By another process, say, which writes its cases a little later."""
+    late = case("a", picture=b"x")
+    assert not queue.forget("g", "a")
+    assert queue.add([late])["kept"] == 0
+    assert queue.find("g", "a") is None
+    assert queue.add([case("a"), case("b")])["kept"] == 2
+
+
 def test_a_case_without_a_picture_gets_one(queue: ReviewQueue) -> None:
     queue.add([case("a")])
     assert queue.add([case("a", picture=b"x")])["kept"] == 0

@@ -46,3 +46,22 @@ async def test_one_that_is_forgotten_while_it_is_written_is_gone(tmp_path: Path)
     queries.note("query", EMBEDDINGS)
     await queries.keep()
     assert await queries.find("query") is not None
+
+
+async def test_one_that_another_process_has_answered_and_writes_later_is_gone_too(
+    tmp_path: Path,
+) -> None:
+    """Whichever process is told to forget it; once it is answered anew it is kept anew."""
+    file = tmp_path / "feedback.sqlite"
+    one, other = (
+        RetainedQueries("digits", "encoder", AnsweredQueries(file, 3600)) for _ in range(2)
+    )
+    one.note("query", EMBEDDINGS)
+    one.note("another", EMBEDDINGS)
+    await other.forget("query")
+    await one.keep()
+    assert await other.find("query") is None
+    assert await other.find("another") is not None
+    one.note("query", EMBEDDINGS)
+    await one.keep()
+    assert await other.find("query") is not None
