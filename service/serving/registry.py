@@ -276,7 +276,7 @@ class Galleries:
             return Switched(before, before, persisted=True)
         key = None if self._signing_key is None else read_private_key(self._signing_key)
         with Compaction(root, now.manifest, live, key) as compaction:
-            # Also where the service ends: the thread goes on, and what it works at would be removed.
+            # Also where the service ends: the thread goes on, and needs what it works at.
             directory = await run_to_its_end(compaction.prepare)
             opened = await self._opener.successor(now, directory)
             try:

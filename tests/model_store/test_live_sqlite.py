@@ -22,8 +22,8 @@ from model_store.gallery.live.sqlite import (
     commit,
     connect,
     errors_in_words,
-    use_write_ahead_log,
     of_the_system,
+    use_write_ahead_log,
 )
 
 CODES: dict[int, type[WriteError]] = {

@@ -31,8 +31,8 @@ from model_store.gallery.live.sqlite import (
     commit,
     connect,
     errors_in_words,
-    use_write_ahead_log,
     of_the_system,
+    use_write_ahead_log,
 )
 from model_store.gallery.protocol import Item, Thumbnail
 from model_store.gallery.writable import Change, Delete, Receipt, Retry, Upsert
