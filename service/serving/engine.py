@@ -99,7 +99,7 @@ class SearchEngine:
         self.secret = secret_of(bundle.root, bundle.manifest)
         self.files = BundleFiles(bundle.directory, bundle.manifest)
         self.changed_file: str | None = None
-        self.files_at = -math.inf
+        self.files_looked_at = -math.inf
         self._key_prefix = key_prefix(bundle.retriever, "" if bundle.entry is None else bundle.key)
         self._heard: tuple[int, int] | None = (0, 0)
         self.writing = asyncio.Lock()

@@ -22,9 +22,9 @@ async def look_at_files(engine: SearchEngine) -> None:
     """Note that a file of the engine's bundle was changed, cut or removed under it."""
     began = time.monotonic()
     changed = await asyncio.to_thread(engine.files.changed)
-    if began < engine.files_at:  # a large file was hashed, and others have looked meanwhile
+    if began < engine.files_looked_at:  # a large file was hashed, and others have looked meanwhile
         return
-    engine.files_at = began
+    engine.files_looked_at = began
     if changed != engine.changed_file and changed is not None:
         fields = {"gallery": engine.bundle.name, "file": changed}
         logger.error("a file of the bundle was changed", extra={"fields": fields})
