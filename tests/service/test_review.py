@@ -24,6 +24,7 @@ StartClient = Callable[..., TestClient]
 
 REVIEW = "/v1/galleries/digits/review"
 FEEDBACK = "/v1/galleries/digits/feedback"
+EXPORT = f"{REVIEW}/export?format=label_studio"
 EVERYTHING: dict[str, Any] = {"review_reasons": CASE_REASONS, "audit_share": 1.0}
 
 
@@ -306,3 +307,17 @@ def test_more_than_may_wait_is_lost_and_counted(
     assert client.get(REVIEW).json()["cases"] == []
     counted = client.get("/metrics").text
     assert 'vouch_review_cases_total{gallery="digits",outcome="lost"} 1.0' in counted
+
+
+@pytest.mark.parametrize("path", [f"{FEEDBACK}?after=", f"{REVIEW}?after=", f"{EXPORT}&after="])
+def test_no_page_begins_after_a_number_that_nothing_can_have(
+    client: TestClient, path: str
+) -> None:
+    assert client.get(f"{path}{2**63 - 1}").status_code == 200
+    refused = client.get(f"{path}{2**63}")
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
+
+
+def test_a_number_that_no_decision_can_have_is_refused(client: TestClient) -> None:
+    assert client.delete(f"{FEEDBACK}/{2**63 - 1}").status_code == 404
+    assert client.delete(f"{FEEDBACK}/{2**63}").status_code == 422

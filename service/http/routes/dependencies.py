@@ -108,3 +108,8 @@ def parameters_of(options: schemas.ListOptions, request: Request | None = None) 
 
 
 LeaseOf = Annotated[Lease, Depends(lease_of)]
+
+LAST = 2**63 - 1
+"""The largest number that SQLite counts to."""
+
+After = Annotated[int, Query(ge=0, le=LAST, description="`next_after` of the page before.")]

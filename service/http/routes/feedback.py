@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated
 
-from fastapi import Depends, Query, Request, Response
+from fastapi import Depends, Path, Query, Request, Response
 
 from model_store.errors import (
     DecisionNotFound,
@@ -27,7 +27,7 @@ from service.http import answers
 from service.http.bodies import JSON, body_of
 from service.http.problems import responses
 from service.http.routes.changes import WRITE_ERRORS, ContextOf, noted
-from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router
+from service.http.routes.dependencies import LAST, After, LeaseOf, StateOf, gallery_router
 from service.http.state import State
 from service.serving.engine import SearchEngine
 from service.serving.enrolment import item_of_query
@@ -130,7 +130,7 @@ async def _enrol(
 async def list_feedback(
     lease: LeaseOf,
     state: StateOf,
-    after: Annotated[int, Query(ge=0, description="`next_after` of the page before.")] = 0,
+    after: After = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> schemas.DecisionList:
     """The decisions on a gallery, oldest first, those that were taken back among them."""
@@ -145,7 +145,9 @@ async def list_feedback(
     responses=responses(GalleryNotFound, DecisionNotFound, FeedbackNotKept, InvalidRequest),
     dependencies=[Depends(requires("review"))],
 )
-async def undo_feedback(lease: LeaseOf, state: StateOf, number: int) -> schemas.Decision:
+async def undo_feedback(
+    lease: LeaseOf, state: StateOf, number: Annotated[int, Path(ge=0, le=LAST)]
+) -> schemas.Decision:
     """Take a decision back; what was said before it counts again. It stays in the list."""
     kept, key = require_feedback(state), lease.bundle.key
     undone = await lease.engine.compute(lambda: kept.undo(key, number))

@@ -27,7 +27,7 @@ from service.http import answers
 from service.http.answers import labelling
 from service.http.bodies import JSON, body_of
 from service.http.problems import responses
-from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router
+from service.http.routes.dependencies import After, LeaseOf, StateOf, gallery_router
 from service.http.routes.feedback import hear, require_feedback
 
 router = gallery_router("review")
@@ -36,7 +36,6 @@ PRIVATE = {"Cache-Control": "no-store"}
 """Headers of pictures that somebody sent: no browser and no proxy is to keep them."""
 
 QueryId = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="`query.id` of an answer.")]
-After = Annotated[int, Query(ge=0, description="`next_after` of the page before.")]
 
 
 async def queue_of(request: Request, lease: LeaseOf) -> ReviewQueue:
