@@ -9,6 +9,7 @@ import { el, glyph } from "./elements.js";
 import { filterBar } from "./filters/bar.js";
 import { galleryParts, sampleList } from "./gallery.js";
 import { t, translate } from "./language.js";
+import { entryOf } from "./look/decisions.js";
 import { keyForm, problemPanel } from "./problem.js";
 import { VERDICTS, count, decisionSentence } from "./words.js";
 
@@ -362,7 +363,7 @@ export class Search {
   async look(place, items = this.answer.results) {
     const { answer, gallery, query } = this;
     const { look } = await this.looking;
-    const entry = (query.entry ??= { ...query, answer, decision: null });
+    const entry = entryOf(query, answer);
     look(entry, gallery, {
       place, items, within: this.part, closed: () => this.showDecision(entry),
     });

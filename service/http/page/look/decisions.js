@@ -36,9 +36,18 @@ export function review({ gallery, query }, item, right) {
   });
 }
 
+/** What is decided on: the query with its last answer. In another gallery it is another query. */
+export function entryOf(query, answer) {
+  const before = query.entry?.answer;
+  if (before?.gallery === answer.gallery && before.query.id === answer.query.id) {
+    return Object.assign(query.entry, { answer });
+  }
+  return (query.entry = { ...query, answer, decision: null });
+}
+
 /** A decision in the service's words. Of an item that is not the first result it says more to
  * decide that it is that one: the first is then wrong. */
-function worded({ entry: { answer }, kind, item }) {
+function worded({ answer }, kind, item) {
   const { results: [first], query } = answer;
   const decision = {
     is: item?.id === first?.id ? "this_item" : "that_item",
@@ -55,7 +64,7 @@ export function decide(entry, gallery, kind, item = null) {
   const replaces = kind === "wrong" && settled?.item?.id !== item.id ? null : settled;
   const decision = {
     entry, gallery, kind, item, before, settled, replaces, reviewer: reviewer.get(),
-    at: new Date().toISOString(), state: gallery.keeps ? "waiting" : "kept", problem: null,
+    said: worded(entry, kind, item), at: new Date().toISOString(), state: gallery.keeps ? "waiting" : "kept", problem: null,
   };
   entry.decision = decision;
   if (kind !== "wrong") entry.settled = decision;
@@ -91,12 +100,12 @@ function inOrder(decision, work) {
 }
 
 async function send(decision) {
-  const { entry, gallery, reviewer: by } = decision;
+  const { entry, gallery, said, reviewer: by } = decision;
   const { number } = await askJson(decisionsUrl(gallery.name), {
     method: "POST",
     keepalive: true, // the page may be on its way out
     headers: { "Content-Type": "application/json" },
-    body: JSON.stringify({ ...worded(decision), ...(by && { reviewer: by }) }),
+    body: JSON.stringify({ ...said, ...(by && { reviewer: by }) }),
   });
   Object.assign(decision, { number, state: "sent" });
   if (entry.decision === decision) tell(decision);

@@ -1,0 +1,40 @@
+"""What comes late, twice or not at all, while a person goes on: real Chromium."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.end_to_end.shown_page import ANSWER, GALLERY, Shown, result
+from tests.end_to_end.test_page_looking import heard, listening, looked_at
+
+pytestmark = pytest.mark.browser
+
+BOOTS = {**GALLERY, "name": "boots", "description": "Boots of a shop."}
+BUSY = {"title": "Busy", "detail": "The service is busy."}
+
+
+def two_galleries(shown: Shown) -> None:
+    """Another gallery beside the first."""
+    both = [{"name": name, "n_items": 1500} for name in ("shoes", "boots")]
+    shown.replies["/v1/galleries"] = {"galleries": both}
+    shown.replies["/v1/galleries/boots"] = BOOTS
+    shown.replies["/v1/galleries/boots/calibration"] = shown.report
+
+
+def test_a_question_in_another_gallery_is_decided_on_there(shown: Shown) -> None:
+    listening(shown)
+    two_galleries(shown)
+    shown.replies["/v1/galleries/boots/feedback"] = {"number": 1}
+    looked_at(shown)
+    shown.page.keyboard.press("Escape")
+    query = {**ANSWER["query"], "id": "query-2"}
+    shown.answer = {**ANSWER, "gallery": "boots", "query": query, "results": [result(1, id="boot")]}
+    with shown.page.expect_response("**/boots/search"):
+        shown.found("gallery-picker").select_option("boots")
+    expect(shown.found("neighbour")).to_have_count(1)
+    shown.found("look").click()
+    shown.page.keyboard.press("y")
+    expect(shown.found("decision")).to_contain_text("label-1")
+    assert heard(shown, 1) == [("this_item", "boot")]
+    assert shown.sent("/boots/feedback")[0]["query_id"] == "query-2"
