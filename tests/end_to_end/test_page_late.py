@@ -6,6 +6,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.end_to_end.shown_page import ANSWER, GALLERY, Shown, result
+from tests.end_to_end.test_page_batch import UNSURE, batch_of
 from tests.end_to_end.test_page_looking import heard, listening, looked_at
 
 pytestmark = pytest.mark.browser
@@ -38,3 +39,25 @@ def test_a_question_in_another_gallery_is_decided_on_there(shown: Shown) -> None
     expect(shown.found("decision")).to_contain_text("label-1")
     assert heard(shown, 1) == [("this_item", "boot")]
     assert shown.sent("/boots/feedback")[0]["query_id"] == "query-2"
+
+
+def test_a_key_that_is_held_decides_once(shown: Shown) -> None:
+    listening(shown)
+    batch_of(shown, {"a.png": UNSURE, "b.png": UNSURE, "c.png": UNSURE}, 0.9)
+    shown.found("go-through").click()
+    expect(shown.page.get_by_role("dialog")).to_be_visible()
+    for _ in range(3):
+        shown.page.keyboard.down("y")
+    shown.page.keyboard.up("y")
+    assert len(heard(shown, 1)) == 1
+    shown.page.wait_for_timeout(300)
+    assert len(heard(shown, 1)) == 1
+
+
+def test_a_double_click_decides_once(shown: Shown) -> None:
+    listening(shown)
+    batch_of(shown, {"a.png": UNSURE, "b.png": UNSURE, "c.png": UNSURE}, 0.9)
+    shown.found("go-through").click()
+    shown.found("decide-is").dblclick()
+    shown.page.wait_for_timeout(300)
+    assert len(heard(shown, 1)) == 1

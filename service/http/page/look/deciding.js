@@ -19,7 +19,8 @@ const key = (name) => el("kbd", { "aria-hidden": "true" }, KEYS[name]);
 /** The bar. `act` carries out a decision; `list` shows other items; `added` goes on from a new one. */
 export function decidingBar({ act, gallery, view, list, tell, added }) {
   const decision = (name) => el("button", {
-    type: "button", onclick: () => act(name), "data-testid": `decide-${name}`,
+    // The second click of two would decide on the photograph that follows.
+    type: "button", onclick: ({ detail }) => { if (detail < 2) act(name); }, "data-testid": `decide-${name}`,
     "aria-keyshortcuts": KEYS[name],
   }, KINDS[name](), key(name));
   const yes = decision("is");

@@ -181,6 +181,10 @@ function toolbar(pair, seen, step) {
 function keys(event, { pair, step, act, tools, bar }) {
   const typing = event.target.matches("input:not([type=radio]):not([type=range]), select");
   if (typing || event.ctrlKey && event.key !== "z" || event.metaKey || event.altKey) return;
+  if (event.repeat && !/^(Arrow|[-+])/.test(event.key)) { // a key that is held decides once
+    if (event.target.closest(".deciding") && event.key !== "Tab") event.preventDefault();
+    return;
+  }
   const onward = event.target.matches(":dir(rtl)") ? -1 : 1;
   const arrow = (x, y) => () => (pair.zoomed() ? pair.move(-PAN * x, -PAN * y) : x && step(onward * x));
   const wanted = {
