@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-from playwright.sync_api import expect
+import re
 
-from tests.end_to_end.shown_page import ANSWER, GALLERY, Shown, result
+import pytest
+from playwright.sync_api import Route, expect
+
+from tests.end_to_end.shown_page import ANSWER, GALLERY, PICTURE, Shown, result
 from tests.end_to_end.test_page_batch import UNSURE, batch_of
 from tests.end_to_end.test_page_looking import heard, listening, looked_at
 
@@ -61,3 +63,27 @@ def test_a_double_click_decides_once(shown: Shown) -> None:
     shown.found("decide-is").dblclick()
     shown.page.wait_for_timeout(300)
     assert len(heard(shown, 1)) == 1
+
+
+def test_a_picture_that_comes_late_takes_the_place_of_no_other(shown: Shown) -> None:
+    held: list[Route] = []
+    shown.page.route("**/item-1/preview", lambda route: held.append(route))
+    shown.page.route("**/item-2/preview", lambda route: route.fulfill(body=PICTURE))
+    shown.open()
+    shown.run("api", "m.key.set('secret')")
+    results = [result(n, preview_url=f"/v1/galleries/shoes/items/item-{n}/preview") for n in (1, 2)]
+    shown.answer = {**ANSWER, "results": results}
+    shown.choose("a.png")
+    shown.found("look").click()
+    image = shown.found("pane-candidate").locator("img")
+    shown.page.keyboard.press("ArrowRight")
+    expect(image).to_have_attribute("src", re.compile("^blob:"))
+    before = image.get_attribute("src")
+    for _ in range(100):
+        if held:
+            break
+        shown.page.wait_for_timeout(50)
+    [late] = held
+    late.fulfill(body=PICTURE)
+    shown.page.wait_for_timeout(500)
+    assert image.get_attribute("src") == before

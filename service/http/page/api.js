@@ -83,13 +83,17 @@ export function searchWith(gallery, blob, name, options = {}, signal = undefined
 export const mayWrite = () => askJson("/v1/usage")
   .then(({ scope }) => scope === "write" || scope === "admin", () => true);
 
+const wanted = new WeakMap(); // image → the address of what it is to show
+
 /** Let `image` show what lies at `url`. An <img> sends no key, so it is given what was fetched. */
 export async function load(image, url) {
+  wanted.set(image, url);
   if (!key.get() || url.startsWith("blob:")) {
     image.src = address(url);
     return;
   }
   const fetched = await ask(url).then((response) => response.blob()).catch(() => null);
+  if (wanted.get(image) !== url) return; // it is to show another one by now
   if (!fetched) {
     image.dispatchEvent(new Event("error"));
     return;
