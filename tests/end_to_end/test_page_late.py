@@ -87,3 +87,35 @@ def test_a_picture_that_comes_late_takes_the_place_of_no_other(shown: Shown) -> 
     late.fulfill(body=PICTURE)
     shown.page.wait_for_timeout(500)
     assert image.get_attribute("src") == before
+
+
+def test_items_that_are_found_late_are_shown_for_no_other_photograph(shown: Shown) -> None:
+    listening(shown)
+    held: list[Route] = []
+    batch_of(shown, {"a.png": UNSURE, "b.png": UNSURE}, 0.9)
+    shown.page.route("**/similar?*", lambda route: held.append(route))
+    shown.found("go-through").click()
+    dialog = shown.page.get_by_role("dialog")
+    with shown.page.expect_request("**/similar?*"):
+        shown.found("similar").click()
+    shown.page.keyboard.press("y")
+    expect(dialog.get_by_role("heading")).to_contain_text("label of b.png")
+    held[0].fulfill(json={"results": [result(1, label="late")]})
+    shown.page.wait_for_timeout(300)
+    expect(dialog.get_by_role("heading")).to_contain_text("label of b.png")
+
+
+def test_of_two_lists_that_are_asked_for_the_last_is_shown(shown: Shown) -> None:
+    held: list[Route] = []
+    shown.replies["/v1/galleries/shoes/labels"] = {"labels": ["boot"], "next_after": None}
+    dialog = looked_at(shown)
+    shown.page.route("**/search", lambda route: held.append(route))
+    for words in ("clog", "boot"):
+        shown.page.keyboard.press("/")
+        shown.page.keyboard.type(words)
+        with shown.page.expect_request("**/search"):
+            shown.page.keyboard.press("Enter")
+    for route, label in zip(reversed(held), ("boot", "clog"), strict=True):
+        route.fulfill(json={**ANSWER, "results": [result(1, label=label)]})
+        shown.page.wait_for_timeout(300)
+    expect(dialog.get_by_role("heading")).to_have_text("boot")

@@ -16,8 +16,9 @@ const KEYS = { is: "y", wrong: "n", none: "0", undo: "u", find: "/", add: "a" };
 
 const key = (name) => el("kbd", { "aria-hidden": "true" }, KEYS[name]);
 
-/** The bar. `act` carries out a decision; `list` shows other items; `added` goes on from a new one. */
-export function decidingBar({ act, gallery, view, list, tell, added }) {
+/** The bar. `act` carries out a decision; `list` shows other items, where what `asked` returned says
+ * that they are still wanted; `added` goes on from a new one. */
+export function decidingBar({ act, gallery, view, list, tell, added, asked }) {
   const decision = (name) => el("button", {
     // The second click of two would decide on the photograph that follows.
     type: "button", onclick: ({ detail }) => { if (detail < 2) act(name); }, "data-testid": `decide-${name}`,
@@ -31,7 +32,7 @@ export function decidingBar({ act, gallery, view, list, tell, added }) {
   mayWrite().then((may) => { adds.hidden = !may; });
   const slot = el("div.form-slot");
   const forms = {
-    find: () => findForm({ gallery, view, list, tell }),
+    find: () => findForm({ gallery, view, list, tell, asked }),
     add: () => addForm({ gallery, view, added }),
   };
   const name = el("input", {
@@ -73,15 +74,17 @@ export function decidingBar({ act, gallery, view, list, tell, added }) {
 }
 
 /** Look for items by a part of their label, or by how their id begins. */
-function findForm({ gallery, view, list, tell }) {
+function findForm({ gallery, view, list, tell, asked }) {
   const input = el("input", { type: "search", id: "find-item", required: true, maxLength: 100 });
   const submit = async (event) => {
     event.preventDefault();
     const text = input.value.trim();
+    const wanted = asked();
     try {
       const { blob, name } = view.entry;
       const filter = JSON.stringify(await labelsLike(gallery.name, text));
       const { results: items } = await searchWith(gallery.name, blob, name, { filter, limit: 50 });
+      if (!wanted()) return;
       if (items.length) {
         list(items);
         tell(t`${items.length} items, most similar first.`);

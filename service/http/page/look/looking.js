@@ -28,7 +28,7 @@ export function look(entry, gallery, options = {}) {
   const seen = el("span.seen", { "data-testid": "seen" });
   const pair = panes((what) => { seen.textContent = t`You see ${what}`; });
   const about = el("div.about");
-  const bar = decidingBar({ act, gallery, view, list, tell, added });
+  const bar = decidingBar({ act, gallery, view, list, tell, added, asked });
   const tools = toolbar(pair, seen, step);
   const dialog = el("dialog.look.whole", { "data-testid": "look", "aria-labelledby": "look-title" },
     dialogHeader(title), tools.element, pair.element, about, bar.element, status);
@@ -75,12 +75,22 @@ export function look(entry, gallery, options = {}) {
     show();
   }
 
+  let turn = 0;
+
+  /** Say that other items are asked for; return what tells whether they are still wanted. */
+  function asked() {
+    const now = (turn += 1);
+    return () => now === turn;
+  }
+
   /** Go through the items of the gallery that are most like one of them. */
   async function similarTo(item) {
+    const wanted = asked();
     const path = item.id.split("/").map(encodeURIComponent).join("/");
     const base = `/v1/galleries/${encodeURIComponent(gallery.name)}/items/${path}`;
     try {
       const { results } = await askJson(`${base}/similar?limit=50`);
+      if (!wanted()) return;
       if (results.length) list(results);
       tell(t`${results.length} items like “${brief(item.label ?? item.id)}”, without probabilities.`);
     } catch (error) {
@@ -90,6 +100,7 @@ export function look(entry, gallery, options = {}) {
 
   /** Take up a photograph from its first result. */
   function take(other) {
+    asked(); // nothing any more of the photograph before
     Object.assign(view, { entry: other, items: other.answer.results, place: 0 });
     pair.reset();
     pair.showQuestion(other.preview, t`Your image`);
