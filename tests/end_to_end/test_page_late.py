@@ -25,6 +25,25 @@ def two_galleries(shown: Shown) -> None:
     shown.replies["/v1/galleries/boots/calibration"] = shown.report
 
 
+def held_back(shown: Shown, address: str) -> list[Route]:
+    """The requests that are sent to an address from now on, unanswered."""
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    shown.page.route(address, hold)
+    return held
+
+
+def holds(shown: Shown, held: list[Route], n: int = 1) -> None:
+    """Wait until ``n`` requests are held back."""
+    for _ in range(100):
+        if len(held) >= n:
+            return
+        shown.page.wait_for_timeout(50)
+
+
 def test_a_question_in_another_gallery_is_decided_on_there(shown: Shown) -> None:
     listening(shown)
     two_galleries(shown)
@@ -66,8 +85,7 @@ def test_a_double_click_decides_once(shown: Shown) -> None:
 
 
 def test_a_picture_that_comes_late_takes_the_place_of_no_other(shown: Shown) -> None:
-    held: list[Route] = []
-    shown.page.route("**/item-1/preview", lambda route: held.append(route))
+    held = held_back(shown, "**/item-1/preview")
     shown.page.route("**/item-2/preview", lambda route: route.fulfill(body=PICTURE))
     shown.open()
     shown.run("api", "m.key.set('secret')")
@@ -79,10 +97,7 @@ def test_a_picture_that_comes_late_takes_the_place_of_no_other(shown: Shown) -> 
     shown.page.keyboard.press("ArrowRight")
     expect(image).to_have_attribute("src", re.compile("^blob:"))
     before = image.get_attribute("src")
-    for _ in range(100):
-        if held:
-            break
-        shown.page.wait_for_timeout(50)
+    holds(shown, held)
     [late] = held
     late.fulfill(body=PICTURE)
     shown.page.wait_for_timeout(500)
@@ -91,13 +106,12 @@ def test_a_picture_that_comes_late_takes_the_place_of_no_other(shown: Shown) -> 
 
 def test_items_that_are_found_late_are_shown_for_no_other_photograph(shown: Shown) -> None:
     listening(shown)
-    held: list[Route] = []
     batch_of(shown, {"a.png": UNSURE, "b.png": UNSURE}, 0.9)
-    shown.page.route("**/similar?*", lambda route: held.append(route))
+    held = held_back(shown, "**/similar?*")
     shown.found("go-through").click()
     dialog = shown.page.get_by_role("dialog")
-    with shown.page.expect_request("**/similar?*"):
-        shown.found("similar").click()
+    shown.found("similar").click()
+    holds(shown, held)
     shown.page.keyboard.press("y")
     expect(dialog.get_by_role("heading")).to_contain_text("label of b.png")
     held[0].fulfill(json={"results": [result(1, label="late")]})
@@ -106,16 +120,62 @@ def test_items_that_are_found_late_are_shown_for_no_other_photograph(shown: Show
 
 
 def test_of_two_lists_that_are_asked_for_the_last_is_shown(shown: Shown) -> None:
-    held: list[Route] = []
     shown.replies["/v1/galleries/shoes/labels"] = {"labels": ["boot"], "next_after": None}
     dialog = looked_at(shown)
-    shown.page.route("**/search", lambda route: held.append(route))
-    for words in ("clog", "boot"):
+    held = held_back(shown, "**/search")
+    for n, words in enumerate(("clog", "boot"), 1):
         shown.page.keyboard.press("/")
         shown.page.keyboard.type(words)
-        with shown.page.expect_request("**/search"):
-            shown.page.keyboard.press("Enter")
+        shown.page.keyboard.press("Enter")
+        holds(shown, held, n)
     for route, label in zip(reversed(held), ("boot", "clog"), strict=True):
         route.fulfill(json={**ANSWER, "results": [result(1, label=label)]})
         shown.page.wait_for_timeout(300)
     expect(dialog.get_by_role("heading")).to_have_text("boot")
+
+
+def test_an_item_is_added_once(shown: Shown) -> None:
+    listening(shown)
+    held: list[Route] = []
+    batch_of(shown, {"a.png": UNSURE, "b.png": UNSURE}, 0.9)
+
+    def reply(route: Route) -> None:
+        if route.request.method == "GET":
+            route.fulfill(status=404, json=BUSY)
+        else:
+            held.append(route)
+
+    shown.page.route("**/items/mine", reply)
+    shown.found("go-through").click()
+    shown.page.keyboard.press("a")
+    shown.page.get_by_label("Id", exact=True).fill("mine")
+    shown.page.keyboard.press("Enter")
+    shown.page.keyboard.press("Enter")
+    holds(shown, held)
+    for route in held:
+        route.fulfill(json={})
+    shown.page.wait_for_timeout(500)
+    assert [kind for kind, _ in heard(shown, 1)] == ["new"]
+    assert len(held) == 1
+
+
+def test_an_item_that_is_added_late_is_of_its_own_photograph(shown: Shown) -> None:
+    listening(shown)
+    held: list[Route] = []
+    missing = {"title": "None", "detail": "There is no such item."}
+    batch_of(shown, {"a.png": UNSURE, "b.png": UNSURE}, 0.9)
+    shown.page.route("**/items/mine", lambda route: route.fulfill(status=404, json=missing)
+                     if route.request.method == "GET" else held.append(route))  # fmt: skip
+    shown.found("go-through").click()
+    shown.page.keyboard.press("a")
+    shown.page.get_by_label("Id", exact=True).fill("mine")
+    shown.page.keyboard.press("Enter")
+    holds(shown, held)
+    shown.found("decide-none").click()
+    dialog = shown.page.get_by_role("dialog")
+    expect(dialog.get_by_role("heading")).to_contain_text("label of b.png")
+    held[0].fulfill(json={})
+    heard(shown, 3)
+    said = [(one["decision"], one["query_id"]) for one in shown.sent("/feedback")]
+    assert said == [("none_of_these", "a.png"), ("new", "a.png")]
+    expect(dialog.get_by_role("heading")).to_contain_text("label of b.png")

@@ -102,34 +102,44 @@ function findForm({ gallery, view, list, tell, asked }) {
 
 /** Put the photograph into the gallery. An id that is taken is refused: it would be replaced. */
 function addForm({ gallery, view, added }) {
-  const { blob, name } = view.entry;
+  const { entry } = view;
+  const { blob, name } = entry;
   const proposed = name.replace(/\.\w+$/, "").replace(/[^\w.-]+/g, "-").slice(0, 100);
   const id = el("input", { type: "text", id: "new-id", required: true, maxLength: 200, value: proposed });
   const label = el("input", { type: "text", id: "new-label", maxLength: 200 });
   const problem = el("p.note", { role: "alert" });
-  const submit = async (event) => {
-    event.preventDefault();
+  const button = el("button", { type: "submit" }, t`Add to the gallery`); // Enter presses it too
+
+  async function add() {
+    const item = { id: id.value, label: label.value.trim() || null };
     const base = `/v1/galleries/${encodeURIComponent(gallery.name)}/items/`;
-    const url = base + id.value.split("/").map(encodeURIComponent).join("/");
+    const url = base + item.id.split("/").map(encodeURIComponent).join("/");
     const taken = await askJson(url).then(() => true, (error) => {
       if (error.problem?.status === 404) return false;
       problem.textContent = error.problem?.detail ?? String(error);
       return null;
     });
-    if (taken) problem.textContent = t`There is an item “${id.value}” already. Give it another id.`;
+    if (taken) problem.textContent = t`There is an item “${item.id}” already. Give it another id.`;
     if (taken !== false) return;
     const body = new FormData();
     body.append("image", blob, name);
-    if (label.value.trim()) body.append("label", label.value.trim());
+    if (item.label) body.append("label", item.label);
     try {
       await askJson(url, { method: "PUT", body });
-      added({ id: id.value, label: label.value.trim() || null });
+      added(entry, item);
     } catch (error) {
       problem.textContent = error.problem?.detail ?? String(error);
     }
+  }
+
+  const submit = async (event) => {
+    event.preventDefault();
+    button.disabled = true;
+    await add();
+    button.disabled = false;
   };
   return el("form.small", { onsubmit: submit, "data-testid": "add-form" },
     el("label", { htmlFor: "new-id" }, t`Id`), id,
     el("label", { htmlFor: "new-label" }, t`Label, if it has one`), label,
-    el("button", { type: "submit" }, t`Add to the gallery`), problem);
+    button, problem);
 }

@@ -129,10 +129,10 @@ export function look(entry, gallery, options = {}) {
     return goOn();
   }
 
-  /** Go on after the photograph has become an item of the gallery. */
-  function added(item) {
-    tell(`${view.entry.name}: ${decisionSentence(decide(view.entry, gallery, "new", item))}`);
-    goOn();
+  /** Go on after the photograph of an entry has become an item of the gallery. */
+  function added(entry, item) {
+    tell(`${entry.name}: ${decisionSentence(decide(entry, gallery, "new", item))}`);
+    if (entry === view.entry) goOn();
   }
 
   dialog.addEventListener("keydown", (event) => keys(event, { pair, step, act, tools, bar }));
