@@ -9,6 +9,7 @@ from playwright.sync_api import Route, expect
 
 from tests.end_to_end.shown_page import ANSWER, GALLERY, PICTURE, Shown, result
 from tests.end_to_end.test_page_batch import UNSURE, batch_of
+from tests.end_to_end.test_page_browsing import items
 from tests.end_to_end.test_page_looking import heard, listening, looked_at
 
 pytestmark = pytest.mark.browser
@@ -179,3 +180,37 @@ def test_an_item_that_is_added_late_is_of_its_own_photograph(shown: Shown) -> No
     said = [(one["decision"], one["query_id"]) for one in shown.sent("/feedback")]
     assert said == [("none_of_these", "a.png"), ("new", "a.png")]
     expect(dialog.get_by_role("heading")).to_contain_text("label of b.png")
+
+
+def test_a_report_that_comes_late_is_of_its_own_gallery(shown: Shown) -> None:
+    two_galleries(shown)
+    shown.open()
+    held = held_back(shown, "**/shoes/calibration")
+    shown.found("open-report").click()
+    holds(shown, held)
+    shown.found("gallery-picker").select_option("boots")
+    expect(shown.page.locator("#gallery-about p").first).to_have_text("Boots of a shop.")
+    held[0].fulfill(json={**shown.report, "status": "missing", "queries": "x"})
+    shown.page.wait_for_timeout(500)
+    assert shown.complaints == []
+    expect(shown.page.get_by_role("dialog")).to_have_count(0)
+
+
+def test_nothing_is_offered_of_a_gallery_that_is_left(shown: Shown) -> None:
+    two_galleries(shown)
+    shown.page.route("**/v1/galleries/boots", lambda route: route.fulfill(status=503, json=BUSY))
+    shown.open()
+    shown.found("gallery-picker").select_option("boots")
+    expect(shown.found("problem")).to_be_visible()
+    expect(shown.found("open-browse")).to_have_count(0)
+
+
+def test_a_gallery_can_be_looked_through_until_another_is_open(shown: Shown) -> None:
+    two_galleries(shown)
+    shown.replies["/v1/galleries/shoes/items"] = items
+    held = held_back(shown, "**/v1/galleries/boots")
+    shown.open()
+    shown.found("gallery-picker").select_option("boots")
+    shown.found("open-browse").click()
+    expect(shown.page.get_by_role("dialog").get_by_role("heading")).to_have_text("shoes")
+    assert shown.complaints == []

@@ -111,7 +111,10 @@ export class Search {
   open(words) {
     this.gallery = null;
     this.attempt(words, async (signal) => {
-      await this.openGallery(signal);
+      await this.openGallery(signal).catch((error) => {
+        if (!signal.aborted) this.hideGallery(); // what is shown is of the one before
+        throw error;
+      });
       if (this.query) await this.search(signal);
     });
   }
@@ -290,13 +293,18 @@ export class Search {
     }));
   }
 
+  hideGallery() {
+    for (const id of ["gallery-about", "filters", "sample-list"]) this.$(id).replaceChildren();
+    this.$("samples").hidden = true;
+  }
+
   showGallery() {
-    const { samples = [] } = this.gallery;
-    this.$("gallery-about").replaceChildren(...galleryParts(this.gallery, this.report, {
-      report: () => this.openReport(), items: () => this.openItems(),
-      decisions: this.gallery.keeps && (() => this.openDecisions()),
+    const { gallery, gallery: { samples = [] } } = this;
+    this.$("gallery-about").replaceChildren(...galleryParts(gallery, this.report, {
+      report: () => this.openReport(gallery), items: () => this.openItems(gallery),
+      decisions: gallery.keeps && (() => this.openDecisions(gallery)),
     }));
-    this.$("filters").replaceChildren(filterBar(this.gallery.name, (filter) =>
+    this.$("filters").replaceChildren(filterBar(gallery.name, (filter) =>
       this.choose("filter", filter)));
     this.$("sample-list").replaceChildren(...sampleList(samples, (sample) => this.askSample(sample)));
     this.$("samples").hidden = !samples.length;
@@ -324,28 +332,29 @@ export class Search {
   }
 
   /** Show what the calibration measured, and let the visitor move the line. */
-  async openReport() {
+  async openReport(gallery) {
     const { believe } = await import("./believe/believing.js");
-    const url = galleryUrl(this.gallery.name);
+    const url = galleryUrl(gallery.name);
     const [{ bundle }, report] = await Promise.all([url, `${url}/calibration`].map((one) => askJson(one)))
-      .catch(() => [this.gallery, this.report]); // as it was when the gallery was opened
-    Object.assign(this.gallery, { bundle });
+      .catch(() => [gallery, this.report]); // as it was when the gallery was opened
+    if (gallery !== this.gallery) return; // another one was picked meanwhile
+    Object.assign(gallery, { bundle });
     this.report = report;
     const moved = (line) => {
       this.line = line;
       if (this.$("result").hasChildNodes() && this.answer) this.showAnswer();
     };
-    believe(this.gallery, this.report, { line: this.line, moved, within: this.part });
+    believe(gallery, report, { line: this.line, moved, within: this.part });
   }
 
-  async openItems() {
+  async openItems(gallery) {
     const { browse } = await import("./browse/browsing.js");
-    browse(this.gallery, this.part);
+    browse(gallery, this.part);
   }
 
-  async openDecisions() {
+  async openDecisions(gallery) {
     const { showDecided } = await import("./look/decided.js");
-    showDecided(this.gallery, this.part);
+    showDecided(gallery, this.part);
   }
 
   async importLooking() {
