@@ -208,9 +208,42 @@ def test_nothing_is_offered_of_a_gallery_that_is_left(shown: Shown) -> None:
 def test_a_gallery_can_be_looked_through_until_another_is_open(shown: Shown) -> None:
     two_galleries(shown)
     shown.replies["/v1/galleries/shoes/items"] = items
-    held = held_back(shown, "**/v1/galleries/boots")
+    held_back(shown, "**/v1/galleries/boots")
     shown.open()
     shown.found("gallery-picker").select_option("boots")
     shown.found("open-browse").click()
     expect(shown.page.get_by_role("dialog").get_by_role("heading")).to_have_text("shoes")
     assert shown.complaints == []
+
+
+def test_a_list_goes_on_after_the_service_was_busy(shown: Shown) -> None:
+    shown.ask(next_cursor="after-2")
+    shown.page.route(
+        "**/search/next?*", lambda route: route.fulfill(status=503, json=BUSY), times=1
+    )
+    shown.replies["/v1/galleries/shoes/search/next"] = {"results": [result(3)], "next_cursor": None}
+    shown.found("more").click()
+    expect(shown.found("more")).to_have_text("The service is busy.")
+    expect(shown.found("more")).to_be_enabled()
+    shown.found("more").click()
+    expect(shown.found("neighbour")).to_have_count(3)
+
+
+def test_browsing_goes_on_after_the_service_was_busy(shown: Shown) -> None:
+    shown.replies["/v1/galleries/shoes/items"] = items
+    answers = iter((503, 429, 0))
+
+    def reply(route: Route) -> None:
+        status = next(answers, 200)
+        if status == 0:
+            route.abort()
+        elif status == 200:
+            route.fallback()
+        else:
+            route.fulfill(status=status, json=BUSY, headers={"Retry-After": "1"})
+
+    shown.page.route("**/items?*", reply)
+    shown.open()
+    shown.found("open-browse").click()
+    expect(shown.found("browse-status")).to_have_text("The service is busy.")
+    expect(shown.found("browse-status")).to_contain_text("items, by id")

@@ -4,6 +4,7 @@ import { address, key } from "./api.js";
 import { el, glyph, picture, svg } from "./elements.js";
 import { t } from "./language.js";
 import { review } from "./look/decisions.js";
+import { passes } from "./problem.js";
 import { said } from "./service_texts.js";
 import {
   NBSP, QUERIES, VERDICTS, absentSentence, brief, count, fixed, isNumber, outlierSentence, percent,
@@ -185,13 +186,15 @@ function neighbourPart(answer, wording, { look, more, options, choose }) {
       further.disabled = true;
       const page = await more(cursor).catch((error) => {
         further.textContent = error.problem?.detail ?? String(error);
+        further.disabled = !passes(error.problem?.status); // a cursor that is refused is not taken later
         return null;
       });
-      if (!page) return; // a cursor that is not taken now never is
+      if (!page) return;
       list.append(...page.results.map((one, i) => item(one, shown.length + i)));
       list.children[shown.length]?.querySelector("button").focus();
       shown.push(...page.results);
       cursor = page.next_cursor;
+      further.textContent = t`More results`;
       further.hidden = cursor === null;
       further.disabled = false;
     } }, t`More results`);

@@ -6,11 +6,14 @@ import { language, t } from "./language.js";
 import { said } from "./service_texts.js";
 import { REMEDIES } from "./words.js";
 
+/** Whether the same request may be answered in a moment. */
+export const passes = (status) => [0, 200, 408, 429].includes(status) || status >= 500;
+
 /** A problem, with a button where `retry` may help. */
 export function problemPanel(problem, retryAfter, retry) {
   const { status, detail, code, request_id: requestId } = problem;
   const wait = Number(retryAfter) > 0 ? t`Wait ${retryAfter} s, then try again.` : null;
-  const canRetry = retry && ([0, 200, 408, 429].includes(status) || status >= 500);
+  const canRetry = retry && passes(status);
   const remedy = problem.remedy ?? wait ?? REMEDIES[code] ?? REMEDIES[status] ??
     (status >= 500 && t`Not your image’s fault. If it lasts, tell whoever runs the service.`);
   const ids = [status > 0 && `HTTP ${status}`, code, requestId && t`request ${requestId}`];

@@ -5,11 +5,13 @@ import { dialogHeader, el, openDialog, picture } from "../elements.js";
 import { t } from "../language.js";
 import { filterBar } from "../filters/bar.js";
 import { facts, recordUrl } from "../look/facts.js";
+import { passes } from "../problem.js";
 import { brief, count } from "../words.js";
 
 const CELL = { width: 124, height: 164 }; // pixels
 const BEYOND = 3; // rows that are drawn above and below what is seen
 const AHEAD = 200; // items that are fetched before they are scrolled to
+const AGAIN = 2; // s after which a service that was busy is asked again, unless it says when
 
 /** Open the gallery's items, by id, in a dialog `within` the page. */
 export function browse(gallery, within) {
@@ -154,8 +156,10 @@ function windowed(cellOf) {
       now.told(now.items.length, total);
       ask();
     } catch (error) {
-      now.ended = true;
-      if (now === source) now.failed(error);
+      if (now !== source) return;
+      Object.assign(now, { ended: !passes(error.problem?.status), fetching: false });
+      now.failed(error);
+      if (!now.ended) setTimeout(ask, 1000 * (Number(error.retryAfter) || AGAIN));
     }
   }
 
