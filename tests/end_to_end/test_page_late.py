@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Route, expect
@@ -247,3 +248,17 @@ def test_browsing_goes_on_after_the_service_was_busy(shown: Shown) -> None:
     shown.found("open-browse").click()
     expect(shown.found("browse-status")).to_have_text("The service is busy.")
     expect(shown.found("browse-status")).to_contain_text("items, by id")
+
+
+def test_an_image_that_cannot_be_read_any_more_says_so(shown: Shown, tmp_path: Path) -> None:
+    file = tmp_path / "shoe.png"
+    file.write_bytes(PICTURE)
+    shown.open()
+    shown.found("file-input").set_input_files(file)
+    expect(shown.found("verdict")).to_be_visible()
+    file.unlink()  # or a folder, which is no file
+    shown.found("group_by").check()
+    expect(shown.found("problem")).to_contain_text("The file cannot be read")
+    shown.page.route("**/search", lambda route: route.abort())
+    shown.choose("a.png")
+    expect(shown.found("problem")).to_contain_text("The service cannot be reached")

@@ -43,6 +43,12 @@ const unreadable = (response) =>
     detail: t`What came back is not what this page expects. A proxy in between may have answered.`,
   });
 
+/** Whether the files of a form can be read: to a browser those that cannot look like no network. */
+async function isReadable(body) {
+  const files = body instanceof FormData ? [...body.values()].filter((one) => one instanceof Blob) : [];
+  return Promise.all(files.map((file) => file.slice(0, 1).arrayBuffer())).then(() => true, () => false);
+}
+
 export async function ask(url, options = {}) {
   const sent = key.get();
   const headers = { ...options.headers, ...(sent && { Authorization: `Bearer ${sent}` }) };
@@ -51,6 +57,13 @@ export async function ask(url, options = {}) {
     response = await fetch(address(url), { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
+    if (!await isReadable(options.body)) {
+      throw new Problem({
+        title: t`The file cannot be read`,
+        detail: t`It was changed or moved since it was chosen, or it is a folder.`,
+        remedy: t`Choose it again.`,
+      });
+    }
     throw new Problem({
       status: 0,
       title: t`The service cannot be reached`,
