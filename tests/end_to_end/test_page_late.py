@@ -262,3 +262,32 @@ def test_an_image_that_cannot_be_read_any_more_says_so(shown: Shown, tmp_path: P
     shown.page.route("**/search", lambda route: route.abort())
     shown.choose("a.png")
     expect(shown.found("problem")).to_contain_text("The service cannot be reached")
+
+
+def test_a_photograph_of_before_is_shown_again(shown: Shown) -> None:
+    looked_at(shown)
+    shown.page.keyboard.press("y")
+    looked_at(shown)
+    shown.page.keyboard.press("u")
+    expect(shown.found("look-status")).to_have_text("Taken back.")
+    image = shown.found("pane-question").locator("img")
+    expect(image).to_have_js_property("complete", value=True)
+    assert image.evaluate("node => node.decode().then(() => node.naturalWidth)") > 0
+
+
+def test_what_is_taken_back_in_another_gallery_is_not_looked_at_in_this_one(shown: Shown) -> None:
+    listening(shown)
+    two_galleries(shown)
+    looked_at(shown)
+    shown.page.keyboard.press("y")
+    heard(shown, 1)
+    query = {**ANSWER["query"], "id": "query-2"}
+    shown.answer = {**ANSWER, "gallery": "boots", "query": query, "results": [result(1, id="boot")]}
+    with shown.page.expect_response("**/boots/search"):
+        shown.found("gallery-picker").select_option("boots")
+    expect(shown.found("neighbour")).to_have_count(1)
+    shown.found("look").click()
+    shown.page.keyboard.press("u")
+    expect(shown.found("look-status")).to_have_text("Taken back.")
+    shown.page.keyboard.press("y")
+    assert heard(shown, 3)[1:] == [("undo", "1"), ("this_item", "boot")]

@@ -17,7 +17,7 @@ const PAN = 0.12; // of a pane, by one press of an arrow key
 const MODES = { beside: () => t`Side by side`, flicker: () => t`In turns`, overlay: () => t`Overlaid` };
 
 /** Look at the results of `entry`, from the one at `place` on. An entry is a photograph with its
- * `answer`, `preview`, `blob`, `name` and the `decision` on it.
+ * `answer`, `blob`, `name` and the `decision` on it.
  * `next(entry)` gives the entry to go on with after a decision, or null: the dialog, which opens
  * `within` a part of the page, closes. */
 export function look(entry, gallery, options = {}) {
@@ -35,6 +35,14 @@ export function look(entry, gallery, options = {}) {
 
   function tell(text) {
     status.textContent = text;
+  }
+
+  let preview = null; // of its own: that of an earlier question is there no more
+
+  function showQuestion({ blob }) {
+    URL.revokeObjectURL(preview);
+    preview = URL.createObjectURL(blob);
+    pair.showQuestion(preview, t`Your image`);
   }
 
   /** Show the item at the present place. */
@@ -103,7 +111,7 @@ export function look(entry, gallery, options = {}) {
     asked(); // nothing any more of the photograph before
     Object.assign(view, { entry: other, items: other.answer.results, place: 0 });
     pair.reset();
-    pair.showQuestion(other.preview, t`Your image`);
+    showQuestion(other);
     show();
     bar.focus();
   }
@@ -120,7 +128,8 @@ export function look(entry, gallery, options = {}) {
     if (name === "undo") {
       const taken = undo();
       if (!taken) return tell(t`There is nothing to take back.`);
-      if (taken.entry !== view.entry) take(taken.entry);
+      const here = taken.gallery.name === gallery.name;
+      if (here && taken.entry !== view.entry) take(taken.entry);
       bar.show(view.items[view.place]);
       return tell(t`Taken back.`);
     }
@@ -138,10 +147,11 @@ export function look(entry, gallery, options = {}) {
   dialog.addEventListener("keydown", (event) => keys(event, { pair, step, act, tools, bar }));
   openDialog(dialog, within, () => {
     pair.stop();
+    URL.revokeObjectURL(preview);
     bar.end();
     closed();
   });
-  pair.showQuestion(entry.preview, t`Your image`);
+  showQuestion(entry);
   show();
   bar.focus();
 }
