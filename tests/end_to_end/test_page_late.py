@@ -291,3 +291,17 @@ def test_what_is_taken_back_in_another_gallery_is_not_looked_at_in_this_one(show
     expect(shown.found("look-status")).to_have_text("Taken back.")
     shown.page.keyboard.press("y")
     assert heard(shown, 3)[1:] == [("undo", "1"), ("this_item", "boot")]
+
+
+def test_a_decision_that_could_not_be_replaced_is_replaced_at_last(shown: Shown) -> None:
+    listening(shown)
+    looked_at(shown)
+    shown.page.keyboard.press("y")
+    heard(shown, 1)
+    shown.page.route("**/feedback/1", lambda route: route.fulfill(status=503, json=BUSY), times=1)
+    for _ in range(2):
+        shown.found("look").click()
+        shown.page.keyboard.press("0")
+        expect(shown.page.get_by_role("dialog")).to_have_count(0)
+        shown.page.wait_for_timeout(300)
+    assert heard(shown, 3) == [("this_item", "item-1"), ("undo", "1"), ("none_of_these", None)]

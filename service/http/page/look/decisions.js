@@ -111,12 +111,13 @@ async function send(decision) {
   if (entry.decision === decision) tell(decision);
 }
 
-/** Take back what the service has of a decision. */
+/** Take back what the service has of a decision, and of those that it was to replace in vain. */
 async function retract(decision) {
-  if (decision?.number === undefined) return;
-  const { number, gallery } = decision;
-  await takeBack(gallery.name, number);
-  Object.assign(decision, { number: undefined, state: "waiting" });
+  for (let one = decision; one; one = one.replaces) {
+    if (one.number === undefined) continue;
+    await takeBack(one.gallery.name, one.number);
+    Object.assign(one, { number: undefined, state: "waiting" });
+  }
 }
 
 /** Take back a decision that the service keeps under a number. */
