@@ -305,3 +305,23 @@ def test_a_decision_that_could_not_be_replaced_is_replaced_at_last(shown: Shown)
         expect(shown.page.get_by_role("dialog")).to_have_count(0)
         shown.page.wait_for_timeout(300)
     assert heard(shown, 3) == [("this_item", "item-1"), ("undo", "1"), ("none_of_these", None)]
+
+
+def test_a_deletion_that_comes_late_leaves_what_is_looked_at(shown: Shown) -> None:
+    shown.replies["/v1/galleries/shoes/items"] = items
+    held = held_back(shown, "**/items/item-000001")
+    shown.open()
+    shown.found("open-browse").click()
+    shown.found("browse").locator("[data-place='1']").click()
+    shown.found("delete").click()
+    shown.found("delete").click()
+    holds(shown, held)
+    shown.found("browse").locator("[data-place='2']").click()
+    held[0].fulfill(json={})
+    expect(shown.found("browse-status")).to_contain_text("no longer")
+    expect(shown.found("browse-about")).to_contain_text("item-000002")
+    window = shown.page.get_by_role("group", name="Items")
+    window.evaluate("node => node.scrollTo(0, 5000)")
+    expect(shown.found("browse").locator("[data-place='1']")).to_have_count(0)
+    window.evaluate("node => node.scrollTo(0, 0)")
+    expect(shown.found("browse").locator("[data-place='1']")).to_be_disabled()

@@ -20,13 +20,14 @@ export function browse(gallery, within) {
   const about = el("div.about", { "data-testid": "browse-about" });
   const all = el("button", { type: "button", hidden: true, onclick: () => openAll() }, t`All items`);
   const changeable = mayWrite();
+  const gone = new Set(); // the ids of items that were deleted here
   let filter = null;
   const filters = filterBar(gallery.name, (wanted) => {
     filter = wanted;
     openAll();
   });
   const grid = windowed((item, place) => el("button.cell", {
-    type: "button", title: item.id, "data-place": place,
+    type: "button", title: item.id, "data-place": place, disabled: gone.has(item.id),
     onclick: ({ currentTarget }) => choose(item, currentTarget),
   }, picture(item.thumbnail_url, "", true), el("span", { dir: "auto" }, brief(item.label ?? item.id))));
   const dialog = el("dialog.browse.whole", { "aria-labelledby": "browse-title", "data-testid": "browse" },
@@ -81,7 +82,9 @@ export function browse(gallery, within) {
         try {
           await askJson(addressOf(item), { method: "DELETE" });
           status.textContent = t`“${brief(item.id)}” is no longer in the gallery.`;
+          gone.add(item.id);
           cell.disabled = true;
+          if (!about.contains(button)) return; // another item is looked at by now
           about.replaceChildren();
           grid.element.focus();
         } catch (error) {
