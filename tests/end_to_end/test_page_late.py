@@ -325,3 +325,21 @@ def test_a_deletion_that_comes_late_leaves_what_is_looked_at(shown: Shown) -> No
     expect(shown.found("browse").locator("[data-place='1']")).to_have_count(0)
     window.evaluate("node => node.scrollTo(0, 0)")
     expect(shown.found("browse").locator("[data-place='1']")).to_be_disabled()
+
+
+def test_what_is_said_of_an_answer_is_sent_in_turn(shown: Shown) -> None:
+    """The last word counts: two at once could come in another order."""
+    listening(shown)
+    shown.ask(audit=True)
+    held = held_back(shown, "**/feedback")
+    yes, no = (shown.found("audit").get_by_role("button", name=name) for name in ("Yes", "No"))
+    yes.click()
+    holds(shown, held)
+    expect(no).to_be_disabled()
+    held[0].fulfill(json={"number": 1})
+    expect(shown.found("audit")).to_contain_text("Thank you.")
+    no.click()
+    holds(shown, held, 2)
+    assert [route.request.post_data_json["decision"] for route in held] == [
+        "this_item", "not_this_item",
+    ]  # fmt: skip

@@ -99,14 +99,17 @@ function auditPart(answer) {
   const heard = el("span", { role: "status" });
   const button = (word, correct) => {
     const node = el("button", { type: "button" }, word);
-    node.onclick = () => review(answer, first, correct)
-      .then(() => { heard.textContent = t` Thank you.`; })
-      .catch(({ problem, message }) => { heard.textContent = ` ${problem?.detail ?? message}`; });
+    node.onclick = async () => {
+      for (const one of buttons) one.disabled = true; // one answer after the other
+      heard.textContent = await review(answer, first, correct)
+        .then(() => t` Thank you.`, ({ problem, message }) => ` ${problem?.detail ?? message}`);
+      for (const one of buttons) one.disabled = false;
+    };
     return node;
   };
+  const buttons = [button(t`Yes`, true), button(t`No`, false)];
   return el("p.note.audit", { "data-testid": "audit" },
-    t`This answer was drawn at random for review. Is the first result right? `,
-    button(t`Yes`, true), button(t`No`, false), heard);
+    t`This answer was drawn at random for review. Is the first result right? `, buttons, heard);
 }
 
 /** A line from good (left) to bad (right), both positions in 0..1, past `limit` shaded. */
