@@ -343,3 +343,33 @@ def test_what_is_said_of_an_answer_is_sent_in_turn(shown: Shown) -> None:
     assert [route.request.post_data_json["decision"] for route in held] == [
         "this_item", "not_this_item",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("module", "button"),
+    [
+        ("believe/believing", "open-report"),
+        ("browse/browsing", "open-browse"),
+        ("ask/crop", "edit"),
+        ("look/looking", "look"),
+    ],
+)
+def test_a_part_of_the_page_that_does_not_come_says_so(
+    fresh: Shown, module: str, button: str
+) -> None:
+    """The service is started anew, say."""
+    shown = fresh
+    shown.page.route(f"**/{module}.js", lambda route: route.abort())
+    shown.ask()
+    shown.found(button).click()
+    expect(shown.found("problem")).to_contain_text("A part of this page did not come.")
+    expect(shown.found("verdict")).to_be_visible()
+    assert shown.complaints == []
+
+
+def test_a_batch_whose_part_of_the_page_does_not_come_says_so(fresh: Shown) -> None:
+    shown = fresh
+    shown.open()
+    shown.page.route("**/batch/batch.js", lambda route: route.abort())
+    shown.choose("a.png", "b.png")
+    expect(shown.found("problem")).to_contain_text("A part of this page did not come.")

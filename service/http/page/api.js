@@ -36,6 +36,15 @@ export class Problem extends Error {
   }
 }
 
+/** A part of this page, once it has come. A browser asks once for it, until the page is reloaded. */
+export const arrived = (module) => module.catch(() => {
+  throw new Problem({
+    title: t`The service cannot be reached`,
+    detail: t`A part of this page did not come.`,
+    remedy: t`Check that the service is running, then reload the page.`,
+  });
+});
+
 const unreadable = (response) =>
   new Problem({
     status: response.status,

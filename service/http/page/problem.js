@@ -1,6 +1,6 @@
 // What went wrong, and what can be done about it.
 
-import { key } from "./api.js";
+import { Problem, key } from "./api.js";
 import { el } from "./elements.js";
 import { language, t } from "./language.js";
 import { said } from "./service_texts.js";
@@ -8,6 +8,13 @@ import { REMEDIES } from "./words.js";
 
 /** Whether the same request may be answered in a moment. */
 export const passes = (status) => [0, 200, 408, 429].includes(status) || status >= 500;
+
+/** What was thrown, as a problem. */
+export function problemOf(error) {
+  if (error instanceof Problem) return error;
+  console.error(error);
+  return new Problem({ title: t`This page could not show the answer`, detail: String(error) });
+}
 
 /** A problem, with a button where `retry` may help. */
 export function problemPanel(problem, retryAfter, retry) {

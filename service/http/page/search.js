@@ -2,7 +2,7 @@
 // API, one question at a time, and shows what it answers.
 
 import { answerParts, byLine, verdictOf } from "./answer.js";
-import { Problem, ask, askJson, key, searchWith } from "./api.js";
+import { Problem, arrived, ask, askJson, key, searchWith } from "./api.js";
 import { adviceOn, advicePanel } from "./ask/advice.js";
 import { takeFiles, withoutImage } from "./ask/files.js";
 import { el, glyph } from "./elements.js";
@@ -10,7 +10,7 @@ import { filterBar } from "./filters/bar.js";
 import { galleryParts, sampleList } from "./gallery.js";
 import { t, translate } from "./language.js";
 import { entryOf } from "./look/decisions.js";
-import { keyForm, problemPanel } from "./problem.js";
+import { keyForm, problemOf, problemPanel } from "./problem.js";
 import { VERDICTS, count, decisionSentence } from "./words.js";
 
 const BUSY_AFTER = 150; // ms: a faster answer replaces the last one without a flicker
@@ -65,11 +65,7 @@ export class Search {
     try {
       await task(running.signal);
     } catch (error) {
-      if (running.signal.aborted) return;
-      if (!(error instanceof Problem)) console.error(error);
-      this.showProblem(error instanceof Problem ? error : new Problem({
-        title: t`This page could not show the answer`, detail: String(error),
-      }));
+      if (!running.signal.aborted) this.showProblem(problemOf(error));
     } finally {
       if (this.running === running) {
         this.running = null;
@@ -105,6 +101,12 @@ export class Search {
     Object.assign(this, { report, line: null, options });
     this.gallery = { ...gallery, queries: report.queries, keeps: report.errors_over_time != null };
     this.showGallery();
+  }
+
+  /** Open what a button asks for; what goes wrong is told above the answer, which stays. */
+  show(opened) {
+    return opened().catch((error) =>
+      this.$("problem-slot").replaceChildren(problemPanel(problemOf(error).problem)));
   }
 
   /** Open the picked gallery; a question that stands is asked there too. */
@@ -170,9 +172,10 @@ export class Search {
   }
 
   /** Search with many photographs, one after another. */
-  async askMany(files) {
-    const { runBatch } = await import("./batch/batch.js");
+  askMany(files) {
     this.attempt(t`Opening the batch`, async (signal) => {
+      const { runBatch } = await arrived(import("./batch/batch.js"));
+      if (signal.aborted) return;
       if (!this.gallery) await this.openGallery(signal);
       this.batch?.stop();
       this.clear();
@@ -198,7 +201,7 @@ export class Search {
     const file = images[0] ?? files[0];
     if (file) {
       const name = file.name || "pasted";
-      if (this.$("crop-first").checked) return this.edit(file, name);
+      if (this.$("crop-first").checked) return this.show(() => this.edit(file, name));
       return this.ask(file, name, { unchecked: true });
     }
     if (link) return this.askLink(link);
@@ -207,7 +210,7 @@ export class Search {
 
   /** Crop or turn an image, then search with the part. The image itself stays to go back to. */
   async edit(original, name) {
-    const { crop } = await import("./ask/crop.js");
+    const { crop } = await arrived(import("./ask/crop.js"));
     // What cannot be shown is sent as it is: the service says why it refuses it.
     const part = await crop(original, this.part).catch(() => original);
     if (part) this.ask(part, name, { original });
@@ -288,7 +291,7 @@ export class Search {
     const { blob, original, name } = this.query;
     this.showPanel(advicePanel(sentences, {
       anyway: () => this.ask(blob, name, { original }),
-      edit: () => this.edit(original, name),
+      edit: () => this.show(() => this.edit(original, name)),
       again: () => this.$("file-input").click(),
     }));
   }
@@ -301,8 +304,9 @@ export class Search {
   showGallery() {
     const { gallery, gallery: { samples = [] } } = this;
     this.$("gallery-about").replaceChildren(...galleryParts(gallery, this.report, {
-      report: () => this.openReport(gallery), items: () => this.openItems(gallery),
-      decisions: gallery.keeps && (() => this.openDecisions(gallery)),
+      report: () => this.show(() => this.openReport(gallery)),
+      items: () => this.show(() => this.openItems(gallery)),
+      decisions: gallery.keeps && (() => this.show(() => this.openDecisions(gallery))),
     }));
     this.$("filters").replaceChildren(filterBar(gallery.name, (filter) =>
       this.choose("filter", filter)));
@@ -317,14 +321,14 @@ export class Search {
     this.clear();
     this.$("result").replaceChildren(...answerParts(answer, query, {
       queries: gallery.queries, roundTrip, line, options,
-      look: (place, items) => this.look(place, items),
+      look: (place, items) => this.show(() => this.look(place, items)),
       more: (cursor) =>
         askJson(`${galleryUrl(gallery.name)}/search/next?${new URLSearchParams({ cursor })}`),
       choose: (name, value) => this.choose(name, value),
-      edit: () => this.edit(query.original, query.name),
+      edit: () => this.show(() => this.edit(query.original, query.name)),
     }));
     this.$("result").dataset.verdict = shown.verdict;
-    this.looking ??= this.importLooking(); // while the answer is read
+    this.importLooking().catch(() => {}); // while the answer is read
     this.$("result").hidden = false;
     this.announce(`${word}. ${says(shown)}`);
     this.told.titled?.(word);
@@ -333,7 +337,7 @@ export class Search {
 
   /** Show what the calibration measured, and let the visitor move the line. */
   async openReport(gallery) {
-    const { believe } = await import("./believe/believing.js");
+    const { believe } = await arrived(import("./believe/believing.js"));
     const url = galleryUrl(gallery.name);
     const [{ bundle }, report] = await Promise.all([url, `${url}/calibration`].map((one) => askJson(one)))
       .catch(() => [gallery, this.report]); // as it was when the gallery was opened
@@ -348,30 +352,32 @@ export class Search {
   }
 
   async openItems(gallery) {
-    const { browse } = await import("./browse/browsing.js");
+    const { browse } = await arrived(import("./browse/browsing.js"));
     browse(gallery, this.part);
   }
 
   async openDecisions(gallery) {
-    const { showDecided } = await import("./look/decided.js");
+    const { showDecided } = await arrived(import("./look/decided.js"));
     showDecided(gallery, this.part);
   }
 
   async importLooking() {
-    const module = await import("./look/looking.js");
+    const module = await arrived(import("./look/looking.js"));
+    if (this.looking) return;
     const end = module.onDecision((decision) => {
       if (decision.entry === this.query?.entry) this.showDecision(decision.entry);
       this.told.decided?.(decision);
     });
     const { release } = this;
     this.release = () => { end(); release(); };
-    return module;
+    this.looking = module;
   }
 
   /** Look closely at a result of the answer, and decide. */
   async look(place, items = this.answer.results) {
     const { answer, gallery, query } = this;
-    const { look } = await this.looking;
+    if (!this.looking) await this.importLooking();
+    const { look } = this.looking;
     const entry = entryOf(query, answer);
     look(entry, gallery, {
       place, items, within: this.part, closed: () => this.showDecision(entry),
