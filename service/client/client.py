@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import httpx2
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from model_store.verdicts import Order
 from service import schemas
@@ -30,8 +30,8 @@ from service.client.contract import (
     SearchOptions,
     fields_of,
     image_file,
-    not_vouch,
     path_of,
+    read,
     send,
     sent_again,
 )
@@ -388,11 +388,7 @@ class VouchClient:
         return self._ask(request, answer)
 
     def _ask(self, request: httpx2.Request, answer: type[AnswerT]) -> AnswerT:
-        response = self._send(request)
-        try:
-            return answer.model_validate_json(response.content)
-        except ValidationError:
-            raise not_vouch(response) from None
+        return read(self._send(request), answer)
 
     def _send(self, request: httpx2.Request) -> httpx2.Response:
         return send(self._http, request)

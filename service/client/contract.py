@@ -8,14 +8,16 @@ import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypedDict
+from typing import Any, BinaryIO, Literal, TypedDict, TypeVar
 from urllib.parse import quote
 
 import httpx2
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from model_store.verdicts import Order
 from service import schemas
+
+AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
 MAX_ATTEMPTS = 3
 MAX_WAIT_S = 10.0
@@ -127,6 +129,19 @@ def not_vouch(response: httpx2.Response) -> VouchProblem:
         request_id=response.headers.get("x-request-id", ""),
     )
     return VouchProblem(problem, _retry_after(response))
+
+
+def read(response: httpx2.Response, answer: type[AnswerT]) -> AnswerT:
+    """Read the JSON of a success.
+
+    Raises
+    ------
+    VouchProblem : ``not_vouch``, where it is something else.
+    """
+    try:
+        return answer.model_validate_json(response.content)
+    except ValidationError:
+        raise not_vouch(response) from None
 
 
 def _retry_after(response: httpx2.Response) -> float | None:

@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 
 from service import schemas
-from service.client.contract import path_of
+from service.client.contract import path_of, read
 
 
 class ReviewQueueClient:
@@ -36,12 +36,12 @@ class ReviewQueueClient:
             reviewer=reviewer, limit=limit, seconds=seconds, reasons=chosen
         )
         response = self._ask("POST", "leases", json=wanted.model_dump())
-        return schemas.Leases.model_validate_json(response.content).leases
+        return read(response, schemas.Leases).leases
 
     def give_back(self, query_id: str, reviewer: str) -> bool:
         """End a lease without a decision; whether there was one."""
         response = self._ask("DELETE", query_id, "lease", params={"reviewer": reviewer})
-        return schemas.LeaseEnded.model_validate_json(response.content).ended
+        return read(response, schemas.LeaseEnded).ended
 
     def cases(
         self,
@@ -54,7 +54,7 @@ class ReviewQueueClient:
         options: dict[str, Any] = {name: value for name, value in chosen.items() if value}
         while True:
             response = self._ask("GET", params=options)
-            page = schemas.CaseList.model_validate_json(response.content)
+            page = read(response, schemas.CaseList)
             yield from page.cases
             if page.next_after is None:
                 return
@@ -62,7 +62,7 @@ class ReviewQueueClient:
 
     def summary(self) -> schemas.ReviewSummary:
         """Count the cases by reason and state, and say which queries are kept."""
-        return schemas.ReviewSummary.model_validate_json(self._ask("GET", "summary").content)
+        return read(self._ask("GET", "summary"), schemas.ReviewSummary)
 
     def image(self, query_id: str) -> bytes:
         """The image file that is kept of a query."""
@@ -85,7 +85,7 @@ class ReviewQueueClient:
     def import_label_studio(self, tasks: schemas.LabelStudioTasks) -> schemas.DecisionsImported:
         """Take in annotations that Label Studio has exported (JSON) as decisions."""
         response = self._ask("POST", "import", json=tasks)
-        return schemas.DecisionsImported.model_validate_json(response.content)
+        return read(response, schemas.DecisionsImported)
 
     def _ask(self, method: str, *rest: str, **sent: Any) -> httpx2.Response:  # noqa: ANN401 - of httpx2
         path = path_of(self._gallery, "review", *rest)

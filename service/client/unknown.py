@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 
 from service import schemas
-from service.client.contract import path_of, sent_again
+from service.client.contract import path_of, read, sent_again
 
 
 class UnknownQueriesClient:
@@ -32,7 +32,7 @@ class UnknownQueriesClient:
             path_of(self._gallery, "unknown"),
             params={"precision": precision, "limit": limit},
         )
-        return schemas.UnknownGroups.model_validate_json(self._send(request).content)
+        return read(self._send(request), schemas.UnknownGroups)
 
     def enrol(
         self,
@@ -72,4 +72,4 @@ class UnknownQueriesClient:
             json=asked.model_dump(exclude_none=True),
             headers=sent_again(idempotency_key),
         )
-        return schemas.Enrolled.model_validate_json(self._send(request).content)
+        return read(self._send(request), schemas.Enrolled)

@@ -311,6 +311,22 @@ class TestAtAServiceThatMisbehaves:
             self.client(lambda _: response).galleries()
         assert (caught.value.code, caught.value.status) == ("not_vouch", response.status_code)
 
+    @pytest.mark.parametrize(
+        "ask",
+        [
+            lambda client: client.review_queue("digits").summary(),
+            lambda client: client.review_queue("digits").lease("ann"),
+            lambda client: next(client.review_queue("digits").cases()),
+            lambda client: client.unknown("digits").groups(),
+            lambda client: client.unknown("digits").enrol("0f2c99a1b3d4e5f6", "leopard"),
+            lambda client: client.manage.usage(),
+        ],
+    )
+    def test_so_it_is_wherever_it_comes(self, ask: Callable[[VouchClient], object]) -> None:
+        client = self.client(lambda _: httpx2.Response(200, text="<html>Sign in"))
+        with pytest.raises(VouchProblem, match="not answered by Vouch"):
+            ask(client)
+
     def test_every_write_can_be_told_from_the_one_before(self) -> None:
         """So that it is carried out once, also where it is sent again."""
         seen: list[str] = []

@@ -310,9 +310,7 @@ def test_more_than_may_wait_is_lost_and_counted(
 
 
 @pytest.mark.parametrize("path", [f"{FEEDBACK}?after=", f"{REVIEW}?after=", f"{EXPORT}&after="])
-def test_no_page_begins_after_a_number_that_nothing_can_have(
-    client: TestClient, path: str
-) -> None:
+def test_no_page_begins_after_a_number_that_nothing_can_have(client: TestClient, path: str) -> None:
     assert client.get(f"{path}{2**63 - 1}").status_code == 200
     refused = client.get(f"{path}{2**63}")
     assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
