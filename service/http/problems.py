@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from model_store.errors import (
     ActivationRefused,
@@ -177,7 +179,9 @@ def add_problem_handlers(app: FastAPI) -> None:
         if isinstance(error.__cause__, VouchError):  # ours, met while a body was being read
             return problem_response(request, error.__cause__)
         headers = dict(error.headers or {})
-        return problem_response(request, _as_family(request, error), headers=headers)
+        if error.status_code == 405:
+            headers["Allow"] = _allowed(request) or headers.get("Allow", "")
+        return problem_response(request, _as_family(request, error, headers), headers=headers)
 
     @app.exception_handler(Exception)
     async def of_ours(request: Request, _: Exception) -> JSONResponse:
@@ -212,14 +216,24 @@ def responses(*errors: type[VouchError]) -> dict[int | str, dict[str, Any]]:
     return by_status
 
 
-def _as_family(request: Request, error: HTTPException) -> VouchError:
+def _allowed(request: Request) -> str:
+    """Return the methods that a path takes: Starlette names those of the first of its routes."""
+    methods = {
+        method
+        for route in request.app.routes
+        if route.matches(request.scope)[0] is not Match.NONE
+        for method in getattr(route, "methods", None) or ()
+    }
+    return ", ".join(sorted(methods))
+
+
+def _as_family(request: Request, error: HTTPException, headers: Mapping[str, str]) -> VouchError:
     """Convert an error that Starlette raises by itself to one of Vouch's."""
     if error.status_code == 404:
         return PathNotFound(f"There is nothing at {request.url.path}. See /docs for what there is.")
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "another method")
         return MethodNotAllowed(
-            f"{request.method} is not possible at {request.url.path}; use {allowed}."
+            f"{request.method} is not possible at {request.url.path}; use {headers['Allow']}."
         )
     return InvalidRequest(f"The request could not be read: {error.detail}. See /docs.")
 

@@ -475,3 +475,20 @@ class TestAMistakeOfOurs:
 
         monkeypatch.setattr(bundle.retriever.encoder, "encode", fail)
         assert_problem(search(client, digit), 503, "encoder_error", "Restart the service")
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/v1/galleries", "GET, POST"),
+        ("/v1/galleries/digits", "DELETE, GET, PATCH"),
+        ("/v1/galleries/digits/items", "GET, POST"),
+        ("/v1/galleries/digits/items/a", "DELETE, GET, PUT"),
+        ("/v1/galleries/digits/shadow", "DELETE, GET, PUT"),
+        ("/livez", "GET"),
+    ],
+)
+def test_all_methods_of_a_path_are_named(client: TestClient, path: str, allowed: str) -> None:
+    refused = client.request("TRACE", path)
+    assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
+    assert refused.json()["detail"].endswith(f"use {allowed}.")
