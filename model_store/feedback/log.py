@@ -132,8 +132,10 @@ class FeedbackLog:
                     "DELETE FROM feedback WHERE bundle = ? AND query_id = ? AND item_id = ?",
                     (decided.bundle, decided.query_id, pair.item_id),
                 )
-            for other in cases.counted(connection, gallery, decided.query_id):
-                if other.bundle == decided.bundle:
+            spoken = cases.counted(connection, gallery, decided.query_id)
+            all_anew = _hush(connection, gallery, decided.query_id)
+            for other in spoken:
+                if all_anew or other.bundle == decided.bundle:
                     _say(connection, other)
         return undone
 
@@ -256,9 +258,26 @@ def _take(connection: sqlite3.Connection, decided: Decided) -> Decided:
     kept = decisions.add(connection, decided)
     if kept.undone_at is None:
         spoken = cases.counted(connection, kept.gallery, kept.query_id, kept)
+        _hush(connection, kept.gallery, kept.query_id)
         for one in spoken:
             _say(connection, one)
     return kept
+
+
+def _hush(connection: sqlite3.Connection, gallery: str, query_id: str) -> bool:
+    """Forget what was said of a query on which several have to agree; whether it is one.
+
+    They may agree no more, so that only what counts by now is said again.
+    """
+    case = cases.find(connection, gallery, query_id)
+    if case is None or case.reviewers == 1:
+        return False
+    made = decisions.listed(connection, {"gallery": gallery, "query_id": query_id})
+    connection.executemany(
+        "DELETE FROM feedback WHERE bundle = ? AND query_id = ?",
+        [(bundle, query_id) for bundle in {one.bundle for one in made}],
+    )
+    return True
 
 
 def _say(connection: sqlite3.Connection, decided: Decided) -> None:

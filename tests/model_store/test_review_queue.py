@@ -320,3 +320,29 @@ def test_embeddings_of_cases_are_read_by_reason(queue: ReviewQueue, log: Feedbac
     assert kept.features.shape == (2, 5)
     assert len(queue.embedded("g", "another").query_ids) == 0
     assert len(queue.embedded("g", "e").query_ids) == 3
+
+
+def test_what_reviewers_agreed_on_counts_no_more_when_one_thinks_better_of_it(
+    queue: ReviewQueue, log: FeedbackLog
+) -> None:
+    queue.add([case("a", reviewers=2)])
+    for reviewer in ("ann", "bob"):
+        decide(log, "a", reviewer)
+    assert n_pairs(log) == 1
+    decide(log, "a", "ann", "none_of_these", None, None)
+    assert (n_pairs(log), queue.counts("g")) == (0, {("ambiguous", "open"): 1})
+    decide(log, "a", "eve")
+    assert log.pairs("f").correct.tolist() == [True]
+
+
+def test_who_is_left_alone_by_one_that_is_taken_back_says_nothing(
+    queue: ReviewQueue, log: FeedbackLog
+) -> None:
+    """Though the two had spoken of other items, of the same label."""
+    queue.add([case("a", reviewers=2)])
+    ann = decide(log, "a", "ann")
+    other = replace(ann, number=0, reviewer="bob", decision="that_item", item_id="j")
+    log.decide(replace(other, pairs=(Pair("j", True, 2, 0.5, 0.0, "f"),)))
+    assert n_pairs(log) == 2
+    log.undo("g", ann.number)
+    assert log.summary("b") is None
