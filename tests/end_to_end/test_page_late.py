@@ -53,6 +53,7 @@ def test_a_question_in_another_gallery_is_decided_on_there(shown: Shown) -> None
     shown.replies["/v1/galleries/boots/feedback"] = {"number": 1}
     looked_at(shown)
     shown.page.keyboard.press("Escape")
+    expect(shown.page.get_by_role("dialog")).to_have_count(0)
     query = {**ANSWER["query"], "id": "query-2"}
     shown.answer = {**ANSWER, "gallery": "boots", "query": query, "results": [result(1, id="boot")]}
     with shown.page.expect_response("**/boots/search"):
@@ -268,6 +269,7 @@ def test_an_image_that_cannot_be_read_any_more_says_so(shown: Shown, tmp_path: P
 def test_a_photograph_of_before_is_shown_again(shown: Shown) -> None:
     looked_at(shown)
     shown.page.keyboard.press("y")
+    expect(shown.page.get_by_role("dialog")).to_have_count(0)
     looked_at(shown)
     shown.page.keyboard.press("u")
     expect(shown.found("look-status")).to_have_text("Taken back.")
@@ -281,6 +283,7 @@ def test_what_is_taken_back_in_another_gallery_is_not_looked_at_in_this_one(show
     two_galleries(shown)
     looked_at(shown)
     shown.page.keyboard.press("y")
+    expect(shown.page.get_by_role("dialog")).to_have_count(0)
     heard(shown, 1)
     query = {**ANSWER["query"], "id": "query-2"}
     shown.answer = {**ANSWER, "gallery": "boots", "query": query, "results": [result(1, id="boot")]}
@@ -298,6 +301,7 @@ def test_a_decision_that_could_not_be_replaced_is_replaced_at_last(shown: Shown)
     listening(shown)
     looked_at(shown)
     shown.page.keyboard.press("y")
+    expect(shown.page.get_by_role("dialog")).to_have_count(0)
     heard(shown, 1)
     shown.page.route("**/feedback/1", lambda route: route.fulfill(status=503, json=BUSY), times=1)
     for _ in range(2):
@@ -373,3 +377,21 @@ def test_a_batch_whose_part_of_the_page_does_not_come_says_so(fresh: Shown) -> N
     shown.page.route("**/batch/batch.js", lambda route: route.abort())
     shown.choose("a.png", "b.png")
     expect(shown.found("problem")).to_contain_text("A part of this page did not come.")
+
+
+def test_a_double_click_or_a_held_key_deletes_nothing(shown: Shown) -> None:
+    shown.replies["/v1/galleries/shoes/items"] = items
+    shown.open()
+    shown.found("open-browse").click()
+    shown.found("browse").locator("[data-place='1']").click()
+    shown.found("delete").dblclick()
+    shown.page.wait_for_timeout(300)
+    expect(shown.found("delete")).to_have_text("Press again: it cannot be taken back")
+    shown.found("browse").locator("[data-place='2']").click()
+    shown.found("delete").focus()
+    for _ in range(3):
+        shown.page.keyboard.down("Enter")
+    shown.page.keyboard.up("Enter")
+    shown.page.wait_for_timeout(300)
+    expect(shown.found("delete")).to_have_text("Press again: it cannot be taken back")
+    assert [path for method, path, _ in shown.asked if method == "DELETE"] == []

@@ -76,7 +76,9 @@ export function browse(gallery, within) {
   function deleting(item, cell) {
     const button = el("button.quiet", { type: "button", hidden: true, "data-testid": "delete" }, t`Delete it`);
     changeable.then((may) => { button.hidden = !may; });
-    button.onclick = async () => {
+    button.onkeydown = (event) => { if (event.repeat) event.preventDefault(); }; // held, it is pressed once
+    button.onclick = async ({ detail }) => {
+      if (detail > 1) return; // so it is by a double click
       if (!button.classList.replace("quiet", "danger")) {
         button.disabled = true;
         try {
