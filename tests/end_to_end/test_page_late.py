@@ -395,3 +395,29 @@ def test_a_double_click_or_a_held_key_deletes_nothing(shown: Shown) -> None:
     shown.page.wait_for_timeout(300)
     expect(shown.found("delete")).to_have_text("Press again: it cannot be taken back")
     assert [path for method, path, _ in shown.asked if method == "DELETE"] == []
+
+
+def test_a_double_click_opens_one_dialog(fresh: Shown) -> None:
+    shown = fresh
+    shown.replies["/v1/galleries/shoes/items"] = items
+    shown.ask()
+    for button in ("open-browse", "edit", "look"):
+        shown.found(button).evaluate("node => { node.click(); node.click(); }")
+        expect(shown.page.get_by_role("dialog")).to_be_visible()
+        shown.page.keyboard.press("Escape")
+        expect(shown.page.get_by_role("dialog")).to_have_count(0)
+
+
+def test_what_is_dropped_while_another_is_cropped_takes_its_place(shown: Shown) -> None:
+    shown.open()
+    shown.page.get_by_label("Crop or turn it before the search").check()
+    shown.choose("a.png")
+    expect(shown.found("crop")).to_have_count(1)
+    shown.choose("b.png")
+    shown.page.wait_for_timeout(300)
+    expect(shown.found("crop")).to_have_count(1)
+    shown.page.get_by_role("button", name="Search with this").click()
+    expect(shown.found("verdict")).to_be_visible()
+    expect(shown.page.get_by_role("dialog")).to_have_count(0)
+    [body] = [body for _, path, body in shown.asked if path.endswith("/search")]
+    assert b'filename="b.png"' in body

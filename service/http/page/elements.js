@@ -25,8 +25,10 @@ export function svg(tag, attributes = {}, ...children) {
   return node;
 }
 
-/** Open a dialog in a part of the page; closed, it is gone, and `closed` is called. */
+/** Open a dialog in a part of the page, in place of another one that is open there; closed, it is
+ * gone, and `closed` is called. */
 export function openDialog(dialog, within, closed = () => {}) {
+  for (const other of within.querySelectorAll("dialog[open]")) other.close();
   dialog.addEventListener("close", () => {
     dialog.remove();
     closed();
