@@ -421,3 +421,12 @@ def test_what_is_dropped_while_another_is_cropped_takes_its_place(shown: Shown) 
     expect(shown.page.get_by_role("dialog")).to_have_count(0)
     [body] = [body for _, path, body in shown.asked if path.endswith("/search")]
     assert b'filename="b.png"' in body
+
+
+def test_a_link_to_another_gallery_opens_it(shown: Shown) -> None:
+    two_galleries(shown)
+    shown.open()
+    shown.page.evaluate("location.hash = '#boots'")
+    expect(shown.page.locator("#gallery-about p").first).to_have_text("Boots of a shop.")
+    shown.page.go_back()
+    expect(shown.page.locator("#gallery-about p").first).to_have_text("Shoes of a shop.")

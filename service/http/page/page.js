@@ -24,6 +24,16 @@ function linked() {
   }
 }
 
+// A link to another gallery, or the way back from it, leaves the page where it is.
+addEventListener("hashchange", () => {
+  const picker = document.getElementById("gallery-picker");
+  const names = [...picker.options].map(({ value }) => value);
+  const name = linked() ?? names[0];
+  if (name === picker.value || !names.includes(name)) return;
+  picker.value = name;
+  picker.dispatchEvent(new Event("change"));
+});
+
 new Search(document, {
   name: linked(),
   told: {
