@@ -145,7 +145,7 @@ def find(connection: sqlite3.Connection, gallery: str, number: int) -> Decided:
     ).fetchone()
     if row is None:
         raise DecisionNotFound(
-            f"No decision {number} on the gallery {gallery!r} is kept. `GET …/feedback` lists them."
+            f"No decision {number} on this gallery is kept. `GET …/feedback` lists them."
         )
     return Decided.of_row(row)
 

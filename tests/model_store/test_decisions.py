@@ -59,7 +59,7 @@ def test_the_last_word_counts_and_taken_back_the_one_before(log: FeedbackLog) ->
     assert [one.reviewer for one in kept] == ["ann", "bob"]
     assert all(one.undone_at is not None for one in kept)
     assert log.decided("g", after=1, limit=1) == kept[1:]
-    with pytest.raises(DecisionNotFound, match="No decision 2 on the gallery 'other'"):
+    with pytest.raises(DecisionNotFound, match="No decision 2 on this gallery"):
         log.undo("other", 2)
 
 

@@ -482,3 +482,13 @@ def _said(answer: Any, gallery: str) -> tuple[str, set[str]]:
     problem = answer.json()
     del problem["request_id"]
     return json.dumps(problem).replace(gallery, "…"), set(answer.headers)
+
+
+def test_what_a_gallery_is_called_within_is_told_to_nobody(serve: START, tmp_path: Path) -> None:
+    client = serve(feedback=tmp_path / "feedback.sqlite3")
+    assert client.post("/v1/galleries", json={"name": "acme"}).status_code == 201
+    [named] = (tmp_path / "galleries" / "names").iterdir()
+    inner = json.loads(named.read_text(encoding="utf-8"))["id"]
+    missing = client.delete("/v1/galleries/acme/feedback/1")
+    assert (missing.status_code, missing.json()["code"]) == (404, "decision_not_found")
+    assert inner not in missing.text
