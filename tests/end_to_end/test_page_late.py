@@ -430,3 +430,33 @@ def test_a_link_to_another_gallery_opens_it(shown: Shown) -> None:
     expect(shown.page.locator("#gallery-about p").first).to_have_text("Boots of a shop.")
     shown.page.go_back()
     expect(shown.page.locator("#gallery-about p").first).to_have_text("Shoes of a shop.")
+
+
+def test_a_label_that_was_just_added_is_found(shown: Shown) -> None:
+    labels = ["boot"]
+    shown.replies["/v1/galleries/shoes/labels"] = lambda _: {"labels": labels, "next_after": None}
+
+    def reply(route: Route) -> None:
+        route.fulfill(status=404 if route.request.method == "GET" else 200, json=BUSY)
+
+    def found(words: str) -> str:
+        """What is searched for by a part of a label."""
+        shown.page.keyboard.press("/")
+        shown.page.keyboard.type(words)
+        with shown.page.expect_request(re.compile("/search$")) as asked:
+            shown.page.keyboard.press("Enter")
+        expect(shown.found("look-status")).to_contain_text("items, most similar first.")
+        return asked.value.post_data or ""
+
+    shown.page.route("**/items/mine", reply)
+    looked_at(shown)
+    assert '{"label":{"in":["boot"]}}' in found("boot")
+    shown.found("decide-is").focus()
+    shown.page.keyboard.press("a")
+    shown.page.get_by_label("Id", exact=True).fill("mine")
+    shown.page.get_by_label("Label, if it has one").fill("clog")
+    labels.append("clog")
+    shown.page.keyboard.press("Enter")
+    expect(shown.page.get_by_role("dialog")).to_have_count(0)
+    shown.found("look").click()
+    assert '{"label":{"in":["clog"]}}' in found("clog")

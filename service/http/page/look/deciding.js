@@ -5,7 +5,7 @@ import { el } from "../elements.js";
 import { t } from "../language.js";
 import { onDecision, reviewer } from "./decisions.js";
 import { decisionSentence } from "../words.js";
-import { labelsLike } from "./finding.js";
+import { forgetLabels, labelsLike } from "./finding.js";
 
 const KINDS = {
   is: () => t`It is this one`,
@@ -126,6 +126,7 @@ function addForm({ gallery, view, added }) {
     if (item.label) body.append("label", item.label);
     try {
       await askJson(url, { method: "PUT", body });
+      forgetLabels(gallery.name);
       added(entry, item);
     } catch (error) {
       problem.textContent = error.problem?.detail ?? String(error);

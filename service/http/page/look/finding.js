@@ -6,10 +6,16 @@ const MOST_PAGES = 10; // of a thousand labels: a part of a label is looked for 
 const MOST_BYTES = 1400; // of a filter
 const LAST = "\u{10ffff}"; // no character comes after it
 
-const known = new Map(); // gallery → its labels by name
+const FRESH = 60_000; // ms for which labels are known: others add some, too
+
+const known = new Map(); // gallery → its labels by name, and since when they are known
+
+/** Ask anew for the labels of a gallery, to which there are more. */
+export const forgetLabels = (gallery) => known.delete(gallery);
 
 async function labelsOf(gallery) {
-  if (known.has(gallery)) return known.get(gallery);
+  const before = known.get(gallery);
+  if (before && performance.now() - before.since < FRESH) return before.labels;
   const labels = [];
   let after = null;
   for (let page = 0; page < MOST_PAGES; page += 1) {
@@ -20,7 +26,7 @@ async function labelsOf(gallery) {
     after = answer.next_after;
     if (after === null) break;
   }
-  known.set(gallery, labels);
+  known.set(gallery, { labels, since: performance.now() });
   return labels;
 }
 
