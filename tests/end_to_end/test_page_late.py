@@ -53,7 +53,7 @@ def test_a_question_in_another_gallery_is_decided_on_there(shown: Shown) -> None
     shown.replies["/v1/galleries/boots/feedback"] = {"number": 1}
     looked_at(shown)
     shown.page.keyboard.press("Escape")
-    expect(shown.page.get_by_role("dialog")).to_have_count(0)
+    expect(shown.page.locator("dialog")).to_have_count(0)
     query = {**ANSWER["query"], "id": "query-2"}
     shown.answer = {**ANSWER, "gallery": "boots", "query": query, "results": [result(1, id="boot")]}
     with shown.page.expect_response("**/boots/search"):
@@ -196,7 +196,7 @@ def test_a_report_that_comes_late_is_of_its_own_gallery(shown: Shown) -> None:
     held[0].fulfill(json={**shown.report, "status": "missing", "queries": "x"})
     shown.page.wait_for_timeout(500)
     assert shown.complaints == []
-    expect(shown.page.get_by_role("dialog")).to_have_count(0)
+    expect(shown.page.locator("dialog")).to_have_count(0)
 
 
 def test_nothing_is_offered_of_a_gallery_that_is_left(shown: Shown) -> None:
@@ -269,7 +269,7 @@ def test_an_image_that_cannot_be_read_any_more_says_so(shown: Shown, tmp_path: P
 def test_a_photograph_of_before_is_shown_again(shown: Shown) -> None:
     looked_at(shown)
     shown.page.keyboard.press("y")
-    expect(shown.page.get_by_role("dialog")).to_have_count(0)
+    expect(shown.page.locator("dialog")).to_have_count(0)
     looked_at(shown)
     shown.page.keyboard.press("u")
     expect(shown.found("look-status")).to_have_text("Taken back.")
@@ -283,7 +283,7 @@ def test_what_is_taken_back_in_another_gallery_is_not_looked_at_in_this_one(show
     two_galleries(shown)
     looked_at(shown)
     shown.page.keyboard.press("y")
-    expect(shown.page.get_by_role("dialog")).to_have_count(0)
+    expect(shown.page.locator("dialog")).to_have_count(0)
     heard(shown, 1)
     query = {**ANSWER["query"], "id": "query-2"}
     shown.answer = {**ANSWER, "gallery": "boots", "query": query, "results": [result(1, id="boot")]}
@@ -301,13 +301,13 @@ def test_a_decision_that_could_not_be_replaced_is_replaced_at_last(shown: Shown)
     listening(shown)
     looked_at(shown)
     shown.page.keyboard.press("y")
-    expect(shown.page.get_by_role("dialog")).to_have_count(0)
+    expect(shown.page.locator("dialog")).to_have_count(0)
     heard(shown, 1)
     shown.page.route("**/feedback/1", lambda route: route.fulfill(status=503, json=BUSY), times=1)
     for _ in range(2):
         shown.found("look").click()
         shown.page.keyboard.press("0")
-        expect(shown.page.get_by_role("dialog")).to_have_count(0)
+        expect(shown.page.locator("dialog")).to_have_count(0)
         shown.page.wait_for_timeout(300)
     assert heard(shown, 3) == [("this_item", "item-1"), ("undo", "1"), ("none_of_these", None)]
 
@@ -405,7 +405,7 @@ def test_a_double_click_opens_one_dialog(fresh: Shown) -> None:
         shown.found(button).evaluate("node => { node.click(); node.click(); }")
         expect(shown.page.get_by_role("dialog")).to_be_visible()
         shown.page.keyboard.press("Escape")
-        expect(shown.page.get_by_role("dialog")).to_have_count(0)
+        expect(shown.page.locator("dialog")).to_have_count(0)
 
 
 def test_what_is_dropped_while_another_is_cropped_takes_its_place(shown: Shown) -> None:
@@ -418,7 +418,7 @@ def test_what_is_dropped_while_another_is_cropped_takes_its_place(shown: Shown) 
     expect(shown.found("crop")).to_have_count(1)
     shown.page.get_by_role("button", name="Search with this").click()
     expect(shown.found("verdict")).to_be_visible()
-    expect(shown.page.get_by_role("dialog")).to_have_count(0)
+    expect(shown.page.locator("dialog")).to_have_count(0)
     [body] = [body for _, path, body in shown.asked if path.endswith("/search")]
     assert b'filename="b.png"' in body
 
@@ -457,6 +457,7 @@ def test_a_label_that_was_just_added_is_found(shown: Shown) -> None:
     shown.page.get_by_label("Label, if it has one").fill("clog")
     labels.append("clog")
     shown.page.keyboard.press("Enter")
-    expect(shown.page.get_by_role("dialog")).to_have_count(0)
+    expect(shown.page.locator("dialog")).to_have_count(0)
     shown.found("look").click()
+    expect(shown.page.get_by_role("dialog")).to_be_visible()
     assert '{"label":{"in":["clog"]}}' in found("clog")
