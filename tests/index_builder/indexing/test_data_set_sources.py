@@ -251,14 +251,15 @@ class TestParquetImages:
         assert [one.metadata for one in entries(path, tmp_path)] == [{"price": 3}]
 
     def test_plain_bytes_and_missing_images(self, tmp_path: Path) -> None:
-        table = pa.table({"picture": [png(striped()), None], "kind": ["a", "b"]})
-        parquet.write_table(table, tmp_path / "plain.parquet")
+        pictures = [png(striped()), None, png(striped()), None]
+        parquet.write_table(pa.table({"picture": pictures}), tmp_path / "plain.parquet")
         found = entries(tmp_path / "plain.parquet", tmp_path)
-        assert [one.id for one in found] == ["plain#0", "plain#1"]
-        first, second = prepared(found)
-        np.testing.assert_allclose(np.array(first), COLOURS["green"], atol=3)
-        assert "empty" in str(second)
-        assert [one.place.size for one in found] == [len(png(striped())), -1]
+        assert [one.id for one in found] == [f"plain#{row}" for row in range(4)]
+        first, second, third, last = prepared(found)
+        np.testing.assert_allclose(np.array([first, third]), [COLOURS["green"]] * 2, atol=3)
+        assert "empty" in str(second)  # it is not the one after it
+        assert "empty" in str(last)
+        assert [one.place.size for one in found] == [len(png(striped())), -1] * 2
 
     @pytest.mark.parametrize(
         ("columns", "wanted"),
