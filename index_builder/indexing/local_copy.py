@@ -132,6 +132,9 @@ def _begun(entry: Entry, file: IO[bytes], storage: Storage) -> Future[None]:
     if place.is_remote:
         return storage.fetch(place.path, file, ImageLimits().max_bytes + 1, place.version)
     done: Future[None] = Future()
+    if place.offset is not None and place.size < 0:  # the bytes that follow are the next image's
+        done.set_exception(NotFetched("The row has no image."))
+        return done
     try:
         with Path(place.path).open("rb") as packed:
             packed.seek(place.offset or 0)

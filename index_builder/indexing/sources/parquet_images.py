@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from model_store.installation import how_to_install
 if TYPE_CHECKING:
     import pyarrow as pa
 
-UNPACKED = "source.images"
+UNPACKED = ".images"
 _AT_ONCE = 64
 """Rows that are read together; each holds an image."""
 
@@ -48,25 +48,36 @@ class ParquetImages:
         ------
         DatasetError : a file is no Parquet, or has no column of images.
         """
-        unpacked, partial = scratch / UNPACKED, scratch / f"{UNPACKED}.partial"
-        stamps = [(path.stat().st_size, path.stat().st_mtime_ns) for path in self.paths]
-        changed_ns = max(changed for _, changed in stamps)
-        done = unpacked.exists() and unpacked.stat().st_mtime_ns == changed_ns
-        target = Path(os.devnull) if done else partial
-        with target.open("wb") as file:
-            start = 0
+        unpacked = self._unpacked(scratch)
+        start = 0
+        for path in self.paths:
+            changed_ns = path.stat().st_mtime_ns
+            for number, (fields, data, name) in enumerate(_rows(path)):
+                origin = f"{path.name}, row {number}"
+                box = read_box(fields.get("bbox"), origin)
+                place = Place(str(unpacked), start, len(data) or MISSING, changed_ns, box)
+                start += len(data)
+                entry = entry_of(fields, origin, place, name or f"{path.stem}#{number}")
+                yield entry if self.labelled else without_label(entry)
+
+    def _unpacked(self, scratch: Path) -> Path:
+        """The images of all rows, one after the other, in a file that is named by their origin.
+
+        It is whole before the first entry is given, which may be read at once.
+        """
+        stamps = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self.paths]
+        digest = hashlib.sha256(repr(stamps).encode()).hexdigest()
+        unpacked = scratch / f"{digest[:16]}{UNPACKED}"
+        if unpacked.exists():
+            return unpacked
+        for left in scratch.glob(f"*{UNPACKED}"):  # of files that have changed since, or are gone
+            left.unlink()
+        partial = scratch / f"source{UNPACKED}.partial"
+        with partial.open("wb") as file:
             for path in self.paths:
-                for number, (fields, data, name) in enumerate(_rows(path)):
-                    origin = f"{path.name}, row {number}"
-                    box = read_box(fields.get("bbox"), origin)
-                    place = Place(str(unpacked), start, len(data) or MISSING, changed_ns, box)
-                    entry = entry_of(fields, origin, place, name or f"{path.stem}#{number}")
+                for _, data, _ in _rows(path):
                     file.write(data)
-                    start += len(data)
-                    yield entry if self.labelled else without_label(entry)
-        if not done:
-            os.utime(partial, ns=(changed_ns, changed_ns))
-            partial.replace(unpacked)
+        return partial.replace(unpacked)
 
 
 def _rows(path: Path) -> Iterator[tuple[dict[str, Any], bytes, str | None]]:

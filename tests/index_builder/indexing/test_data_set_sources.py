@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -260,6 +261,20 @@ class TestParquetImages:
         assert "empty" in str(second)  # it is not the one after it
         assert "empty" in str(last)
         assert [one.place.size for one in found] == [len(png(striped())), -1] * 2
+
+    def test_a_file_that_is_gone_since_moves_no_image_to_another_row(self, tmp_path: Path) -> None:
+        root = tmp_path / "digits"
+        first, second = self.write(root, 3, "0.parquet"), self.write(root, 2, "1.parquet")
+        os.utime(first, ns=(0, second.stat().st_mtime_ns - 10**9))
+        assert prepared(entries(root, tmp_path))[3:] == [(2, 0, 0), (2, 1, 0)]
+        first.unlink()
+        assert prepared(entries(root, tmp_path)) == [(2, 0, 0), (2, 1, 0)]
+        assert len(list(tmp_path.glob("*.images"))) == 1
+
+    def test_an_image_can_be_read_as_soon_as_it_is_named(self, tmp_path: Path) -> None:
+        source = open_source(self.write(tmp_path))
+        for row, one in enumerate(source.entries(tmp_path, OtherFormats())):
+            assert prepared([one]) == [(3, row, 0)]
 
     @pytest.mark.parametrize(
         ("columns", "wanted"),

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from index_builder.indexing.local_copy import AHEAD, copy_images
 from index_builder.storage import Storage
@@ -57,6 +59,18 @@ def test_images_keep_their_paths(source: Path, folder: Path, *, packed: bool) ->
     assert files_of(folder) == images
     assert [Path(name).name for name in others.names] == ["IMG.heic"]
     assert list(folder.parent.iterdir()) == [folder]  # what was unpacked is away
+
+
+def test_images_in_parquet_are_copied_and_none_in_place_of_a_missing_one(
+    tmp_path: Path, folder: Path
+) -> None:
+    names, contents = ("x.png", "y.png", "z.png"), (b"x", None, b"z")
+    images = [{"bytes": one, "path": name} for name, one in zip(names, contents, strict=True)]
+    rows = pa.table({"image": images, "label": ["a", "b", "a"]})
+    parquet.write_table(rows, tmp_path / "rows.parquet")
+    with pytest.raises(TooManyBadImages, match="1 of 3 images could not be copied"):
+        copy_images(str(tmp_path / "rows.parquet"), folder, Storage())
+    assert files_of(folder) == {"a/x.png": b"x", "a/z.png": b"z"}
 
 
 def test_what_is_there_is_not_copied_again_and_what_is_gone_is_removed(
