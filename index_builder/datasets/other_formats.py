@@ -26,7 +26,7 @@ class OtherFormats:
 
     Attributes
     ----------
-    names : of all of them, in the order of the source.
+    names : of all of them, in the order of the source; bytes that are not UTF-8 are escaped.
     """
 
     names: list[str] = field(default_factory=list)
@@ -34,7 +34,7 @@ class OtherFormats:
     def look_at(self, name: str) -> None:
         """Keep the name of a file that no decoder takes, if it is called as images are."""
         if PurePath(name).suffix.lower() in OTHER_SUFFIXES:
-            self.names.append(name)
+            self.names.append(name.encode(errors="backslashreplace").decode())
 
     @property
     def counts(self) -> str:

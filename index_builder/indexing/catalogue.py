@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from index_builder.datasets.groups import pairs_of_equal, united
-from index_builder.indexing.blocks import BLOCK, Block, Entry, Place
+from index_builder.indexing.blocks import BLOCK, Block, Entry, Place, require_unicode
 from index_builder.indexing.holding_out import chosen, code_of
 from model_store.errors import DatasetError
 
@@ -151,7 +151,9 @@ def place_of(
 
 
 def _row(position: int, entry: Entry) -> tuple[object, ...]:
-    place = entry.place
+    place, metadata = entry.place, json.dumps(dict(entry.metadata), sort_keys=True)
+    if "\\ud" in metadata:  # half a pair, or a whole one
+        require_unicode(json.dumps(entry.metadata, ensure_ascii=False), entry.origin)
     return (
         position,
         entry.id,
@@ -162,7 +164,7 @@ def _row(position: int, entry: Entry) -> tuple[object, ...]:
         None if place.box is None else json.dumps(place.box),
         place.version,
         entry.label,
-        json.dumps(dict(entry.metadata), sort_keys=True),
+        metadata,
         entry.origin,
         entry.group,
         entry.source,

@@ -165,7 +165,7 @@ def _object(name: str, text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
         json.dumps(found, allow_nan=False)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DatasetError(f"{name} is not JSON ({error}).") from error
     if not isinstance(found, dict):
         raise DatasetError(f"{name} holds {text[:60]!r}; wanted an object of metadata.")

@@ -75,7 +75,6 @@ def _as_text(name: str) -> str:
         name.encode()
     except UnicodeEncodeError as error:
         raise DatasetError(
-            f"The file name {name!r} is not UTF-8, so it cannot be an id. Rename the file, or give "
-            "it an id in a manifest."
+            f"The file name {name!r} is not UTF-8, so it cannot be an id. Rename the file."
         ) from error
     return name

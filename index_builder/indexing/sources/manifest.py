@@ -202,7 +202,7 @@ def _written_metadata(value: object, origin: str) -> Mapping[str, Any]:
     if isinstance(value, str):
         try:
             value = json.loads(value, parse_constant=_no_constant)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DatasetError(f"{origin}: metadata is not JSON ({error}).") from error
     if not isinstance(value, dict):
         raise DatasetError(f"{origin}: metadata is {value!r}; wanted an object.")
@@ -245,7 +245,7 @@ def _jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
                 continue
             try:
                 fields = json.loads(line, parse_constant=_no_constant)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DatasetError(f"{path.name}, line {number} is not JSON ({error}).") from error
             if not isinstance(fields, dict):
                 raise DatasetError(f"{path.name}, line {number} is {fields!r}; wanted an object.")

@@ -65,7 +65,7 @@ class LocalPlaces:
             if stat.S_ISLNK(status.st_mode):
                 real = real.resolve()
                 status = real.stat()
-        except (OSError, RuntimeError):  # RuntimeError: links in a circle
+        except (OSError, RuntimeError, ValueError):  # links in a circle; no file is called so
             status = None
         if not real.is_relative_to(self._root) or path.name == "..":
             raise DatasetError(

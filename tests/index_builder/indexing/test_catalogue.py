@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,14 @@ def entries(n: int) -> list[Entry]:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "catalogue.sqlite"
+
+
+def test_metadata_that_no_file_could_hold_is_refused(path: Path) -> None:
+    given = Entry("a", Place("/a.png", None, 0, 7), None, {"x": "\N{OWL}"}, "line 1")
+    Catalogue(path, [given]).close()
+    for wrong in ({"x": ["\ud83e"]}, {"\ud83e": 1}):
+        with pytest.raises(DatasetError, match=r"line 1: '\\ud83e' in .* is no Unicode"):
+            Catalogue(path, [replace(given, metadata=wrong)])
 
 
 def test_entries_come_back_in_blocks_in_their_order(path: Path) -> None:

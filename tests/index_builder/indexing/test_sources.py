@@ -244,6 +244,12 @@ def test_files_of_other_formats_are_told_and_texts_are_not(folder: Path, suffix:
         (b'{"path": "\xff.png"}', "is not UTF-8"),
         (b'{"path": "0/x.png", "group": ["a"]}', r"line 1: group is \['a'\]; wanted text"),
         (b'{"path": "0/x.png", "source": 1.5}', "line 1: source is 1.5; wanted text"),
+        (b'{"x": %s}' % (b"[" * 9999), "line 1 is not JSON"),
+        (b'{"path": "0/x.png", "metadata": "%s"}' % (b"[" * 9999), "metadata is not JSON"),
+        (b'{"path": "\\ud83d.png"}', r"line 1: '\\ud83d' in '\\ud83d.png' is no Unicode"),
+        (b'{"path": "0/x.png", "id": "\\udce9"}', "line 1: .* is no Unicode"),
+        (b'{"path": "0/x.png", "label": "\\udce9"}', "line 1: .* is no Unicode"),
+        (b'{"path": "t\\udcffp.jpg", "id": "x"}', "of a file, rename it"),
     ],
 )
 def test_a_wrong_json_line_is_named(folder: Path, content: bytes, said: str) -> None:
@@ -280,6 +286,22 @@ def test_a_name_that_is_no_text_is_refused(folder: Path) -> None:
     (folder / "top.JPG").rename(folder / os.fsdecode(b"t\xffp.jpg"))
     with pytest.raises(DatasetError, match="is not UTF-8"):
         entries(folder)
+
+
+def test_a_name_in_an_archive_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "old.tar"
+    with tarfile.open(path, "w", encoding="latin-1", format=tarfile.GNU_FORMAT) as file:
+        file.addfile(tarfile.TarInfo("é.png"))
+    with pytest.raises(DatasetError, match=r"old.tar at byte 0: .* is no Unicode"):
+        entries(path)
+
+
+def test_a_file_that_is_not_taken_may_have_a_name_that_is_no_text(folder: Path) -> None:
+    (folder / os.fsdecode(b"t\xffp.heic")).touch()
+    others = OtherFormats()
+    list(open_source(folder).entries(folder, others))
+    assert others.names == [r"t\udcffp.heic"]
+    assert others.sentence.encode()  # as it is printed, and reported
 
 
 @pytest.mark.parametrize("suffix", ["tar", "tar.gz", "tar.bz2", "tar.xz"])

@@ -100,6 +100,7 @@ class TestWebdataset:
         ("name", "content", "reason"),
         [
             ("1.json", b"{", "1.json is not JSON"),
+            ("1.json", b"[" * 9999, "1.json is not JSON"),
             ("1.json", b"[1]", "wanted an object of metadata"),
             ("1.json", b'{"label": {"a": 1}}', "label is"),
             ("1.json", b'{"a": NaN}', "is not JSON"),
