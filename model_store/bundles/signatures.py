@@ -14,14 +14,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from model_store.bundles.manifest import SIGNATURE_FILE, Manifest
 from model_store.errors import BundleUntrusted
-from model_store.files import json_text
+from model_store.files import json_text, replacing
 from model_store.signing import is_signature, sign
 
 
 def write_signature(directory: Path, manifest: Manifest, key: Ed25519PrivateKey) -> None:
     """Sign the bundle of ``manifest``, in place of who has signed it before."""
     signed = json_text(sign(manifest.to_json(), key))
-    (directory / SIGNATURE_FILE).write_text(signed, encoding="utf-8")
+    with replacing(directory / SIGNATURE_FILE) as file:
+        file.write_text(signed, encoding="utf-8")
 
 
 def require_signature(directory: Path, manifest: Manifest, trusted: Collection[str]) -> None:

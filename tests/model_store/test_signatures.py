@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -59,6 +60,22 @@ def test_with_a_signature_it_is_the_same_bundle(tmp_path: Path, key: Path, publi
     assert bundle_of(tmp_path, "a", key) == bundle  # published again, and signed this time
     assert read_manifest(bundle) == before
     require_signature(bundle, before, {public})
+
+
+def test_on_a_full_disk_the_signature_that_was_there_stays(
+    tmp_path: Path, key: Path, public: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = bundle_of(tmp_path, "a", key)
+    manifest, write_text = read_manifest(bundle), Path.write_text
+
+    def half(path: Path, text: str, **options: str) -> int:
+        write_text(path, text[:50], **options)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(OSError, match="No space left"):
+        write_signature(bundle, manifest, read_private_key(key))
+    require_signature(bundle, read_manifest(bundle), {public})
 
 
 def test_a_stranger_s_signature_is_refused(tmp_path: Path, key: Path) -> None:
