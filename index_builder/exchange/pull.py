@@ -22,6 +22,7 @@ from model_store.bundles.manifest import (
     verify_files,
 )
 from model_store.bundles.publish import seal
+from model_store.bundles.retention import Hold
 from model_store.bundles.signatures import require_signature
 from model_store.errors import BundleTampered, TransferError
 from model_store.files import lock_between_processes, replacing
@@ -67,6 +68,7 @@ def pull(
         root.mkdir(parents=True, exist_ok=True)
         with lock_between_processes(root / PULL_LOCK):
             if target.exists():
+                hold = Hold(target)
                 read_manifest(target)
                 _sign(root, target, manifest, signature, trusted)
             else:
@@ -74,9 +76,10 @@ def pull(
                 partial.mkdir(exist_ok=True)
                 _sign(root, partial, manifest, signature, trusted)
                 _fetch(place, manifest, partial)
-                seal(partial, manifest)
-        if activated:
-            activate(root, manifest.id)
+                _, hold = seal(partial, manifest)
+        with hold:  # nobody removes it before it is the current one
+            if activated:
+                activate(root, manifest.id)
     return target
 
 

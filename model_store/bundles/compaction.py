@@ -141,8 +141,7 @@ class Compaction:
             _copy_rest(self._root / self._manifest.id, self._staging)
             manifest = _write(self._staging, self._manifest, snapshot, self._calibrate)
             self._note(manifest.id)
-            self._prepared = seal(self._staging, manifest, self._key)
-            self._hold = Hold(self._prepared)  # it is neither current nor old: others may prune
+            self._prepared, self._hold = seal(self._staging, manifest, self._key)
         except OSError as error:
             self._clean_up()
             raise of_the_system(error) from error

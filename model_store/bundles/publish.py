@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from model_store.bundles.directory import activate
-from model_store.bundles.manifest import MANIFEST_FILE, Manifest, content_files, describe_file
+from model_store.bundles.manifest import (
+    MANIFEST_FILE,
+    Manifest,
+    content_files,
+    describe_file,
+    read_manifest,
+)
+from model_store.bundles.retention import Hold
 from model_store.bundles.signatures import write_signature
-from model_store.files import flush
+from model_store.errors import BundleError, BundleNotFound
+from model_store.files import flush, lock_between_processes
+
+PUBLISH_LOCK = ".publishing"
 
 
 def publish(
@@ -26,7 +37,8 @@ def publish(
 
     It is complete and on the disk before one rename gives it its name, so that a crash at any
     moment leaves either no bundle or a whole one. Where the same bundle is already there, nothing
-    is written.
+    is written; one that is damaged gives way. One process at a time publishes, and nobody removes
+    the bundle before it is the current one.
 
     Parameters
     ----------
@@ -40,19 +52,46 @@ def publish(
     """
     complete = with_digests(staging, manifest)
     target = root / complete.id
-    if not target.exists():
-        root.mkdir(parents=True, exist_ok=True)
-        partial = root / f".{complete.id}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        if keep or staging.stat().st_dev != root.stat().st_dev:
-            shutil.copytree(staging, partial)
-        else:
-            staging.rename(partial)
-        seal(partial, complete, key)
-    elif key is not None:
-        write_signature(target, complete, key)
-    activate(root, complete.id)
+    root.mkdir(parents=True, exist_ok=True)
+    with lock_between_processes(root / PUBLISH_LOCK):
+        hold = _held_if_whole(target)
+        if hold is None:
+            partial = root / f".{complete.id}.partial"
+            shutil.rmtree(partial, ignore_errors=True)
+            if keep or staging.stat().st_dev != root.stat().st_dev:
+                shutil.copytree(staging, partial)
+            else:
+                staging.rename(partial)
+            _give_way(target)
+            _, hold = seal(partial, complete, key)
+        elif key is not None:
+            write_signature(target, complete, key)
+        with hold:
+            activate(root, complete.id)
     return target
+
+
+def _held_if_whole(directory: Path) -> Hold | None:
+    """Hold a bundle that is there already; None of one that is not, or is damaged."""
+    try:
+        hold = Hold(directory)
+    except BundleNotFound:
+        return None
+    try:
+        read_manifest(directory)
+    except BundleError:
+        hold.close()
+        return None
+    return hold
+
+
+def _give_way(damaged: Path) -> None:
+    """Take away what lies where a bundle is put, which is none, or is damaged."""
+    aside = damaged.with_name(f".{damaged.name}.damaged")
+    shutil.rmtree(aside, ignore_errors=True)
+    with suppress(FileNotFoundError):
+        damaged.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def with_digests(directory: Path, manifest: Manifest) -> Manifest:
@@ -61,11 +100,17 @@ def with_digests(directory: Path, manifest: Manifest) -> Manifest:
     return replace(manifest, files=files)
 
 
-def seal(directory: Path, manifest: Manifest, key: Ed25519PrivateKey | None = None) -> Path:
-    """Give ``directory`` its manifest and, by one rename, the name of the bundle that it is now."""
+def seal(
+    directory: Path, manifest: Manifest, key: Ed25519PrivateKey | None = None
+) -> tuple[Path, Hold]:
+    """Give ``directory`` its manifest and, by one rename, the name of the bundle that it is now.
+
+    It is held, since nobody but who has made it knows yet what it is for.
+    """
     (directory / MANIFEST_FILE).write_bytes(manifest.to_json())
     if key is not None:
         write_signature(directory, manifest, key)
     for path in [directory, *directory.rglob("*")]:
         flush(path)
-    return directory.rename(directory.with_name(manifest.id))
+    hold = Hold(directory)
+    return directory.rename(directory.with_name(manifest.id)), hold

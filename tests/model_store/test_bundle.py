@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from model_store.bundles.directory import (
 )
 from model_store.bundles.manifest import MANIFEST_FILE, Manifest, SampleQuery, read_manifest
 from model_store.bundles.publish import publish
+from model_store.bundles.retention import prune
 from model_store.errors import (
     BundleError,
     BundleMismatch,
@@ -25,6 +29,7 @@ from model_store.errors import (
     BundleTampered,
     PointerUnreadable,
 )
+from model_store.files import flush
 
 
 def manifest(**changes: Any) -> Manifest:
@@ -75,6 +80,57 @@ def test_staging_stays_and_the_remains_of_a_crash_do_not_matter(tmp_path: Path) 
     assert publish(staging, manifest(), tmp_path / "root") == bundle
     read_manifest(bundle)
     assert not half.exists()
+
+
+def test_one_that_is_damaged_gives_way_to_the_same_bundle(tmp_path: Path) -> None:
+    staging, root = staged(tmp_path), tmp_path / "root"
+    bundle = publish(staging, manifest(), root)
+    (bundle / "encoder.onnx").write_bytes(b"waights")
+    changes_path(root, bundle.name).parent.mkdir()
+    changes_path(root, bundle.name).write_bytes(b"changes")
+    assert publish(staging, manifest(), root) == bundle
+    read_manifest(bundle)
+    assert changes_path(root, bundle.name).read_bytes() == b"changes"
+    assert not list(root.glob(".*.damaged"))
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_none_is_removed_before_it_is_the_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    root = tmp_path / "root"
+    if there:
+        publish(staged(tmp_path, "before"), manifest(), root)
+    for number in range(2):
+        publish(staged(tmp_path, f"{number}"), manifest(metrics={"n": number}), root)
+
+    def activating(root: Path, bundle_id: str) -> None:
+        assert bundle_id not in prune(root, 1)
+        activate(root, bundle_id)
+
+    monkeypatch.setattr("model_store.bundles.publish.activate", activating)
+    bundle = publish(staged(tmp_path), manifest(), root)
+    assert locate(root) == bundle
+
+
+def test_two_publish_the_same_bundle_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, copied = tmp_path / "root", threading.Event()
+
+    def slowly(path: Path) -> None:
+        if not copied.is_set():
+            copied.set()
+            time.sleep(0.3)
+        flush(path)
+
+    monkeypatch.setattr("model_store.bundles.publish.flush", slowly)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(publish, staged(tmp_path, "a"), manifest(), root)
+        copied.wait()
+        second = threads.submit(publish, staged(tmp_path, "b"), manifest(), root)
+        assert first.result() == second.result() == locate(root)
+    read_manifest(locate(root))
 
 
 def test_other_content_has_another_id(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 from index_builder.exchange.folder import Folder
 from index_builder.exchange.place import Place
 from index_builder.exchange.pull import pull
-from model_store.bundles.directory import bundle_ids, current_id
+from model_store.bundles.directory import activate, bundle_ids, current_id
 from model_store.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE, Manifest, read_manifest
+from model_store.bundles.retention import prune
 from model_store.errors import BundleTampered, OutputError, TransferError
 from tests.support.small_bundles import small_bundle
 
@@ -127,6 +128,26 @@ def test_a_damaged_bundle_here_is_not_made_current(bundle: Path, tmp_path: Path)
     with pytest.raises(BundleTampered, match=r"labels\.npy"):
         pull(Folder(bundle), root)
     assert current_id(root) is None
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_none_is_removed_before_it_is_the_current_one(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    root = tmp_path / "pulled"
+    if there:
+        pull(Folder(bundle), root, activated=False)
+    for name in ("one", "another"):
+        small_bundle(root, name)
+
+    def activating(root: Path, bundle_id: str) -> None:
+        assert bundle_id not in prune(root, 1)
+        activate(root, bundle_id)
+
+    monkeypatch.setattr("index_builder.exchange.pull.activate", activating)
+    pulled = pull(Folder(bundle), root)
+    assert current_id(root) == pulled.name
+    read_manifest(pulled)
 
 
 def test_where_nothing_can_be_written_is_said(bundle: Path, tmp_path: Path) -> None:
