@@ -8,7 +8,7 @@ from index_builder.configuration.encoder import EncoderConfig
 from index_builder.configuration.posterior import POST_HOC
 from index_builder.methods import Trained, method_of
 from index_builder.networks import load_encoder
-from index_builder.pipeline.run import Run
+from index_builder.pipeline.run import POSTERIOR_REPORT, Run
 from index_builder.posteriors import ProbabilisticEncoder, load_posterior
 from model_store.errors import ConfigError
 
@@ -53,6 +53,7 @@ def load_fitted(config: EncoderConfig, run: Run) -> ProbabilisticEncoder:
     ConfigError : it was trained with another configuration.
     """
     encoders = [member.encoder for member in trained_members(config, run)]
+    run.require(run.directory / POSTERIOR_REPORT, "fit")
     posterior = load_posterior(run.require(run.posterior, "fit"))
     return method_of(config).assemble(encoders, posterior)
 

@@ -21,7 +21,7 @@ from index_builder.indexing.bundle_manifest import describe
 from index_builder.indexing.embed import open_encoder
 from index_builder.indexing.from_images import build_gallery
 from index_builder.indexing.sources import open_vectors
-from index_builder.pipeline.run import Run, write_json
+from index_builder.pipeline.run import POSTERIOR_REPORT, Run, forget, write_json
 from index_builder.pipeline.sample_queries import write_samples
 from index_builder.vectors.encoder import StoredEncoder
 from index_builder.vectors.halves import Halves
@@ -29,6 +29,7 @@ from index_builder.vectors.store import VectorFile
 from model_store.bundles.bundle import open_parts
 from model_store.bundles.manifest import ENCODER_FILE, EVALUATION_FILE
 from model_store.bundles.publish import publish
+from model_store.decision.calibration import CALIBRATION_FILE
 from model_store.encoder.contract import Encoder
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import ConfigError
@@ -41,8 +42,6 @@ from model_store.processors import PROVIDERS, ProviderChoice
 from model_store.retriever import Retriever
 from model_store.threads import one_blas_thread
 
-POSTERIOR_REPORT = "posterior.json"
-
 _OF_POSTERIOR = ("method", "prior_share", "norm_correlation", "temperature")
 """Keys of the posterior's report that the bundle keeps."""
 
@@ -53,6 +52,7 @@ def index_step(config: BuildConfig, run: Run) -> None:
     encoder = _exported(run)
     settings = config.index.settings(config.seed)
     work = run.directory / "index"
+    forget(run.staging / EVALUATION_FILE, run.staging / CALIBRATION_FILE)
     build_gallery(
         work,
         run.staging,
@@ -93,6 +93,7 @@ def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) 
             are_views=views,
             unseen=unseen,
         )
+        forget(run.staging / EVALUATION_FILE, run.staging / CALIBRATION_FILE)
         keep(
             run.staging,
             encoder,
@@ -110,7 +111,7 @@ def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) 
 
 def evaluate_step(config: BuildConfig, run: Run) -> dict[str, Any]:
     """The staged bundle and evaluation queries → evaluation.json, in run and bundle."""
-    run.require(run.staging / "calibration.json", "calibrate")
+    run.require(run.staging / CALIBRATION_FILE, "calibrate")
     with one_blas_thread():  # as the service searches
         report = evaluate(_opened(run), splits_of(config).evaluation, config.seed)
     if (run.directory / POSTERIOR_REPORT).exists():  # not of an encoder that came from elsewhere

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from model_store.errors import StepNotReady
-from model_store.files import json_text
+from model_store.files import json_text, replacing
+
+POSTERIOR_REPORT = "posterior.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,5 +102,12 @@ class Run:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write ``content`` for people and programs alike."""
-    path.write_text(json_text(content), encoding="utf-8")
+    """Write ``content`` for people and programs alike; whole, or not at all."""
+    with replacing(path) as partial:
+        partial.write_text(json_text(content), encoding="utf-8")
+
+
+def forget(*paths: Path) -> None:
+    """Remove what stands for a finished step, before what it was made of is written anew."""
+    for path in paths:
+        path.unlink(missing_ok=True)

@@ -37,14 +37,13 @@ from index_builder.pipeline.checkpoints import (
 )
 from index_builder.pipeline.export import PARITY_BATCHES, export_encoder, export_head, export_trunk
 from index_builder.pipeline.gallery_steps import (
-    POSTERIOR_REPORT,
     calibrate_step,
     evaluate_step,
     index_step,
     publish_step,
     splits_of,
 )
-from index_builder.pipeline.run import Run
+from index_builder.pipeline.run import POSTERIOR_REPORT, Run, forget
 from index_builder.progress import console
 from index_builder.training.distributed import Group, process_group
 from index_builder.training.loop import feature_source, place_for_training, train, trunk_device
@@ -95,7 +94,7 @@ def _train_members(config: EncoderConfig, splits: Splits, run: Run, group: Group
     started = time.perf_counter()
     report = run.directory / TRAINING_REPORT
     if group.writes and report.exists():
-        report.unlink()
+        forget(report, run.directory / POSTERIOR_REPORT, run.posterior)
         shutil.rmtree(run.members, ignore_errors=True)
     for number, (member, place) in enumerate(members_of(config, run), start=1):
         group.wait()  # all see the same members finished
@@ -151,6 +150,7 @@ def _train_alone(config: EncoderConfig, splits: Splits, run: Run, group: Group) 
     if not group.writes:
         return
     run.directory.mkdir(parents=True, exist_ok=True)
+    forget(run.directory / TRAINING_REPORT, run.directory / POSTERIOR_REPORT, run.posterior)
     save_checkpoint(encoder.state_dict(), run.checkpoint, config.network.weights)
     save_file(objective.learned(), run.objective)
     run.write_json(
@@ -173,6 +173,7 @@ def fit_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
         trained.encoder.place_trunk(trunk_device(config.training))
     with threads_for(len(splits.training)) if config.network.frozen else nullcontext():
         posterior, report = method_of(config).fit(config, members, splits)
+    forget(run.directory / POSTERIOR_REPORT)
     posterior.save(run.posterior)
     run.write_json(
         POSTERIOR_REPORT,

@@ -27,7 +27,7 @@ from model_store.decision.signals import SIGNALS
 from model_store.decision.venn_abers import VennAbers
 from model_store.encoder.contract import Embeddings, QueryKind
 from model_store.errors import BundleMismatch, UnknownSource
-from model_store.files import json_text
+from model_store.files import json_text, replacing
 from model_store.verdicts import Order
 
 CALIBRATION_FILE = "calibration.json"
@@ -259,8 +259,9 @@ class Calibration:
                 arrays[name] = value
             else:
                 scalars[name] = dict(value) if isinstance(value, Mapping) else value
-        (directory / numbers_file).write_text(json_text(scalars), encoding="utf-8")
         np.savez(directory / arrays_file, **arrays)  # type: ignore[arg-type] # numpy's stub
+        with replacing(directory / numbers_file) as partial:  # last: where it is, all of it is
+            partial.write_text(json_text(scalars), encoding="utf-8")
 
     @classmethod
     def load(cls, directory: Path, kind: QueryKind = "image") -> Calibration | None:
