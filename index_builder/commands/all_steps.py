@@ -134,8 +134,10 @@ class AllOptions:
         from index_builder.indexing.sources import name_of  # noqa: PLC0415
 
         called = name_of(images)
-        folder = self._run(self.name or gallery_name(called)) / "images" / called
-        others = copy_images(images, folder, Storage(), labelled=self.labels)
+        run = Run(self._run(self.name or gallery_name(called)))
+        folder = run.directory / "images" / called
+        with run.occupied():
+            others = copy_images(images, folder, Storage(), labelled=self.labels)
         if others.names:
             console.print(f"[yellow]{escape(others.sentence)}[/yellow]", soft_wrap=True)
         return folder
@@ -150,7 +152,8 @@ def all_command(options: AllOptions) -> None:
     build = in_milvus(options.build, options.milvus)
     opened = Run(options.run or Path("runs") / build.name)
     published = options.bundles or Path("bundles") / build.name
-    bundle, report = step_of("build_all")(build, opened, published)
+    with opened.occupied():
+        bundle, report = step_of("build_all")(build, opened, published)
     print_report(report)
     print(bundle)
     say_what_is_next(published)

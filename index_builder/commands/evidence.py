@@ -129,7 +129,8 @@ def calibrate_command(options: CalibrateOptions) -> None:
         raise ConfigError("--decisions goes with BUNDLES alone, which is then calibrated again.")
     others = (*evidence[1:], *of_labels, *named)
     if _of_configuration(options.bundles, options.queries, options.config, others):
-        step_of("calibrate_step")(*opened_run(str(options.config), options.run), options.feedback)
+        with opened_run(str(options.config), options.run) as (build, opened):
+            step_of("calibrate_step")(build, opened, options.feedback)
         return
     if options.feedback is not None:
         raise ConfigError("--feedback corrects what was calibrated: give it without --queries.")
@@ -209,7 +210,8 @@ def evaluate_command(
     Queries that a bundle was calibrated with say nothing about it: bring others.
     """
     if _of_configuration(bundles, queries, config, (items, out, page, within)):
-        print_report(step_of("evaluate_step")(*opened_run(str(config), run)))
+        with opened_run(str(config), run) as (build, opened):
+            print_report(step_of("evaluate_step")(build, opened))
         return
     evidence = _module().Evidence(queries, items, within=within)
     report, drawn = _module().evaluate_bundle(bundles, evidence, with_page=page is not None)

@@ -37,7 +37,8 @@ def index_command(options: IndexOptions) -> None:
     elif options.config is not None:
         build = in_milvus(load_config(options.config), options.milvus)
         run = Run(options.run or Path("runs") / build.name)
-        importlib.import_module("index_builder.pipeline.gallery_steps").index_step(build, run)
+        with run.occupied():
+            importlib.import_module("index_builder.pipeline.gallery_steps").index_step(build, run)
 
 
 def _preview(indexing: Indexing) -> None:

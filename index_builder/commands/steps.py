@@ -49,10 +49,13 @@ SINGLE_STEPS = {
 _WITH_TORCH = frozenset({"train_step", "fit_step", "export_step", "build_all"})
 
 
-def opened_run(config_source: str, run: Path | None) -> tuple[BuildConfig, Run]:
-    """Return a configuration and the run of its build."""
+@contextmanager
+def opened_run(config_source: str, run: Path | None) -> Iterator[tuple[BuildConfig, Run]]:
+    """Give a configuration and the run of its build, which no other command works in meanwhile."""
     config = load_config(config_source)
-    return config, Run(run or Path("runs") / config.name)
+    opened = Run(run or Path("runs") / config.name)
+    with opened.occupied():
+        yield config, opened
 
 
 def step_of(name: str) -> Any:  # noqa: ANN401 - a function of `index_builder.pipeline.steps`
@@ -111,9 +114,9 @@ def single_step(name: str) -> Callable[[str, Path | None], None]:
     """Return the command that runs the step ``name`` of `SINGLE_STEPS`."""
 
     def command(config: ConfigOption, run: RunOption = None) -> None:
-        build, opened = opened_run(config, run)
-        step = step_of(f"{name}_step")
-        step(build, opened, _pipeline("gallery_steps").splits_of(build))
+        with opened_run(config, run) as (build, opened):
+            step = step_of(f"{name}_step")
+            step(build, opened, _pipeline("gallery_steps").splits_of(build))
 
     return command
 
@@ -122,7 +125,7 @@ def publish_command(
     config: ConfigOption, run: RunOption = None, bundles: BundlesOption = None
 ) -> None:
     """Turn the staged parts into a verified bundle, by one rename, and make it the current one."""
-    build, opened = opened_run(config, run)
-    published = bundles or Path("bundles") / build.name
-    print(step_of("publish_step")(build, opened, published))
+    with opened_run(config, run) as (build, opened):
+        published = bundles or Path("bundles") / build.name
+        print(step_of("publish_step")(build, opened, published))
     say_what_is_next(published)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ class Run:
     ::
 
         <run>/
+          lock                    held by the command that works here
           checkpoint.safetensors  training.json     train
           objective.safetensors
           trunk.onnx                                train, of a trunk that is only read
@@ -78,6 +81,23 @@ class Run:
     def staging(self) -> Path:
         """The bundle in the making; `publish` copies it."""
         return self.directory / "bundle"
+
+    @contextmanager
+    def occupied(self) -> Iterator[None]:
+        """Let nobody else work here; of the processes of ``torchrun``, the first stands for all.
+
+        Raises
+        ------
+        RunInUse : somebody else does.
+        OutputError : the directory cannot be made, or written to.
+        """
+        from index_builder.indexing.workdir import occupied  # noqa: PLC0415 - slow
+
+        if int(os.environ.get("RANK", "0")) == 0:
+            with occupied(self.directory):
+                yield
+        else:
+            yield
 
     def require(self, path: Path, step: str) -> Path:
         """Return ``path``, or say which step makes it.

@@ -120,6 +120,24 @@ def test_a_folder_becomes_a_bundle_step_by_step(
     assert answer.matches[0].item.label == "0"
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["train", "fit", "export", "index", "calibrate", "evaluate", "publish", "all", "images"],
+)
+def test_one_command_at_a_time_has_a_run(few_digits: Path, tmp_path: Path, command: str) -> None:
+    config = tmp_path / "folder.toml"
+    config.write_text(CONFIG.format(path=few_digits))
+    arguments: list[str] = [command, "--config", str(config)]
+    if command == "images":
+        (tmp_path / "folder.csv").write_text("path\nnone.png\n")
+        arguments = ["all", "--images", "folder.csv", "--trunk", "resnet18", "--weights", "none"]
+    with Run(tmp_path / "runs" / "folder").occupied():
+        done = vouch_build(*arguments, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "Another process works in runs/folder" in done.stderr
+    assert [path.name for path in (tmp_path / "runs" / "folder").iterdir()] == ["lock"]
+
+
 def test_feedback_that_is_not_there_is_refused(folder_of_digits: Path, tmp_path: Path) -> None:
     config = tmp_path / "folder.toml"
     config.write_text(CONFIG.format(path=folder_of_digits))
