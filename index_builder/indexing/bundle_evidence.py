@@ -27,7 +27,7 @@ from index_builder.indexing.bundle_manifest import summarise
 from index_builder.indexing.comparison import Side, compared
 from index_builder.indexing.comparison import page as comparison_page
 from index_builder.indexing.evaluation_page import page
-from index_builder.indexing.own_queries import read_gallery, read_queries
+from index_builder.indexing.own_queries import TEXTS, read_gallery, read_queries
 from index_builder.indexing.parents import NO_PARENTS, Parents
 from index_builder.indexing.sources import VectorSource, open_source
 from index_builder.progress import console
@@ -201,10 +201,10 @@ class Room:
     def source(self, name: str, items: Path | None) -> Source:
         """Open a source of what the encoder takes."""
         if self.encoder.metadata.takes_images:
-            return open_source(name, storage=self.storage)
+            return open_source(name, storage=self.storage, texts=TEXTS)
         table = self.tables.get(name) or _table(name)
         table.require(self.encoder.metadata.input)
-        return VectorSource(table, items)
+        return VectorSource(table, items, texts=TEXTS)
 
 
 def _fitted(

@@ -31,6 +31,7 @@ from index_builder.indexing.engines import local_engine
 from index_builder.indexing.fetching import Fetching, ReadAgain, reader
 from index_builder.indexing.prepare import read_vector
 from index_builder.indexing.sources import Source
+from index_builder.indexing.sources.manifest import COLUMNS
 from index_builder.indexing.truth import label_of_item
 from index_builder.progress import track
 from index_builder.storage import Storage
@@ -43,6 +44,9 @@ from model_store.truth import Within, wgs84
 
 ITEM = "item"
 """Column that names the item which a query shows."""
+
+TEXTS = COLUMNS | {ITEM}
+"""Columns that are text: an item called 2019.10 is not 2019.1."""
 
 _NOWHERE = "\0"
 """First character of the label of a query that matches nothing; no gallery has such a label."""

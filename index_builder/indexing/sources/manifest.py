@@ -49,11 +49,13 @@ class ImageManifest:
     ----------
     labelled : whether labels say what belongs together; else each image is a thing of its own, and
         its label a field of the metadata.
+    texts : columns that are text, see `lines_of`.
     """
 
     path: Path
     places: Places
     labelled: bool = True
+    texts: Collection[str] = COLUMNS
 
     def entries(self, _scratch: Path, _others: OtherFormats, /) -> Iterator[Entry]:
         """One entry for each line.
@@ -62,7 +64,7 @@ class ImageManifest:
         ------
         DatasetError : a line is not what it should be.
         """
-        for origin, fields in lines_of(self.path):
+        for origin, fields in lines_of(self.path, self.texts):
             entry = _entry(origin, fields, self.places)
             yield entry if self.labelled else without_label(entry)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from index_builder.indexing.sources.archive import ARCHIVE_SUFFIXES, Archive
 from index_builder.indexing.sources.coco import CocoAnnotations
 from index_builder.indexing.sources.folder import Folder, LocalFiles
 from index_builder.indexing.sources.iiif import IiifManifest, is_iiif
-from index_builder.indexing.sources.manifest import MANIFEST_SUFFIXES, ImageManifest
+from index_builder.indexing.sources.manifest import COLUMNS, MANIFEST_SUFFIXES, ImageManifest
 from index_builder.indexing.sources.parquet_images import (
     ParquetImages,
     holds_images,
@@ -40,6 +40,7 @@ def open_source(
     *,
     labelled: bool = True,
     storage: Storage | None = None,
+    texts: Collection[str] = COLUMNS,
 ) -> Source:
     """The source at a path or a URL, by what it is called and what is in it.
 
@@ -54,6 +55,7 @@ def open_source(
     labelled : whether the first sub-folder of an image, or of its name in an archive, is its label;
         of a manifest, whether labels stay labels, and do not become metadata.
     storage : reads what does not lie on this machine.
+    texts : columns of a manifest that are text, see `lines_of`.
 
     Raises
     ------
@@ -63,7 +65,8 @@ def open_source(
         url, storage = str(source), storage or Storage()
         if scheme_of(url) in BUCKETS and not _ends_with(file_name(url), _SUFFIXES):
             return BucketFolder(url, storage, labelled)
-        return RemoteFile(url, storage, root, partial(_open_file, labelled=labelled))
+        opens = partial(_open_file, labelled=labelled, texts=texts)
+        return RemoteFile(url, storage, root, opens)
     path = Path(source).expanduser().absolute()
     if path.is_dir() and (files := parquet_files(path)) and holds_images(files[0]):
         return ParquetImages(files, labelled=labelled)
@@ -73,7 +76,7 @@ def open_source(
         raise DatasetError(
             f"{path} is not there. Name a folder of images, a manifest or an archive."
         )
-    return _open_file(path, places_in(root or path.parent), labelled=labelled)
+    return _open_file(path, places_in(root or path.parent), labelled=labelled, texts=texts)
 
 
 def is_of_vectors(path: Path) -> bool:
@@ -104,14 +107,14 @@ def name_of(source: Path | str) -> str:
     return next((name[: -len(one)] for one in _NAMED if _ends_with(name, (one,))), name)
 
 
-def _open_file(path: Path, places: Places, *, labelled: bool) -> Source:
+def _open_file(path: Path, places: Places, *, labelled: bool, texts: Collection[str]) -> Source:
     """The source in a file of this machine, whose images lie in ``places``."""
     if _ends_with(path.name, ARCHIVE_SUFFIXES):
         return Archive(path, labelled=labelled)
     if _ends_with(path.name, (PARQUET_SUFFIX,)) and holds_images(path):
         return ParquetImages([path], labelled=labelled)
     if _ends_with(path.name, MANIFEST_SUFFIXES) and not holds_vectors(path):
-        return ImageManifest(path, places, labelled=labelled)
+        return ImageManifest(path, places, labelled, texts)
     if _ends_with(path.name, VECTOR_SUFFIXES):
         raise DatasetError(
             f"{path.name} holds vectors, not images. Say what made them: --encoder-name NAME, in "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
@@ -16,7 +16,7 @@ from index_builder.datasets.images import Pixels
 from index_builder.datasets.other_formats import OtherFormats
 from index_builder.indexing.blocks import Entry, Place
 from index_builder.indexing.prepare import require_direction
-from index_builder.indexing.sources.manifest import Line, entry_of, lines_of, without_label
+from index_builder.indexing.sources.manifest import COLUMNS, Line, entry_of, lines_of, without_label
 from index_builder.progress import console
 from index_builder.vectors.table import VectorTable
 from model_store.errors import CorruptImage, DatasetError
@@ -34,12 +34,13 @@ class VectorSource:
     Attributes
     ----------
     items : a manifest with a line for each row; None where the table itself says what is known.
-    labelled : see `ImageManifest`.
+    labelled, texts : see `ImageManifest`.
     """
 
     table: VectorTable
     items: Path | None = None
     labelled: bool = True
+    texts: Collection[str] = COLUMNS
 
     def entries(self, scratch: Path, _others: OtherFormats, /) -> Iterator[Entry]:
         """One entry for each row, which is laid down in ``scratch`` as float32.
@@ -51,7 +52,7 @@ class VectorSource:
         changed_ns = self.table.path.stat().st_mtime_ns
         path = scratch / ROWS_FILE
         size, number = 4 * sum(self.table.sizes), 0
-        lines = None if self.items is None else lines_of(self.items)
+        lines = None if self.items is None else lines_of(self.items, self.texts)
         with path.open("wb") as file:
             for rows, fields in self.table.rows():
                 file.write(rows.tobytes())

@@ -256,6 +256,16 @@ class TestRefused:
         said = refused(where, "calibrate", root, "--queries", "bad.csv")
         assert "bad.csv, line 2: the query shows the item 'nobody'" in said
 
+    def test_an_item_whose_name_looks_like_a_number(self, where: Path, root: Path) -> None:
+        n = len(rows_of(where / "gallery.csv"))
+        (where / "bad.csv").write_text("path,item\n" + "0/0000.png,2019.10\n" * n)
+        for bundles, queries in (
+            (root, ("bad.csv",)),
+            (where / "bundles" / "vectors", ("gallery.npz", "--items", "bad.csv")),
+        ):
+            said = refused(where, "calibrate", bundles, "--queries", *queries)
+            assert "bad.csv, line 2: the query shows the item '2019.10'" in said
+
     def test_a_first_calibration_without_the_gallery(self, where: Path, root: Path) -> None:
         said = refused(where, "calibrate", root, "--queries", "queries.csv")
         assert "never calibrated" in said
