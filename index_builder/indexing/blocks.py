@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -55,6 +56,10 @@ class Place:
         """True of an image that has to be fetched before it can be decoded."""
         return is_url(self.path)
 
+    def opened(self) -> BinaryIO:
+        """Open the file; of a pipe, without waiting for somebody who writes to it."""
+        return open(self.path, "rb", opener=_at_once)
+
     def identity(self) -> list[object]:
         """Return what tells it from places with other images; not where a collection lies.
 
@@ -65,6 +70,10 @@ class Place:
         when: object = self.version or self.changed_ns
         named = [unsigned(self.path)] if self.is_remote and not self.version else []
         return [self.offset, self.size, when, self.box, *named]
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 @dataclass(frozen=True, slots=True)

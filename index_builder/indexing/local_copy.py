@@ -136,8 +136,9 @@ def _begun(entry: Entry, file: IO[bytes], storage: Storage) -> Future[None]:
         done.set_exception(NotFetched("The row has no image."))
         return done
     try:
-        with Path(place.path).open("rb") as packed:
-            packed.seek(place.offset or 0)
+        with place.opened() as packed:
+            if place.offset:
+                packed.seek(place.offset)
             file.write(packed.read(-1 if place.offset is None else place.size))
     except OSError as error:
         done.set_exception(NotFetched(error.strerror or type(error).__name__))

@@ -261,8 +261,9 @@ def decode_again(data: bytes, box: Box | None, smallest_side: int | None) -> NDA
 
 def bytes_of(place: Place, limits: ImageLimits) -> bytes:
     """Read one byte more than allowed at most: a disk image called .jpg does not fill memory."""
-    with Path(place.path).open("rb") as file:
-        file.seek(place.offset or 0)
+    with place.opened() as file:
+        if place.offset:
+            file.seek(place.offset)
         wanted = limits.max_bytes + 1 if place.offset is None else max(place.size, 0)
         data = file.read(min(wanted, limits.max_bytes + 1))
     check_size(data, limits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,14 @@ def test_one_byte_more_than_allowed_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ImageTooLarge):
             bytes_of(place, ImageLimits(max_bytes=9))
     assert bytes_of(Place(str(path), 2, 3, 0), ImageLimits(max_bytes=3)) == b"234"
+
+
+def test_a_pipe_that_is_called_as_images_are_is_empty(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.png")  # a read would wait for somebody who writes
+    found = prepare_files(
+        Block(0, ("a",), (Place(str(tmp_path / "a.png"), None, -1, 0),)), PREPROCESSING
+    )
+    assert "empty" in found.failures["a"].reason
 
 
 def test_an_image_is_read_again_from_where_it_lies(tmp_path: Path) -> None:
