@@ -393,4 +393,4 @@ def _require_writable(bundles: Path) -> None:
         bundles.mkdir(parents=True, exist_ok=True)
         probe = bundles / ".writable"
         probe.touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)  # another run looks at the same moment

@@ -290,6 +290,20 @@ def test_two_do_not_work_in_one_directory(indexing: Indexing) -> None:
     assert index_collection(indexing).n_items == N_IMAGES
 
 
+def test_two_find_out_at_once_that_bundles_can_be_written(
+    indexing: Indexing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch = Path.touch
+
+    def touched(path: Path, mode: int = 0o666) -> None:
+        touch(path, mode)
+        if path.parent == indexing.bundles:
+            path.unlink()  # by the other one
+
+    monkeypatch.setattr(Path, "touch", touched)
+    assert index_collection(indexing).n_items == N_IMAGES
+
+
 def test_a_dry_run_tells_and_leaves_nothing(spoilt: Path, at: At) -> None:
     indexing = at(spoilt)
     found = inspect_collection(indexing)
