@@ -33,7 +33,7 @@ from index_builder.indexing.reports import (
 from index_builder.indexing.sources import Source, VectorSource
 from index_builder.indexing.tolerance import Tolerance
 from index_builder.indexing.workdir import Work, occupied
-from index_builder.output import writing
+from index_builder.output import read_from, writing
 from index_builder.storage import Storage
 from index_builder.vectors.encoder import StoredEncoder
 from index_builder.vectors.encoder_file import text_files
@@ -135,7 +135,8 @@ class Indexing:
         DatasetError : the source is not what it should be, or holds no image that is taken.
         """
         block = BLOCK_OF_VECTORS if isinstance(self.source, VectorSource) else BLOCK
-        catalogue = Catalogue(path, self.source.entries(scratch, others), block)
+        entries = read_from(self.source.entries(scratch, others), scratch)
+        catalogue = Catalogue(path, entries, block)
         if catalogue.contents.n_images == 0:
             catalogue.close()
             nothing = "There are no images in the source. Name another, or add images."

@@ -18,7 +18,7 @@ from index_builder.datasets.other_formats import OtherFormats
 from index_builder.indexing.blocks import Entry
 from index_builder.indexing.sources import open_source
 from index_builder.indexing.tolerance import Tolerance
-from index_builder.output import writing
+from index_builder.output import read_from, writing
 from index_builder.storage import NotFetched, Storage
 from model_store.errors import DatasetError, SourceUnavailable, TooManyBadImages
 from model_store.images import SUFFIXES, ImageLimits
@@ -61,7 +61,7 @@ def copy_images(
         TemporaryDirectory(dir=_made(folder.parent)) as scratch,
     ):
         found = open_source(source, labelled=labelled, storage=storage)
-        entries = found.entries(Path(scratch), others)
+        entries = read_from(found.entries(Path(scratch), others), Path(scratch))
         try:
             for entry, path, why in _copies(entries, _made(folder), storage):
                 wanted.add(path)

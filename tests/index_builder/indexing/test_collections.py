@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +15,12 @@ from PIL import Image
 
 from index_builder.indexing.collection import Indexing, index_collection
 from index_builder.indexing.dry_run import inspect_collection
+from index_builder.indexing.local_copy import copy_images
 from index_builder.indexing.shards import Shard, ShardStore
 from index_builder.indexing.sources import open_source
 from index_builder.indexing.tolerance import NONE, Tolerance, parse_tolerance
 from index_builder.indexing.workdir import occupied
+from index_builder.storage import Storage
 from index_builder.vectors.encoder_file import find_encoder
 from model_store import open_bundle
 from model_store.encoder.onnx import OnnxEncoder
@@ -302,6 +304,22 @@ def test_two_find_out_at_once_that_bundles_can_be_written(
 
     monkeypatch.setattr(Path, "touch", touched)
     assert index_collection(indexing).n_items == N_IMAGES
+
+
+def test_what_cannot_be_read_is_not_said_to_be_unwritable(
+    indexing: Indexing, drawings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as lost+found, which every disk has; root reads it, and these tests may be root's."""
+
+    def refused(folder: Path, _prefix: str) -> Iterator[str]:
+        yield "0/0000.png"
+        raise PermissionError(errno.EACCES, "Permission denied", f"{folder}/lost+found")
+
+    monkeypatch.setattr("index_builder.indexing.sources.folder._files", refused)
+    with pytest.raises(DatasetError, match=r"lost\+found cannot be read: Permission denied"):
+        index_collection(indexing)
+    with pytest.raises(DatasetError, match=r"lost\+found cannot be read: Permission denied"):
+        copy_images(str(drawings), tmp_path / "copy", Storage())
 
 
 def test_a_dry_run_tells_and_leaves_nothing(spoilt: Path, at: At) -> None:
