@@ -15,6 +15,7 @@ from index_builder.datasets.groups import pairs_of_equal, united
 from index_builder.datasets.images import LabelledImages, from_files
 from index_builder.datasets.near_duplicates import Fingerprint, fingerprint, pairs_among
 from index_builder.datasets.other_formats import OtherFormats
+from index_builder.indexing.blocks import require_unicode
 from index_builder.progress import track
 from model_store.errors import DatasetError, ImageError
 from model_store.images import SUFFIXES, decode_image
@@ -49,7 +50,8 @@ def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
 
     Raises
     ------
-    DatasetError : no folder, or no readable images in it, or none in sub-folders.
+    DatasetError : no folder, or no readable images in it, or none in sub-folders; or a name that is
+        not UTF-8.
     """
     root = root.expanduser()
     if not root.is_dir():
@@ -60,6 +62,8 @@ def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
         if (path.parent == root and labelled) or not path.is_file():
             continue
         if path.suffix.lower() in SUFFIXES:
+            name = path.relative_to(root).as_posix()
+            require_unicode(name, name)  # sooner than when all is trained
             candidates.append(path)
         else:
             others.look_at(path.relative_to(root).as_posix())

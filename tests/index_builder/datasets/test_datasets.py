@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -132,6 +133,13 @@ def test_an_unreadable_image_is_left_out_and_named(
     assert len(images) == 16
     assert "dog/broken.jpg" in caplog.text
     assert "dog/empty.png" in caplog.text
+
+
+def test_a_name_that_is_no_text_is_refused_before_anything_is_trained(photographs: Path) -> None:
+    (photographs / os.fsdecode(b"caf\xe9")).mkdir()
+    (photographs / os.fsdecode(b"caf\xe9") / "1.png").touch()
+    with pytest.raises(DatasetError, match=r"caf.udce9/1.png' is no Unicode.*rename it"):
+        folder(photographs)
 
 
 def test_a_folder_without_labelled_images_is_refused(tmp_path: Path) -> None:
