@@ -15,6 +15,7 @@ from typing import IO
 from index_builder.storage.source import NotFetched
 from index_builder.storage.urls import shown, unsigned
 from model_store.errors import DatasetError
+from model_store.files import replacing
 
 _SHARE_OF_FREE = 0.9
 """Share of a disk's free bytes that a copy may take."""
@@ -65,7 +66,8 @@ class Copy:
         os.utime(partial, ns=(changed_ns, changed_ns))
         note.unlink(missing_ok=True)
         partial.replace(self.path)
-        note.write_text(json.dumps({"source": of_url, "version": writing.version}))
+        with replacing(note) as whole:
+            whole.write_text(json.dumps({"source": of_url, "version": writing.version}))
 
 
 class Writing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import io
 import os
 import time
@@ -214,6 +215,22 @@ class TestCopies:
         web.answers["/a.tar"] = lambda request: request.send(b"y", ETag='"2"')
         assert storage.copied(f"{web.url}/a.tar", tmp_path).read_bytes() == b"y"
         assert not list(tmp_path.glob("*.partial"))
+
+    def test_a_note_that_a_full_disk_cut_off_is_none(
+        self, web: WebServer, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        web.answers["/a.tar"] = lambda request: request.send(b"x", ETag='"1"')
+        write_text = Path.write_text
+
+        def full(path: Path, text: str) -> int:
+            write_text(path, text[:10])
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "write_text", full)
+            with pytest.raises(OSError, match="No space left"):
+                storage.copied(f"{web.url}/a.tar", tmp_path)
+        assert storage.copied(f"{web.url}/a.tar", tmp_path).read_bytes() == b"x"
 
     def test_a_broken_connection_goes_on_from_where_it_broke(
         self, web: WebServer, storage: Storage, tmp_path: Path
