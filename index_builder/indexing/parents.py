@@ -124,7 +124,7 @@ def _of_items(gallery: Gallery, fields: Sequence[str]) -> Hierarchy:
             known = found.setdefault(item.label, [None] * len(fields))
             for level, field in enumerate(fields):
                 value = item.metadata.get(field)
-                if value in {None, ""}:
+                if value is None or value == "":
                     continue
                 if known[level] not in {None, str(value)}:
                     raise DatasetError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from index_builder.indexing.parents import Parents, read_parents
 from index_builder.indexing.sources import open_source
 from model_store.bundles.bundle import open_bundle
 from model_store.errors import DatasetError
+from model_store.gallery import Item
 from tests.support.collection_files import write_drawings
 from tests.support.narrowing import not_none
 
@@ -60,6 +62,12 @@ def test_what_is_no_hierarchy_is_refused(
 ) -> None:
     with pytest.raises(DatasetError, match=said):
         read_parents(table(tmp_path / "of.csv", rows))
+
+
+def test_a_field_may_hold_a_list() -> None:
+    item = Item("1", "lion", {"genus": ["Panthera"]})
+    gallery = Mock(n_items=1, labels=("lion",), items=lambda _: [item])
+    assert not_none(Parents(fields=("genus",)).of(gallery)).of_labels(["lion"]).tolist() == [[0]]
 
 
 def test_an_empty_table_has_no_levels(tmp_path: Path) -> None:
