@@ -58,12 +58,16 @@ def publish(
         if hold is None:
             partial = root / f".{complete.id}.partial"
             shutil.rmtree(partial, ignore_errors=True)
-            if keep or staging.stat().st_dev != root.stat().st_dev:
-                shutil.copytree(staging, partial)
-            else:
-                staging.rename(partial)
-            _give_way(target)
-            _, hold = seal(partial, complete, key)
+            try:
+                if keep or staging.stat().st_dev != root.stat().st_dev:
+                    _copy(staging, partial)
+                else:
+                    staging.rename(partial)
+                _give_way(target)
+                _, hold = seal(partial, complete, key)
+            except BaseException:  # a full disk gets its room back
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
         elif key is not None:
             write_signature(target, complete, key)
         with hold:
@@ -83,6 +87,18 @@ def _held_if_whole(directory: Path) -> Hold | None:
         hold.close()
         return None
     return hold
+
+
+def _copy(staging: Path, partial: Path) -> None:
+    """Copy what a bundle holds; an `OSError` says what kept it from that.
+
+    Not by `shutil.copytree`, which gathers what went wrong into an error of its own.
+    """
+    partial.mkdir()
+    for name in content_files(staging):
+        target = partial / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(staging / name, target)
 
 
 def _give_way(damaged: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import threading
@@ -131,6 +132,27 @@ def test_two_publish_the_same_bundle_at_once(
         second = threads.submit(publish, staged(tmp_path, "b"), manifest(), root)
         assert first.result() == second.result() == locate(root)
     read_manifest(locate(root))
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_on_a_full_disk_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: bool
+) -> None:
+    copy = shutil.copyfile
+
+    def full(path: Path | str, target: Path | str | None = None, **options: bool) -> None:
+        if target is not None:
+            copy(path, target, **options)
+        raise OSError(errno.ENOSPC, "No space left on device", str(target))
+
+    monkeypatch.setattr("shutil.copyfile", full)
+    monkeypatch.setattr("model_store.bundles.publish.flush", full)
+    root = tmp_path / "root"
+    with pytest.raises(OSError, match="No space left") as raised:
+        publish(staged(tmp_path), manifest(), root, keep=keep)
+    assert raised.value.errno == errno.ENOSPC
+    assert not list(root.glob(".*.partial"))
+    assert not list(root.glob("[!.]*"))
 
 
 def test_other_content_has_another_id(tmp_path: Path) -> None:
