@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Sequence
@@ -417,6 +418,29 @@ def test_brackets_in_an_error_are_not_taken_for_markup(tmp_path: Path) -> None:
     done = vouch_build("train", "-c", "[bold]/data[/x]", cwd=tmp_path)
     assert done.returncode == 1
     assert "'[bold]/data[/x]'" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "error: No space left on device. Make"),
+        (PermissionError(errno.EACCES, "Permission denied", "a[b]"), "error: a[b]: Permission"),
+    ],
+)
+def test_what_a_disk_says_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, said: str
+) -> None:
+    def full(_: Path) -> None:
+        raise error
+
+    monkeypatch.setattr("index_builder.commands.bundles.current_id", full)
+    done = vouch_build("bundles", str(tmp_path), cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith(said)
+    assert len(done.stderr.splitlines()) == 1
+    error.errno = errno.ECONNRESET
+    with pytest.raises(OSError, match=error.strerror):
+        vouch_build("bundles", str(tmp_path), cwd=tmp_path)
 
 
 def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
