@@ -121,6 +121,8 @@ def prepare_vectors(block: Block, expected: VectorInput) -> PreparedBlock:
                 opened[place.path] = stack.enter_context(Path(place.path).open("rb"))
             row = _vector(opened[place.path], place)
             require_direction(row, expected.dim)
+            if expected.with_variance and (row[expected.dim : 2 * expected.dim] < 0).any():
+                raise CorruptImage("The variance has negative numbers. Is it a logarithm?")
             return _Picture(row, NO_THUMBNAIL, hashlib.sha256(row.tobytes()).hexdigest())
 
         return _prepared(block, [partial(read, place) for place in block.places], expected)

@@ -79,6 +79,15 @@ def test_pixels_are_read_by_their_place_in_the_collection() -> None:
     assert all(prepare_pixels(Block(0, ("a",)), large, 0, PREPROCESSING, 300).previews)
 
 
+def test_a_variance_is_not_negative(tmp_path: Path) -> None:
+    rows = np.array([[1, 2, 0, 0.5], [1, 2, -0.1, 0.5], [-1, -2, 0, 0.5]], np.float32)
+    (tmp_path / "rows").write_bytes(rows.tobytes())
+    places = tuple(Place(str(tmp_path / "rows"), 16 * row, 16, 0) for row in range(3))
+    found = prepare_vectors(Block(0, ("a", "b", "c"), places), VectorInput("it", 2, True))
+    assert list(found.failures) == ["b"]
+    assert "variance has negative numbers" in found.failures["b"].reason
+
+
 def test_vectors_have_no_picture() -> None:
     rows = np.arange(1, 9, dtype=np.float32).reshape(2, 4)
     found = prepare_pixels(
