@@ -37,6 +37,9 @@ PARTS = ("mean", "variance", "features")
 _COLUMN = "vector"
 """Another name of the mean, where there is nothing else."""
 
+NOT_FOR_PYTHON = (OverflowError, KeyError)
+"""Raised by pyarrow for a date that Python does not have, and a map with a key twice."""
+
 Fields = Mapping[str, Any]
 Arrays = Mapping[str, NDArray[Any]]
 Chunk = tuple[Arrays, list[Fields] | None]
@@ -247,7 +250,7 @@ def _of_arrow(path: Path) -> Iterator[Chunk]:
                 )
             yield arrays, batch.drop_columns(names).to_pylist(maps_as_pydicts="strict")
             n_before += batch.num_rows
-    except (arrow.ArrowException, OSError) as error:
+    except (arrow.ArrowException, OSError, *NOT_FOR_PYTHON, ValueError, TypeError) as error:
         raise DatasetError(f"{path.name} cannot be read, or is cut off ({error}).") from error
 
 

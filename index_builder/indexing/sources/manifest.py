@@ -17,6 +17,7 @@ from index_builder.datasets.other_formats import OtherFormats
 from index_builder.indexing.blocks import Box, Entry, Place
 from index_builder.indexing.sources.places import Places
 from index_builder.storage import shown
+from index_builder.vectors.table import NOT_FOR_PYTHON
 from model_store.errors import DatasetError
 from model_store.installation import how_to_install
 
@@ -262,12 +263,17 @@ def _parquet(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             f"Reading {path.name} needs pyarrow; CSV and JSONL need nothing. "
             f"{how_to_install('parquet')}"
         ) from error
+    number = 0
     try:
         with parquet.ParquetFile(path) as file:
-            number = 0
             for batch in file.iter_batches():
                 for fields in batch.to_pylist(maps_as_pydicts="strict"):
                     number += 1
                     yield number, fields
     except ArrowException as error:
         raise DatasetError(f"{path.name} is not a Parquet file ({error}).") from error
+    except NOT_FOR_PYTHON as error:
+        raise DatasetError(
+            f"{path.name}, after line {number}: a value cannot be read ({error}). Leave its column "
+            "out."
+        ) from error

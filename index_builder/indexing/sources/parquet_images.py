@@ -13,6 +13,7 @@ from index_builder.datasets.other_formats import OtherFormats
 from index_builder.indexing.blocks import Entry, Place
 from index_builder.indexing.sources.manifest import entry_of, read_box, without_label
 from index_builder.indexing.sources.places import MISSING
+from index_builder.vectors.table import NOT_FOR_PYTHON
 from model_store.errors import DatasetError
 from model_store.installation import how_to_install
 
@@ -99,6 +100,10 @@ def _rows(path: Path) -> Iterator[tuple[dict[str, Any], bytes, str | None]]:
                     yield named, data, name
     except error_type as error:
         raise DatasetError(f"{path.name} is not a whole Parquet file ({error}).") from error
+    except NOT_FOR_PYTHON as error:
+        raise DatasetError(
+            f"{path.name}: a value cannot be read ({error}). Leave its column out."
+        ) from error
 
 
 def parquet_files(folder: Path) -> list[Path]:

@@ -7,6 +7,7 @@ import datetime as dt
 import json
 import os
 import tarfile
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from pyarrow import parquet
 from index_builder.datasets.other_formats import OtherFormats
 from index_builder.indexing.blocks import Entry, Place
 from index_builder.indexing.prepare import bytes_of
-from index_builder.indexing.sources import name_of, open_source
+from index_builder.indexing.sources import name_of, open_source, open_vectors
 from model_store.errors import DatasetError
 from model_store.images import ImageLimits
 
@@ -257,6 +258,31 @@ def test_a_wrong_json_line_is_named(folder: Path, content: bytes, said: str) -> 
     path.write_bytes(content)
     with pytest.raises(DatasetError, match=said):
         entries(path)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([0, 10**12], pa.timestamp("s")),
+        pa.array([[], [("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int64())),
+    ],
+)
+@pytest.mark.parametrize("beside", ["path", "image", "vector"])
+def test_a_value_that_python_does_not_have_is_said(
+    tmp_path: Path, column: pa.Array, beside: str
+) -> None:
+    values = {"path": ["x.png", "y.png"], "image": [b"x", b"y"], "vector": [[1.0], [2.0]]}
+    parquet.write_table(pa.table({beside: values[beside], "x": column}), tmp_path / "of.parquet")
+    opens = partial(open_vectors, items=None) if beside == "vector" else open_source
+    with pytest.raises(DatasetError, match=r"of.parquet.*(out of range|duplicate key was)"):
+        list(opens(tmp_path / "of.parquet").entries(tmp_path, OtherFormats()))
+
+
+@pytest.mark.parametrize("vector", [["a"], [[1.0]]])
+def test_a_vector_has_numbers(tmp_path: Path, vector: list[object]) -> None:
+    parquet.write_table(pa.table({"vector": [vector]}), tmp_path / "of.parquet")
+    with pytest.raises(DatasetError, match=r"of.parquet cannot be read"):
+        open_vectors(tmp_path / "of.parquet", None)
 
 
 def test_links_that_lead_out_are_refused_unless_meant(folder: Path, tmp_path: Path) -> None:
