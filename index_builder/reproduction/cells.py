@@ -194,8 +194,9 @@ def _measured_cell(plan: Plan, method: str, seed: int) -> Cell:
         evaluation: Evaluation
         if method == DECISION:
             galleries = run.directory / "galleries"
-            evaluation = evaluate_decision(config, run, data, galleries)
-            shutil.rmtree(galleries)
+            with _alone_in(run):
+                evaluation = evaluate_decision(config, run, data, galleries)
+                shutil.rmtree(galleries)
         else:
             evaluation = evaluate_method(config, run, data)
     costs["evaluation"] = asdict(cost)
