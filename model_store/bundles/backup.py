@@ -69,8 +69,7 @@ def back_up(root: Path, archive: Path) -> BackupSummary:
     ArchiveError : the file exists, or cannot be written; or the gallery lies in Milvus.
     BundleError : there is no current bundle, or it is damaged.
     """
-    if archive.exists():
-        raise ArchiveError(f"{archive} exists already. Name a new file, or move the old one away.")
+    _require_new(archive)
     directory = locate(root)
     with Hold(directory):
         return _back_up(root, directory, archive)
@@ -78,24 +77,28 @@ def back_up(root: Path, archive: Path) -> BackupSummary:
 
 def _back_up(root: Path, directory: Path, archive: Path) -> BackupSummary:
     bundle_id = read_manifest(directory).id
-    partial = archive.with_name(f".{archive.name}.partial")
     try:
-        with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
-            copy = Path(folder) / LOG_FILE
+        # Of this backup alone: another to the same file may be under way.
+        with tempfile.TemporaryDirectory(prefix=f".{archive.name}.", dir=archive.parent) as folder:
+            partial, copy = Path(folder) / archive.name, Path(folder) / LOG_FILE
             summary = _copy_log(root, directory, bundle_id, copy)
             with tarfile.open(partial, "w") as tar:
                 _add_text(tar, SUMMARY_FILE, json.dumps(asdict(summary), indent=1))
                 tar.add(directory, BUNDLE_FOLDER)
                 if summary.log_sha256 is not None:
                     tar.add(copy, LOG_FILE)
-        flush(partial)
-        partial.rename(archive)
+            flush(partial)
+            _require_new(archive)
+            partial.rename(archive)
         flush(archive.parent)
     except OSError as error:
         raise ArchiveError(f"{archive} cannot be written: {error.strerror}.") from error
-    finally:
-        partial.unlink(missing_ok=True)
     return summary
+
+
+def _require_new(archive: Path) -> None:
+    if archive.exists():
+        raise ArchiveError(f"{archive} exists already. Name a new file, or move the old one away.")
 
 
 def _copy_log(root: Path, directory: Path, bundle_id: str, copy: Path) -> BackupSummary:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import shutil
@@ -13,7 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model_store.bundles.backup import SUMMARY_FILE, BackupSummary, back_up, restore
+from model_store.bundles.backup import (
+    SUMMARY_FILE,
+    BackupSummary,
+    _add_text,
+    back_up,
+    restore,
+)
 from model_store.bundles.changes import changes_path
 from model_store.bundles.compaction import Compaction
 from model_store.bundles.directory import current_id
@@ -64,6 +71,38 @@ def test_a_gallery_without_changes_too(root: Path, tmp_path: Path) -> None:
     assert (made.version, made.log_sha256) == (0, None)
     restore(tmp_path / "a.tar", tmp_path / "new" / "bundles")
     assert contents(opened(tmp_path / "new" / "bundles")) == contents(opened(root))
+
+
+def test_two_are_made_at_once_under_one_name(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first has begun to write when the second begins, and fails when that has ended."""
+    live, archive = opened(root), tmp_path / "a.tar"
+    made: list[BackupSummary | None] = []
+
+    def adding(tar: tarfile.TarFile, name: str, text: str) -> None:
+        if not made:
+            live.commit([upsert("new", 1)])
+            made.append(None)
+            made[0] = back_up(root, archive)
+            _add_text(tar, name, text)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        _add_text(tar, name, text)
+
+    monkeypatch.setattr("model_store.bundles.backup._add_text", adding)
+    with pytest.raises(ArchiveError, match="No space left"):
+        back_up(root, archive)
+    assert [restore(archive, tmp_path / "restored")] == made
+
+
+def test_one_that_was_made_meanwhile_is_not_overwritten(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "a.tar"
+    monkeypatch.setattr("model_store.bundles.backup.flush", lambda _: archive.write_text("other"))
+    with pytest.raises(ArchiveError, match="exists already"):
+        back_up(root, archive)
+    assert archive.read_text() == "other"
 
 
 def test_a_compacted_one_goes_on_counting(root: Path, tmp_path: Path) -> None:
