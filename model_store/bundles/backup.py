@@ -132,6 +132,7 @@ def restore(archive: Path, root: Path) -> BackupSummary:
     """
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise ArchiveError(f"{root} exists already. Name a directory that is empty, or a new one.")
+    root = root.resolve()  # it may be called `.`
     partial = root.with_name(f".{root.name}.restoring")
     shutil.rmtree(partial, ignore_errors=True)
     try:

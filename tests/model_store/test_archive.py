@@ -73,6 +73,16 @@ def test_a_gallery_without_changes_too(root: Path, tmp_path: Path) -> None:
     assert contents(opened(tmp_path / "new" / "bundles")) == contents(opened(root))
 
 
+def test_it_is_restored_to_where_one_is(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = back_up(root, tmp_path / "a.tar")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    assert restore(Path("../a.tar"), Path()) == made
+    assert current_id(tmp_path / "empty") == made.bundle_id
+
+
 def test_two_are_made_at_once_under_one_name(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
