@@ -15,7 +15,7 @@ from index_builder.datasets.groups import pairs_of_equal, united
 from index_builder.datasets.images import LabelledImages, from_files
 from index_builder.datasets.near_duplicates import Fingerprint, fingerprint, pairs_among
 from index_builder.datasets.other_formats import OtherFormats
-from index_builder.indexing.blocks import require_unicode
+from index_builder.datasets.unicode_text import require_unicode
 from index_builder.progress import track
 from model_store.errors import DatasetError, ImageError
 from model_store.images import SUFFIXES, decode_image

@@ -11,9 +11,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from index_builder.datasets.unicode_text import require_unicode
 from index_builder.storage.urls import is_url, unsigned
 from model_store.encoder.contract import Inputs
-from model_store.errors import DatasetError
 
 EncodedThumbnail = tuple[bytes, str]
 """The bytes of a small picture, and their media type; the gallery's own class would bring FAISS
@@ -103,25 +103,6 @@ class Entry:
         for text in texts:
             if text is not None:
                 require_unicode(text, self.origin)
-
-
-def require_unicode(text: str, origin: str) -> None:
-    """Refuse text with half a pair of surrogates in it, which no file of UTF-8 holds.
-
-    So JSON may write it, and so Python reads a name of other bytes than UTF-8.
-
-    Raises
-    ------
-    DatasetError
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        where = origin.encode(errors="backslashreplace").decode()
-        raise DatasetError(
-            f"{where}: {text[error.start : error.end]!r} in {text[:200]!r} is no Unicode. Write it "
-            "in UTF-8; of a file, rename it."
-        ) from error
 
 
 @dataclass(frozen=True, slots=True)

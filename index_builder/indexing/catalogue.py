@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from index_builder.datasets.groups import pairs_of_equal, united
-from index_builder.indexing.blocks import BLOCK, Block, Entry, Place, require_unicode
+from index_builder.datasets.unicode_text import require_unicode
+from index_builder.indexing.blocks import BLOCK, Block, Entry, Place
 from index_builder.indexing.holding_out import chosen, code_of
 from model_store.errors import DatasetError
 
