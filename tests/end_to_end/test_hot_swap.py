@@ -39,7 +39,12 @@ def other_bundle(
     Its embeddings are the first bundle's mirrored: what one encodes, the other finds nothing for.
     """
     from index_builder.pipeline.run import Run
-    from index_builder.pipeline.steps import calibrate_step, index_step, publish_step
+    from index_builder.pipeline.steps import (
+        calibrate_step,
+        evaluate_step,
+        index_step,
+        publish_step,
+    )
 
     run = Run(tmp_path_factory.mktemp("other") / "run")
     shutil.copytree(digits_run, run.directory)
@@ -48,6 +53,7 @@ def other_bundle(
     config = digits_config.model_copy(update={"dataset": dataset, "description": "No 0, no 1."})
     index_step(config, run)
     calibrate_step(config, run)
+    evaluate_step(config, run)
     return publish_step(config, run, run.directory / "published")
 
 

@@ -95,16 +95,14 @@ def milvus(place: Path) -> Iterator[Tended]:
 
 @pytest.fixture(scope="module")
 def bundles(milvus: Tended, place: Path, digits_bundle: Path, digits_run: Path) -> Path:
-    """Bundles of the run behind `digits_bundle`, with their gallery in Milvus.
-
-    They say of themselves what was measured with the gallery in files.
-    """
+    """Bundles of the run behind `digits_bundle`, with their gallery in Milvus."""
     shutil.copytree(digits_run, place / "run")
     options = ["--config", "digits", "--run", str(place / "run")]
     given = {"VOUCH_MILVUS_URI": milvus.uri}  # the bundle names another
     for step, more in [
         ("index", ["--milvus", "http://milvus:19530"]),
         ("calibrate", []),
+        ("evaluate", []),
         ("publish", ["--bundles", str(place / "bundles")]),
     ]:
         done = CliRunner().invoke(app, [step, *options, *more], env=given)

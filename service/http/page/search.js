@@ -352,13 +352,11 @@ export class Search {
   }
 
   async openItems(gallery) {
-    const { browse } = await arrived(import("./browse/browsing.js"));
-    browse(gallery, this.part);
+    (await arrived(import("./browse/browsing.js"))).browse(gallery, this.part);
   }
 
   async openDecisions(gallery) {
-    const { showDecided } = await arrived(import("./look/decided.js"));
-    showDecided(gallery, this.part);
+    (await arrived(import("./look/decided.js"))).showDecided(gallery, this.part);
   }
 
   async importLooking() {
