@@ -252,6 +252,24 @@ def test_browsing_goes_on_after_the_service_was_busy(shown: Shown) -> None:
     expect(shown.found("browse-status")).to_contain_text("items, by id")
 
 
+def test_scrolling_asks_a_busy_service_no_sooner(shown: Shown) -> None:
+    shown.replies["/v1/galleries/shoes/items"] = items
+    shown.open()
+    asked: list[Route] = []
+
+    def busy(route: Route) -> None:
+        asked.append(route)
+        route.fulfill(status=503, json=BUSY, headers={"Retry-After": "600"})
+
+    shown.page.route("**/items?*", busy)
+    shown.found("open-browse").click()
+    expect(shown.found("browse-status")).to_have_text("The service is busy.")
+    for _ in range(3):
+        shown.page.locator(".window").dispatch_event("scroll")
+        shown.page.wait_for_timeout(200)
+    assert len(asked) == 1
+
+
 def test_an_image_that_cannot_be_read_any_more_says_so(shown: Shown, tmp_path: Path) -> None:
     file = tmp_path / "shoe.png"
     file.write_bytes(PICTURE)

@@ -162,9 +162,12 @@ function windowed(cellOf) {
       ask();
     } catch (error) {
       if (now !== source) return;
-      Object.assign(now, { ended: !passes(error.problem?.status), fetching: false });
+      now.ended = !passes(error.problem?.status);
       now.failed(error);
-      if (!now.ended) setTimeout(ask, 1000 * (Number(error.retryAfter) || AGAIN));
+      setTimeout(() => { // until then nothing is asked for, however much is scrolled
+        now.fetching = false;
+        ask();
+      }, 1000 * (Number(error.retryAfter) || AGAIN));
     }
   }
 
