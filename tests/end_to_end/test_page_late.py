@@ -382,9 +382,11 @@ def test_a_part_of_the_page_that_does_not_come_says_so(
     """The service is started anew, say."""
     shown = fresh
     shown.page.route(f"**/{module}.js", lambda route: route.abort())
-    shown.ask()
+    shown.ask(results=[result(rank) for rank in range(1, 100)])
+    shown.page.evaluate("scrollTo(0, document.body.scrollHeight)")
     shown.found(button).click()
     expect(shown.found("problem")).to_contain_text("A part of this page did not come.")
+    expect(shown.found("problem")).to_be_in_viewport()
     expect(shown.found("verdict")).to_be_visible()
     assert shown.complaints == []
 

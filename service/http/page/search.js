@@ -105,8 +105,10 @@ export class Search {
 
   /** Open what a button asks for; what goes wrong is told above the answer, which stays. */
   show(opened) {
-    return opened().catch((error) =>
-      this.$("problem-slot").replaceChildren(problemPanel(problemOf(error).problem)));
+    return opened().catch((error) => {
+      this.$("problem-slot").replaceChildren(problemPanel(problemOf(error).problem));
+      this.bringIntoView();
+    });
   }
 
   /** Open the picked gallery; a question that stands is asked there too. */
@@ -275,8 +277,7 @@ export class Search {
 
   showProblem({ problem, retryAfter }) {
     if (problem.status !== 401) {
-      this.showPanel(problemPanel(problem, retryAfter, this.retry), t`Problem`);
-      return;
+      return this.showPanel(problemPanel(problem, retryAfter, this.retry), t`Problem`);
     }
     const { form, input } = keyForm(problem, (text) => {
       key.set(text);
@@ -377,9 +378,8 @@ export class Search {
     if (!this.looking) await this.importLooking();
     const { look } = this.looking;
     const entry = entryOf(query, answer);
-    look(entry, gallery, {
-      place, items, within: this.part, closed: () => this.showDecision(entry),
-    });
+    const closed = () => this.showDecision(entry);
+    look(entry, gallery, { place, items, within: this.part, closed });
   }
 
   /** Say below the verdict what was decided. */
