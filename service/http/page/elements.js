@@ -25,6 +25,11 @@ export function svg(tag, attributes = {}, ...children) {
   return node;
 }
 
+/** Let a key that is held press a button once; other keys go their way, held or not. */
+export function pressOnce(event) {
+  if (event.repeat && ["Enter", " "].includes(event.key)) event.preventDefault();
+}
+
 /** Open a dialog in a part of the page, in place of another one that is open there; closed, it is
  * gone, and `closed` is called. */
 export function openDialog(dialog, within, closed = () => {}) {

@@ -1,7 +1,7 @@
 // Looking through a gallery, or through the items like one of them, however many there are.
 
 import { askJson, mayWrite } from "../api.js";
-import { dialogHeader, el, openDialog, picture } from "../elements.js";
+import { dialogHeader, el, openDialog, picture, pressOnce } from "../elements.js";
 import { t } from "../language.js";
 import { filterBar } from "../filters/bar.js";
 import { facts, recordUrl } from "../look/facts.js";
@@ -76,7 +76,7 @@ export function browse(gallery, within) {
   function deleting(item, cell) {
     const button = el("button.quiet", { type: "button", hidden: true, "data-testid": "delete" }, t`Delete it`);
     changeable.then((may) => { button.hidden = !may; });
-    button.onkeydown = (event) => { if (event.repeat) event.preventDefault(); }; // held, it is pressed once
+    button.onkeydown = pressOnce;
     button.onclick = async ({ detail }) => {
       if (detail > 1) return; // so it is by a double click
       if (!button.classList.replace("quiet", "danger")) {

@@ -2,7 +2,7 @@
 
 import { verdictOf } from "../answer.js";
 import { askJson } from "../api.js";
-import { dialogHeader, el, openDialog } from "../elements.js";
+import { dialogHeader, el, openDialog, pressOnce } from "../elements.js";
 import { t } from "../language.js";
 import { brief, decisionSentence } from "../words.js";
 import { decidingBar } from "./deciding.js";
@@ -203,7 +203,7 @@ function keys(event, { pair, step, act, tools, bar }) {
   const typing = event.target.matches("input:not([type=radio]):not([type=range]), select");
   if (typing || event.ctrlKey && event.key !== "z" || event.metaKey || event.altKey) return;
   if (event.repeat && !/^(Arrow|[-+])/.test(event.key)) { // a key that is held decides once
-    if (event.target.closest(".deciding") && event.key !== "Tab") event.preventDefault();
+    if (event.target.closest(".deciding")) pressOnce(event);
     return;
   }
   const onward = event.target.matches(":dir(rtl)") ? -1 : 1;
