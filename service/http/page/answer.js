@@ -100,10 +100,12 @@ function auditPart(answer) {
   const button = (word, correct) => {
     const node = el("button", { type: "button" }, word);
     node.onclick = async () => {
-      for (const one of buttons) one.disabled = true; // one answer after the other
+      if (node.ariaDisabled) return;
+      // One answer after the other. Disabled outright, a button would lose the focus.
+      for (const one of buttons) one.ariaDisabled = "true";
       heard.textContent = await review(answer, first, correct)
         .then(() => t` Thank you.`, ({ problem, message }) => ` ${problem?.detail ?? message}`);
-      for (const one of buttons) one.disabled = false;
+      for (const one of buttons) one.ariaDisabled = null;
     };
     return node;
   };
@@ -190,6 +192,7 @@ function neighbourPart(answer, wording, { look, more, options, choose }) {
       const page = await more(cursor).catch((error) => {
         further.textContent = error.problem?.detail ?? String(error);
         further.disabled = !passes(error.problem?.status); // a cursor that is refused is not taken later
+        further.focus(); // which it lost when it was disabled
         return null;
       });
       if (!page) return;

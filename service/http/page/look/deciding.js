@@ -108,7 +108,7 @@ function addForm({ gallery, view, added }) {
   const id = el("input", { type: "text", id: "new-id", required: true, maxLength: 200, value: proposed });
   const label = el("input", { type: "text", id: "new-label", maxLength: 200 });
   const problem = el("p.note", { role: "alert" });
-  const button = el("button", { type: "submit" }, t`Add to the gallery`); // Enter presses it too
+  const button = el("button", { type: "submit" }, t`Add to the gallery`);
 
   async function add() {
     const item = { id: id.value, label: label.value.trim() || null };
@@ -135,9 +135,10 @@ function addForm({ gallery, view, added }) {
 
   const submit = async (event) => {
     event.preventDefault();
-    button.disabled = true;
+    if (button.ariaDisabled) return;
+    button.ariaDisabled = "true"; // disabled outright, it would lose the focus
     await add();
-    button.disabled = false;
+    button.ariaDisabled = null;
   };
   return el("form.small", { onsubmit: submit, "data-testid": "add-form" },
     el("label", { htmlFor: "new-id" }, t`Id`), id,
