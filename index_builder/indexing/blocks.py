@@ -101,7 +101,7 @@ class Entry:
     def __post_init__(self) -> None:
         texts = (self.id, self.place.path, self.label, self.group, self.source, self.origin)
         for text in texts:
-            if text is not None:
+            if text is not None and not text.isascii():  # there may be 10^7 entries
                 require_unicode(text, self.origin)
 
 
