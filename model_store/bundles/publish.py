@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,18 +55,19 @@ def publish(
     with lock_between_processes(root / PUBLISH_LOCK):
         hold = _held_if_whole(target)
         if hold is None:
-            partial = root / f".{complete.id}.partial"
-            shutil.rmtree(partial, ignore_errors=True)
+            partial, aside = (root / f".{complete.id}.{end}" for end in ("partial", "damaged"))
+            for left in (partial, aside):
+                shutil.rmtree(left, ignore_errors=True)
             try:
                 if keep or staging.stat().st_dev != root.stat().st_dev:
                     _copy(staging, partial)
                 else:
                     staging.rename(partial)
-                _give_way(target)
-                _, hold = seal(partial, complete, key)
+                _, hold = seal(partial, complete, key, aside=aside)
             except BaseException:  # a full disk gets its room back
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
+            shutil.rmtree(aside, ignore_errors=True)
         elif key is not None:
             write_signature(target, complete, key)
         with hold:
@@ -101,15 +101,6 @@ def _copy(staging: Path, partial: Path) -> None:
         shutil.copy2(staging / name, target)
 
 
-def _give_way(damaged: Path) -> None:
-    """Take away what lies where a bundle is put, which is none, or is damaged."""
-    aside = damaged.with_name(f".{damaged.name}.damaged")
-    shutil.rmtree(aside, ignore_errors=True)
-    with suppress(FileNotFoundError):
-        damaged.rename(aside)
-    shutil.rmtree(aside, ignore_errors=True)
-
-
 def with_digests(directory: Path, manifest: Manifest) -> Manifest:
     """The manifest of a bundle of the files in ``directory``."""
     files = {name: describe_file(directory / name) for name in content_files(directory)}
@@ -117,16 +108,26 @@ def with_digests(directory: Path, manifest: Manifest) -> Manifest:
 
 
 def seal(
-    directory: Path, manifest: Manifest, key: Ed25519PrivateKey | None = None
+    directory: Path,
+    manifest: Manifest,
+    key: Ed25519PrivateKey | None = None,
+    *,
+    aside: Path | None = None,
 ) -> tuple[Path, Hold]:
     """Give ``directory`` its manifest and, by one rename, the name of the bundle that it is now.
 
     It is held, since nobody but who has made it knows yet what it is for.
+
+    Parameters
+    ----------
+    aside : where what has that name already, which is damaged, goes in that moment.
     """
     (directory / MANIFEST_FILE).write_bytes(manifest.to_json())
     if key is not None:
         write_signature(directory, manifest, key)
     for path in [directory, *directory.rglob("*")]:
         flush(path)
-    hold = Hold(directory)
-    return directory.rename(directory.with_name(manifest.id)), hold
+    hold, target = Hold(directory), directory.with_name(manifest.id)
+    if aside is not None and target.exists():
+        target.rename(aside)
+    return directory.rename(target), hold

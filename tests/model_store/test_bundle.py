@@ -95,6 +95,24 @@ def test_one_that_is_damaged_gives_way_to_the_same_bundle(tmp_path: Path) -> Non
     assert not list(root.glob(".*.damaged"))
 
 
+def test_one_that_is_damaged_stays_where_a_full_disk_has_no_room_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever serves it is served on, and `CURRENT` names something."""
+
+    def full(_: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    staging, root = staged(tmp_path), tmp_path / "root"
+    bundle = publish(staging, manifest(), root)
+    (bundle / "encoder.onnx").write_bytes(b"waights")
+    monkeypatch.setattr("model_store.bundles.publish.flush", full)
+    with pytest.raises(OSError, match="No space left"):
+        publish(staging, manifest(), root)
+    assert (locate(root) / "encoder.onnx").read_bytes() == b"waights"
+    assert not list(root.glob(".*.partial"))
+
+
 @pytest.mark.parametrize("there", [False, True])
 def test_none_is_removed_before_it_is_the_current_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
