@@ -25,7 +25,13 @@ from io import BytesIO
 from pathlib import Path
 
 from model_store.bundles.changes import changes_path, open_live
-from model_store.bundles.directory import activate, bundle_directory, is_bundle_id, locate
+from model_store.bundles.directory import (
+    CURRENT_FILE,
+    activate,
+    bundle_directory,
+    is_bundle_id,
+    locate,
+)
 from model_store.bundles.manifest import read_manifest
 from model_store.bundles.retention import Hold
 from model_store.errors import ArchiveError
@@ -125,15 +131,18 @@ def _copy_log(root: Path, directory: Path, bundle_id: str, copy: Path) -> Backup
 def restore(archive: Path, root: Path) -> BackupSummary:
     """Make the directory of bundles ``root`` of an archive; it appears whole, or not at all.
 
+    One that is there, and empty, stays what it is: somebody may be in it, or a disk may be mounted
+    there. `CURRENT` is the last that it is given.
+
     Raises
     ------
     ArchiveError : ``root`` holds something already, or the archive is damaged.
     BundleError : the bundle in the archive is damaged.
     """
-    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+    is_there = root.exists()
+    partial = root / ".restoring" if is_there else root.with_name(f".{root.name}.restoring")
+    if is_there and (not root.is_dir() or {*root.iterdir()} - {partial}):
         raise ArchiveError(f"{root} exists already. Name a directory that is empty, or a new one.")
-    root = root.resolve()  # it may be called `.`
-    partial = root.with_name(f".{root.name}.restoring")
     shutil.rmtree(partial, ignore_errors=True)
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
@@ -144,13 +153,24 @@ def restore(archive: Path, root: Path) -> BackupSummary:
             HighWater(changes_path(partial, summary.bundle_id)).make(summary.version)
         for path in [partial, *partial.rglob("*")]:
             flush(path)
-        partial.rename(root)
+        if is_there:
+            _move_all(partial, root)
+        else:
+            partial.rename(root)
         flush(root.parent)
     except (OSError, tarfile.TarError, ValueError) as error:  # no file can be called so, say
         raise ArchiveError(f"{archive} cannot be restored to {root}: {error}.") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return summary
+
+
+def _move_all(partial: Path, root: Path) -> None:
+    """Move what a directory of bundles has into another; without `CURRENT` it serves nothing."""
+    names = sorted((path.name for path in partial.iterdir()), key=CURRENT_FILE.__eq__)
+    for name in names:
+        (partial / name).rename(root / name)
+    flush(root)
 
 
 def _unpack(archive: Path, root: Path) -> BackupSummary:

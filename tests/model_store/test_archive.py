@@ -80,7 +80,8 @@ def test_it_is_restored_to_where_one_is(
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     assert restore(Path("../a.tar"), Path()) == made
-    assert current_id(tmp_path / "empty") == made.bundle_id
+    assert current_id(Path.cwd()) == made.bundle_id
+    assert not list(Path().glob("*restoring*"))
 
 
 def test_two_are_made_at_once_under_one_name(
