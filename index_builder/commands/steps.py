@@ -50,11 +50,18 @@ _WITH_TORCH = frozenset({"train_step", "fit_step", "export_step", "build_all"})
 
 
 @contextmanager
-def opened_run(config_source: str, run: Path | None) -> Iterator[tuple[BuildConfig, Run]]:
-    """Give a configuration and the run of its build, which no other command works in meanwhile."""
+def opened_run(
+    config_source: str, run: Path | None, *, to_write: bool = True
+) -> Iterator[tuple[BuildConfig, Run]]:
+    """Give a configuration and the run of its build, which no other command works in meanwhile.
+
+    Parameters
+    ----------
+    to_write : see `Run.occupied`.
+    """
     config = load_config(config_source)
     opened = Run(run or Path("runs") / config.name)
-    with opened.occupied():
+    with opened.occupied(to_write=to_write):
         yield config, opened
 
 
@@ -125,7 +132,7 @@ def publish_command(
     config: ConfigOption, run: RunOption = None, bundles: BundlesOption = None
 ) -> None:
     """Turn the staged parts into a verified bundle, by one rename, and make it the current one."""
-    with opened_run(config, run) as (build, opened):
+    with opened_run(config, run, to_write=False) as (build, opened):
         published = bundles or Path("bundles") / build.name
         print(step_of("publish_step")(build, opened, published))
     say_what_is_next(published)

@@ -83,8 +83,12 @@ class Run:
         return self.directory / "bundle"
 
     @contextmanager
-    def occupied(self) -> Iterator[None]:
+    def occupied(self, *, to_write: bool = True) -> Iterator[None]:
         """Let nobody else work here; of the processes of ``torchrun``, the first stands for all.
+
+        Parameters
+        ----------
+        to_write : whether it must be possible to write here; who may not only reads, alone or not.
 
         Raises
         ------
@@ -93,7 +97,8 @@ class Run:
         """
         from index_builder.indexing.workdir import occupied  # noqa: PLC0415 - slow
 
-        if int(os.environ.get("RANK", "0")) == 0:
+        is_first = int(os.environ.get("RANK", "0")) == 0
+        if is_first and (to_write or os.access(self.directory, os.W_OK)):
             with occupied(self.directory):
                 yield
         else:

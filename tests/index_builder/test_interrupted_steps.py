@@ -24,7 +24,7 @@ from index_builder.pipeline.steps import (
 )
 from model_store.bundles.manifest import EVALUATION_FILE
 from model_store.decision.calibration import CALIBRATION_FILE
-from model_store.errors import StepNotReady
+from model_store.errors import OutputError, StepNotReady
 
 pytestmark = pytest.mark.bundle
 
@@ -101,3 +101,17 @@ def test_what_a_full_disk_cut_off_is_not_published(
     with pytest.raises(StepNotReady):
         publish_step(digits_config, run, tmp_path / "bundles")
     assert file == EVALUATION_FILE or not (run.staging / file).exists()
+
+
+def test_a_run_that_is_only_read_may_lie_where_nobody_can_write(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("index_builder.indexing.workdir.lock_between_processes", refuse)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(OutputError, match="Read-only file system"), run.occupied():
+        pass
+    with run.occupied(to_write=False):
+        pass

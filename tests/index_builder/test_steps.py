@@ -213,6 +213,7 @@ def test_a_step_too_early_says_what_comes_first(tmp_path: Path, step: str, missi
     assert done.returncode == 1
     assert missing in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+    assert (tmp_path / "runs").exists() == (step != "publish")  # which only reads
 
 
 @pytest.mark.parametrize(
