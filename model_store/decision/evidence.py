@@ -155,7 +155,8 @@ def design_effect(values: Floats, clusters: NDArray[np.int64]) -> float:
     """Return how many times too many dependent queries count as evidence, at least 1 (Kish 1965).
 
     1 + (m − 1) ρ with m the mean size of a query's cluster and ρ the intraclass correlation of the
-    ranks of ``values``, by one-way analysis of variance; ρ = 1 where there is a single cluster.
+    ranks of ``values``, by one-way analysis of variance; ρ = 1 where there is a single cluster, and
+    where all values are equal: nothing then shows that queries of one cluster ever differ.
 
     Parameters
     ----------
@@ -176,5 +177,5 @@ def design_effect(values: Floats, clusters: NDArray[np.int64]) -> float:
     within = float(((ranks - means[codes]) ** 2).sum()) / (n - n_clusters)
     typical = (n - float((sizes**2).sum()) / n) / (n_clusters - 1)
     spread = between + (typical - 1) * within
-    correlation = 0.0 if spread <= 0 else min(max((between - within) / spread, 0.0), 1.0)
+    correlation = 1.0 if spread <= 0 else min(max((between - within) / spread, 0.0), 1.0)
     return 1 + (mean_size - 1) * correlation

@@ -91,8 +91,11 @@ def test_the_evidence_of_a_level_is_of_its_likeliest_parents(level: int) -> None
     np.testing.assert_array_equal(of_level.first_classes, whole.likeliest_classes)
 
 
-def test_queries_that_are_all_alike_are_each_evidence_of_its_own() -> None:
-    assert design_effect(np.ones(6), np.array([0, 0, 1, 1, 2, 2])) == 1
+def test_clusters_that_are_all_alike_are_each_one_piece_of_evidence() -> None:
+    clusters = np.array([0, 0, 1, 1, 2, 2])
+    assert design_effect(np.ones(6), clusters) == 2
+    assert design_effect(np.full(6, np.inf), clusters) == 2
+    assert design_effect(np.ones(6), np.arange(6)) == 1
 
 
 def test_without_levels_there_is_none_of_a_level() -> None:

@@ -72,6 +72,17 @@ def test_dependent_queries_promise_less() -> None:
     assert together == pytest.approx(of_objects, abs=0.02)
 
 
+def test_photographs_that_are_all_right_are_no_more_evidence_than_their_objects() -> None:
+    """Four photographs an object: twenty objects do not promise what takes 45 queries."""
+    promised = [
+        ResultSetRule(
+            of_critical(np.full(4 * n, np.inf), clusters=np.repeat(np.arange(n), 4)), MANY, DELTA
+        ).promised_for(0.95)
+        for n in (20, 44, 45)
+    ]
+    assert promised == [(), (), ("many",)]
+
+
 def choose(
     rule: ResultSetRule, places: list[int], probabilities: list[float], coverage: float
 ) -> ResultSet:
