@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.metrics import calibration_error, reliability
+from index_builder.metrics import calibration_error, evened, reliability
 from model_store.answers import Answer
 from model_store.decision import Calibration
 from model_store.decision.evidence import design_effect
@@ -135,9 +135,10 @@ class Outcomes:
 
     def _risk_coverage(self) -> list[list[float]]:
         """Return pairs of coverage and error of first items, from the strictest threshold on."""
-        order = np.argsort(-self._probabilities, kind="stable")
+        order = np.lexsort((self._weights, -self._probabilities))
         coverage = np.cumsum(self._weights[order])
-        error = np.cumsum(self._weights[order] * ~self._correct[order]) / coverage
+        wrong = evened(self._probabilities, ~self._correct, self._weights)
+        error = np.cumsum(self._weights[order] * wrong[order]) / coverage
         places = np.unique(np.linspace(0, len(order) - 1, N_POINTS).round().astype(int))
         return [[float(coverage[place]), float(error[place])] for place in places]
 

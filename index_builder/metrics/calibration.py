@@ -38,7 +38,8 @@ def reliability(
     """Reliability diagram over bins that hold the same number of predictions.
 
     Equal mass instead of equal width (Nixon et al. 2019); a probability of exactly 1 is counted
-    like any other.
+    like any other. Where equal probabilities fall into two bins their outcomes are shared out
+    evenly, see `evened`: no order of the predictions is better than another.
 
     Parameters
     ----------
@@ -47,14 +48,29 @@ def reliability(
     weights : (N,) of the predictions; bins hold the same weight. None for equal ones.
     """
     _require_finite(probabilities)
-    order = np.argsort(probabilities, kind="stable")
+    shares = evened(probabilities, outcomes, weights)
     if weights is None:
-        groups = np.array_split(order, min(n_bins, len(order)))
-        return _bins(probabilities, outcomes, groups)
+        groups = np.array_split(np.argsort(probabilities), min(n_bins, len(probabilities)))
+        return _bins(probabilities, shares, groups)
+    order = np.lexsort((weights, probabilities))
     reached = np.cumsum(weights[order]) / weights.sum()
     ends = reached.searchsorted(np.arange(1, n_bins) / n_bins + 1e-9)  # rounding ends no bin
     groups = [group for group in np.split(order, ends) if len(group)]
-    return _bins(probabilities, outcomes, groups, weights)
+    return _bins(probabilities, shares, groups, weights)
+
+
+def evened(values: Floats, outcomes: Bools, weights: Floats | None = None) -> Floats:
+    """Return the mean outcome (N,) of all whose value is the same: as if in random order.
+
+    Parameters
+    ----------
+    values, outcomes : (N,).
+    weights : (N,) above 0; None for equal ones.
+    """
+    weights = np.ones(len(values)) if weights is None else weights
+    _, group = np.unique(values, return_inverse=True)
+    means: Floats = np.bincount(group, weights * outcomes) / np.bincount(group, weights)
+    return means[group]
 
 
 def reliability_by_width(
@@ -136,7 +152,7 @@ def _require_finite(probabilities: Floats) -> None:
 
 def _bins(
     probabilities: Floats,
-    outcomes: Bools,
+    outcomes: Bools | Floats,
     groups: Sequence[NDArray[np.int64]],
     weights: Floats | None = None,
 ) -> list[ReliabilityBin]:

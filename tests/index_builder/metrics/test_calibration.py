@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import astuple
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from sklearn.metrics import brier_score_loss
 from index_builder.metrics import (
     brier,
     consensus,
+    evened,
     expected_calibration_error,
     reliability,
     reliability_by_width,
@@ -47,6 +50,29 @@ def test_it_lies_between_the_overall_gap_and_one(pairs: list[tuple[float, bool]]
     probabilities, outcomes = np.array([p for p, _ in pairs]), np.array([o for _, o in pairs])
     error = expected_calibration_error(probabilities, outcomes, 5)
     assert abs(probabilities.mean() - outcomes.mean()) - 1e-9 <= error <= 1 + 1e-9
+
+
+def test_equal_probabilities_have_no_order() -> None:
+    """Right in nine of ten, as it says: whatever comes first, the error is 0."""
+    probabilities, outcomes = np.full(1000, 0.9), np.arange(1000) < 900
+    assert expected_calibration_error(probabilities, outcomes) == pytest.approx(0, abs=1e-12)
+    generator = np.random.default_rng(0)
+    some, weights = generator.integers(0, 4, 200) / 4, generator.integers(1, 3, 200) / 2
+    right, order = generator.random(200) < some, generator.permutation(200)
+    for of_each in (None, weights):
+        bins = reliability(some, right, weights=of_each)
+        moved = None if of_each is None else of_each[order]
+        again = reliability(some[order], right[order], weights=moved)
+        for one, other in zip(bins, again, strict=True):
+            assert astuple(other) == pytest.approx(astuple(one))
+
+
+def test_what_is_equal_has_the_mean_outcome_of_its_equals() -> None:
+    values, outcomes = np.array([0.2, 0.7, 0.2, 0.7]), np.array([True, True, False, True])
+    np.testing.assert_allclose(evened(values, outcomes), [0.5, 1, 0.5, 1])
+    np.testing.assert_allclose(
+        evened(values, outcomes, np.array([3.0, 1, 1, 2])), [0.75, 1, 0.75, 1]
+    )
 
 
 def test_a_consensus_is_the_mode_and_its_share() -> None:

@@ -1,0 +1,41 @@
+"""Outcomes of verdicts on a stream with absent queries."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from index_builder.calibration.open_set import Outcomes
+
+
+def described(probabilities: np.ndarray, correct: np.ndarray, absent: np.ndarray) -> dict[str, Any]:
+    answers = [
+        SimpleNamespace(
+            decision=SimpleNamespace(verdict="match", roll_up=None),
+            matches=[SimpleNamespace(match_probability=probability)],
+        )
+        for probability in probabilities.tolist()
+    ]
+    calibration = SimpleNamespace(default_share=0.2, hierarchy=None)
+    names = [""] * len(answers)
+    outcomes = Outcomes(
+        cast("Any", calibration), cast("Any", answers), correct, absent, names, names, names
+    )
+    return outcomes.described()
+
+
+def test_queries_that_are_equally_sure_have_no_order() -> None:
+    generator = np.random.default_rng(0)
+    probabilities, absent = generator.integers(0, 3, 60) / 2, np.arange(60) % 4 == 0
+    correct = (generator.random(60) < 0.6) & ~absent
+    order = generator.permutation(60)
+    first = described(probabilities, correct, absent)
+    again = described(probabilities[order], correct[order], absent[order])
+    for name in ("ece", "risk_coverage"):
+        np.testing.assert_allclose(again[name], first[name])
+    # All are as sure as each other: the surest are as often wrong as all.
+    alike = described(np.ones(60), np.arange(60) < 30, np.zeros(60, dtype=bool))
+    assert [error for _, error in alike["risk_coverage"]] == pytest.approx([0.5] * 60)
