@@ -62,6 +62,10 @@ _MOST_LOG_ODDS = 20.0
 """The largest magnitude of the intercept: where every query has a match, the data do not bound
 it."""
 
+_LEAST_SPREAD = 1e-9
+"""The least standard deviation of a signal that is any: of one that is always the same, rounding
+leaves about 1e-14, and by that unit another value of it would be certain proof."""
+
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Integers = NDArray[np.int64]
@@ -260,7 +264,7 @@ def fit_choice(examples: Examples, limits: Limits | None = None) -> LogisticMode
     of_row = examples.weights[examples.queries]
     centre = np.average(examples.values, axis=0, weights=of_row)
     scale = np.sqrt(np.average((examples.values - centre) ** 2, axis=0, weights=of_row))
-    scale = np.where(scale > 0, scale, 1.0)
+    scale = np.where(scale > _LEAST_SPREAD, scale, 1.0)
     values = (examples.values - centre) / scale
     share = examples.weights / examples.weights.sum()
     of_truth = examples.chosen * of_row / examples.weights.sum()

@@ -81,6 +81,15 @@ def test_limits_hold_and_what_they_leave_free_is_at_its_minimum() -> None:
     np.testing.assert_allclose(allowed.weights, free.weights, atol=1e-3)
 
 
+def test_a_signal_that_was_always_the_same_says_nothing_of_another_value() -> None:
+    """Ten labels of an item each: each has one vote of ten, until one of them gets another item."""
+    examples = replace(choosing(300, seed=5)[0], weights=RNG.uniform(0.2, 2, 300))
+    values = np.column_stack([examples.values, np.full(len(examples.values), np.log(1.5 / 9.5))])
+    fitted = fit_choice(replace(examples, values=values))
+    other = values + np.array([0, 0, np.log(2.5 / 8.5) - np.log(1.5 / 9.5)])
+    np.testing.assert_allclose(fitted.log_odds(other), fitted.log_odds(values), atol=1e-6)
+
+
 def test_some_queries_are_all_that_they_were() -> None:
     examples, _ = choosing(30, seed=2)
     some = examples.at(np.array([4, 17, 29]))
