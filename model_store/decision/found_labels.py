@@ -117,7 +117,7 @@ class FoundLabels:
         listed = choice_probabilities(log_odds[: self.n_in_list])
         if self.n_in_list == len(log_odds):
             return listed
-        left = 1 - float(np.add.reduce(listed))
+        left = max(1 - float(np.add.reduce(listed)), 0.0)  # of rounding
         beyond = left * choice_probabilities(log_odds[self.n_in_list :])
         return np.concatenate([listed, beyond])
 
@@ -160,7 +160,7 @@ class MatchProbabilities:
             final, total = final / total, 1.0
         nothing, known = 1 - total, 1.0
         if allowed is not None:
-            passing = float(final @ allowed.any(axis=1))
+            passing = min(float(final @ allowed.any(axis=1)), 1.0)
             if terms.filter_means == "known":
                 whole = max(nothing + passing, np.finfo(float).tiny)
                 final, nothing, known = final / whole, nothing / whole, 1 / whole

@@ -1,0 +1,33 @@
+"""Labels among the items found: probabilities that rounding leaves what they are."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from model_store.decision import LogisticModel, Recalibration, Terms, choice_probabilities
+from model_store.decision.found_labels import FoundLabels, MatchProbabilities
+
+LISTED = np.array([40.0, 39.5, 33.0])
+"""Log-odds whose probabilities, rounded, are together more than 1."""
+
+
+def test_probabilities_lie_between_0_and_1_however_they_are_rounded() -> None:
+    assert choice_probabilities(LISTED).sum() > 1
+    model = LogisticModel(np.ones(1), np.zeros(1), np.ones(1), 0.0)
+    calibration: Any = SimpleNamespace(match=model, feedback=Recalibration())
+    log_odds = np.r_[LISTED, 10.0]
+    found = FoundLabels(
+        np.arange(4), np.eye(4, dtype=bool), log_odds[:, None], np.zeros(4, np.int8), n_in_list=3
+    )
+    for passing in ([0, 1, 2, 3], [0, 1, 2], [3]):
+        allowed = np.eye(4, dtype=bool) & np.isin(np.arange(4), passing)
+        terms = Terms(alpha=0.05, filter_means="show")
+        of = MatchProbabilities.of(
+            calibration, cast("Any", SimpleNamespace(shift=0)), found, allowed, terms
+        )
+        assert ((of.fitted >= 0) & (of.fitted <= 1)).all()
+        assert ((of.final >= 0) & (of.final <= 1)).all()
+        assert 0 <= of.nothing <= 1
