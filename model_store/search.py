@@ -25,6 +25,10 @@ them."""
 _NOTHING = np.finfo(np.float32).tiny
 """A variance of which any lead at all is certain: similarities have eight decimals."""
 
+_ROUNDING = 1e-6
+"""By so much may the product of two unit vectors of float32 be off: that of exact copies is not
+quite 1."""
+
 
 @dataclass(frozen=True, slots=True)
 class Diversity:
@@ -145,7 +149,7 @@ def distinct(
     """
     stands = np.zeros((len(directions), len(directions)), dtype=bool)
     if diversity.duplicate_similarity is not None:
-        stands |= directions @ directions.T >= diversity.duplicate_similarity
+        stands |= directions @ directions.T >= diversity.duplicate_similarity - _ROUNDING
     if diversity.one_per_label:
         stands |= (label_codes[:, None] == label_codes) & (label_codes >= 0)
     listed: list[int] = []

@@ -18,7 +18,7 @@ from model_store.search import (
     rank_stability,
     two_stage_search,
 )
-from model_store.sphere import base_noise, sample_projected_normal
+from model_store.sphere import base_noise, sample_projected_normal, unit_direction
 from tests.laws.gallery_laws import new_items, random_embeddings
 
 
@@ -154,6 +154,15 @@ def test_no_listed_item_stands_for_another(diversity: Diversity) -> None:
         if not same_label and not near:
             kept.append(place)
     np.testing.assert_array_equal(distinct(diversity, directions, codes), kept)
+
+
+@pytest.mark.parametrize("dim", [32, 512])
+def test_of_exact_copies_one_is_listed(dim: int) -> None:
+    """The product of a float32 unit vector with itself is as often below 1 as above."""
+    vectors = np.random.default_rng(0).standard_normal((50, dim)).astype(np.float32)
+    twice = np.repeat(unit_direction(vectors), 2, axis=0)
+    listed = distinct(Diversity(duplicate_similarity=1.0), twice, np.full(100, -1, dtype=np.int32))
+    np.testing.assert_array_equal(listed, np.arange(0, 100, 2))
 
 
 def test_the_numbers_of_a_diverse_list_are_of_the_list(gallery: FaissGallery) -> None:
