@@ -368,7 +368,7 @@ def errors_allowed(n_queries: int, n_effective: float, coverage: float, delta: f
     The exact binomial test of "the error is above 1 − coverage" at level δ rejects with so many of
     ``n_queries``, which are worth ``n_effective`` independent ones.
     """
-    n = math.floor(n_effective)
+    n = math.floor(round(n_effective, 6))  # a sum of 66 thirds is just below 22
     if n_queries == 0 or n <= 0 or coverage >= 1:
         return -1
     effect = n_queries / n_effective

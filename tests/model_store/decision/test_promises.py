@@ -366,6 +366,12 @@ def test_the_design_effect_is_one_over_the_share_of_independent_queries() -> Non
     assert design_effect(independent, np.zeros(400, dtype=int)) == 400
 
 
+def test_so_many_independent_queries_count_as_so_many_however_they_are_summed() -> None:
+    worth = sum([1 / 3] * 66)
+    assert worth < 22
+    assert errors_allowed(66, worth, 0.9, 0.1) == errors_allowed(66, 22, 0.9, 0.1) == 0
+
+
 def test_errors_allowed_scale_with_the_dependence() -> None:
     assert errors_allowed(300, 300, 0.9, 0.1) == int(binom.ppf(0.1, 300, 0.1)) - 1
     assert errors_allowed(300, 100, 0.9, 0.1) == 3 * errors_allowed(100, 100, 0.9, 0.1)
