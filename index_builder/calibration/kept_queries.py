@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.calibration.calibrate import spoilt_queries
-from index_builder.calibration.leave_one_out import group_keys
+from index_builder.calibration.leave_one_out import group_keys, whole_groups
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.images import Pixels
 from index_builder.datasets.splits import QuerySet
@@ -215,7 +215,8 @@ def kept_items(encoder: Encoder, images: LabelledImages, gallery_size: int) -> I
     images : of the gallery, in random order.
     gallery_size : items of the gallery.
     """
-    images = images.subset(range(min(len(images), MOST_ITEMS)))
+    order = np.arange(len(images))
+    images = images.subset(whole_groups(images.groups, order, MOST_ITEMS))
     features = _embedded(encoder, images).features
     return ItemFeatures(
         images.ids,

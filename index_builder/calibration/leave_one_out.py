@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,6 +111,31 @@ def rows_of_groups(gallery: Gallery, images: LabelledImages) -> NDArray[np.int64
     members = np.full((len(counts), int(counts.max())), -1, dtype=np.int64)
     members[groups, place] = own
     return members[groups]
+
+
+def whole_groups(
+    groups: Sequence[str] | NDArray[np.int64] | None, order: NDArray[np.int64], n_most: int
+) -> NDArray[np.int64]:
+    """Return the first of the images ``order``, at most ``n_most`` of them, without half a group.
+
+    Of a group that is cut, an image left out of its own list would find those that nobody knows to
+    show the same.
+
+    Parameters
+    ----------
+    groups : (N,) of all images; None where each is one of its own.
+    order : (N,) the images, in random order.
+    """
+    if groups is None or len(order) <= n_most:
+        return order[:n_most]
+    _, firsts, numbers, sizes = np.unique(
+        np.asarray(groups), return_index=True, return_inverse=True, return_counts=True
+    )
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    visited = np.argsort(place[firsts])  # by one image each, however many a group has
+    taken = visited[np.cumsum(sizes[visited]) <= n_most]
+    return order[np.isin(numbers[order], taken)]
 
 
 def group_numbers(*collections: LabelledImages) -> NDArray[np.int64]:

@@ -19,6 +19,7 @@ from index_builder.calibration.calibrate import (
 )
 from index_builder.calibration.evaluate import evaluated
 from index_builder.calibration.kept_queries import keep
+from index_builder.calibration.leave_one_out import whole_groups
 from index_builder.calibration.queries import TruthRule
 from index_builder.configuration.build import CalibrationConfig, parse_promises
 from index_builder.configuration.milvus import milvus_access
@@ -237,8 +238,8 @@ def _fitted(
             queries = replace(queries, withheld=queries.withheld.subset([]))
         source = room.source(named, room.evidence.gallery_items)
         images = read_gallery(source, room.encoder, gallery, room.scratch, _LIMITS, room.storage)
-        order = np.random.default_rng(seed).permutation(len(images))[:N_DETECTOR_IMAGES]
-        images = images.subset(order)
+        order = np.random.default_rng(seed).permutation(len(images))
+        images = images.subset(whole_groups(images.groups, order, N_DETECTOR_IMAGES))
         _keep(room, images, queries, gallery, staging, seed)
         return calibrate_gallery(
             room.encoder,

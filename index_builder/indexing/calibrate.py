@@ -18,6 +18,7 @@ import numpy as np
 from index_builder.calibration import MIN_QUERIES
 from index_builder.calibration.calibrate import N_DETECTOR_IMAGES, calibrate_gallery
 from index_builder.calibration.kept_queries import keep
+from index_builder.calibration.leave_one_out import whole_groups
 from index_builder.calibration.queries import TruthRule
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
@@ -149,12 +150,15 @@ def _some_of_the_gallery(
 ) -> LabelledImages:
     """Images of the gallery, with a label where there are any, in random order."""
     wanted = "AND label IS NOT NULL" if labelled else ""
-    names = [name for (name,) in connection.execute(f"{IDS_OF_GALLERY} {wanted} ORDER BY id")]
+    of_gallery = f"SELECT id, number FROM ({IDS_OF_GALLERY} {wanted}) JOIN entries USING (id)"  # noqa: S608
+    found = connection.execute(f"{of_gallery} JOIN groups USING (position) ORDER BY id").fetchall()
+    names, groups = [name for name, _ in found], np.array([of for _, of in found], dtype=np.int64)
     order = np.random.default_rng(seed).permutation(len(names))
     query = f"SELECT {_COLUMNS} FROM entries{_GROUPS} WHERE id = ?"  # noqa: S608
-    chosen = [names[place] for place in order[:N_DETECTOR_IMAGES].tolist()]
-    found = (connection.execute(query, (name,)).fetchone() for name in chosen)
-    return _images(found, read)
+    places = whole_groups(groups, order, N_DETECTOR_IMAGES)
+    chosen = [names[place] for place in places.tolist()]
+    entries = (connection.execute(query, (name,)).fetchone() for name in chosen)
+    return _images(entries, read)
 
 
 def _images(entries: Iterable[tuple[Any, ...]], read_place: ReadAgain) -> LabelledImages:

@@ -13,6 +13,7 @@ from index_builder.calibration import corrected_by_feedback
 from index_builder.calibration.calibrate import N_DETECTOR_IMAGES, calibrate_gallery
 from index_builder.calibration.evaluate import evaluate
 from index_builder.calibration.kept_queries import keep
+from index_builder.calibration.leave_one_out import whole_groups
 from index_builder.configuration.build import BuildConfig
 from index_builder.configuration.milvus import milvus_access
 from index_builder.configuration.signing import signing_key
@@ -80,7 +81,8 @@ def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) 
     gallery = _indexed(run)
     splits = splits_of(config)
     order = np.random.default_rng(config.seed).permutation(len(splits.gallery))
-    images = splits.gallery.subset(order[:N_DETECTOR_IMAGES])
+    chosen = whole_groups(splits.gallery.groups, order, N_DETECTOR_IMAGES)
+    images = splits.gallery.subset(chosen)
     views, unseen = not splits.labelled, splits.gallery_unseen
     with one_blas_thread():  # the sums of one thread are the same on every machine
         calibration = calibrate_gallery(

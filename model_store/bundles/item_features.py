@@ -85,12 +85,12 @@ class ItemFeatures:
         return kept.thinned()
 
     def thinned(self) -> ItemFeatures:
-        """Return at most `MOST_ITEMS` of them, or a few more."""
+        """Return at most `MOST_ITEMS` of them, or a few more; of each group all or none."""
         rate = MOST_ITEMS / max(len(self), 1)
         if rate >= 1:
             return self
         salt = f"{len(self)}"
-        rows = [row for row, name in enumerate(self.ids) if _draw(name, salt) < rate]
+        rows = [row for row, group in enumerate(self.groups) if _draw(group, salt) < rate]
         return replace(self.at(np.array(rows, dtype=np.int64)), share=self.share * rate)
 
     def save(self, directory: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from index_builder.calibration import leave_one_out_queries, out_of_fold_signals
 from index_builder.calibration.hidden_labels import fit_label_folds
-from index_builder.calibration.leave_one_out import group_numbers, rows_of_groups
+from index_builder.calibration.leave_one_out import group_numbers, rows_of_groups, whole_groups
 from index_builder.calibration.lists import items_alike, plain_items
 from index_builder.calibration.retrieval import look_up
 from index_builder.datasets.images import LabelledImages, from_arrays
@@ -219,3 +219,26 @@ def test_absent_stand_ins_of_views_are_the_pictures_themselves(images: LabelledI
     assert places.tolist() == [0, 2]
     assert items.ids == (IDS[9], IDS[4])
     np.testing.assert_array_equal(of_items.mean, MEAN[[9, 4]])
+
+
+def test_of_a_sample_no_group_is_cut_and_all_are_as_likely() -> None:
+    groups = np.repeat(np.arange(60), np.r_[np.full(30, 1), np.full(30, 5)])
+    n_taken = np.zeros(60)
+    for seed in range(400):
+        order = np.random.default_rng(seed).permutation(len(groups))
+        taken = whole_groups(groups, order, 90)
+        assert 80 < len(taken) <= 90
+        np.testing.assert_array_equal(taken, order[np.isin(order, taken)])
+        sizes = np.bincount(groups[taken], minlength=60)
+        assert set(sizes.tolist()) <= {0, 1, 5}
+        assert (sizes[:30] <= 1).all()
+        n_taken += sizes > 0
+    # Half of the images: of the large groups as of the small.
+    assert n_taken[:30].mean() / 400 == pytest.approx(0.5, abs=0.03)
+    assert n_taken[30:].mean() / 400 == pytest.approx(0.5, abs=0.03)
+
+
+def test_images_that_are_each_a_group_are_taken_in_their_order() -> None:
+    order = RNG.permutation(N)
+    for groups in (None, np.arange(N), list(IDS)):
+        np.testing.assert_array_equal(whole_groups(groups, order, 20), order[:20])
