@@ -83,10 +83,8 @@ class Following:
             return None
         named = await self.named(bundle)
         if named == served:
-            if mark is not None:
-                self._confirmed[name] = served, mark
-            self._lift(name, served)
-            self._accept(name)
+            if mark == _mark(root):  # else it was written meanwhile: the next look finds it
+                self._confirm(name, served, mark)
             return None
         if named is None or self._is_overruled(name, named):
             return None
@@ -150,6 +148,13 @@ class Following:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _confirm(self, name: str, served: str, mark: Mark | None) -> None:
+        """Take it that `CURRENT` names what is served, as long as it is not written again."""
+        if mark is not None:
+            self._confirmed[name] = served, mark
+        self._lift(name, served)
+        self._accept(name)
 
     def _accept(self, name: str) -> None:
         """Complain no more: what `CURRENT` names is served."""

@@ -45,7 +45,7 @@ from service.encoding.cache import ProcessCache
 from service.fair_share import FairShare
 from service.observability.metrics import Telemetry
 from service.serving.engine import SearchEngine
-from service.serving.health import STALE_AFTER_PERIODS, look_at_files
+from service.serving.health import look_at_files
 from service.serving.queries import SearchParameters
 from service.serving.registry import Galleries
 from service.serving.resources import EngineResources
@@ -354,6 +354,29 @@ async def test_current_that_can_be_read_again_is_complained_of_no_more(
     assert galleries.refused == {}
 
 
+async def test_a_look_that_began_before_current_was_spoilt_does_not_approve_of_it(
+    galleries: Galleries, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has read what `CURRENT` named before."""
+    begun, may_end = threading.Event(), threading.Event()
+
+    def read(root: Path) -> str | None:
+        named = current_id(root)
+        if not begun.is_set():
+            begun.set()
+            assert may_end.wait(10)
+        return named
+
+    monkeypatch.setattr("service.serving.following.current_id", read)
+    looking = asyncio.create_task(galleries.require_current())
+    assert await asyncio.to_thread(begun.wait, 10)
+    (root / "CURRENT").write_bytes(b"../x")
+    await galleries.require_current()
+    may_end.set()
+    await looking
+    assert "names no bundle" in galleries.refused["digits"]
+
+
 async def test_a_look_that_began_before_current_was_overruled_does_not_lift_it(
     galleries: Galleries, root: Path, ids: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -471,13 +494,13 @@ async def test_garbage_in_current_is_said_and_the_watch_goes_on(
     (root / "CURRENT").write_bytes(garbage)
     await until(lambda: "digits" in galleries.refused)
     assert "names no bundle" in galleries.refused["digits"]
-    await asyncio.sleep(STALE_AFTER_PERIODS * 2 * PERIOD_S)
-    galleries.require_ready()  # canaries are sent on
+    [engine], seen_at = galleries.engines(), time.monotonic()
+    await until(lambda: engine.canary_at > seen_at + 2 * PERIOD_S)  # canaries are sent on
     await galleries.require_current()
-    async with galleries.lease("digits") as engine:
-        assert engine.bundle.manifest.id == ids[0]
+    async with galleries.lease("digits") as lease:
+        assert lease.bundle.manifest.id == ids[0]
         with pytest.raises(PointerUnreadable, match="names no bundle"):
-            engine.bundle.require_live().commit([Delete("unknown")])
+            lease.bundle.require_live().commit([Delete("unknown")])
     said = [one for one in caplog.records if one.message == "CURRENT cannot be read"]
     assert len(said) == 1
     assert not watching.done()
