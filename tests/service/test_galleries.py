@@ -449,10 +449,9 @@ async def test_a_bundle_that_takes_long_to_open_leaves_the_old_one_ready(
     monkeypatch.setattr(galleries, "_opener", opener)
     watching = asyncio.create_task(galleries.watch())
     activate(root, ids[1])
-    for _ in range(10):
-        await asyncio.sleep(PERIOD_S)
-        galleries.require_ready()
-        await galleries.require_current()
+    [engine], begun_at = galleries.engines(), time.monotonic()
+    await until(lambda: engine.canary_at > begun_at + 10 * PERIOD_S)
+    await galleries.require_current()
     assert served(galleries).manifest.id == ids[0]
     may_open.set()
     await until(lambda: served(galleries).manifest.id == ids[1])
@@ -464,6 +463,14 @@ async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "never came"
         await asyncio.sleep(0.01)
+
+
+def is_ready(galleries: Galleries) -> bool:
+    try:
+        galleries.require_ready()
+    except NotReady:
+        return False
+    return True
 
 
 async def test_current_is_followed_and_a_bad_one_is_not(
@@ -516,7 +523,7 @@ async def test_ready_is_who_answered_a_canary_lately(
     galleries.require_ready()
     watching = asyncio.create_task(galleries.watch())
     await asyncio.sleep(6 * PERIOD_S)
-    galleries.require_ready()
+    await until(lambda: is_ready(galleries))
 
     def fail(
         encoder: OnnxEncoder, images: NDArray[np.uint8], at_once: int | None = None
@@ -526,18 +533,11 @@ async def test_ready_is_who_answered_a_canary_lately(
     with monkeypatch.context() as patched:
         patched.setattr("service.encoding.batching._FIRST_PAUSE_S", 0.01)
         patched.setattr(OnnxEncoder, "encode", fail)
-        await asyncio.sleep(3 * PERIOD_S)
+        await until(lambda: not is_ready(galleries))
         with pytest.raises(NotReady, match="digits"):
             galleries.require_ready()
 
-    def is_ready() -> bool:
-        try:
-            galleries.require_ready()
-        except NotReady:
-            return False
-        return True
-
-    await until(is_ready)
+    await until(lambda: is_ready(galleries))
     watching.cancel()
 
 
@@ -550,21 +550,21 @@ async def test_a_file_that_was_changed_under_it_makes_it_not_ready(
     file = root / ids[0] / "evaluation.json"
     content = file.read_bytes()
     os.utime(file)
-    await asyncio.sleep(4 * PERIOD_S)
-    galleries.require_ready()
+    [engine], touched_at = galleries.engines(), time.monotonic()
+    await until(lambda: engine.files_looked_at > touched_at)
+    assert engine.changed_file is None
     if damage == "overwritten":
         flip_a_byte(file)
     elif damage == "cut":
         os.truncate(file, 7)
     else:
         file.unlink()
-    [engine] = galleries.engines()
     await until(lambda: engine.changed_file is not None)
     with pytest.raises(NotReady, match=r"evaluation\.json of the bundle of 'digits' was changed"):
         galleries.require_ready()
     file.write_bytes(content)
     await until(lambda: engine.changed_file is None)
-    galleries.require_ready()
+    await until(lambda: is_ready(galleries))
     watching.cancel()
 
 
@@ -590,7 +590,7 @@ async def test_a_look_at_files_that_took_long_lifts_nothing(
         with pytest.raises(NotReady, match=r"evaluation\.json"):
             galleries.require_ready()
     await look_at_files(engine)
-    galleries.require_ready()
+    assert engine.changed_file is None
 
 
 async def test_a_gallery_that_is_described_while_changes_are_heard_of_stays_so(
