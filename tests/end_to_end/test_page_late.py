@@ -47,6 +47,16 @@ def holds(shown: Shown, held: list[Route], n: int = 1) -> None:
         shown.page.wait_for_timeout(50)
 
 
+def looked_at_in_boots(shown: Shown) -> None:
+    """Ask the question that stands in the other gallery, and look at the one result there."""
+    query = {**ANSWER["query"], "id": "query-2"}
+    shown.answer = {**ANSWER, "gallery": "boots", "query": query, "results": [result(1, id="boot")]}
+    with shown.page.expect_response("**/boots/search"):
+        shown.found("gallery-picker").select_option("boots")
+    expect(shown.found("neighbour")).to_have_count(1)
+    shown.found("look").click()
+
+
 def test_a_question_in_another_gallery_is_decided_on_there(shown: Shown) -> None:
     listening(shown)
     two_galleries(shown)
@@ -54,12 +64,7 @@ def test_a_question_in_another_gallery_is_decided_on_there(shown: Shown) -> None
     looked_at(shown)
     shown.page.keyboard.press("Escape")
     expect(shown.page.locator("dialog")).to_have_count(0)
-    query = {**ANSWER["query"], "id": "query-2"}
-    shown.answer = {**ANSWER, "gallery": "boots", "query": query, "results": [result(1, id="boot")]}
-    with shown.page.expect_response("**/boots/search"):
-        shown.found("gallery-picker").select_option("boots")
-    expect(shown.found("neighbour")).to_have_count(1)
-    shown.found("look").click()
+    looked_at_in_boots(shown)
     shown.page.keyboard.press("y")
     expect(shown.found("decision")).to_contain_text("label-1")
     assert heard(shown, 1) == [("this_item", "boot")]
@@ -303,12 +308,7 @@ def test_what_is_taken_back_in_another_gallery_is_not_looked_at_in_this_one(show
     shown.page.keyboard.press("y")
     expect(shown.page.locator("dialog")).to_have_count(0)
     heard(shown, 1)
-    query = {**ANSWER["query"], "id": "query-2"}
-    shown.answer = {**ANSWER, "gallery": "boots", "query": query, "results": [result(1, id="boot")]}
-    with shown.page.expect_response("**/boots/search"):
-        shown.found("gallery-picker").select_option("boots")
-    expect(shown.found("neighbour")).to_have_count(1)
-    shown.found("look").click()
+    looked_at_in_boots(shown)
     shown.page.keyboard.press("u")
     expect(shown.found("look-status")).to_have_text("Taken back.")
     shown.page.keyboard.press("y")

@@ -354,10 +354,8 @@ async def test_current_that_can_be_read_again_is_complained_of_no_more(
     assert galleries.refused == {}
 
 
-async def test_a_look_that_began_before_current_was_spoilt_does_not_approve_of_it(
-    galleries: Galleries, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has read what `CURRENT` named before."""
+def late_look(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Let the next look at `CURRENT` wait with what it has read; return its begin and its end."""
     begun, may_end = threading.Event(), threading.Event()
 
     def read(root: Path) -> str | None:
@@ -368,6 +366,14 @@ async def test_a_look_that_began_before_current_was_spoilt_does_not_approve_of_i
         return named
 
     monkeypatch.setattr("service.serving.following.current_id", read)
+    return begun, may_end
+
+
+async def test_a_look_that_began_before_current_was_spoilt_does_not_approve_of_it(
+    galleries: Galleries, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has read what `CURRENT` named before."""
+    begun, may_end = late_look(monkeypatch)
     looking = asyncio.create_task(galleries.require_current())
     assert await asyncio.to_thread(begun.wait, 10)
     (root / "CURRENT").write_bytes(b"../x")
@@ -381,16 +387,7 @@ async def test_a_look_that_began_before_current_was_overruled_does_not_lift_it(
     galleries: Galleries, root: Path, ids: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has found that `CURRENT` names what was served when it began."""
-    begun, may_end = threading.Event(), threading.Event()
-
-    def read(root: Path) -> str | None:
-        named = current_id(root)
-        if not begun.is_set():
-            begun.set()
-            assert may_end.wait(10)
-        return named
-
-    monkeypatch.setattr("service.serving.following.current_id", read)
+    begun, may_end = late_look(monkeypatch)
     monkeypatch.setattr("service.serving.registry.persist", lambda _directory: False)
     looking = asyncio.create_task(galleries.require_current())
     assert await asyncio.to_thread(begun.wait, 10)
