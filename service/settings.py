@@ -176,7 +176,7 @@ class Settings(BaseSettings):
     )
     encoders: Literal["shared", "each"] = Field(
         "shared",
-        description="Of several processes: one encoder for all, or one each on its processors.",
+        description="Of several processes: shared, one for all; each, one each on its processors.",
     )
     max_in_flight: int = Field(
         64,

@@ -167,9 +167,8 @@ def restore(archive: Path, root: Path) -> BackupSummary:
 
 def _move_all(partial: Path, root: Path) -> None:
     """Move what a directory of bundles has into another; without `CURRENT` it serves nothing."""
-    names = sorted((path.name for path in partial.iterdir()), key=CURRENT_FILE.__eq__)
-    for name in names:
-        (partial / name).rename(root / name)
+    for path in sorted(partial.iterdir(), key=lambda path: path.name == CURRENT_FILE):
+        path.rename(root / path.name)
     flush(root)
 
 
