@@ -16,17 +16,17 @@ from index_builder.configuration.build import BuildConfig, in_milvus, load_confi
 from index_builder.configuration.photographs import (
     encoder_config,
     gallery_name,
-    photographs_config,
     vectors_config,
 )
+from index_builder.encoders.resolve import FORMS, resolve_encoder
 from index_builder.pipeline.run import Run
 from index_builder.progress import console, say_what_is_next
 from index_builder.storage import Storage, is_url
 from model_store.errors import ConfigError
 
 _EITHER = (
-    "Give either --config, or --images with --encoder, or with both --trunk and --weights; or "
-    "--vectors with --encoder-name, or with the --encoder that takes them."
+    "Give one of --config, --images and --vectors. --encoder goes with --images or --vectors, "
+    "--encoder-name and --items with --vectors, --no-labels with --images."
 )
 
 
@@ -44,16 +44,12 @@ class AllOptions:
             "`index` takes, also a URL, which is copied to the run's directory."
         ),
     ] = None
-    trunk: Annotated[
-        str | None, typer.Option(help="With --images: the pretrained network, e.g. mobilenet_v2.")
-    ] = None
-    weights: Annotated[
-        str | None,
-        typer.Option(help="With --trunk: a file, or a name of torchvision's (IMAGENET1K_V1)."),
-    ] = None
     encoder: Annotated[
-        Path | None,
-        typer.Option(help="With --images: what `encoder` wrote, in place of --trunk, --weights."),
+        str | None,
+        typer.Option(
+            help=f"With --images: {FORMS}, or the path of an encoder. [default: MobileNetV2, which "
+            "comes with Vouch]"
+        ),
     ] = None
     vectors: Annotated[
         Path | None,
@@ -91,37 +87,34 @@ class AllOptions:
         ConfigError : options contradict each other.
         """
         images, vectors = self.images, self.vectors
-        of_images = images, self.trunk, self.weights
         of_vectors = vectors, self.items, self.encoder_name
-        untouched = self.labels and not any((*of_images, *of_vectors, self.name, self.encoder))
+        untouched = self.labels and not any((images, *of_vectors, self.name, self.encoder))
         if self.config is not None and untouched:
             return load_config(self.config)
-        if self.config is None and vectors is not None and self.labels and not any(of_images):
+        if self.config is None and vectors is not None and self.labels and images is None:
             return self._of_vectors(vectors)
         if self.config is None and images is not None and not any(of_vectors):
             return self._of_images(images)
         raise ConfigError(_EITHER)
 
     def _of_images(self, images: str) -> BuildConfig:
-        name, labels, encoder = self.name, self.labels, self.encoder
-        if encoder is not None and not (self.trunk or self.weights):
-            n, folder = _n_features(encoder), self._folder(images)
-            return encoder_config(folder, encoder, n, name, labelled=labels)
-        if self.trunk is not None and self.weights is not None and encoder is None:
-            folder = self._folder(images)
-            return photographs_config(folder, self.trunk, self.weights, name, labelled=labels)
-        raise ConfigError(_EITHER)
+        folder, encoder = self._folder(images), resolve_encoder(self.encoder)
+        n_features = _n_features(encoder)
+        return encoder_config(folder, encoder, n_features, self.name, labelled=self.labels)
 
     def _of_vectors(self, table: Path) -> BuildConfig:
         """Return the build of a table of vectors, whose encoder may only be named."""
         from index_builder.vectors.table import open_table  # noqa: PLC0415 - slow
 
-        encoder = self.encoder
-        if (encoder is None) == (self.encoder_name is None):
-            raise ConfigError(_EITHER)
-        if encoder is None:
+        if (self.encoder is None) == (self.encoder_name is None):
+            raise ConfigError(
+                "--vectors needs --encoder-name, or an --encoder that takes vectors. Give one."
+            )
+        if self.encoder is None:
             run = self._run(self.name or gallery_name(table.stem))
             encoder = declared(run, open_table(table), str(self.encoder_name))
+        else:
+            encoder = resolve_encoder(self.encoder)
         made_by, n_features = self.encoder_name or encoder.name, _n_features(encoder)
         return vectors_config(table, self.items, encoder, made_by, n_features, self.name)
 

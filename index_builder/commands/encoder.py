@@ -13,6 +13,7 @@ from rich.table import Table
 
 from index_builder.commands.index_options import declared
 from index_builder.commands.options_class import with_options
+from index_builder.encoders.resolve import ENCODERS, file_name
 from index_builder.foreign_encoders.choices import Door, Pooling, Precision
 from index_builder.progress import console
 from model_store.bundles.manifest import ENCODER_FILE
@@ -166,7 +167,7 @@ def encoder_command(options: EncoderOptions) -> None:
     if options.vectors is not None and options.encoder_name is not None:
         from index_builder.vectors.table import open_table  # noqa: PLC0415 - slow
 
-        out = options.out or Path("encoders") / _file_name(options.encoder_name)
+        out = options.out or _directory(options.encoder_name)
         if out.exists() and {path.name for path in out.iterdir()} - {ENCODER_FILE}:
             raise OutputError(f"{out} is there already, with other files in it. Name another.")
         print(declared(out, open_table(options.vectors), options.encoder_name).parent)
@@ -191,7 +192,7 @@ def encoder_command(options: EncoderOptions) -> None:
     images = parity_images(options.images, MOST_IMAGES * (8 if small else 1))
     source = DOORS[door](name, choices)
     written = write_encoder(
-        options.out or Path("encoders") / _file_name(name),
+        options.out or _directory(name),
         source,
         images,
         options.precision,
@@ -208,9 +209,9 @@ def _option(door: Door) -> str:
     return f"--{door.replace('_', '-')}"
 
 
-def _file_name(name: str) -> str:
-    """Return a name for a directory, of the last part of a model's."""
+def _directory(name: str) -> Path:
+    """Return the directory to write, called like the last part of a model's name."""
     last = re.sub(r"\.(py|onnx)(:.*)?$", "", name.removeprefix("hf-hub:"))
     if Path(name.partition(":")[0]).exists():
         last = Path(last).name
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", last).strip("-.") or "encoder"
+    return ENCODERS / file_name(last)

@@ -11,6 +11,7 @@ import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from index_builder.configuration.build import CalibrationConfig, parse_promises
+from index_builder.encoders.resolve import FORMS, resolve_encoder
 from index_builder.indexing.tolerance import NONE, parse_tolerance
 from index_builder.storage import Patience, Storage, is_url
 from index_builder.storage.storage import PATIENCE
@@ -86,10 +87,10 @@ class IndexOptions:
         ),
     ] = None
     encoder: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="With SOURCE: what `encoder` wrote, a bundle, a directory of bundles, or an "
-            ".onnx file."
+            help=f"With SOURCE: {FORMS}; or a path: an exported encoder, a bundle, a directory of "
+            "bundles, an .onnx file. [default: MobileNetV2, which comes with Vouch]"
         ),
     ] = None
     encoder_name: Annotated[
@@ -263,9 +264,9 @@ class IndexOptions:
         encoders = self.encoder, self.encoder_name
         n_encoders = sum(one is not None for one in encoders)
         given = self.source is not None, n_encoders, self.config is not None
-        if given not in {(True, 1, False), (False, 0, True)}:
+        if given not in {(True, 0, False), (True, 1, False), (False, 0, True)}:
             raise ConfigError(
-                "Give either SOURCE and --encoder (of vectors --encoder-name), or --config."
+                "Give either SOURCE, with at most one of --encoder and --encoder-name, or --config."
             )
 
     def indexing(self, source: str) -> Indexing:
@@ -321,9 +322,14 @@ class IndexOptions:
                 raise ConfigError("Vectors are read from this machine. Copy the table here first.")
             vectors = open_vectors(Path(source), self.items, labelled=self.labels)
             return vectors, declared(run, vectors.table, self.encoder_name)
-        assert self.encoder is not None  # noqa: S101 - the options are consistent
-        encoder = find_encoder(self.encoder)
-        if not is_url(source) and is_of_vectors(Path(source)):
+        of_vectors = not is_url(source) and is_of_vectors(Path(source))
+        if of_vectors and self.encoder is None:
+            raise ConfigError(
+                f"{source} holds vectors, which no encoder of images takes. Give --encoder-name "
+                "NAME, the name of the model that produced them."
+            )
+        encoder = find_encoder(resolve_encoder(self.encoder))
+        if of_vectors:
             return open_vectors(Path(source), self.items, labelled=self.labels), encoder
         if self.items is not None:
             raise ConfigError(

@@ -15,36 +15,19 @@ EMBEDDING_DIM = 512
 """The dimensions of whitened features, where there are so many."""
 
 
-def photographs_config(
-    images: Path, trunk: str, weights: str, name: str | None = None, *, labelled: bool = True
+def encoder_config(
+    images: Path, encoder: Path, n_features: int, name: str | None = None, *, labelled: bool = True
 ) -> BuildConfig:
-    """The configuration of `vouch-build all --images`: a pretrained trunk on a folder, untrained.
+    """The configuration of `vouch-build all --images`: an encoder on a folder, nothing trained.
 
-    The last layer is the learned whitening of the trunk's features, with a Laplace posterior.
+    The last layer is the learned whitening of the encoder's features, with a Laplace posterior.
 
     Parameters
     ----------
     images : one sub-folder for each label; or, not ``labelled``, images anywhere below.
-    trunk, weights : see `NetworkConfig`.
-    name : of the gallery; None for the folder's, as far as its letters are allowed in one.
-
-    Raises
-    ------
-    ConfigError : a value is out of range.
-    """
-    network = {"trunk": trunk, "weights": weights, "frozen": True, "embedding_dim": EMBEDDING_DIM}
-    return _untrained(_of_folder(images, labelled=labelled), network, trunk, name)
-
-
-def encoder_config(
-    images: Path, encoder: Path, n_features: int, name: str | None = None, *, labelled: bool = True
-) -> BuildConfig:
-    """The same with an encoder that is there already; see `vouch-build encoder`.
-
-    Parameters
-    ----------
     encoder : its directory or file.
     n_features : F, of its penultimate layer.
+    name : of the gallery; None for the folder's, as far as its letters are allowed in one.
 
     Raises
     ------

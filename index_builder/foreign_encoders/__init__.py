@@ -15,5 +15,6 @@
     precision         half precision and int8, and what they cost
     parity            the library's vectors of real images against Vouch's
     texts             the same of texts
-    bundle            the directory that is written, and its card
+    bundle            the directory that is written
+    card              what it says of the encoder's origin
 """

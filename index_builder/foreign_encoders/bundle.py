@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from index_builder.foreign_encoders.card import replacing_encoder, write_card
 from index_builder.foreign_encoders.choices import Precision
 from index_builder.foreign_encoders.input_format import InputFormat
 from index_builder.foreign_encoders.parity import (
@@ -37,14 +37,9 @@ from index_builder.foreign_encoders.precision import (
     require_recall,
 )
 from index_builder.foreign_encoders.texts import TextSource, WrittenText, write_text_encoder
-from index_builder.output import writing
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.encoder.onnx import OnnxEncoder
-from model_store.errors import EncoderSourceError, OutputError
-from model_store.files import PARTIAL, json_text
-
-CARD_FILE = "encoder.json"
-CARD_FORMAT = "vouch-encoder/1"
+from model_store.errors import EncoderSourceError
 
 
 @dataclass(frozen=True)
@@ -127,37 +122,37 @@ def write_encoder(
     EncoderSourceError : the graph cannot be run.
     OutputError : there is no room, or something else is there.
     """
-    if directory.exists() and not (directory / CARD_FILE).is_file():
-        raise OutputError(f"{directory} is there already, and is no encoder's. Name another.")
-    staging = directory.with_name(f".{directory.name}{PARTIAL}")
-    shutil.rmtree(staging, ignore_errors=True)
-    try:
-        with writing(f"the encoder in {directory}"):
-            staging.mkdir(parents=True)
-            exact, path = staging / "float32.onnx", staging / ENCODER_FILE
-            pixels = prepared(images, source.input_format.preprocessing)
-            source.write(exact, pixels)
-            encoder = _opened(exact)
-            parity = require_parity(encoder, source.reference, images, pixels)
-            if precision is Precision.float32:
-                exact.rename(path)
-                cost = None
-            else:
-                # What it costs is measured on images that had no part in it.
-                reduce_precision(exact, path, precision, pixels[::2])
-                cost = precision_cost(exact, path, pixels[1::2], labels_of(images[1::2]))
-                require_recall(cost, recall_tolerance)
-                exact.unlink()
-            text = None
-            if source.text is not None:
-                fingerprint = hashlib.sha256(path.read_bytes()).hexdigest()
-                text = write_text_encoder(staging, source.text, fingerprint, encoder.dim)
-            card = _card(path, encoder, source, parity, precision, cost, text)
-            (staging / CARD_FILE).write_text(card, encoding="utf-8")
-            shutil.rmtree(directory, ignore_errors=True)
-            staging.rename(directory)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+    with replacing_encoder(directory) as staging:
+        exact, path = staging / "float32.onnx", staging / ENCODER_FILE
+        pixels = prepared(images, source.input_format.preprocessing)
+        source.write(exact, pixels)
+        encoder = _opened(exact)
+        parity = require_parity(encoder, source.reference, images, pixels)
+        if precision is Precision.float32:
+            exact.rename(path)
+            cost = None
+        else:
+            # What it costs is measured on images that had no part in it.
+            reduce_precision(exact, path, precision, pixels[::2])
+            cost = precision_cost(exact, path, pixels[1::2], labels_of(images[1::2]))
+            require_recall(cost, recall_tolerance)
+            exact.unlink()
+        text = None
+        if source.text is not None:
+            fingerprint = hashlib.sha256(path.read_bytes()).hexdigest()
+            text = write_text_encoder(staging, source.text, fingerprint, encoder.dim)
+        write_card(
+            staging,
+            {
+                "origin": dict(source.origin),
+                "input": asdict(source.input_format),
+                "dim": encoder.dim,
+                "precision": precision.value,
+                "parity": asdict(parity),
+                "precision_cost": None if cost is None else asdict(cost),
+                "text": None if text is None else asdict(text),
+            },
+        )
     return WrittenEncoder(directory, encoder.dim, source.input_format, parity, cost, text)
 
 
@@ -170,27 +165,3 @@ def _opened(path: Path) -> OnnxEncoder:
         return OnnxEncoder(path, "cpu")
     except Exception as error:  # ONNX Runtime's
         raise EncoderSourceError(f"ONNX Runtime does not take the graph: {error}") from error
-
-
-def _card(
-    path: Path,
-    encoder: OnnxEncoder,
-    source: EncoderSource,
-    parity: Parity,
-    precision: Precision,
-    cost: PrecisionCost | None,
-    text: WrittenText | None,
-) -> str:
-    """Return the card as JSON."""
-    card = {
-        "format": CARD_FORMAT,
-        "origin": dict(source.origin),
-        "input": asdict(source.input_format),
-        "dim": encoder.dim,
-        "precision": precision.value,
-        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-        "parity": asdict(parity),
-        "precision_cost": None if cost is None else asdict(cost),
-        "text": None if text is None else asdict(text),
-    }
-    return json_text(card)

@@ -1,6 +1,6 @@
 """A folder of photographs to a calibrated bundle, over decoding and encoding each of them once.
 
-The command is `vouch-build all --images FOLDER --trunk mobilenet_v2 --weights FILE` on the 570
+The command is `vouch-build all --images FOLDER`, with the encoder that comes with Vouch, on the 570
 photographs of Caltech-101, in a process of its own, from its start to its end on the clock. Against
 it stands the least that the machine could do: the time on the clock of decoding and encoding each
 photograph once with ONNX Runtime, on as many cores. In turns. The same ratio of the time that the
@@ -29,7 +29,7 @@ from model_store.bundles.manifest import ENCODER_FILE
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.images import decode_image
 from model_store.processors import usable_processors
-from tests.benchmarks.bench_zero_shot import WEIGHTS, unpacked
+from tests.benchmarks.bench_zero_shot import unpacked
 
 N_ROUNDS = 2
 
@@ -47,7 +47,6 @@ def measure() -> dict[str, float]:
         for number in range(N_ROUNDS):
             bundles = Path(scratch) / f"bundles-{number}"
             command = [sys.executable, "-m", "index_builder", "all", "--images", str(root)]
-            command += ["--trunk", "mobilenet_v2", "--weights", str(data / WEIGHTS)]
             command += ["--run", str(Path(scratch) / f"run-{number}"), "--bundles", str(bundles)]
             started, computed = time.perf_counter(), _computed_s()
             subprocess.run(command, check=True, capture_output=True)

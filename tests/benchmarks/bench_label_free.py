@@ -1,8 +1,8 @@
 """Galleries without labels: what comes true where a gallery was calibrated by views of its items.
 
 A gallery holds one picture an item and is built as a user would, by `vouch-build all --no-labels
---images FOLDER --trunk mobilenet_v2 --weights FILE`: of Caltech-101 eight photographs of each kind,
-of Omniglot one drawing of each character. Queries with a match are the items photographed again,
+--images FOLDER`: of Caltech-101 eight photographs of each kind, of Omniglot one drawing of each
+character. Queries with a match are the items photographed again,
 simulated by strong views (`strong_views`) of other kinds than those that calibration made up.
 Queries without one are near misses: strong views of *other* pictures of the same kinds, other
 drawings of the same characters. Streams have 5, 20 and 50 % of them, and the request states that
@@ -29,8 +29,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binom
 
-from index_builder.configuration.photographs import photographs_config
+from index_builder.configuration.photographs import encoder_config
 from index_builder.datasets.images import LabelledImages, from_files
+from index_builder.encoders.mobilenet_v2 import N_FEATURES
+from index_builder.encoders.resolve import resolve_encoder
 from index_builder.indexing.embed import open_encoder
 from index_builder.metrics import expected_calibration_error
 from index_builder.pipeline.run import Run
@@ -40,7 +42,7 @@ from model_store.bundles.bundle import open_bundle
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.predictive import Predictive
 from model_store.retriever import Retriever
-from tests.benchmarks.bench_zero_shot import WEIGHTS, unpacked
+from tests.benchmarks.bench_zero_shot import unpacked
 from tests.benchmarks.strong_views import strong_views
 
 SETS = ("caltech101_half", "omniglot")
@@ -92,9 +94,8 @@ def measure(name: str, data: Path, seed: int) -> dict[str, float]:
             target = folder / item
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes((pictures.root / item).read_bytes())
-        config = photographs_config(
-            folder, "mobilenet_v2", str(data / WEIGHTS), "items", labelled=False
-        )
+        box = resolve_encoder(None, Path(scratch) / "encoders")
+        config = encoder_config(folder, box, N_FEATURES, "items", labelled=False)
         bundle, _ = build_all(config, Run(Path(scratch) / "run"), Path(scratch) / "bundles")
         retriever = open_bundle(bundle, "cpu", threads=1).retriever
         encoder = open_encoder(bundle / ENCODER_FILE, "cpu")

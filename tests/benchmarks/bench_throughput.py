@@ -184,15 +184,18 @@ def built() -> None:
     """The bundle that `vouch-build all --images` makes of Caltech-101, and its images."""
     if (BUNDLES / "CURRENT").exists():
         return
-    from index_builder.configuration.photographs import photographs_config
+    from index_builder.configuration.photographs import encoder_config
+    from index_builder.encoders.mobilenet_v2 import N_FEATURES
+    from index_builder.encoders.resolve import resolve_encoder
     from index_builder.pipeline.run import Run
     from index_builder.pipeline.steps import build_all
-    from tests.benchmarks.bench_zero_shot import WEIGHTS, unpacked
+    from tests.benchmarks.bench_zero_shot import unpacked
 
     data = Path(os.environ["VOUCH_DATA_DIR"])
     IMAGES.mkdir(parents=True, exist_ok=True)
     root = unpacked("caltech101_half", data, IMAGES)
-    config = photographs_config(root, "mobilenet_v2", str(data / WEIGHTS), "caltech101_half")
+    encoder = resolve_encoder(None, IMAGES.parent / "encoders")
+    config = encoder_config(root, encoder, N_FEATURES, "caltech101_half")
     CONFIG.write_text(config.model_dump_json(), encoding="utf-8")
     build_all(config, Run(RUN), BUNDLES)
 

@@ -220,16 +220,8 @@ def test_a_bundle_goes_elsewhere_and_comes_back(place: Path) -> None:
     assert read_manifest(place / pulled) == read_manifest(locate(place / "bundles" / "digits"))
 
 
-def test_photographs_and_a_pretrained_trunk_become_a_bundle(place: Path, few: Path) -> None:
-    import torch
-    from safetensors.torch import save_file
-    from torchvision import models
-
-    build, serve = block("sh", "--trunk").splitlines()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # in place of the download: the same tensors, with nothing learned
-        save_file(models.mobilenet_v2(weights=None).state_dict(), place / "weights.safetensors")
-    build = build.replace("IMAGENET1K_V1", str(place / "weights.safetensors"))
+def test_photographs_alone_become_a_bundle(place: Path, few: Path) -> None:
+    build, serve = block("sh", "--images photographs\n").splitlines()
     assert "recall at 1" in run_here(build, few)
     assert (few / serve.split()[-1] / "CURRENT").exists()
 

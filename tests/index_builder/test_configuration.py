@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from index_builder.configuration.build import BuildConfig, builtin_configs, load_config
-from index_builder.configuration.photographs import photographs_config
+from index_builder.configuration.photographs import encoder_config
 from model_store.errors import ConfigError
 
 
@@ -129,17 +129,19 @@ def test_the_posterior_is_chosen_by_its_method(tmp_path: Path, table: str, name:
     assert BuildConfig.model_validate(config.model_dump(mode="json")) == config
 
 
-def test_a_folder_and_a_pretrained_trunk_are_a_whole_configuration(tmp_path: Path) -> None:
-    folder = tmp_path / "My Photos (2026)"
-    config = photographs_config(folder, "mobilenet_v2", "weights.npz")
+def test_a_folder_and_an_encoder_are_a_whole_configuration(tmp_path: Path) -> None:
+    folder, encoder = tmp_path / "My Photos (2026)", Path("encoders") / "a"
+    config = encoder_config(folder, encoder, 1280)
     assert config.name == "my-photos-2026"
     assert config.dataset.path == folder
     assert (config.training.epochs, config.network.last_layer) == (0, "whitening")
-    assert photographs_config(tmp_path / "Фото", "resnet18", "w.pth").name == "photographs"
-    assert len(photographs_config(tmp_path / ("a" * 99), "resnet18", "w.pth").name) == 63
-    assert photographs_config(folder, "resnet18", "w.pth", "mine").name == "mine"
-    with pytest.raises(ConfigError, match=r"network.trunk.*mobilenet_v2.*received 'vgg'"):
-        photographs_config(folder, "vgg", "weights.npz")
+    assert config.network.embedding_dim == 512
+    assert encoder_config(folder, encoder, 64).network.embedding_dim == 64
+    assert encoder_config(tmp_path / "Фото", encoder, 64).name == "photographs"
+    assert len(encoder_config(tmp_path / ("a" * 99), encoder, 64).name) == 63
+    assert encoder_config(folder, encoder, 64, "mine").name == "mine"
+    with pytest.raises(ConfigError, match=r"network.embedding_dim.*greater than or equal to 2"):
+        encoder_config(folder, encoder, 1)
 
 
 def test_what_was_stored_before_a_key_existed_had_its_default() -> None:

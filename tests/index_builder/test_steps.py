@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 
 from index_builder.configuration.build import BuildConfig
-from index_builder.configuration.photographs import photographs_config
+from index_builder.configuration.photographs import encoder_config
 from index_builder.configuration.posterior import EnsembleConfig, MonteCarloDropoutConfig
 from index_builder.datasets import load_splits
 from index_builder.networks import load_encoder
@@ -131,7 +131,7 @@ def test_one_command_at_a_time_has_a_run(few_digits: Path, tmp_path: Path, comma
     arguments: list[str] = [command, "--config", str(config)]
     if command == "images":
         (tmp_path / "folder.csv").write_text("path\nnone.png\n")
-        arguments = ["all", "--images", "folder.csv", "--trunk", "resnet18", "--weights", "none"]
+        arguments = ["all", "--images", "folder.csv"]
     with Run(tmp_path / "runs" / "folder").occupied():
         done = vouch_build(*arguments, cwd=tmp_path)
     assert done.returncode == 1
@@ -410,7 +410,7 @@ def test_too_few_images_are_refused_before_anything_is_computed(tmp_path: Path) 
         for number in (1, 2):  # pictures of their own: copies are never divided
             shade = (80 * number, ord(label), 0)
             Image.new("RGB", (9, 9), shade).save(tmp_path / label / f"{number}.png")
-    config = photographs_config(tmp_path, "resnet18", "IMAGENET1K_V1", "few")
+    config = encoder_config(tmp_path, tmp_path / "none", 64, "few")
     with pytest.raises(DatasetError, match="There are 2 images to learn from, at most 1 of one"):
         train_step(config, Run(tmp_path / "run"), splits_of(config))
 
@@ -447,15 +447,12 @@ def test_what_a_disk_says_is_one_line(
 def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     for arguments in (
         ["all"],
-        ["all", "--images", "photos"],
-        ["all", "-c", "digits", "--trunk", "x"],
+        ["all", "-c", "digits", "--encoder", "x"],
+        ["all", "--images", "photos", "--encoder-name", "x"],
     ):
         done = vouch_build(*arguments, cwd=tmp_path)
         assert done.returncode == 1
-        assert (
-            "either --config, or --images with --encoder, or with both --trunk and --weights"
-            in " ".join(done.stderr.split())
-        )
+        assert "Give one of --config, --images and --vectors." in " ".join(done.stderr.split())
 
 
 def test_the_same_build_gives_the_same_bundle(

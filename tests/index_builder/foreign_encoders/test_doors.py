@@ -13,7 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from index_builder.commands.app import app
-from index_builder.foreign_encoders.bundle import CARD_FILE, write_encoder
+from index_builder.foreign_encoders.bundle import write_encoder
+from index_builder.foreign_encoders.card import CARD_FILE
 from index_builder.foreign_encoders.choices import Door, Pooling, Precision
 from index_builder.foreign_encoders.doors import DOORS, EncoderChoices
 from index_builder.foreign_encoders.parity import ParityImage, parity_images, prepared

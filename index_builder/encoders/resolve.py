@@ -1,0 +1,144 @@
+"""From the specification of an encoder to its directory, which is written the first time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from difflib import get_close_matches
+from pathlib import Path
+
+from index_builder.foreign_encoders.card import is_encoder, replacing_encoder, write_card
+from index_builder.foreign_encoders.choices import Door
+from index_builder.output import writing
+from index_builder.progress import console
+from model_store.bundles.manifest import ENCODER_FILE
+from model_store.errors import ConfigError
+from model_store.files import lock_between_processes
+from model_store.installation import installed_version
+
+ENCODERS = Path("encoders")
+"""The directory that encoders are written to, in the working directory."""
+
+IN_THE_BOX = "mobilenet_v2"
+
+WEIGHTS_SHA256 = "b8385e2ad30f6789e50a7c1873275495bcef4cf55da7dd6b5f2b5028e23da301"
+"""The SHA-256 of the weights of the encoder in the box."""
+
+LIBRARIES: Mapping[str, Door] = {
+    "timm": Door.timm,
+    "open_clip": Door.open_clip,
+    "transformers": Door.hf,
+    "torchvision": Door.torchvision,
+}
+"""The libraries that a specification may begin with."""
+
+FORMS = "timm:NAME, open_clip:MODEL/PRETRAINED, transformers:NAME, torchvision:NAME[/WEIGHTS]"
+"""The specifications of encoders that are fetched and exported, for messages and help."""
+
+
+def resolve_encoder(spec: str | None, directory: Path = ENCODERS) -> Path:
+    """Return the place of an encoder, which `find_encoder` takes.
+
+    An encoder of a library is exported once, and read from ``directory`` from then on. The encoder
+    in the box is written there again when it is missing or damaged.
+
+    Parameters
+    ----------
+    spec : one of `FORMS`; or the path of an encoder; None for the encoder in the box.
+    directory : where exported encoders are kept.
+
+    Raises
+    ------
+    ConfigError : there is no such library or path, or the library is not installed.
+    EncoderSourceError, WeightsError : the library cannot give the model or its weights.
+    ParityError : the exported encoder disagrees with the library.
+    OutputError : the encoder cannot be written to ``directory``.
+    """
+    if spec is None:
+        origin = _origin_in_the_box()
+        return _written(directory / IN_THE_BOX, origin, _write_encoder_in_the_box)
+    if Path(spec).expanduser().exists():
+        return Path(spec).expanduser()
+    library, colon, name = spec.partition(":")
+    door = LIBRARIES.get(library.replace("-", "_"))
+    if door is None or not name:
+        raise ConfigError(_unknown(spec, library if colon else ""))
+    model, weights = name, None
+    if door is Door.torchvision:
+        model, _, given = name.partition("/")
+        weights = given or None
+    target = directory / file_name(f"{library}-{model}-{Path(weights or '').stem}")
+
+    def write(path: Path) -> None:
+        _export(path, spec, door, model, weights)
+
+    if Path(model).expanduser().is_dir():  # its content may change under the same name
+        write(target)
+        return target
+    return _written(target, {"spec": spec}, write)
+
+
+def file_name(name: str) -> str:
+    """Return the name of a directory for an encoder called ``name``."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:120] or "encoder"
+
+
+def _written(target: Path, origin: Mapping[str, str], write: Callable[[Path], None]) -> Path:
+    """Return ``target``, written first unless it has an encoder of that ``origin``."""
+    if is_encoder(target, origin):
+        return target
+    with writing(f"the encoder in {target}"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        lock = lock_between_processes(target.with_name(f".{target.name}.lock"))
+        lock.acquire()
+    try:
+        if not is_encoder(target, origin):  # another process may have written it
+            write(target)
+    finally:
+        lock.release()
+    return target
+
+
+def _write_encoder_in_the_box(target: Path) -> None:
+    """Write the encoder in the box to ``target``, by 0.2 seconds of computing."""
+    from index_builder.encoders import mobilenet_v2  # noqa: PLC0415 - onnx, which is slow
+
+    content = mobilenet_v2.encoder_file(mobilenet_v2.read_weights())
+    with replacing_encoder(target) as staging:
+        (staging / ENCODER_FILE).write_bytes(content)
+        write_card(
+            staging,
+            {
+                "origin": _origin_in_the_box(),
+                "input": {"preprocessing": asdict(mobilenet_v2.PREPROCESSING)},
+                "dim": mobilenet_v2.N_FEATURES,
+            },
+        )
+
+
+def _origin_in_the_box() -> dict[str, str]:
+    """Return the origin of the encoder in the box: another release may write another graph."""
+    return {"name": IN_THE_BOX, "weights": WEIGHTS_SHA256, "vouch": installed_version()}
+
+
+def _export(target: Path, spec: str, door: Door, model: str, weights: str | None) -> None:
+    """Fetch a library's model and write it to ``target``."""
+    from index_builder.foreign_encoders.bundle import write_encoder  # noqa: PLC0415 - slow
+    from index_builder.foreign_encoders.doors import DOORS, EncoderChoices  # noqa: PLC0415
+    from index_builder.foreign_encoders.parity import parity_images  # noqa: PLC0415
+
+    console.print(f"Exporting {spec} to {target}, once", markup=False, soft_wrap=True)
+    source = DOORS[door](model, EncoderChoices(weights))
+    origin = {**source.origin, "spec": spec}
+    write_encoder(target, replace(source, origin=origin), parity_images(None))
+
+
+def _unknown(spec: str, library: str) -> str:
+    """Return what is wrong with a specification."""
+    close = get_close_matches(library, LIBRARIES, 1) if library else ["timm"]
+    meant = f" Did you mean {close[0]}:{spec.rpartition(':')[2]}?" if close else ""
+    return (
+        f"There is no encoder {spec!r}: it is no path, and none of {FORMS}.{meant} Leave out "
+        "--encoder for the encoder that comes with Vouch."
+    )

@@ -1,0 +1,61 @@
+"""The directory of an encoder, written whole or not at all, and the card with its origin."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from index_builder.output import writing
+from model_store.bundles.manifest import ENCODER_FILE
+from model_store.errors import OutputError
+from model_store.files import PARTIAL, json_text
+
+CARD_FILE = "encoder.json"
+CARD_FORMAT = "vouch-encoder/1"
+
+
+@contextmanager
+def replacing_encoder(directory: Path) -> Iterator[Path]:
+    """Yield a directory to write an encoder to, which takes the place of ``directory`` at the end.
+
+    Raises
+    ------
+    OutputError : there is no room, or ``directory`` holds something else than an encoder.
+    """
+    is_there = directory.exists() and (directory.is_file() or any(directory.iterdir()))
+    if is_there and not (directory / CARD_FILE).is_file():
+        raise OutputError(f"{directory} is there already, and is no encoder's. Name another.")
+    staging = directory.with_name(f".{directory.name}{PARTIAL}")
+    shutil.rmtree(staging, ignore_errors=True)
+    try:
+        with writing(f"the encoder in {directory}"):
+            staging.mkdir(parents=True)
+            yield staging
+            shutil.rmtree(directory, ignore_errors=True)
+            staging.rename(directory)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def write_card(directory: Path, card: Mapping[str, Any]) -> None:
+    """Write the card of the encoder in ``directory``, with the SHA-256 of its ONNX file."""
+    sha256 = hashlib.sha256((directory / ENCODER_FILE).read_bytes()).hexdigest()
+    content = {"format": CARD_FORMAT, **card, "sha256": sha256}
+    (directory / CARD_FILE).write_text(json_text(content), encoding="utf-8")
+
+
+def is_encoder(directory: Path, origin: Mapping[str, str]) -> bool:
+    """Return whether ``directory`` has an undamaged encoder whose origin has these values."""
+    try:
+        card = json.loads((directory / CARD_FILE).read_text(encoding="utf-8"))
+        content = (directory / ENCODER_FILE).read_bytes()
+        found, sha256 = card["origin"], card["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    same = isinstance(found, dict) and origin.items() <= found.items()
+    return same and hashlib.sha256(content).hexdigest() == sha256
