@@ -8,10 +8,13 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from index_builder.calibration.corrupted_queries import CorruptedQueries, corrupted_queries
 from index_builder.calibration.fit import fit_calibration
+from index_builder.calibration.item_queries import ItemQueries
 from index_builder.calibration.leave_one_out import (
     ENOUGH,
     ENOUGH_WITH_PARENTS,
+    DetectorFolds,
     PutItems,
     group_numbers,
     leave_one_out_queries,
@@ -34,7 +37,6 @@ from index_builder.calibration.retrieval import (
 from index_builder.calibration.setup import Earlier, RetrievalSetup
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
-from index_builder.datasets.corruption import corrupted, corrupted_vectors
 from index_builder.datasets.splits import QuerySet
 from index_builder.vectors.encoder import embed_with_features
 from index_builder.vectors.images import Seen
@@ -46,13 +48,6 @@ N_DETECTOR_IMAGES = 10_000
 """Gallery images whose features the outlier detector is fitted on; beyond it nothing is gained and
 the features of a large gallery do not fit into memory."""
 
-N_CORRUPTED = 1_000
-"""Calibration queries that are spoilt to learn what that looks like."""
-
-
-SpoiltQueries = tuple[LabelledImages, NDArray[np.int64]]
-"""Spoilt queries (n,), and their places among the matched ones."""
-
 
 def calibration_queries(
     setup: RetrievalSetup,
@@ -63,7 +58,7 @@ def calibration_queries(
     unseen: bool = False,
     plain: PlainItems | None = None,
     seen: Seen | None = None,
-    of_spoilt: SpoiltQueries | None = None,
+    of_corrupted: CorruptedQueries | None = None,
 ) -> CalibrationQueries:
     """Ask a gallery everything that the decision layer learns from.
 
@@ -77,10 +72,10 @@ def calibration_queries(
     plain : of views, the pictures that they are of: absent queries once they are hidden. What
         somebody photographs resembles other items as they do; a view, cut and turned, less.
     seen : told of each matched query that had to be decoded.
-    of_spoilt : spoilt queries; None to spoil some of the matched ones.
+    of_corrupted : spoilt queries; None to spoil some of the matched ones.
     """
     matched, folds = queries.matched, setup.label_folds
-    corrupted_ones, corrupted_of = of_spoilt or spoilt_queries(setup.encoder, matched, seed)
+    corrupted_ones, corrupted_of = of_corrupted or corrupted_queries(setup.encoder, matched, seed)
     clusters = group_numbers(matched)
     if folds is None:
         of_matched = setup.observe(matched, seen)
@@ -115,18 +110,6 @@ def calibration_queries(
     )
 
 
-def spoilt(encoder: Encoder, images: LabelledImages, seed: int) -> LabelledImages:
-    """The same images, or vectors, spoilt as such can be."""
-    spoil = corrupted if encoder.metadata.takes_images else corrupted_vectors
-    return spoil(images, seed)
-
-
-def spoilt_queries(encoder: Encoder, matched: LabelledImages, seed: int) -> SpoiltQueries:
-    """Spoil some of the matched queries."""
-    chosen = np.random.default_rng(seed).permutation(len(matched))[:N_CORRUPTED]
-    return spoilt(encoder, matched, seed).subset(chosen), chosen
-
-
 def _observe_hidden(
     setup: RetrievalSetup, images: LabelledImages, embeddings: Embeddings
 ) -> tuple[RetrievedQueries, NDArray[np.int64]]:
@@ -155,6 +138,7 @@ def calibrate_gallery(
     unseen: bool,
     enough: int = ENOUGH,
     rule: TruthRule = BY_LABEL,
+    items: ItemQueries | None = None,
 ) -> Calibration:
     """Ask the gallery everything, and fit the decision layer to what it finds.
 
@@ -167,6 +151,7 @@ def calibrate_gallery(
     enough : matched queries below which images of an unseen gallery are queries too, each hidden
         from its own list; twice as many where labels have parents.
     rule : what counts as a match, and what stands above labels.
+    items : items that are the matched queries, in place of those of ``queries``.
 
     Raises
     ------
@@ -187,8 +172,9 @@ def calibrate_gallery(
         enough=enough,
         rule=rule,
         seen=pictures.look_at if are_measured else None,
+        items=items,
     )
-    limits = pictures.limits(queries.matched)
+    limits = pictures.limits(queries.matched if items is None else items.images)
     return fit_calibration(setup.calibrated, observed, config, seed, limits)
 
 
@@ -204,9 +190,10 @@ def observe_gallery(
     enough: int = ENOUGH,
     rule: TruthRule = BY_LABEL,
     seen: Seen | None = None,
-    of_spoilt: SpoiltQueries | None = None,
+    of_corrupted: CorruptedQueries | None = None,
     was_put: NDArray[np.bool_] | None = None,
     known_labels: Collection[str] = (),
+    items: ItemQueries | None = None,
 ) -> tuple[RetrievalSetup, CalibrationQueries]:
     """Ask the gallery everything; see `calibrate_gallery` and `calibration_queries`.
 
@@ -215,17 +202,24 @@ def observe_gallery(
     was_put : which of the images were put into the gallery since the queries were held out; they
         are queries too, each hidden from its own list.
     known_labels : of the gallery when the absent queries were said to be absent; empty for all.
+    items : see `calibrate_gallery`.
     """
     embeddings = embed_with_features(encoder, images, "features of the gallery")
-    matched = queries.matched
+    matched = queries.matched if items is None else items.images
     put = None if was_put is None else PutItems.of(gallery, images, was_put, len(matched))
     if rule.hierarchy is not None:
         enough = max(enough, ENOUGH_WITH_PARENTS)
-    left_out = leave_one_out_queries(images, len(matched), enough if unseen else 0, put)
+    enough = enough if unseen and items is None else 0
+    left_out = leave_one_out_queries(images, len(matched), enough, put)
     hidden = rows_of_groups(gallery, images)[left_out] if len(left_out) else None
     n_put = 0 if was_put is None else int(was_put[left_out].sum())
-    hide_labels = len(queries.withheld) == 0
-    earlier = None if hide_labels else Earlier.of(gallery, images, embeddings, known_labels, seed)
+    hide_labels = items is not None or len(queries.withheld) == 0
+    own = None if items is None else items.own_rows(gallery, images)
+    earlier = (
+        None
+        if len(queries.withheld) == 0
+        else Earlier.of(gallery, images, embeddings, known_labels, seed)
+    )
     n_since = 0 if earlier is None else int((~earlier.rows).sum())
     setup = RetrievalSetup.of(
         encoder,
@@ -234,24 +228,79 @@ def observe_gallery(
         embeddings,
         seed,
         hide_labels=hide_labels,
-        n_hidden=max(n_since, 0 if hidden is None else hidden.shape[1]),
+        n_hidden=max([n_since, *(rows.shape[1] for rows in (hidden, own) if rows is not None)]),
     )
     setup = replace(setup, rule=rule, earlier=earlier)
-    observed = calibration_queries(
-        setup,
-        queries,
-        seed,
-        are_views=are_views,
-        unseen=unseen,
-        plain=plain_items(matched, images, embeddings) if are_views else None,
-        seen=seen,
-        of_spoilt=of_spoilt,
-    )
+    if items is not None and own is not None:
+        observed = _observe_items(setup, items, own, images, embeddings, queries, seed)
+    else:
+        observed = calibration_queries(
+            setup,
+            queries,
+            seed,
+            are_views=are_views,
+            unseen=unseen,
+            plain=plain_items(matched, images, embeddings) if are_views else None,
+            seen=seen,
+            of_corrupted=of_corrupted,
+        )
     if hidden is not None:
         observed = _with_gallery_images(
             observed, setup, matched, images, embeddings, left_out, hidden, seed, n_put
         )
     return setup, observed
+
+
+def _observe_items(
+    setup: RetrievalSetup,
+    items: ItemQueries,
+    own: NDArray[np.int64],
+    images: LabelledImages,
+    embeddings: Embeddings,
+    queries: QuerySet,
+    seed: int,
+) -> CalibrationQueries:
+    """Ask the gallery about its own items, each left out of its own list.
+
+    Parameters
+    ----------
+    own : (B, m) rows that each item shall not find, see `ItemQueries.own_rows`.
+    images, embeddings : of the gallery, in random order.
+    queries : without a match.
+    """
+    groups = group_numbers(images, items.images)
+    of_images, of_items = groups[: len(images)], groups[len(images) :]
+    detectors = DetectorFolds.of(embeddings, images.label_codes(), of_images, seed)
+
+    def found(places: NDArray[np.int64], asked: Embeddings) -> RetrievedQueries:
+        return look_up(
+            setup.gallery,
+            setup.means,
+            items.images.subset(places),
+            asked,
+            detectors.signals(asked, of_items[places]),
+            setup.n_candidates,
+            hidden=own[places],
+        )
+
+    absent, absent_of = _observe_hidden(setup, items.images, items.unlabelled)
+    withheld = setup.observe_absent(queries.withheld) if len(queries.withheld) else None
+    return CalibrationQueries(
+        matched=found(np.arange(len(items.images)), items.alone),
+        absent=absent,
+        absent_of=absent_of,
+        are_views=False,
+        corrupted=found(items.spoilt_of, items.spoilt),
+        corrupted_of=items.spoilt_of,
+        outliers=None if queries.outliers is None else setup.observe(queries.outliers),
+        clusters=of_items,
+        sources=items.images.sources,
+        withheld=withheld,
+        absent_sources=queries.withheld.sources,
+        absent_labels=queries.withheld.labels,
+        unseen=True,
+        are_items=True,
+    )
 
 
 def calibrate_with_queries(

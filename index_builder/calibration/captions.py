@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.calibration.calibrate import N_CORRUPTED
+from index_builder.calibration.corrupted_queries import N_CORRUPTED
 from index_builder.calibration.detector import fit_detector
 from index_builder.calibration.fit import MIN_QUERIES, fit_calibration
 from index_builder.calibration.hidden_labels import fit_label_folds

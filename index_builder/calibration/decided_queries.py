@@ -33,8 +33,16 @@ def with_decisions(kept: KeptQueries, drawn: Sequence[DrawnQuery], gallery: Gall
     truths = [_truth(one.said, gallery) for one in drawn]
     matched = [row for row, truth in enumerate(truths) if truth is not None]
     absent = [row for row, truth in enumerate(truths) if truth is None]
+    unlabelled = kept.unlabelled
+    if (
+        unlabelled is not None and matched
+    ):  # of what the encoder has not seen, both means are the same
+        unlabelled = HalfRows.concatenate(
+            [unlabelled, _rows([drawn[row] for row in matched], "mean")]
+        )
     return replace(
         kept,
+        unlabelled=unlabelled,
         matched=_joined(kept.matched, [drawn[row] for row in matched], [*filter(None, truths)]),
         withheld=_joined(kept.withheld, [drawn[row] for row in absent], [""] * len(absent)),
     )
@@ -61,10 +69,7 @@ def _joined(kept: Kept, drawn: Sequence[DrawnQuery], labels: Sequence[str]) -> K
         return kept
     ids = tuple(one.embedded.query_id for one in drawn)
     names = [name or f"absent {one}" for name, one in zip(labels, ids, strict=True)]
-    rows = [
-        HalfRows.from_bytes([getattr(one.embedded, part) for one in drawn])
-        for part in ("mean", "variance", "features")
-    ]
+    rows = [_rows(drawn, part) for part in ("mean", "variance", "features")]
     whole = rows[2].whole()
     rows[2] = HalfRows.of(averaged_features(whole, averaging(whole.shape[1])))
     return Kept(
@@ -76,3 +81,7 @@ def _joined(kept: Kept, drawn: Sequence[DrawnQuery], labels: Sequence[str]) -> K
         HalfRows.concatenate([kept.variance, rows[1]]),
         HalfRows.concatenate([kept.features, rows[2]]),
     )
+
+
+def _rows(drawn: Sequence[DrawnQuery], part: str) -> HalfRows:
+    return HalfRows.from_bytes([getattr(one.embedded, part) for one in drawn])

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.calibration.calibrate import spoilt
+from index_builder.calibration.corrupted_queries import corrupted_as_fits
 from index_builder.calibration.open_set import Outcomes
 from index_builder.calibration.retrieval import nearby
 from index_builder.datasets import LabelledImages
@@ -20,6 +20,7 @@ from index_builder.metrics import auroc, calibration_error, recall_at_k, reliabi
 from index_builder.vectors.encoder import embedded
 from model_store.answers import Answer
 from model_store.decision import Calibration, Hierarchy
+from model_store.decision.absent_share import prior_shift, shifted
 from model_store.gallery import Item
 from model_store.retriever import Retriever
 from model_store.verdicts import Order
@@ -160,7 +161,10 @@ class Evaluation:
 
 
 def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, Any]:
-    """Evaluate a calibrated retriever; ``seed`` is that of the noise on spoilt queries.
+    """Evaluate a calibrated retriever; ``seed`` is that of the noise on corrupted queries.
+
+    Where no images were held out, because items are the queries, what is said of queries with a
+    match is what calibration has measured by cross-fitting.
 
     Returns
     -------
@@ -172,7 +176,49 @@ def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, An
     hold, ``corrupted`` ones the matched queries spoilt. Lists are in the gallery's own order;
     ``orders`` has both orders beside each other.
     """
+    if not len(queries.matched):
+        return _of_items(retriever, queries)
     return _asked(retriever, queries, seed)[0]
+
+
+def _of_items(retriever: Retriever, queries: QuerySet) -> dict[str, Any]:
+    """Return the report of a gallery whose items are the queries with a match."""
+    calibration = retriever.calibration
+    assert calibration is not None  # noqa: S101 - the caller has calibrated it
+    measured, evidence = calibration.report["cross_fitted"], calibration.evidence
+    present = ~evidence.absent
+    # At the share of the fit: a shift to another one keeps the order of queries.
+    no_match = evidence.no_match_probabilities[present]
+    asked = {"near": queries.withheld, "far": queries.outliers}
+    kinds = {
+        kind: ask(retriever, images, f"{kind} queries")
+        for kind, images in asked.items()
+        if images is not None and len(images)
+    }
+    report: dict[str, Any] = {
+        "queries": calibration.report["queries"],
+        "n_queries": int(present.sum()),
+        "recall_at_1": measured["recall_at_1"],
+        "error_auroc": {"match_probability": measured["error_auroc"]},
+        "top1_ece": measured["top1_ece"],
+        "result_sets": measured["result_sets"],
+        "orders": {
+            order: {name: value for name, value in of_order.items() if name != "reliability"}
+            for order, of_order in measured["orders"].items()
+        },
+        "verdicts": {kind: answers.verdicts() for kind, answers in kinds.items()},
+        "outlier_auroc": {
+            kind: {"outlier_score": auroc(answers.outlier_scores, calibration.outlier_scores)}
+            for kind, answers in kinds.items()
+        },
+    }
+    if "near" in kinds:
+        shift = prior_shift(calibration.default_share, calibration.assumed_absent)
+        of_near = kinds["near"].no_match_probabilities
+        report["no_match_auroc"] = {
+            "no_match_probability": auroc(1 - shifted(1 - of_near, of_near, shift), no_match)
+        }
+    return report
 
 
 def evaluated(retriever: Retriever, queries: QuerySet, seed: int) -> Evaluation:
@@ -209,8 +255,8 @@ def _asked(
     }
     report |= _of_first(retriever, probabilities, correct, None)
     report["orders"] = _of_orders(retriever, queries.matched, matched)
-    corrupted = spoilt(retriever.encoder, queries.matched, seed)
-    kinds = {"corrupted": ask(retriever, corrupted, "spoilt queries")}
+    corrupted = corrupted_as_fits(retriever.encoder, queries.matched, seed)
+    kinds = {"corrupted": ask(retriever, corrupted, "corrupted queries")}
     if len(queries.withheld):
         withheld = ask(retriever, queries.withheld, "queries of withheld labels")
         kinds["near"] = withheld

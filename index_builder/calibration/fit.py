@@ -180,11 +180,14 @@ def _cross_fit(
 
 def _require_enough(queries: CalibrationQueries) -> None:
     """Raise `CalibrationError` where there are too few queries, matched or absent."""
-    for name, observed in (("matched", queries.matched), ("absent", queries.absent)):
-        if len(observed) < MIN_QUERIES:
+    for name, n, advice in (
+        ("with a match", len(queries.matched), "Add labelled images."),
+        ("without a match", queries.n_absent, "Add labels, or images of withheld labels."),
+    ):
+        if n < MIN_QUERIES:
             raise CalibrationError(
-                f"There are {len(observed)} {name} calibration queries; at least {MIN_QUERIES} are "
-                "needed. Hold out more images, or withhold more labels."
+                f"There are {n} calibration queries {name}; at least {MIN_QUERIES} are needed. "
+                f"{advice}"
             )
 
 
@@ -208,7 +211,7 @@ def _described(
         "n_leave_one_out": sum(len(part.observed) for part in parts[1:] if not part.absent),
         "n_absent": sum(len(part.observed) for part in parts if part.absent),
         "absence": queries.absence,
-        "queries": "views_of_items" if queries.are_views else "held_out_images",
+        "queries": queries.origin,
         "n_outliers": 0 if queries.outliers is None else len(queries.outliers),
         "outlier_weights": dict(zip(OUTLIER_SIGNALS, fusion.weights.tolist(), strict=True)),
         "cross_fitted": measured,
@@ -218,7 +221,8 @@ def _described(
 def _is_known(queries: CalibrationQueries) -> bool:
     """Return whether the absent queries say enough of others."""
     if queries.absence == "hidden_labels":
-        return len(np.unique(queries.absent.codes)) >= LEAST_ABSENT_LABELS
+        known = [queries.absent] if queries.withheld is None else [queries.absent, queries.withheld]
+        return sum(len(np.unique(one.codes)) for one in known) >= LEAST_ABSENT_LABELS
     return queries.absence != "hidden_trained_labels"
 
 
@@ -276,13 +280,14 @@ def _scored(
     # Spoilt and hidden queries share the cluster of their original; others are their own.
     taken = [queries.clusters] if left_out is None else [queries.clusters, left_out.clusters]
     free = 1 + max(int(numbers.max()) for numbers in taken)
-    starts = {"near": free, "far": free + len(absent)}
+    starts = {"near": free, "far": free + len(kinds.get("near", ()))}
     clusters = {kind: starts.get(kind, 0) + np.arange(len(kinds[kind])) for kind in kinds}
     clusters["corrupted"] = queries.clusters[queries.corrupted_of]
     judged: list[tuple[Floats, Integers]] = []
+    of_absent = clusters.get("near", np.empty(0, dtype=np.int64))
     if queries.absent_of is not None:
-        clusters["near"] = queries.clusters[queries.absent_of]
-        judged.append((absent.outlier_signals, clusters["near"]))
+        of_absent = queries.clusters[queries.absent_of]
+        judged.append((absent.outlier_signals, of_absent))
     ordinary, of_kinds, of_judged = cross_fitted_scores(
         matched.outlier_signals,
         [observed.outlier_signals for observed in kinds.values()],
@@ -291,8 +296,20 @@ def _scored(
         judged,
     )
     scores = dict(zip(kinds, of_kinds, strict=True))
-    near = scores["near"] if queries.absent_of is None else of_judged[0]
-    return _parts(queries, fusion, ordinary, near, clusters["near"]), scores
+    of_near = scores["near"] if queries.absent_of is None else of_judged[0]
+    parts = _parts(queries, fusion, ordinary, of_near, of_absent)
+    if queries.withheld is not None:
+        parts.append(
+            _Part(
+                queries.withheld,
+                scores["near"],
+                clusters["near"],
+                absent=True,
+                sources=queries.absent_sources,
+                labels=queries.absent_labels,
+            )
+        )
+    return parts, scores
 
 
 def _parts(
@@ -320,8 +337,10 @@ def _parts(
             )
         )
     hidden = _some(queries.sources, queries.absent_of)
-    sources = queries.absent_sources if queries.absent_of is None else hidden
-    parts.append(_Part(queries.absent, near, near_clusters, True, sources, queries.absent_labels))
+    is_hidden = queries.absent_of is not None
+    sources = hidden if is_hidden else queries.absent_sources
+    labels = None if is_hidden else queries.absent_labels
+    parts.append(_Part(queries.absent, near, near_clusters, True, sources, labels))
     if left_out is not None and left_out.absent is not None:
         assert left_out.absent_of is not None  # noqa: S101 - the two come together
         parts.append(

@@ -13,13 +13,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.calibration.calibrate import (
-    SpoiltQueries,
-    calibration_queries,
-    observe_gallery,
-)
+from index_builder.calibration.calibrate import calibration_queries, observe_gallery
+from index_builder.calibration.corrupted_queries import CorruptedQueries
 from index_builder.calibration.decided_queries import UNSAID, with_decisions
 from index_builder.calibration.fit import MIN_QUERIES, fit_calibration
+from index_builder.calibration.item_queries import ItemQueries
 from index_builder.calibration.kept_queries import KeptQueries, KeptVectors, as_vectors
 from index_builder.calibration.queries import CalibrationQueries, TruthRule
 from index_builder.calibration.retrieval import RetrievedQueries
@@ -120,11 +118,11 @@ def fit_again(
     # Kept features are averaged already, those of served queries are not.
     n_averaged = before.detector.n_averaged
     before = replace(before, detector=replace(before.detector, n_averaged=1))
-    queries, of_spoilt = _queries(kept, items, gallery)
+    queries, of_corrupted, unlabelled = _queries(kept, items, gallery)
     if items is None:
         images, was_put = queries.matched.subset([]), np.empty(0, dtype=bool)
         setup = replace(RetrievalSetup.known(encoder, gallery, before.detector), rule=rule)
-        observed = calibration_queries(setup, queries, kept.seed, of_spoilt=of_spoilt)
+        observed = calibration_queries(setup, queries, kept.seed, of_corrupted=of_corrupted)
     else:
         images, was_put = _items(items, gallery, kept.seed)
         setup, observed = observe_gallery(
@@ -135,10 +133,11 @@ def fit_again(
             kept.seed,
             are_views=kept.are_views,
             unseen=kept.unseen,
-            of_spoilt=of_spoilt,
+            of_corrupted=of_corrupted,
             was_put=was_put,
             known_labels=kept.labels,
             rule=rule,
+            items=_item_queries(encoder, queries.matched, of_corrupted, unlabelled),
         )
     fitted = fit_calibration(setup.calibrated, observed, config, kept.seed, before.quality_limits)
     was_decided = np.array([name in decided for name in queries.matched.ids], dtype=bool)
@@ -159,8 +158,14 @@ def _as_users_said(fitted: Calibration, before: Calibration) -> Calibration:
 
 def _queries(
     kept: KeptQueries, items: ItemFeatures | None, gallery: Gallery
-) -> tuple[QuerySet, SpoiltQueries]:
-    """Divide what is kept by what the gallery holds now."""
+) -> tuple[QuerySet, CorruptedQueries, NDArray[np.float32] | None]:
+    """Divide what is kept by what the gallery holds now.
+
+    Returns
+    -------
+    The queries; corrupted ones; and the means (B, D) of the matched ones by encoders that have not
+    seen their labels, where these queries are items.
+    """
     held = _held(kept, items, gallery)
     of_matched, of_withheld = (
         np.array([label in held or label == UNSAID for label in part.labels], dtype=bool)
@@ -171,18 +176,39 @@ def _queries(
         withheld.subset(np.flatnonzero(~of_withheld)), matched.subset(np.flatnonzero(~of_matched))
     )
     least = 1 if len(kept.withheld) else LEAST_ABSENT_LABELS
-    if len(absent) < MIN_QUERIES or len(set(absent.labels)) < least:
+    is_too_few = len(absent) < MIN_QUERIES or len(set(absent.labels)) < least
+    if kept.unlabelled is None and is_too_few:
         absent = absent.subset([])  # then labels are hidden
     rows = np.flatnonzero(of_matched)
     place = {row: number for number, row in enumerate(rows.tolist())}
     spoilt = np.flatnonzero(of_matched[kept.corrupted_of])
-    of_spoilt = [place[of] for of in kept.corrupted_of[spoilt].tolist()]
+    of_corrupted = [place[of] for of in kept.corrupted_of[spoilt].tolist()]
     present = joined(matched.subset(rows), withheld.subset(np.flatnonzero(of_withheld)))
     outliers = kept.outliers.images() if len(kept.outliers) else None
+    unlabelled = None
+    if kept.unlabelled is not None:
+        others = kept.withheld.mean.whole()[of_withheld]
+        unlabelled = np.concatenate([kept.unlabelled.whole()[rows], others])
     return (
         QuerySet(present, absent, outliers),
-        (kept.corrupted.images().subset(spoilt), np.array(of_spoilt, dtype=np.int64)),
+        (kept.corrupted.images().subset(spoilt), np.array(of_corrupted, dtype=np.int64)),
+        unlabelled,
     )
+
+
+def _item_queries(
+    encoder: KeptVectors,
+    matched: LabelledImages,
+    of_corrupted: CorruptedQueries,
+    unlabelled: NDArray[np.float32] | None,
+) -> ItemQueries | None:
+    """Return items as queries, from what is kept of them; None where images were held out."""
+    if unlabelled is None:
+        return None
+    corrupted, places = of_corrupted
+    alone = _embeddings(encoder, matched)
+    of_label = replace(alone, mean=unlabelled)
+    return ItemQueries(matched, alone, of_label, _embeddings(encoder, corrupted), places)
 
 
 def _held(kept: KeptQueries, items: ItemFeatures | None, gallery: Gallery) -> set[str]:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.calibration.calibrate import spoilt_queries
+from index_builder.calibration.corrupted_queries import corrupted_queries
+from index_builder.calibration.item_queries import ItemQueries
 from index_builder.calibration.leave_one_out import group_keys, whole_groups
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.images import Pixels
@@ -98,6 +99,8 @@ class KeptQueries:
     are_views, unseen : see `calibrate_gallery`.
     seed : of the calibration.
     labels : of the gallery when the queries were chosen; empty where an earlier release kept none.
+    unlabelled : (B, D) where the matched queries are items, embedded by an encoder that has not
+        seen the item: their means by one that has not seen the item's label. Else None.
     """
 
     matched: Kept
@@ -109,6 +112,7 @@ class KeptQueries:
     unseen: bool
     seed: int
     labels: tuple[str, ...] = ()
+    unlabelled: HalfRows | None = None
 
     def save(self, directory: Path) -> None:
         """Write to ``directory``."""
@@ -146,6 +150,9 @@ class KeptQueries:
                 unseen=bool(unseen),
                 seed=seed,
                 labels=tuple(unpacked_names(arrays["labels"])[0]) if "labels" in arrays else (),
+                unlabelled=HalfRows(arrays["unlabelled"], arrays["unlabelled.scales"])
+                if "unlabelled" in arrays
+                else None,
             )
 
 
@@ -158,6 +165,9 @@ def _arrays(kept: KeptQueries) -> Iterator[tuple[str, NDArray[Any]]]:
             rows: HalfRows = getattr(queries, part)
             yield f"{kind}.{part}", rows.values
             yield f"{kind}.{part}.scales", rows.scales
+    if kept.unlabelled is not None:
+        yield "unlabelled", kept.unlabelled.values
+        yield "unlabelled.scales", kept.unlabelled.scales
 
 
 def keep(
@@ -170,6 +180,7 @@ def keep(
     *,
     are_views: bool,
     unseen: bool,
+    items: ItemQueries | None = None,
 ) -> None:
     """Write what a calibration is fitted to into the ``directory`` of its bundle.
 
@@ -177,13 +188,8 @@ def keep(
     ----------
     encoder : a `StoredEncoder` embeds nothing again that it was fitted to.
     images : of the gallery, in random order; none where nobody has them.
-    seed, are_views, unseen : of the calibration, see `calibrate_gallery`.
+    seed, are_views, unseen, items : of the calibration, see `calibrate_gallery`.
     """
-    corrupted, corrupted_of = spoilt_queries(encoder, queries.matched, seed)
-    order = np.random.default_rng(seed).permutation(len(queries.matched))[:MOST_QUERIES]
-    order = np.sort(order)  # all of them in their own order: fitted again they give the same
-    place = {number: row for row, number in enumerate(order.tolist())}
-    rows = np.array([n for n, of in enumerate(corrupted_of.tolist()) if of in place], np.int64)
     outliers = queries.matched.subset([]) if queries.outliers is None else queries.outliers
 
     def kept(some: LabelledImages) -> Kept:
@@ -192,16 +198,30 @@ def keep(
             some = some.subset(np.sort(chosen))
         return Kept.of(some, _embedded(encoder, some))
 
+    if items is None:
+        corrupted, corrupted_of = corrupted_queries(encoder, queries.matched, seed)
+        order = np.random.default_rng(seed).permutation(len(queries.matched))[:MOST_QUERIES]
+        order = np.sort(order)  # all of them in their own order: fitted again they give the same
+        place = {number: row for row, number in enumerate(order.tolist())}
+        rows = np.array([n for n, of in enumerate(corrupted_of.tolist()) if of in place], np.int64)
+        of_matched, of_corrupted = kept(queries.matched.subset(order)), kept(corrupted.subset(rows))
+        places = np.array([place[of] for of in corrupted_of[rows].tolist()], np.int64)
+        unlabelled = None
+    else:
+        of_matched, places = Kept.of(items.images, items.alone), items.spoilt_of
+        of_corrupted = Kept.of(items.images.subset(places), items.spoilt)
+        unlabelled = HalfRows.of(items.unlabelled.mean)
     KeptQueries(
-        kept(queries.matched.subset(order)),
+        of_matched,
         kept(queries.withheld),
-        kept(corrupted.subset(rows)),
+        of_corrupted,
         kept(outliers),
-        np.array([place[of] for of in corrupted_of[rows].tolist()], np.int64),
+        places,
         are_views,
         unseen,
         seed,
         tuple(gallery.labels),
+        unlabelled,
     ).save(directory)
     if len(images):
         kept_items(encoder, images, gallery.n_items).save(directory)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from index_builder.calibration.detector import MIN_REFERENCES, fit_detector
 from index_builder.datasets import LabelledImages
-from model_store.decision import OUTLIER_SIGNALS
+from model_store.decision import OUTLIER_SIGNALS, OutlierDetector
 from model_store.encoder.contract import Embeddings
 from model_store.gallery import Gallery
 
@@ -151,10 +151,60 @@ def group_keys(images: LabelledImages) -> list[str]:
     """Name the group of each image; that of an image without one is its content."""
     if images.groups is not None:
         return [f"group {group}" for group in images.groups]
+    contents = images.contents()
+    if contents is not None:
+        return [content.hex() for content in contents]
     return [
         hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).hexdigest()
         for pixels in map(images.pixels, range(len(images)))
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class DetectorFolds:
+    """Outlier detectors of a gallery, each of which has not seen one fold of its groups."""
+
+    detectors: tuple[OutlierDetector | None, ...]
+
+    @classmethod
+    def of(
+        cls,
+        embeddings: Embeddings,
+        codes: NDArray[np.integer[Any]],
+        groups: NDArray[np.int64],
+        seed: int,
+        n_folds: int = N_FOLDS,
+    ) -> DetectorFolds:
+        """Fit the detectors to N images of the gallery.
+
+        Parameters
+        ----------
+        embeddings, codes : of the images, in random order, with their labels.
+        groups : (N,) images of one group are in one fold.
+        seed : of the detectors.
+        """
+        detectors: list[OutlierDetector | None] = []
+        for fold in range(n_folds):
+            kept = np.flatnonzero(groups % n_folds != fold)
+            is_empty = len(kept) == len(groups) and n_folds > 1
+            fitted = None if is_empty else fit_detector(embeddings.at(kept), codes[kept], seed)
+            detectors.append(fitted)
+        return cls(tuple(detectors))
+
+    def signals(self, embeddings: Embeddings, groups: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return outlier signals (B, S) of B images by detectors that have not seen their groups.
+
+        Parameters
+        ----------
+        groups : (B,) numbered as those of the images that the detectors were fitted to.
+        """
+        signals = np.empty((len(embeddings), len(OUTLIER_SIGNALS)))
+        known = next(one for one in self.detectors if one is not None)
+        for fold, detector in enumerate(self.detectors):
+            rows = np.flatnonzero(groups % len(self.detectors) == fold)
+            if len(rows):
+                signals[rows] = (detector or known).signals(embeddings.at(rows))
+        return signals
 
 
 def out_of_fold_signals(
@@ -172,11 +222,4 @@ def out_of_fold_signals(
     groups : (N,) images of one group are in one fold.
     seed : of the detectors.
     """
-    signals = np.empty((len(embeddings), len(OUTLIER_SIGNALS)))
-    folds = groups % n_folds
-    for fold in range(n_folds):
-        kept, left_out = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
-        if len(left_out):
-            fitted = fit_detector(embeddings.at(kept), codes[kept], seed)
-            signals[left_out] = fitted.signals(embeddings.at(left_out))
-    return signals
+    return DetectorFolds.of(embeddings, codes, groups, seed, n_folds).signals(embeddings, groups)

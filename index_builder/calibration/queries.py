@@ -146,11 +146,13 @@ class CalibrationQueries:
         of them.
     clusters : of the matched queries; copies, and photographs of one object, share a number.
     sources : the source of each matched query; None where none is known.
+    withheld : queries of withheld labels beside hidden ones; None where ``absent`` are all.
     absent_sources, absent_labels : sources and labels of queries of withheld labels.
     absent_rivals : how many times as many labels the gallery has as they were judged by.
     leave_one_out : more queries, for estimates that need no exchangeability of the outlier scores;
         None where there are enough, or the encoder has learned from the gallery's images.
     unseen : whether the encoder has learned nothing from the gallery's labels.
+    are_items : whether the matched queries are items, each left out of its own list.
     """
 
     matched: RetrievedQueries
@@ -162,16 +164,30 @@ class CalibrationQueries:
     outliers: RetrievedQueries | None
     clusters: Integers
     sources: Names | None = None
+    withheld: RetrievedQueries | None = None
     absent_sources: Names | None = None
     absent_labels: Names | None = None
     absent_rivals: float = 1.0
     leave_one_out: LeaveOneOut | None = None
     unseen: bool = False
+    are_items: bool = False
+
+    @property
+    def origin(self) -> str:
+        """The origin of the matched queries, as the report names it."""
+        if self.are_items:
+            return "left_out_items"
+        return "views_of_items" if self.are_views else "held_out_images"
 
     @property
     def n_put(self) -> int:
         """The number of items, the first that are left out of their own lists, that came since."""
         return 0 if self.leave_one_out is None else self.leave_one_out.n_put
+
+    @property
+    def n_absent(self) -> int:
+        """The number of absent queries, hidden and withheld together."""
+        return len(self.absent) + (0 if self.withheld is None else len(self.withheld))
 
     @property
     def absence(self) -> Absence:
@@ -185,8 +201,9 @@ class CalibrationQueries:
     def outlier_kinds(self) -> dict[str, RetrievedQueries]:
         """Return what teaches the outlier score, by kind."""
         kinds = {"corrupted": self.corrupted}
-        if self.absent_of is None:
-            kinds["near"] = self.absent
+        near = self.absent if self.absent_of is None else self.withheld
+        if near is not None:
+            kinds["near"] = near
         if self.outliers is not None:
             kinds["far"] = self.outliers
         return kinds

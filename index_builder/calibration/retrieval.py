@@ -344,7 +344,9 @@ class _Sizes:
         codes: NDArray[np.int32],
         hidden: Integers | None,
     ) -> None:
-        self._counts = np.bincount(item_codes[item_codes >= 0], minlength=1)
+        self._counts = np.bincount(
+            item_codes[item_codes >= 0], minlength=int(codes.max(initial=0)) + 1
+        )
         self._codes = codes
         self._n_hidden = np.zeros(len(codes), dtype=np.int64)
         if hidden is not None:

@@ -21,6 +21,10 @@ from model_store.verdicts import Order
 OutlierKind = Literal["none", "photographs", "digits", "mnist"]
 
 
+TRAINED_GALLERY_SHARE = 0.6
+"""Share of each label's images that a trained encoder learns from; the rest are queries."""
+
+
 class DatasetConfig(Section):
     """The images of a build, and their division by purpose."""
 
@@ -39,7 +43,9 @@ class DatasetConfig(Section):
         "and views of it, made up, are what the gallery is calibrated with.",
     )
     withheld_labels: tuple[str, ...] = Field(
-        (), description="Kept out of training and gallery: their images are queries with no match."
+        (),
+        description="Kept out of training and gallery. Half of their images calibrate as queries "
+        "without a match, half evaluate.",
     )
     unseen_share: float = Field(
         0.0,
@@ -48,12 +54,14 @@ class DatasetConfig(Section):
         description="Share of the labels, the last by name, that train nothing: gallery and "
         "queries are of these alone (zero-shot retrieval). 0: of all labels.",
     )
-    gallery_share: float = Field(
-        0.6,
+    gallery_share: float | None = Field(
+        None,
         gt=0,
         lt=1,
-        description="Where the data has no split of its own: share of each label "
-        "that is trained on and indexed. The rest is halved: calibration and evaluation queries.",
+        description="Where the data has no split of its own: share of each label that is trained "
+        "on and indexed. Half of the rest calibrates, half evaluates. Left out: all images where "
+        "the last layer is fitted in closed form (each is then a query, searched for in the rest "
+        "by a layer that has not seen it), 0.6 where it is trained.",
     )
     validation_share: float = Field(
         0.05,
@@ -218,6 +226,16 @@ class BuildConfig(EncoderConfig):
     outliers: OutlierConfig = OutlierConfig()
     index: IndexConfig = IndexConfig()
     calibration: CalibrationConfig = CalibrationConfig()
+
+    @property
+    def gallery_share(self) -> float | None:
+        """Share of each label's images that is indexed; None for all, which are queries as well."""
+        is_closed_form = self.training.epochs == 0 and self.network.last_layer == "whitening"
+        if self.dataset.gallery_share is None and not (
+            is_closed_form and not self.dataset.unseen_share
+        ):
+            return TRAINED_GALLERY_SHARE
+        return self.dataset.gallery_share
 
     @model_validator(mode="before")
     @classmethod

@@ -54,6 +54,9 @@ class Splits:
     validation : what the prior precision is chosen by; the encoder has not seen them.
     calibration, evaluation : queries, which stand in no other part; without labels, views of items.
     labelled : whether somebody knows what belongs together; else each image is its own label.
+    items_are_queries : whether the gallery holds all images of its labels, so that items, each left
+        out of its own list, are the queries with a match; ``calibration`` and ``evaluation`` then
+        have none.
     gallery_unseen : whether nothing was learned from the gallery's images, nor from their labels:
         then they look to the encoder as fresh queries do.
     """
@@ -65,6 +68,7 @@ class Splits:
     evaluation: QuerySet
     labelled: bool = True
     gallery_unseen: bool = False
+    items_are_queries: bool = False
 
 
 def load_splits(config: BuildConfig, vectors: LabelledImages | None = None) -> Splits:
@@ -81,40 +85,61 @@ def load_splits(config: BuildConfig, vectors: LabelledImages | None = None) -> S
     generator = np.random.default_rng([config.seed, 0])
     if config.dataset.labels == "none":
         return _of_views(config, generator)
-    learning, gallery, queries = _parts(config.dataset, generator, vectors)
-    withheld = set(config.dataset.withheld_labels)
-    unknown = withheld - set(gallery.labels)
-    if unknown:
+    learning, source, queries = _parts(config.dataset, vectors)
+    withheld = _withheld(config.dataset.withheld_labels, source if queries is None else queries)
+    source = source.subset(with_label(source, set(withheld.labels), wanted=False))
+    if len(set(source.labels)) < 2:
         raise DatasetError(
-            f"withheld_labels names {sorted(unknown)}, but the labels are "
-            f"{sorted(set(gallery.labels))}."
+            f"Only {len(set(source.labels))} label is left to train on; metric learning needs two."
         )
-    halves = stratified(queries, 0.5, generator, keep=False)
-    calibration, evaluation = (
-        QuerySet(
-            half.subset(with_label(half, withheld, wanted=False)),
-            half.subset(with_label(half, withheld, wanted=True)),
-            far,
-        )
-        for half, far in zip(halves, _outliers(config, generator), strict=True)
+    share = config.gallery_share
+    if queries is not None:
+        gallery = source
+        queries = queries.subset(with_label(queries, set(withheld.labels), wanted=False))
+    elif share is None:
+        gallery, queries = source, source.subset([])
+    else:
+        gallery, queries = stratified(source, share, generator)
+    halves = zip(
+        *(stratified(part, 0.5, generator, keep=False) for part in (queries, withheld)),
+        strict=True,
     )
-    kept = gallery.subset(with_label(gallery, withheld, wanted=False))
-    if len(set(kept.labels)) < 2:
-        raise DatasetError(
-            f"Only {len(set(kept.labels))} label is left to train on; metric learning needs two."
-        )
-    share = config.dataset.validation_share
+    calibration, evaluation = (
+        QuerySet(matched, absent, far)
+        for (matched, absent), far in zip(halves, _outliers(config, generator), strict=True)
+    )
+    validation_share = config.dataset.validation_share
     training, validation = stratified(
-        kept if learning is None else learning, 1 - share, generator, at_least_one_left=share > 0
+        gallery if learning is None else learning,
+        1 - validation_share,
+        generator,
+        at_least_one_left=validation_share > 0,
     )
     return Splits(
-        kept,
+        gallery,
         training,
         validation,
         calibration,
         evaluation,
         gallery_unseen=learning is not None,
+        items_are_queries=len(queries) == 0,
     )
+
+
+def _withheld(labels: Collection[str], images: LabelledImages) -> LabelledImages:
+    """Return the images of withheld labels.
+
+    Raises
+    ------
+    DatasetError : a label that no image has.
+    """
+    wanted, known = set(labels), set(images.labels)
+    if wanted - known:
+        raise DatasetError(
+            f"dataset.withheld_labels names {', '.join(sorted(wanted - known))}; the labels are "
+            f"{', '.join(sorted(known))}."
+        )
+    return images.subset(with_label(images, wanted, wanted=True))
 
 
 def _of_views(config: BuildConfig, generator: np.random.Generator) -> Splits:
@@ -164,11 +189,11 @@ def _outliers(
 
 
 def _parts(
-    config: DatasetConfig, generator: np.random.Generator, vectors: LabelledImages | None
-) -> tuple[LabelledImages | None, LabelledImages, LabelledImages]:
-    """Images to learn from, where they are not the gallery's own, then gallery and queries.
+    config: DatasetConfig, vectors: LabelledImages | None
+) -> tuple[LabelledImages | None, LabelledImages, LabelledImages | None]:
+    """Images to learn from, where they are not the gallery's own; all others; and queries.
 
-    The data's own split where it has one, a stratified random one where it has not.
+    None for queries where the data has no split of its own.
     """
     if config.kind == "fashion-mnist":
         return None, idx_dataset("FashionMNIST", "train"), idx_dataset("FashionMNIST", "t10k")
@@ -194,7 +219,7 @@ def _parts(
             )
         learning = source.subset(with_label(source, seen, wanted=True))
         source = source.subset(with_label(source, seen, wanted=False))
-    return learning, *stratified(source, config.gallery_share, generator)
+    return learning, source, None
 
 
 def stratified(

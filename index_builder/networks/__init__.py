@@ -10,7 +10,6 @@
     torchvision_trunk    a backbone of torchvision
     graph_trunk          a trunk that is an ONNX graph
     pooling              a feature map → one vector
-    whitening            a last layer in closed form
     dropout              masks from a generator
     initialisation       layers that begin the same for the same generator
     weights              pretrained weights
@@ -21,12 +20,10 @@
 from index_builder.networks.build import build_encoder, load_encoder, load_pretrained
 from index_builder.networks.encoder import MetricEncoder
 from index_builder.networks.weights import save_checkpoint
-from index_builder.networks.whitening import learned_whitening
 
 __all__ = [
     "MetricEncoder",
     "build_encoder",
-    "learned_whitening",
     "load_encoder",
     "load_pretrained",
     "save_checkpoint",

@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import load_file
 
 from index_builder.calibration import corrected_by_feedback
 from index_builder.calibration.calibrate import N_DETECTOR_IMAGES, calibrate_gallery
 from index_builder.calibration.evaluate import evaluate
+from index_builder.calibration.item_queries import ItemQueries, cross_fitted_items
 from index_builder.calibration.kept_queries import keep
 from index_builder.calibration.leave_one_out import whole_groups
 from index_builder.configuration.build import BuildConfig
 from index_builder.configuration.milvus import milvus_access
 from index_builder.configuration.signing import signing_key
-from index_builder.datasets import Splits, load_splits
+from index_builder.datasets import LabelledImages, Splits, load_splits
 from index_builder.indexing.bundle_manifest import describe
 from index_builder.indexing.embed import open_encoder
 from index_builder.indexing.from_images import build_gallery
@@ -85,6 +87,7 @@ def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) 
     images = splits.gallery.subset(chosen)
     views, unseen = not splits.labelled, splits.gallery_unseen
     with one_blas_thread():  # the sums of one thread are the same on every machine
+        items = _item_queries(config, run, splits, images, encoder)
         calibration = calibrate_gallery(
             encoder,
             gallery,
@@ -94,6 +97,7 @@ def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) 
             config.seed,
             are_views=views,
             unseen=unseen,
+            items=items,
         )
         forget(run.staging / EVALUATION_FILE, run.staging / CALIBRATION_FILE)
         keep(
@@ -105,10 +109,26 @@ def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) 
             config.seed,
             are_views=views,
             unseen=unseen,
+            items=items,
         )
     if feedback is not None:
         calibration = corrected_by_feedback(calibration, FeedbackLog(feedback))
     calibration.save(run.staging)
+
+
+def _item_queries(
+    config: BuildConfig, run: Run, splits: Splits, images: LabelledImages, encoder: StoredEncoder
+) -> ItemQueries | None:
+    """Return items as queries, by layers that have not seen them; None where images are held out.
+
+    Parameters
+    ----------
+    images : of the gallery, in random order.
+    """
+    if not splits.items_are_queries:
+        return None
+    weight = load_file(run.require(run.checkpoint, "train"))["last_layer.weight"]
+    return cross_fitted_items(encoder, splits.gallery, splits.training, images, weight, config.seed)
 
 
 def evaluate_step(config: BuildConfig, run: Run) -> dict[str, Any]:

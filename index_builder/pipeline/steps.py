@@ -23,7 +23,6 @@ from index_builder.methods import method_of
 from index_builder.networks import (
     MetricEncoder,
     build_encoder,
-    learned_whitening,
     load_pretrained,
     save_checkpoint,
 )
@@ -50,10 +49,12 @@ from index_builder.training.loop import feature_source, place_for_training, trai
 from index_builder.training.threads import threads_for
 from index_builder.vectors.halves import OnnxTrunk, trunk_metadata
 from index_builder.vectors.store import VectorFile
+from index_builder.whitening import learned_whitening
 from model_store.bundles.manifest import ENCODER_FILE, EVALUATION_FILE
 from model_store.encoder.contract import EncoderMetadata
 from model_store.encoder.vector_input import VectorInput
 from model_store.errors import ConfigError, DatasetError
+from model_store.threads import one_blas_thread
 
 __all__ = [
     "build_all",
@@ -224,17 +225,18 @@ def build_all(config: BuildConfig, run: Run, bundles: Path) -> tuple[Path, dict[
 
 def _require_queries(splits: Splits) -> None:
     """Refuse what cannot be calibrated before anything is computed, not after everything else."""
-    n_queries = len(splits.calibration.matched)
+    if splits.items_are_queries:
+        counts = Counter(splits.gallery.labels)
+        n_queries = sum(n for n in counts.values() if n > 1)
+    else:
+        n_queries = len(splits.calibration.matched)
     if n_queries < MIN_QUERIES and not splits.gallery_unseen:
-        part, advice = "half of the images", ""
+        advice = ""
         if splits.labelled:
-            part = "a fifth of each label's images"
-            advice = (
-                '; or, where each is a thing of its own, give --no-labels (dataset.labels = "none")'
-            )
+            advice = "; or, if each image is its own class, give --no-labels"
         raise DatasetError(
-            f"There would be {n_queries} queries to calibrate with, {part}; at least {MIN_QUERIES} "
-            f"are needed. Add images{advice}."
+            f"There are {n_queries} images to calibrate with; at least {MIN_QUERIES} are needed. "
+            f"Add images{advice}."
         )
 
 
@@ -309,7 +311,9 @@ def _whiten(encoder: MetricEncoder, images: LabelledImages, labels: Tensor) -> N
             f"network.embedding_dim = {dim}, but the trunk has {n_features} features; whitening "
             "adds none. Ask for fewer dimensions."
         )
-    weight = learned_whitening(feature_blocks(encoder, images), labels, dim)
+    blocks = (block.numpy() for block in feature_blocks(encoder, images))
+    with one_blas_thread():
+        weight = learned_whitening(blocks, labels.numpy(), dim)
     with torch.no_grad():
-        encoder.last_layer.weight.copy_(weight)
+        encoder.last_layer.weight.copy_(torch.from_numpy(weight))
         encoder.last_layer.bias.zero_()

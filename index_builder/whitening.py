@@ -1,0 +1,162 @@
+"""A last layer in closed form: features whitened by how images of one label differ.
+
+The layer is fitted to labels, so images that it was fitted to are more alike than new ones are.
+`cross_fitted_whitenings` gives layers that have not seen some of the images, in the coordinates of
+the layer that has seen all of them: their embeddings can be searched for in the served gallery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Features = NDArray[np.floating[Any]]
+Codes = NDArray[np.integer[Any]]
+
+_ROUNDING = 1e-10
+"""Share of the largest eigenvalue below which a direction of the features is rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Sums over images that the layer is computed from.
+
+    Attributes
+    ----------
+    counts : (C,) images of each label.
+    features : (C, F) sums of their features.
+    products : (F, F), Σ φ φᵀ over all images.
+    """
+
+    counts: NDArray[np.int64]
+    features: Floats
+    products: Floats
+
+    @classmethod
+    def of(cls, blocks: Iterable[Features], codes: Codes, n_labels: int) -> _Sums:
+        """Add up ``blocks`` (n, F) of N images with label ``codes`` (N,)."""
+        features, products, first = None, None, 0
+        for block in blocks:
+            rows = np.asarray(block, dtype=np.float64)
+            if features is None or products is None:
+                features = np.zeros((n_labels, rows.shape[1]))
+                products = np.zeros((rows.shape[1], rows.shape[1]))
+            np.add.at(features, codes[first : first + len(rows)], rows)
+            products += rows.T @ rows
+            first += len(rows)
+        if features is None or products is None or first != len(codes):
+            raise ValueError(f"the blocks hold {first} rows, the labels {len(codes)}")
+        return cls(np.bincount(codes, minlength=n_labels), features, products)
+
+    def __sub__(self, other: _Sums) -> _Sums:
+        return _Sums(
+            self.counts - other.counts,
+            self.features - other.features,
+            self.products - other.products,
+        )
+
+    def layer(self, embedding_dim: int, n_features: int) -> Floats:
+        """Return the layer (D, F), see `learned_whitening`; `n_features` counts for λ."""
+        held = self.counts > 0
+        n, n_labels = int(self.counts.sum()), int(held.sum())
+        features, counts = self.features[held], self.counts[held, None]
+        within = self.products - features.T @ (features / counts)
+        mean = features.sum(axis=0) / n
+        total = self.products - n * np.outer(mean, mean)
+        eigenvalues, directions = np.linalg.eigh(within / max(1, n - n_labels))
+        eigenvalues = np.maximum(eigenvalues, 0)
+        whitener = directions / np.sqrt(eigenvalues + eigenvalues.sum() / n_features)
+        _, principal = np.linalg.eigh(whitener.T @ total @ whitener)
+        layer: Floats = (whitener @ principal[:, ::-1][:, :embedding_dim]).T
+        return layer
+
+
+def learned_whitening(blocks: Iterable[Features], codes: Codes, embedding_dim: int) -> Floats:
+    """Weight W (D, F) of a layer h = W φ that whitens the differences within labels.
+
+    After Radenović et al. 2019, sec. 3.3: with C the covariance within labels, φ is divided by
+    (C + λ I)^½, and the D directions in which whole images then vary most are kept. λ is the mean
+    eigenvalue of C: with fewer images than features most eigenvalues are estimated as zero, and
+    dividing by them would blow up noise. There is no centring: that the features of all images
+    share a direction is itself a feature, and the cosine of images of labels that trained nothing
+    is the better for it.
+
+    Parameters
+    ----------
+    blocks : (n, F) features in row order; read once.
+    codes : (N,) labels as numbers from 0; some label has two images that differ.
+    embedding_dim : D ≤ F.
+
+    Returns
+    -------
+    (D, F) float64; the largest entry of each row is positive, so that the same features give the
+    same W.
+
+    Raises
+    ------
+    ValueError : D is larger than F, or there are more or fewer features than labels.
+    """
+    _, codes = np.unique(codes, return_inverse=True)
+    n_labels = int(codes.max(initial=0)) + 1
+    blocks = iter(blocks)
+    first = next(blocks, np.empty((0, 0)))
+    n_features = first.shape[1]
+    if embedding_dim > n_features:
+        raise ValueError(f"{embedding_dim=}, but there are {n_features} features")
+    blocks, basis = chain([first], blocks), None
+    if embedding_dim < len(codes) < n_features:
+        features = np.concatenate(list(blocks))
+        basis = _span(features)
+        blocks = [features @ basis]
+    weight = _Sums.of(blocks, codes, n_labels).layer(embedding_dim, n_features)
+    if basis is not None:
+        weight = weight @ basis.T
+    largest = np.take_along_axis(weight, np.abs(weight).argmax(axis=1)[:, None], axis=1)
+    return weight * np.sign(largest)
+
+
+def cross_fitted_whitenings(
+    features: Features, codes: Codes, left_out: Sequence[NDArray[np.int64]], weight: Features
+) -> Iterator[NDArray[np.float32]]:
+    """Yield a layer (D, F) for each fold, fitted to all images but those that it leaves out.
+
+    The principal directions of two fits differ by a rotation even where the fits agree. Each layer
+    is therefore turned to ``weight`` by the rotation R that minimises Σ ‖R W_k φ − W φ‖² over the
+    images that both have seen (orthogonal Procrustes, Schönemann 1966). It leaves cosines as they
+    are.
+
+    Parameters
+    ----------
+    features, codes : (N, F) and (N,) what ``weight`` was fitted to.
+    left_out : for each fold, the images that its layer shall not see.
+    weight : (D, F), the layer that has seen all images.
+    """
+    n_features = features.shape[1]
+    embedding_dim = len(weight)
+    _, codes = np.unique(codes, return_inverse=True)
+    n_labels = int(codes.max(initial=0)) + 1
+    basis = _span(features) if embedding_dim < len(features) < n_features else None
+    rows = np.asarray(features if basis is None else features @ basis, dtype=np.float64)
+    whole = np.asarray(weight if basis is None else weight @ basis, dtype=np.float64)
+    sums = _Sums.of([rows], codes, n_labels)
+    for fold in left_out:
+        rest = sums - _Sums.of([rows[fold]], codes[fold], n_labels)
+        layer = rest.layer(embedding_dim, n_features)
+        left, _, right = np.linalg.svd(whole @ rest.products @ layer.T)
+        turned = (left @ right) @ layer
+        yield (turned if basis is None else turned @ basis.T).astype(np.float32)
+
+
+def _span(features: Features) -> Floats:
+    """Return an orthonormal basis (F, r) of N ≤ F rows: sums of products are smaller there."""
+    rows = np.asarray(features, dtype=np.float64)
+    values, vectors = np.linalg.eigh(rows @ rows.T)
+    kept = values > _ROUNDING * values[-1]
+    basis: Floats = (rows.T @ vectors[:, kept]) / np.sqrt(values[kept])
+    return basis
