@@ -148,9 +148,19 @@ def cross_fitted_whitenings(
     for fold in left_out:
         rest = sums - _Sums.of([rows[fold]], codes[fold], n_labels)
         layer = rest.layer(embedding_dim, n_features)
-        left, _, right = np.linalg.svd(whole @ rest.products @ layer.T)
-        turned = (left @ right) @ layer
+        turned = _nearest_rotation(whole @ rest.products @ layer.T) @ layer
         yield (turned if basis is None else turned @ basis.T).astype(np.float32)
+
+
+def _nearest_rotation(products: Floats) -> Floats:
+    """Return U Vᵀ of U S Vᵀ = ``products`` (D, D), without the directions that are rounding.
+
+    By the eigenvectors of M Mᵀ, in half the time of a singular value decomposition.
+    """
+    values, left = np.linalg.eigh(products @ products.T)
+    kept = values > _ROUNDING**2 * values[-1]
+    rotation: Floats = (left[:, kept] / np.sqrt(values[kept])) @ (left[:, kept].T @ products)
+    return rotation
 
 
 def _span(features: Features) -> Floats:

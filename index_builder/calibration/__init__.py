@@ -5,7 +5,8 @@
 what stands above labels; each query is scored by `folds` that lack it; `fit` puts them together
 with the evidence that promises are computed from. `hidden_labels` makes absent queries of matched
 ones, and `leave_one_out` queries of gallery images, where the encoder has learned nothing from
-them; `calibrate` is the way in, for the build of a configuration, for any collection, and for
+them; `item_queries` are items, embedded by layers that have not seen them; `corrupted_queries` are
+corrupted versions of queries; `plan` counts all of them before the work; `calibrate` is the way in, for the build of a configuration, for any collection, and for
 queries of one's own, and `captions` for queries in words; `pictures` measures the quality of
 images; `retrieval` retrieves what it is fitted to, in `lists` of one length, as a `setup` knows the
 gallery; `kept_queries` stay in the bundle, so that `fit_again` needs no image, and

@@ -84,15 +84,23 @@ def leave_one_out_queries(
     """
     if len(images) * (N_FOLDS - 1) // N_FOLDS < MIN_REFERENCES:
         return np.empty(0, dtype=np.int64)
-    codes, groups = images.label_codes(), group_numbers(images)
-    of_label, _ = np.unique(np.stack([codes, groups]), axis=1)
-    groups_of_label = np.bincount(of_label, minlength=int(codes.max(initial=0)) + 1)
-    paired = np.flatnonzero(groups_of_label[codes] > 1)
+    paired = np.flatnonzero(has_partner(images))
     if put is None:
         return paired[: max(enough - n_held_out, 0)]
     of_put = put.places[: put.n_queries]
     others = np.setdiff1d(paired, put.places)  # in their order, which is random
     return np.concatenate([of_put, others[: max(enough - n_held_out - len(of_put), 0)]])
+
+
+def has_partner(images: LabelledImages) -> NDArray[np.bool_]:
+    """Return which images (N,) have another image of their label that is not of their group."""
+    if not len(images):
+        return np.zeros(0, dtype=bool)
+    codes, groups = images.label_codes(), group_numbers(images)
+    of_label, _ = np.unique(np.stack([codes, groups]), axis=1)
+    groups_of_label = np.bincount(of_label, minlength=int(codes.max()) + 1)
+    paired: NDArray[np.bool_] = groups_of_label[codes] > 1
+    return paired
 
 
 def rows_of_groups(gallery: Gallery, images: LabelledImages) -> NDArray[np.int64]:

@@ -75,6 +75,9 @@ class AllOptions:
     milvus: Annotated[
         str | None, typer.Option(help="Put the gallery into this Milvus, as for `index`.")
     ] = None
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan of the build, and stop.")
+    ] = False
     run: RunOption = None
     bundles: BundlesOption = None
 
@@ -141,11 +144,20 @@ class AllOptions:
 
 @with_options(AllOptions)
 def all_command(options: AllOptions) -> None:
-    """Run every step, from images or vectors to a published bundle, and print its evaluation."""
+    """Run every step, from images or vectors to a published bundle, and print its evaluation.
+
+    The plan comes first: what the build has to calibrate with, and what can be promised with it.
+    """
     build = in_milvus(options.build, options.milvus)
     opened = Run(options.run or Path("runs") / build.name)
     published = options.bundles or Path("bundles") / build.name
     with opened.occupied():
+        plan = step_of("plan_of")(build)
+        for line in plan.lines():
+            console.print(line, highlight=False, soft_wrap=True)
+        plan.require_feasible()
+        if options.dry_run:
+            return
         bundle, report = step_of("build_all")(build, opened, published)
     print_report(report)
     print(bundle)

@@ -16,6 +16,7 @@ from index_builder.calibration.evaluate import evaluate
 from index_builder.calibration.item_queries import ItemQueries, cross_fitted_items
 from index_builder.calibration.kept_queries import keep
 from index_builder.calibration.leave_one_out import whole_groups
+from index_builder.calibration.plan import Plan
 from index_builder.configuration.build import BuildConfig
 from index_builder.configuration.milvus import milvus_access
 from index_builder.configuration.signing import signing_key
@@ -154,6 +155,12 @@ def publish_step(config: BuildConfig, run: Run, bundles: Path) -> Path:
     index = index_description(run.staging)
     manifest = describe(retriever, index, config.name, config.description, metrics, samples)
     return publish(run.staging, manifest, bundles, key=signing_key())
+
+
+def plan_of(config: BuildConfig) -> Plan:
+    """Count the queries that a build will have, from its data as they are now."""
+    splits_of.cache_clear()  # a folder may have changed since it was last read
+    return Plan.of_splits(splits_of(config), config.calibration)
 
 
 @lru_cache(maxsize=1)

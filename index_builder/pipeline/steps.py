@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from index_builder.calibration import MIN_QUERIES
+from index_builder.calibration.plan import Plan
 from index_builder.configuration.build import BuildConfig
 from index_builder.configuration.encoder import EncoderConfig
 from index_builder.datasets import LabelledImages, Splits
@@ -204,8 +204,7 @@ def export_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
 
 def build_all(config: BuildConfig, run: Run, bundles: Path) -> tuple[Path, dict[str, Any]]:
     """Every step in turn, into a clean staging directory."""
-    splits_of.cache_clear()  # a folder may have changed since it was last looked at
-    _require_queries(splits_of(config))
+    Plan.of_splits(splits_of(config), config.calibration).require_feasible()
     shutil.rmtree(run.staging, ignore_errors=True)
     splits = splits_of(config)
     steps: Mapping[str, Callable[[], object]] = {
@@ -221,23 +220,6 @@ def build_all(config: BuildConfig, run: Run, bundles: Path) -> tuple[Path, dict[
         step()
     report = run.read_json(EVALUATION_FILE)
     return publish_step(config, run, bundles), report
-
-
-def _require_queries(splits: Splits) -> None:
-    """Refuse what cannot be calibrated before anything is computed, not after everything else."""
-    if splits.items_are_queries:
-        counts = Counter(splits.gallery.labels)
-        n_queries = sum(n for n in counts.values() if n > 1)
-    else:
-        n_queries = len(splits.calibration.matched)
-    if n_queries < MIN_QUERIES and not splits.gallery_unseen:
-        advice = ""
-        if splits.labelled:
-            advice = "; or, if each image is its own class, give --no-labels"
-        raise DatasetError(
-            f"There are {n_queries} images to calibrate with; at least {MIN_QUERIES} are needed. "
-            f"Add images{advice}."
-        )
 
 
 def _require_enough(images: LabelledImages) -> None:

@@ -1,0 +1,142 @@
+"""The plan of a build: which queries it will have, and what can be promised with so many.
+
+A plan is made from counts alone, so that a build that cannot succeed stops in its first seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from index_builder.calibration.fit import MIN_QUERIES
+from index_builder.calibration.item_queries import MOST_QUERIES
+from index_builder.calibration.leave_one_out import has_partner
+from index_builder.configuration.build import CalibrationConfig
+from index_builder.datasets import Splits
+from model_store.decision.operating import least_queries
+from model_store.errors import DatasetError
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The counts of a build.
+
+    Attributes
+    ----------
+    n_images, n_labels : of the source, withheld labels included.
+    n_gallery, n_gallery_labels : of the gallery.
+    is_labelled : whether labels say which images belong together.
+    items_are_queries : whether each item is a query, searched for in the rest of the gallery.
+    n_matched : (calibration, evaluation) queries with a match.
+    n_withheld : (calibration, evaluation) queries of withheld labels.
+    n_withheld_labels : their labels.
+    promises : what answers shall promise.
+    """
+
+    n_images: int
+    n_labels: int
+    n_gallery: int
+    n_gallery_labels: int
+    is_labelled: bool
+    items_are_queries: bool
+    n_matched: tuple[int, int]
+    n_withheld: tuple[int, int]
+    n_withheld_labels: int
+    promises: CalibrationConfig
+
+    @classmethod
+    def of_splits(cls, splits: Splits, promises: CalibrationConfig) -> Plan:
+        """Count the images of a build."""
+        calibration, evaluation = splits.calibration, splits.evaluation
+        withheld = (*calibration.withheld.labels, *evaluation.withheld.labels)
+        labels = set(splits.gallery.labels)
+        n_matched = len(calibration.matched), len(evaluation.matched)
+        n_outside = sum(n_matched) if splits.labelled else 0
+        if splits.items_are_queries:
+            n_matched = min(int(has_partner(splits.gallery).sum()), MOST_QUERIES), 0
+        return cls(
+            len(splits.gallery) + n_outside + len(withheld),
+            len(labels | set(withheld)),
+            len(splits.gallery),
+            len(labels),
+            splits.labelled,
+            splits.items_are_queries,
+            n_matched,
+            (len(calibration.withheld), len(evaluation.withheld)),
+            len(set(withheld)),
+            promises,
+        )
+
+    @property
+    def least_queries(self) -> int:
+        """The least number of right `match` verdicts, none wrong, that promise the error."""
+        return math.ceil(least_queries(self.promises.max_error, self.promises.delta))
+
+    @property
+    def least_error(self) -> float:
+        """The least error of `match` that the queries with a match can promise."""
+        return 1 - math.pow(self.promises.delta, 1 / max(self.n_matched[0], 1))
+
+    def lines(self) -> list[str]:
+        """Return the plan in a few lines."""
+        of_labels = f" of {self.n_labels:,} labels" if self.is_labelled else ""
+        lines = [
+            f"{self.n_images:,} images{of_labels}; {self.n_gallery:,} in the gallery",
+            f"queries with a match: {self._matched}",
+            f"queries without a match: {self._absent}",
+        ]
+        wanted = f"an error of `match` of at most {self.promises.max_error:.1%}"
+        guarantee = f"guarantee: {wanted} needs {self.least_queries} confident queries"
+        if self.least_queries > self.n_matched[0]:
+            guarantee += (
+                f". With {self.n_matched[0]:,} the verdict is never `match`: add images, or accept "
+                f"an error of {math.ceil(1000 * self.least_error) / 10:g} % (--max-error)"
+            )
+        return [*lines, guarantee]
+
+    def require_feasible(self) -> None:
+        """Raise where no calibration can come out.
+
+        Raises
+        ------
+        DatasetError
+        """
+        advice = "Add images"
+        if self.is_labelled:
+            advice += "; or, if each image is its own class, give --no-labels"
+        if self.is_labelled and self.n_gallery_labels < 2:
+            raise DatasetError(
+                f"The gallery has {self.n_gallery_labels} label; at least two are needed to tell a "
+                "match from a non-match. Put images of each label into a sub-folder of its own; "
+                "or, if each image is its own class, give --no-labels."
+            )
+        if self.n_matched[0] < MIN_QUERIES:
+            cause = ""
+            if self.items_are_queries:
+                cause = " that have another image of their label, copies aside"
+            raise DatasetError(
+                f"There are {self.n_matched[0]} queries to calibrate with{cause}; at least "
+                f"{MIN_QUERIES} are needed. {advice}."
+            )
+
+    @property
+    def _matched(self) -> str:
+        calibration, evaluation = self.n_matched
+        if self.items_are_queries:
+            return f"{calibration:,}, each an item that is searched for in the rest of the gallery"
+        kind = "held-out images" if self.is_labelled else "augmented views of items"
+        return f"{calibration:,} to calibrate, {evaluation:,} to evaluate ({kind})"
+
+    @property
+    def _absent(self) -> str:
+        calibration, evaluation = self.n_withheld
+        withheld = ""
+        if calibration or evaluation:
+            withheld = (
+                f"{calibration:,} to calibrate, {evaluation:,} to evaluate, of "
+                f"{self.n_withheld_labels:,} withheld labels"
+            )
+        if self.items_are_queries or not withheld:
+            hidden = "the same ones with their own label hidden"
+            return f"{hidden}; {withheld}" if withheld else hidden
+        return withheld
