@@ -87,6 +87,9 @@ def learned_whitening(blocks: Iterable[Features], codes: Codes, embedding_dim: i
     share a direction is itself a feature, and the cosine of images of labels that trained nothing
     is the better for it.
 
+    At most N / 2 directions are kept: with more, single images decide on the last of them. The
+    other rows are zero.
+
     Parameters
     ----------
     blocks : (n, F) features in row order; read once.
@@ -110,13 +113,14 @@ def learned_whitening(blocks: Iterable[Features], codes: Codes, embedding_dim: i
     if embedding_dim > n_features:
         raise ValueError(f"{embedding_dim=}, but there are {n_features} features")
     blocks, basis = chain([first], blocks), None
-    if embedding_dim < len(codes) < n_features:
+    n_kept = min(embedding_dim, max(len(codes) // 2, 1))
+    if n_kept < len(codes) < n_features:
         features = np.concatenate(list(blocks))
         basis = _span(features)
         blocks = [features @ basis]
-    weight = _Sums.of(blocks, codes, n_labels).layer(embedding_dim, n_features)
-    if basis is not None:
-        weight = weight @ basis.T
+    weight = np.zeros((embedding_dim, n_features))
+    kept = _Sums.of(blocks, codes, n_labels).layer(n_kept, n_features)
+    weight[:n_kept] = kept if basis is None else kept @ basis.T
     largest = np.take_along_axis(weight, np.abs(weight).argmax(axis=1)[:, None], axis=1)
     return weight * np.sign(largest)
 
@@ -138,16 +142,16 @@ def cross_fitted_whitenings(
     weight : (D, F), the layer that has seen all images.
     """
     n_features = features.shape[1]
-    embedding_dim = len(weight)
+    n_kept = int(np.any(weight != 0, axis=1).sum())
     _, codes = np.unique(codes, return_inverse=True)
     n_labels = int(codes.max(initial=0)) + 1
-    basis = _span(features) if embedding_dim < len(features) < n_features else None
+    basis = _span(features) if n_kept < len(features) < n_features else None
     rows = np.asarray(features if basis is None else features @ basis, dtype=np.float64)
     whole = np.asarray(weight if basis is None else weight @ basis, dtype=np.float64)
     sums = _Sums.of([rows], codes, n_labels)
     for fold in left_out:
         rest = sums - _Sums.of([rows[fold]], codes[fold], n_labels)
-        layer = rest.layer(embedding_dim, n_features)
+        layer = rest.layer(n_kept, n_features)
         turned = _nearest_rotation(whole @ rest.products @ layer.T) @ layer
         yield (turned if basis is None else turned @ basis.T).astype(np.float32)
 

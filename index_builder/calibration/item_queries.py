@@ -79,9 +79,7 @@ class CrossFittedLayers:
         n_labels = int(codes.max()) + 1
         n_folds = min(N_FOLDS, len(items))
         of_label = generator.permutation(n_labels) % n_folds
-        of_group = _balanced(codes, groups, n_folds, generator)
-        # Its label stays in the fold that an item is left out of.
-        of_item = (of_label[codes] + 1 + of_group % max(n_folds - 1, 1)) % n_folds
+        of_item = _item_folds(codes, groups, of_label, n_folds, generator)
         left_out = [
             np.flatnonzero(((of_item == fold) | (of_label[codes] == fold))[fitted_to])
             for fold in range(n_folds)
@@ -109,19 +107,29 @@ class CrossFittedLayers:
         return replace(embeddings, mean=mean)
 
 
-def _balanced(
-    codes: Integers, groups: Integers, n_folds: int, generator: np.random.Generator
+def _item_folds(
+    codes: Integers,
+    groups: Integers,
+    of_label: Integers,
+    n_folds: int,
+    generator: np.random.Generator,
 ) -> Integers:
-    """Return the fold (N,) of each item: groups whole, and each label shared out evenly."""
+    """Return the fold (N,) that leaves out each item: groups whole, labels shared out evenly.
+
+    It is not the fold ``of_label`` (C,) that leaves out the item's label, or that of the group's
+    first item.
+    """
     n_groups = int(groups.max()) + 1
-    first = np.zeros(n_groups, dtype=np.int64)
-    first[groups[::-1]] = codes[::-1]  # the label of the group's first item
+    label = np.zeros(n_groups, dtype=np.int64)
+    label[groups[::-1]] = codes[::-1]  # of the group's first item
     order = generator.permutation(n_groups)
-    order = order[np.argsort(first[order], kind="stable")]
-    starts = np.searchsorted(first[order], first[order])
-    fold = np.empty(n_groups, dtype=np.int64)
-    fold[order] = np.arange(n_groups) - starts + generator.integers(n_folds, size=n_groups)[starts]
-    return fold[groups] % n_folds
+    order = order[np.argsort(label[order], kind="stable")]
+    starts = np.searchsorted(label[order], label[order])
+    begin = generator.integers(n_folds, size=n_groups)[starts]
+    place = np.empty(n_groups, dtype=np.int64)
+    place[order] = np.arange(n_groups) - starts + begin
+    folds = (of_label[label] + 1 + place % max(n_folds - 1, 1)) % n_folds
+    return folds[groups]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from index_builder.configuration.build import BuildConfig, in_words
 from model_store.errors import ConfigError
 
-EMBEDDING_DIM = 512
+EMBEDDING_DIM = 256
 """The dimensions of whitened features, where there are so many."""
 
 

@@ -84,6 +84,15 @@ def test_whitening_of_the_same_features_is_the_same() -> None:
     assert (np.take_along_axis(first, np.abs(first).argmax(1)[:, None], 1) > 0).all()
 
 
+def test_whitening_of_few_images_keeps_half_as_many_directions() -> None:
+    weight = whitening(FEW, FEW_LABELS, 40)
+    np.testing.assert_allclose(weight[:24], whitening(FEW, FEW_LABELS, 24))
+    assert not weight[24:].any()
+    (layer,) = cross_fitted_whitenings(FEW, FEW_LABELS, [np.array([0, 9])], weight)
+    assert not layer[24:].any()
+    assert np.linalg.matrix_rank(layer) == 24
+
+
 def test_whitening_to_more_dimensions_than_features_is_refused() -> None:
     with pytest.raises(ValueError, match="12 features"):
         whitening(FEATURES, LABELS, 13)
