@@ -135,7 +135,7 @@ def test_a_folder_and_an_encoder_are_a_whole_configuration(tmp_path: Path) -> No
     assert config.name == "my-photos-2026"
     assert config.dataset.path == folder
     assert (config.training.epochs, config.network.last_layer) == (0, "whitening")
-    assert config.network.embedding_dim == 512
+    assert config.network.embedding_dim == 256
     assert encoder_config(folder, encoder, 64).network.embedding_dim == 64
     assert encoder_config(tmp_path / "Фото", encoder, 64).name == "photographs"
     assert len(encoder_config(tmp_path / ("a" * 99), encoder, 64).name) == 63
