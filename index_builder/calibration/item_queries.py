@@ -35,7 +35,7 @@ N_FOLDS = 20
 twentieth of the labels. On 38 kinds of 15 photographs the similarities of queries to items were
 those of new photographs within 0.005; with ten layers they were 0.02 to 0.03 too high."""
 
-N_CORRUPTED = 150
+N_CORRUPTED = 80
 """Items that are corrupted, which only the weights of the outlier score learn from."""
 
 Integers = NDArray[np.int64]

@@ -11,6 +11,10 @@ from index_builder.progress import track
 from model_store.images.quality import ordinary_limits, quality_measures
 
 
+N_MEASURED = 250
+"""Queries that are decoded to be measured, where they were not decoded to be encoded."""
+
+
 class MeasuredPictures:
     """Quality measures of queries, taken where they are decoded to be encoded.
 
@@ -38,7 +42,8 @@ class MeasuredPictures:
         return ordinary_limits(self._of(queries))
 
     def _of(self, queries: LabelledImages) -> NDArray[np.float64]:
-        unknown = [row for row in range(len(queries)) if row not in self._measures]
+        n_missing = max(min(N_MEASURED, len(queries)) - len(self._measures), 0)
+        unknown = [row for row in range(len(queries)) if row not in self._measures][:n_missing]
         for row in track(unknown, "quality of the queries", len(unknown)):
             self._measures[row] = quality_measures(queries.pixels(row))
-        return np.stack([self._measures[row] for row in range(len(queries))])
+        return np.stack([self._measures[row] for row in sorted(self._measures)])
