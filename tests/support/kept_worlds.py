@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from index_builder.calibration.calibrate import calibrate_gallery
+from index_builder.calibration.item_queries import ItemQueries
 from index_builder.calibration.kept_queries import (
     KeptVectors,
     as_vectors,
@@ -67,8 +69,14 @@ OF_QUERIES = np.repeat(np.arange(N_LABELS), 6)
 ITEMS, QUERIES = drawn(OF_ITEMS, 1), drawn(OF_QUERIES, 2)
 
 
-def calibrated(root: Path, strangers: np.ndarray) -> Path:
-    """Build the gallery, and calibrate it; ``strangers`` are labels of absent queries."""
+def calibrated(root: Path, strangers: np.ndarray, *, by_items: bool = False) -> Path:
+    """Build the gallery, and calibrate it.
+
+    Parameters
+    ----------
+    strangers : labels of absent queries.
+    by_items : with items as queries, in place of held-out images.
+    """
     staging = root / "staging"
     staging.mkdir()
     gallery_images = images("item", OF_ITEMS, ITEMS)
@@ -83,11 +91,14 @@ def calibrated(root: Path, strangers: np.ndarray) -> Path:
     order = np.random.default_rng(0).permutation(len(OF_ITEMS))
     gallery, some = FaissGallery(staging), gallery_images.subset(order)
     config = CalibrationConfig(max_error=0.1)
-    fitted = calibrate_gallery(
-        ENCODER, gallery, some, queries, config, 0, are_views=False, unseen=True
-    )
+    asked_of = None
+    if by_items:
+        queries = QuerySet(asked.subset([]), absent, None)
+        asked_of = item_queries(some, ITEMS.at(order))
+    known = {"are_views": False, "unseen": not by_items, "items": asked_of}
+    fitted = calibrate_gallery(ENCODER, gallery, some, queries, config, 0, **known)
     fitted.save(staging)
-    keep(staging, ENCODER, some, queries, gallery, 0, are_views=False, unseen=True)
+    keep(staging, ENCODER, some, queries, gallery, 0, **known)
     (staging / "encoder.onnx").write_bytes(b"no network")
     manifest = Manifest(
         gallery={"name": "g", "description": "", "n_items": gallery.n_items},
@@ -98,6 +109,15 @@ def calibrated(root: Path, strangers: np.ndarray) -> Path:
         library_versions={},
     )
     return publish(staging, manifest, root / "bundles", keep=False).parent
+
+
+def item_queries(items: LabelledImages, embeddings: Embeddings) -> ItemQueries:
+    """Items as queries, of an encoder that has learned nothing from them."""
+    corrupted_of = np.arange(0, len(items), 3)
+    noise = np.random.default_rng(5).standard_normal((len(corrupted_of), N_FEATURES))
+    corrupted = embeddings.at(corrupted_of)
+    corrupted = replace(corrupted, features=corrupted.features + 3 * noise.astype(np.float32))
+    return ItemQueries(items, embeddings, embeddings, corrupted, corrupted_of)
 
 
 def opened(root: Path) -> LiveGallery:

@@ -1,0 +1,90 @@
+"""Galleries whose items are their calibration queries: fitted, and fitted again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model_store.bundles.directory import current_id
+from model_store.gallery import Delete, FaissGallery
+from tests.support.kept_worlds import (
+    N_EACH,
+    N_LABELS,
+    N_NEW,
+    OF_ITEMS,
+    OF_QUERIES,
+    asked,
+    calibrated,
+    calibration,
+    compacted,
+    drawn,
+    opened,
+    put,
+)
+
+STRANGERS = N_LABELS + np.repeat(np.arange(N_NEW), 5)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A gallery calibrated by its items, and by a few queries of four withheld labels."""
+    return calibrated(tmp_path, STRANGERS, by_items=True)
+
+
+def test_items_are_all_queries_and_withheld_labels_add_to_hidden_ones(root: Path) -> None:
+    fitted = calibration(root / str(current_id(root)))
+    assert fitted.report["queries"] == "left_out_items"
+    assert fitted.n_queries == fitted.report["n_matched"] == len(OF_ITEMS)
+    assert fitted.report["n_absent"] == len(OF_ITEMS) + len(STRANGERS)
+    absent = fitted.evidence.absent
+    assert len(np.unique(fitted.evidence.clusters[absent])) == N_LABELS + N_NEW
+    assert fitted.evidence.absence == "hidden_labels"
+    gallery = FaissGallery(root / str(current_id(root)))
+    verdicts = asked(gallery, fitted, drawn(OF_QUERIES, 11))
+    assert verdicts.count("match") > 0.4 * len(OF_QUERIES)
+
+
+def test_recall_of_left_out_items_is_that_of_new_queries(root: Path) -> None:
+    fitted = calibration(root / str(current_id(root)))
+    of_items = fitted.report["cross_fitted"]["recall_at_1"]
+    gallery, labels = FaissGallery(root / str(current_id(root))), np.tile(np.arange(N_LABELS), 100)
+    directions = drawn(labels, 12).directions
+    codes = gallery.label_codes(gallery.candidates(directions, 1).rows[:, 0])
+    names = [f"label {label}" for label in labels.tolist()]
+    right = np.mean([gallery.labels[code] for code in codes.tolist()] == np.array(names))
+    assert abs(of_items - right) < 0.06  # two standard errors of 168 items
+
+
+def test_calibrated_again_without_a_change_gives_the_same(root: Path) -> None:
+    before = calibration(root / str(current_id(root)))
+    live = opened(root)
+    live.commit(put(np.array([3]), 6))
+    live.close()
+    after = calibration(compacted(root, calibrated=True))
+    assert after.report["n_matched"] == before.report["n_matched"]
+    assert after.report["queries"] == "left_out_items"
+    present = ~before.evidence.absent
+    again = after.evidence.first_probabilities[~after.evidence.absent][: present.sum()]
+    # The folds of cross-fitting are drawn again, since there is one query more.
+    assert np.corrcoef(before.evidence.first_probabilities[present], again)[0, 1] > 0.97
+    assert np.corrcoef(before.outlier_scores, after.outlier_scores[1:])[0, 1] > 0.98
+
+
+def test_items_of_labels_that_have_gone_are_absent_queries(root: Path) -> None:
+    live = opened(root)
+    live.commit([Delete(f"item-{number:04d}") for number in range(2 * N_EACH)])
+    live.close()
+    after = calibration(compacted(root, calibrated=True))
+    assert after.report["n_matched"] == (N_LABELS - 2) * N_EACH
+    n_hidden = (N_LABELS - 2) * N_EACH
+    assert after.report["n_absent"] == n_hidden + len(STRANGERS) + 2 * N_EACH
+
+
+def test_a_deleted_item_whose_label_stays_is_a_query_like_any_other(root: Path) -> None:
+    live = opened(root)
+    live.commit([Delete("item-0000"), Delete("item-0013")])
+    live.close()
+    after = calibration(compacted(root, calibrated=True))
+    assert after.report["n_matched"] == len(OF_ITEMS)
