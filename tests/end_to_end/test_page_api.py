@@ -51,6 +51,22 @@ def test_what_the_api_refuses_is_a_problem(page: Shown) -> None:
     assert page.run("api", aborted)["name"] == "AbortError"
 
 
+def test_image_form_holds_a_copy_in_memory_unless_the_file_is_refused_for_its_size(
+    page: Shown,
+) -> None:
+    made = """(async () => {
+        const file = new File([new Uint8Array(all[0])], "a", { type: "image/png" });
+        let n = 0;
+        file.arrayBuffer = () => { n += 1; return Blob.prototype.arrayBuffer.call(file); };
+        const form = await m.imageForm(file, "a.png", { limit: 5 });
+        const { name, type, size } = form.get("image");
+        return [n, name, type, size, form.get("limit")];
+    })()"""
+    most = 64 * 2**20
+    for size, n_reads in ((10, 1), (most, 1), (most + 1, 0)):
+        assert page.run("api", made, size) == [n_reads, "a.png", "image/png", size, "5"]
+
+
 def test_who_may_write_is_what_the_service_says(page: Shown) -> None:
     for scope, may in (("read", False), ("write", True), ("admin", True)):
         page.replies["/v1/usage"] = {"scope": scope}

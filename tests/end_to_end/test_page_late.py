@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Route, expect
 
 from tests.end_to_end.shown_page import ANSWER, GALLERY, PICTURE, Shown, result
-from tests.end_to_end.test_page_batch import UNSURE, batch_of
+from tests.end_to_end.test_page_batch import OPERATING_POINTS, UNSURE, batch_of
 from tests.end_to_end.test_page_browsing import items
 from tests.end_to_end.test_page_looking import heard, listening, looked_at
 
@@ -275,15 +276,93 @@ def test_scrolling_asks_a_busy_service_no_sooner(shown: Shown) -> None:
     assert len(asked) == 1
 
 
-def test_an_image_that_cannot_be_read_any_more_says_so(shown: Shown, tmp_path: Path) -> None:
-    file = tmp_path / "shoe.png"
-    file.write_bytes(PICTURE)
+def deleted(file: Path) -> None:
+    file.unlink()
+
+
+def changed(file: Path) -> None:
+    file.write_bytes(2 * PICTURE)  # another size: a browser looks at whole seconds of the time
+
+
+def replaced_by_a_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+@pytest.mark.parametrize("lost", [deleted, changed, replaced_by_a_folder])
+class TestUnreadableFile:
+    """Each time the page sends it, it says so; the service is not asked."""
+
+    UNREADABLE = "The file was changed, moved or deleted after it was chosen"
+
+    @pytest.fixture
+    def file(self, tmp_path: Path) -> Path:
+        file = tmp_path / "shoe.png"
+        file.write_bytes(PICTURE)
+        return file
+
+    def test_search_again_says_so(
+        self, shown: Shown, file: Path, lost: Callable[[Path], None]
+    ) -> None:
+        shown.open()
+        shown.found("file-input").set_input_files(file)
+        expect(shown.found("verdict")).to_be_visible()
+        n_asked = len(shown.asked)
+        lost(file)
+        shown.found("group_by").click()  # not `check`: it is gone before it is seen to be checked
+        expect(shown.found("problem")).to_contain_text("The file cannot be read")
+        expect(shown.found("problem")).to_contain_text(self.UNREADABLE)
+        expect(shown.found("problem").get_by_role("button")).to_have_count(0)  # in vain
+        assert len(shown.asked) == n_asked
+
+    def test_crop_says_so(self, shown: Shown, file: Path, lost: Callable[[Path], None]) -> None:
+        shown.open()
+        shown.found("file-input").set_input_files(file)
+        expect(shown.found("verdict")).to_be_visible()
+        n_asked = len(shown.asked)
+        lost(file)
+        shown.found("edit").click()
+        expect(shown.found("problem")).to_contain_text(self.UNREADABLE)
+        assert len(shown.asked) == n_asked
+
+    def test_batch_says_so_of_that_file(
+        self, shown: Shown, file: Path, lost: Callable[[Path], None]
+    ) -> None:
+        shown.replies[OPERATING_POINTS] = {"point": None}
+        shown.open()
+        names = [f"{i}.png" for i in range(4)]  # one more than are searched with at a time
+        files = [file.with_name(name) for name in names]
+        for one in files:
+            one.write_bytes(PICTURE)
+        held = held_back(shown, "**/search")
+        shown.found("file-input").set_input_files(files)
+        holds(shown, held, 3)
+        lost(files[3])
+        for route in held:
+            route.fulfill(json=ANSWER)
+        expect(shown.page.get_by_role("progressbar")).to_be_hidden()
+        rows = shown.found("batch-row")
+        expect(rows.filter(has_text="3.png")).to_contain_text(f"failed: {self.UNREADABLE}")
+        expect(rows.filter(has_text="failed")).to_have_count(1)
+        assert len(held) == 3
+
+    def test_new_item_says_so(self, shown: Shown, file: Path, lost: Callable[[Path], None]) -> None:
+        held: list[Route] = []
+        shown.page.route("**/items/mine", lambda route: route.fulfill(status=404, json=BUSY)
+                         if route.request.method == "GET" else held.append(route))  # fmt: skip
+        shown.open()
+        shown.found("file-input").set_input_files(file)
+        shown.found("look").click()
+        lost(file)
+        shown.page.keyboard.press("a")
+        shown.page.get_by_label("Id", exact=True).fill("mine")
+        shown.page.keyboard.press("Enter")
+        expect(shown.found("add-form").get_by_role("alert")).to_contain_text(self.UNREADABLE)
+        assert held == []
+
+
+def test_service_that_cannot_be_reached_is_no_unreadable_file(shown: Shown) -> None:
     shown.open()
-    shown.found("file-input").set_input_files(file)
-    expect(shown.found("verdict")).to_be_visible()
-    file.unlink()  # or a folder, which is no file
-    shown.found("group_by").click()  # not `check`: it may be gone before it is seen to be checked
-    expect(shown.found("problem")).to_contain_text("The file cannot be read")
     shown.page.route("**/search", lambda route: route.abort())
     shown.choose("a.png")
     expect(shown.found("problem")).to_contain_text("The service cannot be reached")

@@ -52,12 +52,6 @@ const unreadable = (response) =>
     detail: t`What came back is not what this page expects. A proxy in between may have answered.`,
   });
 
-/** Whether the files of a form can be read: to a browser those that cannot look like no network. */
-async function isReadable(body) {
-  const files = body instanceof FormData ? [...body.values()].filter((one) => one instanceof Blob) : [];
-  return Promise.all(files.map((file) => file.slice(0, 1).arrayBuffer())).then(() => true, () => false);
-}
-
 export async function ask(url, options = {}) {
   const sent = key.get();
   const headers = { ...options.headers, ...(sent && { Authorization: `Bearer ${sent}` }) };
@@ -66,13 +60,6 @@ export async function ask(url, options = {}) {
     response = await fetch(address(url), { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    if (!await isReadable(options.body)) {
-      throw new Problem({
-        title: t`The file cannot be read`,
-        detail: t`It was changed or moved since it was chosen, or it is a folder.`,
-        remedy: t`Choose it again.`,
-      });
-    }
     throw new Problem({
       status: 0,
       title: t`The service cannot be reached`,
@@ -92,11 +79,32 @@ export async function askJson(url, options) {
   });
 }
 
+const READ_BYTES = 64 * 2 ** 20; // the service refuses a larger file before it has read it
+
+/** Return a copy of `file` in memory. Raises a Problem if the file cannot be read. */
+async function inMemory(file) {
+  const bytes = await file.arrayBuffer().catch(() => {
+    throw new Problem({
+      title: t`The file cannot be read`,
+      detail: t`The file was changed, moved or deleted after it was chosen, or it is a folder.`,
+      remedy: t`Choose the file again.`,
+    });
+  });
+  return new Blob([bytes], { type: file.type });
+}
+
+/** The form that sends an image, with further `fields`. The image is read first: a browser reports
+ * a deleted file as a network error, and may send a changed file without an error. */
+export async function imageForm(blob, name, fields = {}) {
+  const form = new FormData();
+  form.append("image", blob.size > READ_BYTES ? blob : await inMemory(blob), name);
+  for (const [field, value] of Object.entries(fields)) form.append(field, value);
+  return form;
+}
+
 /** The answer to an image; `options` are those of a search. */
-export function searchWith(gallery, blob, name, options = {}, signal = undefined) {
-  const body = new FormData();
-  body.append("image", blob, name);
-  for (const [option, value] of Object.entries(options)) body.append(option, value);
+export async function searchWith(gallery, blob, name, options = {}, signal = undefined) {
+  const body = await imageForm(blob, name, options);
   const url = `/v1/galleries/${encodeURIComponent(gallery)}/search`;
   return askJson(url, { method: "POST", body, signal });
 }

@@ -1,6 +1,6 @@
 // Advice on a photograph before anything is searched with it.
 
-import { askJson } from "../api.js";
+import { askJson, imageForm } from "../api.js";
 import { el } from "../elements.js";
 import { t } from "../language.js";
 import { said } from "../service_texts.js";
@@ -8,10 +8,9 @@ import { said } from "../service_texts.js";
 /** What speaks against searching with an image: sentences, none where nothing does. Whatever goes
  * wrong is left to the search to tell. */
 export async function adviceOn(gallery, blob, name, signal) {
-  const body = new FormData();
-  body.append("image", blob, name);
   const url = `/v1/galleries/${encodeURIComponent(gallery)}/assess`;
   try {
+    const body = await imageForm(blob, name);
     const { quality, query } = await askJson(url, { method: "POST", body, signal });
     const hints = quality.hints.map(({ advice }) => said(advice));
     return query.ood.flag ? [...hints, t`It is not the kind of image that this gallery knows.`] : hints;

@@ -1,6 +1,6 @@
 // The bar with which a person decides, and the two small forms behind it.
 
-import { askJson, mayWrite, searchWith } from "../api.js";
+import { askJson, imageForm, mayWrite, searchWith } from "../api.js";
 import { el } from "../elements.js";
 import { t } from "../language.js";
 import { onDecision, reviewer } from "./decisions.js";
@@ -121,10 +121,8 @@ function addForm({ gallery, view, added }) {
     });
     if (taken) problem.textContent = t`There is an item “${item.id}” already. Give it another id.`;
     if (taken !== false) return;
-    const body = new FormData();
-    body.append("image", blob, name);
-    if (item.label) body.append("label", item.label);
     try {
+      const body = await imageForm(blob, name, item.label ? { label: item.label } : {});
       await askJson(url, { method: "PUT", body });
       forgetLabels(gallery.name);
       added(entry, item);
