@@ -139,8 +139,8 @@ def batches_of(encoder: Encoder, limits: BatchLimits) -> Batches:
 
 def measured(encoder: Encoder, limits: BatchLimits) -> Batches:
     """Measure how many images are worth encoding at once, and how many batches in a row."""
-    fitting = limits.max_pixels // math.prod(encoder.metadata.input.shape[:2])
-    size, turn = max(1, min(limits.max_batch, fitting)), 1
+    fitting = max(1, limits.max_pixels // math.prod(encoder.metadata.input.shape[:2]))
+    size, turn = min(limits.max_batch, fitting), 1
     n_processors = 0
     if encoder.provider == PROVIDERS["cpu"]:
         n_processors = limits.n_processors or usable_processors()

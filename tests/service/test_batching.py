@@ -463,6 +463,13 @@ def test_an_encoder_is_best_alone_on_an_only_processor(
     assert measured(encoder, BatchLimits(n_processors=own)).alone == alone
 
 
+@pytest.mark.parametrize("n_processors", [1, 2])
+def test_measured_of_images_larger_than_a_batch_is_one_image(n_processors: int) -> None:
+    limits = BatchLimits(max_batch=8, max_pixels=SIDE * SIDE - 1, n_processors=n_processors)
+    found = measured(FakeEncoder(side=SIDE), limits)
+    assert (found.size, found.turn) == (1, 1)
+
+
 @pytest.mark.parametrize(("decoders", "n_shares"), [(1, 2), (0, 1)])
 def test_the_encoder_of_a_service_waits_for_decoders_and_threads(
     decoders: int,
