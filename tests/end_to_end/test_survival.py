@@ -31,12 +31,19 @@ SEARCH = "/v1/galleries/digits/search"
 N_CALLERS = 8
 DEADLINE_S = 4.0
 OVERLOAD_S = 4.0
+STEADY = 2.0
+"""Two capacities that differ by less are of a machine whose other work has not changed much."""
+
+N_ATTEMPTS = 5
 FORGETFUL = {
     "VOUCH_CACHE_BYTES": "0",
     "VOUCH_CANARY_PERIOD_S": "3600",
     "VOUCH_DECODERS": "3",
 }
 """Every image is encoded, and nothing else is."""
+
+ONE_BY_ONE = {**FORGETFUL, "VOUCH_MAX_BATCH_PIXELS": "1"}
+"""The same; the encoder is given a single image at a time, on any number of processors."""
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +56,10 @@ def lasting(digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="module")
 def narrow(digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service that takes few requests, and gives up soon."""
+    """A service that takes few requests."""
     settings = {
         **FORGETFUL,
         "VOUCH_MAX_IN_FLIGHT": str(N_CALLERS * 4 // 3),  # of which one address gets so many
-        "VOUCH_DEADLINE_S": str(DEADLINE_S),
         "VOUCH_MAX_BATCH": "1",
     }
     with Service(digits_bundle, tmp_path_factory.mktemp("narrow") / "log", settings) as running:
@@ -167,17 +173,18 @@ class TestTooMuchIsAsked:
         self, narrow: Service, record_property: Callable[[str, object], None]
     ) -> None:
         costly = slow_png(3)
-        # As many as keep both decoders busy, and none that is refused.
-        with Load(narrow, [costly], N_CALLERS // 2, unseen) as load:
-            begun, before = time.monotonic(), len(load.asked)
-            load.wait_for_answers(3 * N_CALLERS)
-            capacity = (len(load.asked) - before) / (time.monotonic() - begun)
-        assert {asked.status for asked in load.asked} == {200}
-
-        n_before = len(narrow.logged("request"))
-        n_asked = int(5 * capacity * OVERLOAD_S)
-        images = (unseen(costly) for _ in range(n_asked))
-        flood, watched = asyncio.run(flooded(narrow, images, 5 * capacity))
+        expected = content(narrow.answer(costly, limit=5))
+        for _ in range(N_ATTEMPTS):  # until the machine is as fast after the flood as before it
+            before = capacity_of(narrow, costly)
+            n_before = len(narrow.logged("request"))
+            n_asked = int(5 * before * OVERLOAD_S)
+            images = (unseen(costly) for _ in range(n_asked))
+            flood, watched = asyncio.run(flooded(narrow, images, 5 * before))
+            lines = narrow.logged("request")[n_before:]
+            after = capacity_of(narrow, costly)
+            if 1 / STEADY < after / before < STEADY:
+                break
+        capacity = min(before, after)
 
         accepted = [asked.seconds for asked in flood if asked.status == 200]
         refused = [asked for asked in flood if asked.status != 200]
@@ -188,59 +195,82 @@ class TestTooMuchIsAsked:
         # the flood itself, whose sender shares the machine.
         assert len(accepted) > capacity * OVERLOAD_S / 3
         assert len(refused) > n_asked / 2
-        assert np.percentile(accepted, 99) < DEADLINE_S
+        # So many are worked on at a time: each is answered before ten times as many could be.
+        soon_s = 10 * N_CALLERS / capacity
+        assert np.percentile(accepted, 99) < soon_s
         # By the service's own clock: that of the sender, who shares the machine, is late for all.
         taken: dict[int, list[float]] = {200: [], 503: []}
-        for line in narrow.logged("request")[n_before:]:
+        for line in lines:
             if line["path"].endswith("/search"):
                 taken[line["status"]].append(line["ms"])
         assert np.median(taken[503]) < np.median(taken[200])
         assert len(watched) > 4
         assert {asked.status for asked in watched} == {200}
-        assert max(asked.seconds for asked in watched) < DEADLINE_S
+        assert max(asked.seconds for asked in watched) < soon_s
         record_property("capacity_per_s", capacity)
         record_property("accepted_p99_s", float(np.percentile(accepted, 99)))
         refused_p99 = np.percentile([one.seconds for one in refused], 99)
         record_property("refused_p99_s", float(refused_p99))
-        answered = load.asked[0].response
-        assert answered is not None
-        assert content(narrow.answer(costly, limit=5)) == content(answered.json())
+        assert content(narrow.answer(costly, limit=5)) == expected
+
+
+def capacity_of(service: Service, image: bytes) -> float:
+    """Answers a second to callers who keep both decoders busy, and of whom none is refused."""
+    with Load(service, [image], N_CALLERS // 2, unseen) as load:
+        begun, n_before = time.monotonic(), len(load.asked)
+        load.wait_for_answers(3 * N_CALLERS)
+        rate = (len(load.asked) - n_before) / (time.monotonic() - begun)
+    assert {asked.status for asked in load.asked} == {200}
+    return rate
 
 
 class TestNobodyWaitsAnyMore:
     def test_what_is_not_answered_in_time_is_given_up(
-        self, narrow: Service, pictures: list[bytes]
+        self, digits_bundle: Path, tmp_path: Path, pictures: list[bytes]
     ) -> None:
-        before = narrow.metric("vouch_batch_size_sum")
-        with ThreadPoolExecutor(N_CALLERS) as callers, halted(narrow.encoder()):
-            begun = time.monotonic()
-            asked = [callers.submit(narrow.ask, image) for image in pictures[:N_CALLERS]]
-            responses = [one.result() for one in asked]
-            seconds = time.monotonic() - begun
-        for response in responses:
-            assert_problem(response, 504, "deadline_exceeded")
-        assert DEADLINE_S <= seconds < 2 * DEADLINE_S
-        narrow.answer(pictures[0])
-        # The first of them was with the encoder already, and the last is the one just answered.
-        assert narrow.metric("vouch_batch_size_sum") <= before + 2
+        settings = {**ONE_BY_ONE, "VOUCH_DEADLINE_S": str(DEADLINE_S)}
+        with Service(digits_bundle, tmp_path / "log", settings) as service:
+            before = service.metric("vouch_batch_size_sum")
+            with ThreadPoolExecutor(N_CALLERS) as callers, halted(service.encoder()):
+                asked = [callers.submit(service.ask, image) for image in pictures[:N_CALLERS]]
+                responses = [one.result() for one in asked]  # while the encoder stands still
+            for response in responses:
+                assert_problem(response, 504, "deadline_exceeded")
+            given_up = partial(lines_of, service, 504)
+            wait_until(lambda: len(given_up()) == N_CALLERS, service)
+            # By the service's own clock: that of the callers, who share the machine, is late.
+            assert all(1 <= line["ms"] / (1000 * DEADLINE_S) < 2 for line in given_up())
+            n_more = 1
+            while service.ask(pictures[0]).status_code == 504:  # a busy machine may be too slow
+                n_more += 1
+            # The first of them was with the encoder already.
+            assert service.metric("vouch_batch_size_sum") <= before + 1 + n_more
 
     def test_an_image_whose_client_has_gone_is_not_encoded(
-        self, lasting: Service, pictures: list[bytes]
+        self, digits_bundle: Path, tmp_path: Path, pictures: list[bytes]
     ) -> None:
-        before = lasting.metric("vouch_batch_size_sum")
-        with ThreadPoolExecutor(1) as caller, halted(lasting.encoder()):
-            patient = caller.submit(lasting.ask, pictures[0])
-            lasting.wait_for_requests(1)
-            time.sleep(0.5)  # it has reached the encoder, and no other will
-            hasty = [sent(lasting, image) for image in pictures[1:N_CALLERS]]
-            lasting.wait_for_requests(N_CALLERS)
-            for connection in hasty:
-                connection.close()
-            lasting.wait_for_requests(1)
-        assert patient.result().status_code == 200
-        assert lasting.metric("vouch_batch_size_sum") == before + 1
-        left = [line for line in lasting.logged("request") if line["status"] == 499]
-        assert len(left) == len(hasty)
+        def n_waiting() -> float:
+            return service.metric("vouch_queue_length")
+
+        with Service(digits_bundle, tmp_path / "log", ONE_BY_ONE) as service:
+            before = service.metric("vouch_batch_size_sum")
+            with ThreadPoolExecutor(1) as caller, halted(service.encoder()):
+                hasty = [sent(service, image) for image in pictures[1:N_CALLERS]]
+                # One of them has reached the encoder, and no other will.
+                wait_until(lambda: n_waiting() == len(hasty) - 1, service)
+                patient = caller.submit(service.ask, pictures[0])
+                wait_until(lambda: n_waiting() == len(hasty), service)
+                for connection in hasty:
+                    connection.close()
+                service.wait_for_requests(1)
+            assert patient.result().status_code == 200
+            assert service.metric("vouch_batch_size_sum") == before + 2
+            wait_until(lambda: len(lines_of(service, 499)) == len(hasty), service)
+
+
+def lines_of(service: Service, status: int) -> list[dict[str, Any]]:
+    """Log lines of the requests that were answered with ``status``."""
+    return [line for line in service.logged("request") if line["status"] == status]
 
 
 class TestItIsAskedToEnd:
