@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Self
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from tests.support.waiting import wait_until
 
 Value = str | int | float | bool
 
@@ -81,14 +82,9 @@ class Collector:
 
     def root(self, name: str) -> Span:
         """The one span of a request with this name; waits for it."""
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            found = [span for span in self.spans() if span.name == name]
-            if found:
-                [root] = found
-                return root
-            time.sleep(0.02)
-        raise TimeoutError(f"no span {name!r} among {[span.name for span in self.spans()]}")
+        wait_until(lambda: name in {span.name for span in self.spans()})
+        [root] = [span for span in self.spans() if span.name == name]
+        return root
 
     def parts(self, root: Span) -> list[Span]:
         """Its children, as they began."""

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.end_to_end.forked import Forked
 from tests.end_to_end.questions import search
+from tests.support import waiting
 
 VOUCH_SERVE = (str(Path(sys.executable).with_name("vouch-serve")),)
 
@@ -37,8 +37,7 @@ FORKS = {FORKED, UNPRIVILEGED}
 SERVE = FORKED if "PYTEST_VERSION" in os.environ else VOUCH_SERVE
 """The command of a test that is about serving, not about starting."""
 
-TIMEOUT_S = 120.0
-"""Past this something hangs; a loaded machine is slow, but not that slow."""
+TIMEOUT_S = waiting.TIMEOUT_S
 
 
 ON_A_BUSY_MACHINE = {"VOUCH_DECODERS": "1", "VOUCH_DEADLINE_S": str(TIMEOUT_S)}
@@ -239,13 +238,7 @@ def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
 
 def wait_until(condition: Callable[[], bool], process: Process | None = None) -> None:
     """Wait for ``condition()``; an error if ``process`` ends first, or if it never comes."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        if process is not None:
-            process.require_running()
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {TIMEOUT_S} s for {condition}")
-        time.sleep(0.02)
+    waiting.wait_until(condition, bool if process is None else process.require_running)
 
 
 def refuses_connections(port: int) -> bool:

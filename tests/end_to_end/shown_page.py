@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import mimetypes
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from index_builder.datasets.digits import digits
 from service.schemas.search import SearchAnswer
 from tests.end_to_end.stage import HEADER, ORIGIN, Asked, Reply, stage
 from tests.support.image_files import encoded
+from tests.support.waiting import wait_until
 
 FILES = Path(__file__).parents[2] / "service" / "http" / "page"
 NBSP = "\u00a0"
@@ -164,6 +165,10 @@ class Shown:
         """Choose pictures of these names."""
         files = [FilePayload(name=name, mimeType="image/png", buffer=PICTURE) for name in names]
         self.page.get_by_test_id("file-input").set_input_files(files)
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Wait for a condition while the browser's events are taken in."""
+        wait_until(condition, lambda: self.page.wait_for_timeout(20))
 
     def sent(self, ending: str) -> list[dict[str, Any]]:
         """The JSON that was sent to paths with that ending."""

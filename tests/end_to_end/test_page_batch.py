@@ -127,9 +127,9 @@ def test_a_hundred_decisions_take_a_hundred_keys(shown: Shown) -> None:
     expect(shown.page.get_by_role("dialog")).to_have_count(0)
     assert {state for _, state in states(shown)} == {"decided"}
     expect(shown.found("go-through")).to_be_disabled()
-    shown.page.wait_for_load_state("networkidle")
-    shown.page.wait_for_timeout(200)
+    shown.until(lambda: len(shown.sent("/feedback")) >= 100)
     said = shown.sent("/feedback")
+    assert len(said) == 100
     assert {one["decision"] for one in said} == {"this_item"}
     assert {one["item_id"] for one in said} == {f"item-of-photo-{i:03}" for i in range(100)}
     assert shown.complaints == []

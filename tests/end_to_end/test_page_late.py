@@ -42,10 +42,7 @@ def held_back(shown: Shown, address: str) -> list[Route]:
 
 def holds(shown: Shown, held: list[Route], n: int = 1) -> None:
     """Wait until ``n`` requests are held back."""
-    for _ in range(100):
-        if len(held) >= n:
-            return
-        shown.page.wait_for_timeout(50)
+    shown.until(lambda: len(held) >= n)
 
 
 def looked_at_in_boots(shown: Shown) -> None:

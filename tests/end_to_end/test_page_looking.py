@@ -164,11 +164,12 @@ def test_an_item_without_a_picture_is_said_to_have_none(shown: Shown) -> None:
 
 def heard(shown: Shown, n: int) -> list[tuple[str, str | None]]:
     """What the service was told in ``n`` requests: decisions with items, and numbers undone."""
-    for _ in range(100):
-        said = [one for one in shown.asked if "/feedback" in one[1] and one[0] != "GET"]
-        if len(said) >= n:
-            break
-        shown.page.wait_for_timeout(50)
+
+    def requests() -> list[tuple[str, str, bytes]]:
+        return [one for one in shown.asked if "/feedback" in one[1] and one[0] != "GET"]
+
+    shown.until(lambda: len(requests()) >= n)
+    said = requests()
     bodies = [json.loads(body) if body else {} for *_, body in said]
     undone = [path.rpartition("/")[2] if how == "DELETE" else None for how, path, _ in said]
     return [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
@@ -19,6 +18,7 @@ from model_store.bundles.bundle import Bundle
 from model_store.gallery import Gallery
 from service.settings import Settings
 from tests.end_to_end.questions import assess, picture, search
+from tests.support.waiting import wait_until
 
 StartClient = Callable[..., TestClient]
 
@@ -423,11 +423,8 @@ class TestHealth:
             raise RuntimeError("the device is lost")
 
         monkeypatch.setattr(bundle.retriever.encoder, "encode", fail)
-        for _ in range(1000):
-            answer = client.get("/readyz")
-            if answer.status_code != 200:
-                break
-            time.sleep(0.01)
+        wait_until(lambda: client.get("/readyz").status_code != 200)
+        answer = client.get("/readyz")
         assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
         assert int(answer.headers["Retry-After"]) > 0
         assert client.get("/livez").status_code == 200

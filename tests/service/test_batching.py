@@ -19,6 +19,7 @@ from service.encoding.queues import BatchLimits, EncoderQueues, measured
 from service.fair_share import FairShare
 from service.observability.records import BatchRecord
 from tests.support.fakes import FakeEncoder
+from tests.support.waiting import TIMEOUT_S, until
 
 pytestmark = pytest.mark.anyio
 
@@ -48,21 +49,13 @@ class Recording(FakeEncoder):
 
     def encode(self, images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
         self.entered.set()
-        assert self.may_go_on.wait(10)
+        assert self.may_go_on.wait(TIMEOUT_S)
         size = at_once or len(images)
         for i in range(0, len(images), size):
             self.batches.append([int(one[0, 0, 0]) for one in images[i : i + size]])
             if self._failing is not None and POISON in self.batches[-1]:
                 raise self._failing()
         return super().encode(images)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(10_000):
-        if condition():
-            return
-        await asyncio.sleep(0.001)
-    raise TimeoutError("never came")
 
 
 async def in_one_batch(
@@ -202,7 +195,7 @@ async def test_it_is_not_running_until_a_canary_is_answered(
     ran_meanwhile = batcher.running
     assert not waits.done()
     down = False
-    await asyncio.wait_for(waits, 5)
+    await asyncio.wait_for(waits, TIMEOUT_S)
     assert (ran_meanwhile, batcher.running) == (False, True)
     await batcher.close()
 
@@ -261,7 +254,7 @@ async def test_images_that_cannot_be_put_together_are_encoded_one_by_one() -> No
     batcher = MicroBatcher(encoder, size=4)
     other = np.full((SIDE * SIDE, 1, 3), 1, dtype=np.uint8)  # as many pixels
     tasks = await behind_one(encoder, batcher, [other, image(2)])
-    await asyncio.wait_for(asyncio.gather(*tasks), 5)
+    await asyncio.wait_for(asyncio.gather(*tasks), TIMEOUT_S)
     assert encoder.batches == [[0], [1], [2]]
     await batcher.close()
 
@@ -411,7 +404,7 @@ class TestTurnsWhileNothingElseIsComputed:
         await asyncio.sleep(0.05)
         assert slow.now == 1000
         share.leave(who)
-        await asyncio.wait_for(second, 5)
+        await asyncio.wait_for(second, TIMEOUT_S)
         assert slow.now == 2000
         await batcher.close()
 
@@ -440,7 +433,7 @@ class TestTurnsWhileNothingElseIsComputed:
         batcher = MicroBatcher(encoder, shares=[share])
         await share.enter()
         for value in (1, 2, 3):
-            await asyncio.wait_for(batcher.encode(image(value)), 5)
+            await asyncio.wait_for(batcher.encode(image(value)), TIMEOUT_S)
         await batcher.close()
 
 
@@ -493,4 +486,4 @@ async def test_who_comes_after_the_end_is_told_so() -> None:
     batcher = MicroBatcher(Recording(), size=2)
     await batcher.close()
     with pytest.raises(EncoderStopped, match="The service ends"):
-        await asyncio.wait_for(batcher.encode(image(1)), 5)
+        await asyncio.wait_for(batcher.encode(image(1)), TIMEOUT_S)

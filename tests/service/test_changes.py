@@ -28,6 +28,7 @@ from tests.end_to_end.questions import picture, search, truncated
 from tests.support.bundle_copies import copied, flip_a_byte, republished
 from tests.support.image_files import encoded
 from tests.support.image_files import picture as picture_of
+from tests.support.waiting import wait_until
 
 StartClient = Callable[..., TestClient]
 
@@ -709,12 +710,3 @@ def test_what_is_written_is_counted(live: TestClient, digit: bytes) -> None:
 
 def serving(client: TestClient) -> str:
     return str(client.get("/v1/galleries/digits/bundles").json()["serving"])
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    patience = threading.Event()
-    for _ in range(600):
-        if condition():
-            return
-        patience.wait(0.05)
-    raise TimeoutError(condition)

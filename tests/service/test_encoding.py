@@ -24,6 +24,7 @@ from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import EncoderContractError, EncoderStopped, EncodingFailed
 from service.encoding.process import ENCODE_TIMEOUT_S, EncoderProcess
 from tests.laws.encoder_laws import EncoderLaws
+from tests.support.waiting import TIMEOUT_S
 
 
 @pytest.fixture(scope="module")
@@ -199,4 +200,4 @@ def test_it_ends_with_a_parent_that_is_killed(digits_bundle: Path, tmp_path: Pat
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
-        assert child.wait(10) is None or not child.is_running()
+        assert child.wait(TIMEOUT_S) is None or not child.is_running()

@@ -32,6 +32,7 @@ from service.serving.pace import N_QUICK
 from service.serving.queries import SearchParameters
 from service.serving.resources import EngineResources
 from service.serving.threads import Threads
+from tests.support.waiting import TIMEOUT_S
 
 pytestmark = pytest.mark.anyio
 
@@ -117,7 +118,7 @@ async def test_the_event_loop_goes_on_while_an_image_is_encoded(
 
     def slow(images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
         begun.set()
-        assert released.wait(10), "nobody else could run"
+        assert released.wait(TIMEOUT_S), "nobody else could run"
         return encode(images, at_once)
 
     monkeypatch.setattr(bundle.retriever.encoder, "encode", slow)

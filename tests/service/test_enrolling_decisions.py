@@ -22,6 +22,7 @@ from service.serving.registry import Galleries
 from service.serving.retained import RetainedQueries
 from tests.end_to_end.keys import KeysFile, bearer
 from tests.end_to_end.questions import search
+from tests.support.waiting import TIMEOUT_S
 
 StartClient = Callable[..., TestClient]
 
@@ -97,7 +98,7 @@ def test_a_query_that_waits_to_be_kept_is_enrolled(
 
     def counts(queue: ReviewQueue, gallery: str) -> Any:
         begun.set()
-        assert may_end.wait(10)
+        assert may_end.wait(TIMEOUT_S)
         return counts_of(queue, gallery)
 
     async def kept(queries: RetainedQueries) -> None:
@@ -107,10 +108,10 @@ def test_a_query_that_waits_to_be_kept_is_enrolled(
     monkeypatch.setattr(ReviewQueue, "counts", counts)
     monkeypatch.setattr(RetainedQueries, "keep", kept)
     client = start(changing, feedback=tmp_path / "feedback.sqlite3", canary_period_s=1, **KEPT)
-    assert begun.wait(10)
+    assert begun.wait(TIMEOUT_S)
     said = said_of(client, stranger)
     may_end.set()
-    assert ended.wait(10)
+    assert ended.wait(TIMEOUT_S)
     assert client.post(FEEDBACK, json=said).json()["item"]["id"] == "new/1"
 
 

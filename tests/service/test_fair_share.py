@@ -18,6 +18,7 @@ from service.decoding.pool import DecoderPool
 from service.fair_share import FairShare, caller
 from tests.end_to_end.questions import picture
 from tests.support.hostile_images import scan_bomb
+from tests.support.waiting import TIMEOUT_S
 
 pytestmark = pytest.mark.anyio
 
@@ -57,7 +58,7 @@ async def test_one_caller_never_has_the_last_of_several_places() -> None:
 
 async def test_it_is_idle_once_the_last_place_is_given_back() -> None:
     share = FairShare(2, most=2)
-    await asyncio.wait_for(share.idle(), 5)
+    await asyncio.wait_for(share.idle(), TIMEOUT_S)
     one, other = await share.enter(), await share.enter()
     idle = asyncio.create_task(share.idle())
     share.leave(one)
@@ -65,7 +66,7 @@ async def test_it_is_idle_once_the_last_place_is_given_back() -> None:
     assert not idle.done()
     assert not share.is_idle
     share.leave(other)
-    await asyncio.wait_for(idle, 5)
+    await asyncio.wait_for(idle, TIMEOUT_S)
     assert share.is_idle
 
 
@@ -104,7 +105,7 @@ async def test_a_turn_that_comes_as_it_is_given_up_is_passed_on() -> None:
     await settle()
     share.leave("first")
     gone.cancel()
-    assert await asyncio.wait_for(stays, 5) == "stays"
+    assert await asyncio.wait_for(stays, TIMEOUT_S) == "stays"
 
 
 class TestSeveralPlacesAtOnce:

@@ -51,6 +51,7 @@ from service.serving.registry import Galleries
 from service.serving.resources import EngineResources
 from service.serving.threads import Threads
 from tests.support.bundle_copies import flip_a_byte, republished, unlinked
+from tests.support.waiting import TIMEOUT_S, until, wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -321,7 +322,7 @@ async def test_of_what_is_refused_once_it_is_wanted_no_more_nothing_is_said(
 
     def bad(*_: object) -> Bundle:
         begun.set()
-        assert may_fail.wait(10)
+        assert may_fail.wait(TIMEOUT_S)
         raise BundleNotFound("It is gone.")
 
     monkeypatch.setattr("service.serving.opening.Opener._open_within", bad)
@@ -362,7 +363,7 @@ def late_look(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threadi
         named = current_id(root)
         if not begun.is_set():
             begun.set()
-            assert may_end.wait(10)
+            assert may_end.wait(TIMEOUT_S)
         return named
 
     monkeypatch.setattr("service.serving.following.current_id", read)
@@ -417,7 +418,7 @@ async def test_an_activation_once_begun_is_brought_to_its_end(
 
     def slowly(directory: Path) -> Bundle:
         begun.set()
-        assert may_open.wait(10)
+        assert may_open.wait(TIMEOUT_S)
         return open_here(directory)
 
     opener = replace(galleries._opener, open_bundle=slowly)
@@ -439,7 +440,7 @@ async def test_a_bundle_that_takes_long_to_open_leaves_the_old_one_ready(
     may_open = threading.Event()
 
     def slowly(directory: Path) -> Bundle:
-        assert may_open.wait(10)
+        assert may_open.wait(TIMEOUT_S)
         return open_here(directory)
 
     opener = replace(galleries._opener, open_bundle=slowly)
@@ -453,13 +454,6 @@ async def test_a_bundle_that_takes_long_to_open_leaves_the_old_one_ready(
     may_open.set()
     await until(lambda: served(galleries).manifest.id == ids[1])
     watching.cancel()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "never came"
-        await asyncio.sleep(0.01)
 
 
 def is_ready(galleries: Galleries) -> bool:
@@ -574,7 +568,7 @@ async def test_a_look_at_files_that_took_long_lifts_nothing(
 
     def hashes() -> None:
         begun.set()
-        assert may_end.wait(10)
+        assert may_end.wait(TIMEOUT_S)
 
     with monkeypatch.context() as patched:
         patched.setattr(engine.files, "changed", hashes)
@@ -599,7 +593,7 @@ async def test_a_gallery_that_is_described_while_changes_are_heard_of_stays_so(
     def renewed(bundle: Bundle) -> Bundle:
         found = renewed_of(bundle)
         begun.set()
-        assert may_end.wait(10)
+        assert may_end.wait(TIMEOUT_S)
         return found
 
     another = open_live(root, root / ids[0])
@@ -623,7 +617,7 @@ async def test_a_service_that_ends_lets_a_compaction_take_over_whole(
 
     def slowly(root: Path, bundle_id: str, instead_of: str) -> None:
         begun.set()
-        assert may_end.wait(10)
+        assert may_end.wait(TIMEOUT_S)
         activate(root, bundle_id, instead_of)
 
     another = open_live(root, root / ids[0])
@@ -693,11 +687,7 @@ class TestThroughTheDoor:
         del first
         assert held() is not None
         client.post(f"/v1/galleries/digits/bundles/{ids[1]}/activate").raise_for_status()
-        deadline = time.monotonic() + 10
-        while held() is not None and time.monotonic() < deadline:
-            time.sleep(0.01)  # who asks with it may be at it yet
-            gc.collect()
-        assert held() is None
+        wait_until(lambda: held() is None, gc.collect)  # who asks with it may be at it yet
 
     def test_where_bundles_can_only_be_read_a_restart_serves_the_old(
         self, client: TestClient, ids: tuple[str, str], monkeypatch: pytest.MonkeyPatch

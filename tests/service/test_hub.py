@@ -23,6 +23,7 @@ from service.encoding.hub_encoder import HubEncoder
 from service.encoding.queues import BatchLimits, EncoderQueues
 from tests.laws.encoder_laws import EncoderLaws, images_for
 from tests.support.fakes import FakeEncoder
+from tests.support.waiting import TIMEOUT_S
 
 LIMITS = BatchLimits(max_batch=1)
 
@@ -39,7 +40,7 @@ class Started(FakeEncoder):
         self.error: Exception | None = None
 
     def encode(self, images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
-        assert self.halted.wait(10)
+        assert self.halted.wait(TIMEOUT_S)
         error, self.error = self.error, None
         if error is not None:
             raise error
@@ -103,7 +104,7 @@ def test_all_processes_have_one_encoder_until_the_last_lets_go(
         one.encode(asked)
     assert not started[0].closed.is_set()
     other.close()
-    assert started[0].closed.wait(10)
+    assert started[0].closed.wait(TIMEOUT_S)
 
 
 def test_one_that_does_not_open_says_why(
@@ -150,7 +151,7 @@ def test_after_a_death_it_starts_again_from_a_file_that_is_still_there(
         assert started[0].find() == files[1]
         files[1].unlink()
         files[0].write_bytes(b"same")
-    assert started[0].closed.wait(10)
+    assert started[0].closed.wait(TIMEOUT_S)
 
 
 def test_a_process_that_ends_leaves_the_others_what_they_have(
@@ -165,12 +166,12 @@ def test_a_process_that_ends_leaves_the_others_what_they_have(
         kept = threads.submit(other.encode, asked, 1)
         one.close()  # as its death would
         with pytest.raises(EncoderStopped):
-            lost.result(10)
+            lost.result(TIMEOUT_S)
         lines[0].close()
         started[0].halted.set()
-        assert len(kept.result(10)) == 1
+        assert len(kept.result(TIMEOUT_S)) == 1
     other.close()
-    assert started[0].closed.wait(10)
+    assert started[0].closed.wait(TIMEOUT_S)
 
 
 @pytest.mark.anyio

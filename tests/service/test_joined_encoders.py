@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,6 +16,7 @@ from service.encoding.batch_size import Batches
 from service.encoding.joined import JoinedEncoder
 from tests.laws.encoder_laws import EncoderLaws, images_for
 from tests.support.fakes import FakeEncoder
+from tests.support.waiting import TIMEOUT_S, wait_until
 
 Images = NDArray[np.uint8]
 SPOILT = 255
@@ -33,7 +33,7 @@ class Watched(FakeEncoder):
 
     def encode(self, images: Images, at_once: int | None = None) -> Embeddings:
         self.turns.append((len(images), at_once))
-        assert self.may_begin.wait(10)
+        assert self.may_begin.wait(TIMEOUT_S)
         error = self._fails(images)
         if error is not None:
             raise error
@@ -59,10 +59,7 @@ def asked_at_once(joined: JoinedEncoder, encoder: Watched, parts: list[Images]) 
         asked = []
         for n, part in enumerate(parts):
             asked.append(threads.submit(ask, part))
-            deadline = time.monotonic() + 10
-            while len(joined._waiting) != n or not encoder.turns:
-                assert time.monotonic() < deadline
-                time.sleep(0.001)
+            wait_until(lambda n=n: len(joined._waiting) == n and encoder.turns)  # type: ignore[misc]
         encoder.may_begin.set()
         return [one.result() for one in asked]
 

@@ -13,6 +13,7 @@ import pytest
 from model_store.encoder.contract import Embeddings
 from model_store.feedback import AnsweredQueries, AnsweredQuery
 from service.serving.retained import RetainedQueries
+from tests.support.waiting import TIMEOUT_S
 
 pytestmark = pytest.mark.anyio
 
@@ -28,7 +29,7 @@ class Slow(AnsweredQueries):
 
     def add(self, gallery: str, encoder: str, queries: Sequence[AnsweredQuery]) -> None:
         self.begun.set()
-        assert self.may_write.wait(10)
+        assert self.may_write.wait(TIMEOUT_S)
         super().add(gallery, encoder, queries)
 
 

@@ -13,6 +13,7 @@ from model_store.encoder.contract import Embeddings
 from model_store.errors import EncoderError
 from service.encoding.side_by_side import SideBySide
 from tests.support.fakes import FakeEncoder
+from tests.support.waiting import TIMEOUT_S
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 5, 5, 3), dtype=np.uint8)
 
@@ -23,7 +24,7 @@ class Meeting(FakeEncoder):
     def __init__(self, n: int, seed: int = 0) -> None:
         super().__init__(seed=seed)
         self.sizes: list[int] = []
-        self._all_here = threading.Barrier(n, timeout=10)
+        self._all_here = threading.Barrier(n, timeout=TIMEOUT_S)
 
     def encode(self, images: NDArray[np.uint8], at_once: int | None = None) -> Embeddings:
         self._all_here.wait()

@@ -19,6 +19,7 @@ from service.processes import supervisor
 from service.processes.member import Member
 from service.processes.several import Family
 from service.processes.supervisor import Child, Supervisor
+from tests.support.waiting import TIMEOUT_S, wait_until
 
 pytestmark = pytest.mark.process
 
@@ -68,12 +69,12 @@ def supervised(
     outcome: list[bool] = []
     thread = threading.Thread(target=lambda: outcome.append(watched.run()))
     thread.start()
-    deadline = time.monotonic() + 20
-    while not until() and thread.is_alive():
-        assert time.monotonic() < deadline
+
+    def children_change() -> None:
         if signal.SIGCHLD in handlers:
             handlers[signal.SIGCHLD]()
-        time.sleep(0.01)
+
+    wait_until(lambda: until() or not thread.is_alive(), children_change)
     if thread.is_alive():
         handlers[signal.SIGTERM]()
     thread.join()
@@ -143,7 +144,7 @@ def test_a_process_ends_with_its_parent(tmp_path: Path) -> None:
             os.close(ready)
             assert process.poll() is None
             parent.close()
-            assert process.wait(20) == -signal.SIGTERM
+            assert process.wait(TIMEOUT_S) == -signal.SIGTERM
     assert not shared.exists()
 
 

@@ -20,6 +20,7 @@ from service.client import VouchClient, VouchProblem
 from service.serving.unknown import UnknownGroups
 from tests.end_to_end.questions import search
 from tests.support.collection_files import write_drawings
+from tests.support.waiting import TIMEOUT_S
 
 StartClient = Callable[..., TestClient]
 
@@ -156,7 +157,7 @@ async def test_they_are_grouped_on_one_thread_though_nobody_waits(
 
     def grouped(*_: object) -> None:
         begun.release()
-        assert may_end.wait(10)
+        assert may_end.wait(TIMEOUT_S)
 
     groups, queue = UnknownGroups(), ReviewQueue(tmp_path / "feedback.sqlite3", Bounds(1, 1, 1))
     monkeypatch.setattr(groups, "_of", grouped)
@@ -165,7 +166,7 @@ async def test_they_are_grouped_on_one_thread_though_nobody_waits(
         await asyncio.sleep(0.05)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-    assert begun.acquire(timeout=10)
+    assert begun.acquire(timeout=TIMEOUT_S)
     assert not begun.acquire(blocking=False)
     waiting = asyncio.create_task(groups.of(bundle, queue, 0.9))
     may_end.set()
