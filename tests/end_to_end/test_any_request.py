@@ -1,7 +1,8 @@
 """Requests that nobody would write, made from the OpenAPI document, at a running service.
 
 Every answer has a status and a content type that the document names for the operation, keeps the
-schema given there, and none is a 5xx. What is sent is random, and the same in every run.
+schema given there, and none is a 5xx. A head that is too large gets 431, whatever it asks for. What
+is sent is random, and the same in every run.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 import schemathesis
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+from requests import PreparedRequest
 from schemathesis import GenerationMode
 from schemathesis.config import SchemathesisConfig
 from schemathesis.specs.openapi.checks import (
@@ -26,7 +28,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from model_store.bundles.bundle import Bundle
-from tests.end_to_end.processes import Service
+from service.http.limits import MAX_HEAD_BYTES
+from tests.end_to_end.processes import TIMEOUT_S, Service
 from tests.end_to_end.questions import picture, truncated
 
 pytest_plugins = ["schemathesis.pytest.plugin"]
@@ -94,7 +97,10 @@ def test_any_request_is_answered_as_documented(
     sound = case.meta is not None and case.meta.generation.mode is GenerationMode.POSITIVE
     if sound and len(str(case.path_parameters.get("item_id", ""))) % 2:
         case.path_parameters["item_id"] = library.retriever.gallery.items(np.array([0]))[0].id
-    response = case.call(base_url=f"http://127.0.0.1:{service.port}")
+    response = case.call(base_url=f"http://127.0.0.1:{service.port}", timeout=TIMEOUT_S)
+    if response.status_code == 431:  # by the connection, before an operation is looked for
+        assert n_head_bytes(response.request) > MAX_HEAD_BYTES
+        return
     # A form knows neither types nor null: an empty list in it is a field that is not there.
     form = case.media_type == "multipart/form-data"
     case.validate_response(response, checks=CHECKS if form else [*CHECKS, negative_data_rejection])
@@ -102,3 +108,10 @@ def test_any_request_is_answered_as_documented(
         problem = json.loads(response.content)
         assert problem["status"] == response.status_code
         assert problem["request_id"] == response.headers["x-request-id"][0]
+
+
+def n_head_bytes(request: PreparedRequest) -> int:
+    """The bytes of a request's line and headers, without what separates them."""
+    return len(request.url or "") + sum(
+        len(name) + len(value) for name, value in request.headers.items()
+    )
