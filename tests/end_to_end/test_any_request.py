@@ -2,7 +2,7 @@
 
 Every answer has a status and a content type that the document names for the operation, keeps the
 schema given there, and none is a 5xx. A head that is too large gets 431, whatever it asks for. What
-is sent is random, and the same in every run.
+is sent is random.
 """
 
 from __future__ import annotations
