@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ import psutil
 
 from model_store.bundles.manifest import read_manifest
 from tests.support.collection_files import write_drawings
+from tests.support.waiting import wait_until
 
 N_IMAGES = 1797
 N_BAD = 9
@@ -62,10 +64,10 @@ class Command:
         return name, (self.place / "runs/crash/index/quarantine.jsonl").read_text(encoding="utf-8")
 
 
-def kill_once(command: Command, after: float) -> bool:
-    """Start, kill the process alone after so many seconds; whether it was still at work."""
+def kill_once(command: Command, come: Callable[[], object]) -> bool:
+    """Start, kill the process alone once a moment has ``come``; whether it was still at work."""
     process = command.start()
-    time.sleep(after)
+    wait_until(lambda: come() or process.poll() is not None)
     alive = process.poll() is None
     children = psutil.Process(process.pid).children(recursive=True) if alive else []
     process.kill()
@@ -103,7 +105,8 @@ def main() -> None:
             command = Command(source, bundle, Path(scratch) / f"run-{runs}")
             command.place.mkdir()
             for _ in range(min(rng.randint(1, 3), n_kills - done)):
-                in_work += kill_once(command, rng.uniform(0, seconds))
+                moment = time.monotonic() + rng.uniform(0, seconds)
+                in_work += kill_once(command, lambda at=moment: time.monotonic() > at)  # type: ignore[misc]
                 done += 1
             command.finish()
             if command.made() != wanted:
