@@ -10,7 +10,6 @@ from index_builder.datasets.images import Pixels
 from index_builder.progress import track
 from model_store.images.quality import ordinary_limits, quality_measures
 
-
 N_MEASURED = 250
 """Queries that are decoded to be measured, where they were not decoded to be encoded."""
 

@@ -33,7 +33,10 @@ LIBRARIES: Mapping[str, Door] = {
 }
 """The libraries that a specification may begin with."""
 
-FORMS = "timm:NAME, open_clip:MODEL/PRETRAINED, transformers:NAME, torchvision:NAME or torchvision:NAME/WEIGHTS"
+FORMS = (
+    "timm:NAME, open_clip:MODEL/PRETRAINED, transformers:NAME, torchvision:NAME or "
+    "torchvision:NAME/WEIGHTS"
+)
 """The specifications of encoders that are fetched and exported, for messages and help."""
 
 

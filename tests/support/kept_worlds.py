@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -95,7 +96,7 @@ def calibrated(root: Path, strangers: np.ndarray, *, by_items: bool = False) -> 
     if by_items:
         queries = QuerySet(asked.subset([]), absent, None)
         asked_of = item_queries(some, ITEMS.at(order))
-    known = {"are_views": False, "unseen": not by_items, "items": asked_of}
+    known: dict[str, Any] = {"are_views": False, "unseen": not by_items, "items": asked_of}
     fitted = calibrate_gallery(ENCODER, gallery, some, queries, config, 0, **known)
     fitted.save(staging)
     keep(staging, ENCODER, some, queries, gallery, 0, **known)
