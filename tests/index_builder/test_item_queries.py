@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def collection(labels: NDArray[np.int64], features: Floats) -> LabelledImages:
     return as_vectors(ids, names, ids, None, embedded(features, np.eye(DIM, N_FEATURES)))
 
 
-def embedded(features: Floats, weight: NDArray[np.floating]) -> Embeddings:
+def embedded(features: Floats, weight: NDArray[np.floating[Any]]) -> Embeddings:
     mean = (features @ weight.T).astype(np.float32)
     return Embeddings(mean, np.full_like(mean, 0.1), features)
 
@@ -44,7 +45,8 @@ def nearest(queries: Floats, items: Floats, hidden: NDArray[np.bool_] | None = N
     """Similarity of each query's nearest item."""
     units = [rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (queries, items)]
     similarities = units[0] @ units[1].T
-    return np.where(False if hidden is None else hidden, -2, similarities).max(1)
+    found: Floats = np.where(False if hidden is None else hidden, -2, similarities).max(1)
+    return found
 
 
 def test_items_alone_are_as_similar_to_the_gallery_as_new_images() -> None:
@@ -84,20 +86,20 @@ def test_layers_have_not_seen_the_item_and_the_label_that_they_embed() -> None:
     for place in (4, 5):
         one = asked.at(np.array([place]))
         moved = [layers.without_item([images.ids[place]], one).mean for layers in (before, after)]
-        np.testing.assert_allclose(*moved, atol=1e-4)
+        np.testing.assert_allclose(moved[0], moved[1], atol=1e-4)
     of_label = np.flatnonzero(labels == 4)
     moved = [
         layers.without_label([images.labels[row] for row in of_label], asked.at(of_label)).mean
         for layers in (before, after)
     ]
-    assert not np.allclose(*moved, atol=1e-4)  # the group has an image of another label
+    assert not np.allclose(moved[0], moved[1], atol=1e-4)  # the group has an image of another label
     changed = features.copy()
     changed[of_label] += 3
     after = CrossFittedLayers.of(images, changed, rows, weight, seed=0)
     moved[1] = after.without_label(
         [images.labels[row] for row in of_label], asked.at(of_label)
     ).mean
-    np.testing.assert_allclose(*moved, atol=1e-4)
+    np.testing.assert_allclose(moved[0], moved[1], atol=1e-4)
 
 
 @pytest.fixture

@@ -25,11 +25,13 @@ def whitening(features: Floats, labels: NDArray[np.int64], dim: int) -> Floats:
 def covariance_within(rows: Floats, labels: NDArray[np.int64]) -> Floats:
     centres = np.stack([rows[label == labels].mean(0) for label in range(8)])
     within = rows - centres[labels]
-    return within.T @ within / (len(rows) - 8)
+    covariance: Floats = within.T @ within / (len(rows) - 8)
+    return covariance
 
 
 def unit(rows: Floats) -> Floats:
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    units: Floats = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return units
 
 
 def test_whitening_makes_covariance_within_labels_the_identity() -> None:
