@@ -133,9 +133,9 @@ class AllOptions:
         run = Run(self._run(self.name or gallery_name(called)))
         folder = run.directory / "images" / called
         with run.occupied():
-            others = copy_images(images, folder, Storage(), labelled=self.labels)
-        if others.names:
-            console.print(f"[yellow]{escape(others.sentence)}[/yellow]", soft_wrap=True)
+            left_out = copy_images(images, folder, Storage(), labelled=self.labels)
+        for sentence in left_out.sentences:
+            console.print(f"[yellow]{escape(sentence)}[/yellow]", soft_wrap=True)
         return folder
 
     def _run(self, name: str) -> Path:

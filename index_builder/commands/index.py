@@ -18,7 +18,7 @@ from index_builder.pipeline.run import Run
 from index_builder.progress import console, say_what_is_next
 
 if TYPE_CHECKING:
-    from index_builder.datasets.other_formats import OtherFormats
+    from index_builder.datasets.image_files import LeftOut
     from index_builder.indexing.collection import Indexing
 
 
@@ -47,7 +47,7 @@ def _preview(indexing: Indexing) -> None:
 
     preview = inspect_collection(indexing)
     _print_table("before anything is embedded", preview.rows())
-    _say(preview.others)
+    _say(preview.left_out)
 
 
 def _index(indexing: Indexing) -> None:
@@ -60,15 +60,15 @@ def _index(indexing: Indexing) -> None:
         console.print("interrupted; the same command goes on from here")
         raise typer.Exit(130) from None
     _print_table("indexed", outcome.rows(indexing.directory))
-    _say(outcome.others)
+    _say(outcome.left_out)
     print(outcome.bundle)
     say_what_is_next(indexing.bundles)
 
 
-def _say(others: OtherFormats) -> None:
-    """Tell of files that look like images and were not taken."""
-    if others.names:
-        console.print(f"[yellow]{escape(others.sentence)}[/yellow]", soft_wrap=True)
+def _say(left_out: LeftOut) -> None:
+    """Print why files are missing that may have been meant."""
+    for sentence in left_out.sentences:
+        console.print(f"[yellow]{escape(sentence)}[/yellow]", soft_wrap=True)
 
 
 def _print_table(title: str, rows: Sequence[tuple[str, str]]) -> None:

@@ -12,13 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from index_builder.datasets.groups import pairs_of_equal, united
+from index_builder.datasets.image_files import LeftOut, Reason, image_files
 from index_builder.datasets.images import LabelledImages, from_files
 from index_builder.datasets.near_duplicates import Fingerprint, fingerprint, pairs_among
-from index_builder.datasets.other_formats import OtherFormats
-from index_builder.datasets.unicode_text import require_unicode
 from index_builder.progress import track
 from model_store.errors import DatasetError, ImageError
-from model_store.images import SUFFIXES, decode_image
+from model_store.images import FORMATS, decode_image
 
 logger = logging.getLogger(__name__)
 
@@ -46,39 +45,37 @@ def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
 
     Not ``labelled``, every image is its own label, wherever it lies.
     Copies and near-duplicates share a group, where there are any.
-    An image that cannot be read is left out, and the log says so: one bad file spoils no build.
+    Every file that is left out is counted and named in the log by its reason, as an image that
+    cannot be read is: one bad file spoils no build.
 
     Raises
     ------
-    DatasetError : no folder, or no readable images in it, or none in sub-folders; or a name that is
-        not UTF-8.
+    DatasetError : no folder, or no readable images in it, or none in sub-folders.
     """
     root = root.expanduser()
     if not root.is_dir():
         raise DatasetError(f"{root} is not a folder.")
-    others = OtherFormats()
+    left_out = LeftOut()
     candidates = []
-    for path in sorted(root.rglob("*")):
-        if (path.parent == root and labelled) or not path.is_file():
-            continue
-        if path.suffix.lower() in SUFFIXES:
-            name = path.relative_to(root).as_posix()
-            require_unicode(name, name)  # sooner than when all is trained
-            candidates.append(path)
+    for name in image_files(root, left_out):
+        if labelled and "/" not in name:
+            left_out.add(name, Reason.no_label)
         else:
-            others.look_at(path.relative_to(root).as_posix())
-    if others.names:
-        logger.warning("%s", others.sentence)
+            candidates.append(root / name)
+    if left_out.files:
+        logger.warning("%s", left_out.sentence)
     with ThreadPoolExecutor() as pool:  # Pillow decodes outside Python's lock
         pictures = list(track(pool.map(_look_at, candidates), "checking images", len(candidates)))
     seen = [(path, one) for path, one in zip(candidates, pictures, strict=True) if one is not None]
     found = [path for path, _ in seen]
     if not found and not labelled:
-        raise DatasetError(f"{root} holds no images ({', '.join(sorted(SUFFIXES))}).")
+        raise DatasetError(
+            f"{root} holds no images ({', '.join(FORMATS)}). {left_out.sentence}".strip()
+        )
     if not found:
         raise DatasetError(
             f"{root} holds no labelled images: wanted one sub-folder for each label, with images "
-            f"({', '.join(sorted(SUFFIXES))}) in it."
+            f"({', '.join(FORMATS)}) in it. {left_out.sentence}".strip()
         )
     names = [path.relative_to(root).as_posix() for path in found]
     images = from_files(root, names, [name.split("/")[0] for name in names] if labelled else names)

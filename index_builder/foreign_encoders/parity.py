@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from index_builder.datasets.image_files import LeftOut, image_files
 from model_store.encoder.contract import Encoder
 from model_store.errors import EncoderSourceError, ImageError, ParityError
-from model_store.images import SUFFIXES, Preprocessing, decode_image
+from model_store.images import Preprocessing, decode_image
 
 Reference = Callable[[Image.Image], NDArray[np.float32]]
 """A library's own way from an upright RGB image to its vector (D,)."""
@@ -97,7 +98,7 @@ def parity_images(folder: Path | None, most: int = MOST_IMAGES) -> list[ParityIm
     if folder is None:
         return list(_sample_images())
     found: list[ParityImage] = []
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    files = [folder / name for name in image_files(folder, LeftOut())]
     for path in files[:: max(1, len(files) // most)]:
         data = path.read_bytes()
         try:

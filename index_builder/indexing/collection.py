@@ -13,7 +13,7 @@ from typing import Any, Literal
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.configuration.milvus import milvus_access
 from index_builder.configuration.signing import signing_key
-from index_builder.datasets.other_formats import OtherFormats
+from index_builder.datasets.image_files import N_SHOWN, LeftOut, Reason
 from index_builder.indexing.assemble import assemble
 from index_builder.indexing.blocks import BLOCK, BLOCK_OF_VECTORS
 from index_builder.indexing.bundle_manifest import describe
@@ -121,27 +121,44 @@ class Indexing:
             )
         return encoder
 
-    def catalogued(self, path: Path, scratch: Path, others: OtherFormats) -> Catalogue:
+    def catalogued(self, path: Path, scratch: Path, left_out: LeftOut) -> Catalogue:
         """Look through the source.
 
         Parameters
         ----------
         path : of the catalogue's file.
         scratch : a directory for what must be unpacked.
-        others : learns of the files that are not taken.
+        left_out : notes the files that are not taken.
 
         Raises
         ------
         DatasetError : the source is not what it should be, or holds no image that is taken.
         """
         block = BLOCK_OF_VECTORS if isinstance(self.source, VectorSource) else BLOCK
-        entries = read_from(self.source.entries(scratch, others), scratch)
+        entries = read_from(self.source.entries(scratch, left_out), scratch)
         catalogue = Catalogue(path, entries, block)
         if catalogue.contents.n_images == 0:
             catalogue.close()
             nothing = "There are no images in the source. Name another, or add images."
-            raise DatasetError(f"{nothing} {others.sentence}" if others.names else nothing)
+            raise DatasetError(f"{nothing} {left_out.sentence}".strip())
         return catalogue
+
+    def require_named(self, catalogue: Catalogue, left_out: LeftOut) -> None:
+        """Refuse a source with more images whose names cannot be ids than unreadable ones may be.
+
+        Raises
+        ------
+        TooManyBadImages
+        """
+        n_bad = len(left_out.of(Reason.bad_name))
+        n_images = catalogue.contents.n_images + n_bad
+        if not self.tolerance.allows(n_bad, n_images):
+            names = ", ".join(repr(one.name) for one in left_out.of(Reason.bad_name)[:N_SHOWN])
+            raise TooManyBadImages(
+                f"The names of {n_bad:,} of {n_images:,} images are not UTF-8, so they cannot be "
+                f"ids, and {self.tolerance} may fail: {names}{', …' * (n_bad > N_SHOWN)}. Rename "
+                "them, or raise --max-bad."
+            )
 
     def require_feasible(self, catalogue: Catalogue, dim: int) -> None:
         """Refuse what would fail after everything has been embedded.
@@ -186,7 +203,7 @@ class Outcome:
     n_items : of its gallery.
     n_kept : images that an earlier run had embedded.
     n_quarantined, n_copies : images left out, and items whose content another one has too.
-    others : files that look like images and were not taken.
+    left_out : files of the source that were not taken.
     n_held_out : images that are queries to calibrate with, and not in the gallery.
     calibration : the calibration that was fitted; None where none was asked for.
     """
@@ -196,7 +213,7 @@ class Outcome:
     n_kept: int
     n_quarantined: int
     n_copies: int
-    others: OtherFormats
+    left_out: LeftOut
     n_held_out: int = 0
     calibration: Calibration | None = None
 
@@ -209,10 +226,7 @@ class Outcome:
             ("items", f"{self.n_items:,}"),
             ("embedded by an earlier run", f"{self.n_kept:,}"),
             ("unreadable", f"{quarantined}: {work.quarantine}" if self.n_quarantined else "0"),
-            (
-                "of other formats",
-                f"{self.others.counts}: {work.quarantine}" if self.others.names else "0",
-            ),
+            *self.left_out.rows(work.quarantine),
             ("copies of others", f"{copies}: {work.duplicates}" if self.n_copies else "0"),
             ("held out", f"{self.n_held_out:,}: {work.held_out}" if self.n_held_out else "0"),
             ("calibrated", _said_of(self.calibration)),
@@ -241,8 +255,10 @@ def index_collection(indexing: Indexing) -> Outcome:
         with writing(f"the run directory {work.directory}"):
             work.begin(resume=indexing.resume)
             work.quarantine.unlink(missing_ok=True)
-            others = OtherFormats()
-            catalogue = indexing.catalogued(work.catalogue, work.source, others)
+            left_out = LeftOut()
+            catalogue = indexing.catalogued(work.catalogue, work.source, left_out)
+            write_quarantine(work, {}, left_out)
+        indexing.require_named(catalogue, left_out)
         indexing.require_feasible(catalogue, opened.dim)
         encoder = StoredEncoder(opened, VectorFile(work.vectors) if indexing.calibrate else None)
         summary = _summary(indexing, catalogue)
@@ -253,18 +269,19 @@ def index_collection(indexing: Indexing) -> Outcome:
                 write_summary(work, {**summary, "state": "embedding"})
             _embed(indexing, encoder, work, catalogue, progress)
         except (TooManyBadImages, SourceUnavailable):
-            write_quarantine(work, progress.failures, others)
+            write_quarantine(work, progress.failures, left_out)
             raise
         seconds, cpu_seconds = time.perf_counter() - started, _cpu_seconds() - computed
         with writing(f"the bundle of {indexing.name}", progress.sentence):
-            outcome = _published(indexing, work, catalogue, encoder, progress, others)
+            outcome = _published(indexing, work, catalogue, encoder, progress, left_out)
             end = {
                 "state": "published",
                 "bundle": str(outcome.bundle),
                 "n_items": outcome.n_items,
                 "n_quarantined": outcome.n_quarantined,
                 "n_copies": outcome.n_copies,
-                "n_of_other_formats": len(others.names),
+                "n_of_other_formats": len(left_out.of(Reason.other_format)),
+                "n_left_out": {one: len(left_out.of(one)) for one in Reason if left_out.of(one)},
                 "n_held_out": outcome.n_held_out,
                 "seconds_embedding": seconds,
                 "cpu_seconds_embedding": cpu_seconds,
@@ -319,9 +336,9 @@ def _published(
     catalogue: Catalogue,
     encoder: Encoder,
     progress: Progress,
-    others: OtherFormats,
+    left_out: LeftOut,
 ) -> Outcome:
-    write_quarantine(work, progress.failures, others)
+    write_quarantine(work, progress.failures, left_out)
     n_items = assemble(
         work,
         catalogue.n_blocks,
@@ -356,7 +373,7 @@ def _published(
     bundle = publish(work.bundle, manifest, indexing.bundles, keep=False, key=signing_key())
     n_bad = len(progress.failures)
     return Outcome(
-        bundle, n_items, progress.n_kept, n_bad, n_copies, others, n_held_out, calibration
+        bundle, n_items, progress.n_kept, n_bad, n_copies, left_out, n_held_out, calibration
     )
 
 

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from index_builder.datasets.other_formats import OtherFormats
+from index_builder.datasets.image_files import LeftOut
 from index_builder.indexing.blocks import Block, PreparedBlock
 from index_builder.indexing.catalogue import Catalogue, Contents
 from index_builder.indexing.collection import Indexing
@@ -32,7 +32,7 @@ class DryRun:
     Attributes
     ----------
     contents : of the source.
-    others : files that look like images and are not taken.
+    left_out : files of the source that are not taken.
     n_sample : images that were decoded, evenly spread.
     unreadable : of those, by error.
     seconds : estimated time of indexing.
@@ -41,7 +41,7 @@ class DryRun:
     """
 
     contents: Contents
-    others: OtherFormats
+    left_out: LeftOut
     n_sample: int
     unreadable: Counter[str]
     seconds: float
@@ -55,7 +55,7 @@ class DryRun:
         return [
             ("images", f"{found.n_images:,} ({found.n_bytes / 2**20:,.1f} MiB)"),
             ("labelled", f"{found.n_labelled:,}, {found.n_labels:,} labels"),
-            ("of other formats", self.others.counts or "0"),
+            *self.left_out.rows(),
             ("not there", f"{found.n_missing:,}"),
             (f"unreadable, of {self.n_sample} tried", bad or "none"),
             ("time, about", _duration(self.seconds)),
@@ -73,8 +73,9 @@ def inspect_collection(indexing: Indexing) -> DryRun:
     ConfigError, CalibrationError : see `Indexing.require_feasible`.
     """
     with TemporaryDirectory(prefix="vouch-index-") as scratch:
-        others = OtherFormats()
-        catalogue = indexing.catalogued(Path(scratch) / "catalogue.sqlite", Path(scratch), others)
+        left_out = LeftOut()
+        catalogue = indexing.catalogued(Path(scratch) / "catalogue.sqlite", Path(scratch), left_out)
+        indexing.require_named(catalogue, left_out)
         fetching = Fetching(indexing.storage, Path(scratch) / "fetched", indexing.limits)
         contents, sample = catalogue.contents, _sample(catalogue)
         encoder = indexing.opened()
@@ -99,7 +100,7 @@ def inspect_collection(indexing: Indexing) -> DryRun:
     of_item = 8 * encoder.dim + float(np.mean(pictures or [0])) + 200
     return DryRun(
         contents,
-        others,
+        left_out,
         len(sample.ids),
         Counter(failure.error for failure in prepared.failures.values()),
         contents.n_images * each / indexing.n_workers,

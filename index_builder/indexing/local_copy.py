@@ -14,14 +14,14 @@ from tempfile import TemporaryDirectory
 from typing import IO
 from urllib.parse import quote
 
-from index_builder.datasets.other_formats import OtherFormats
+from index_builder.datasets.image_files import LeftOut, is_system_file
 from index_builder.indexing.blocks import Entry
 from index_builder.indexing.sources import open_source
 from index_builder.indexing.tolerance import Tolerance
 from index_builder.output import read_from, writing
 from index_builder.storage import NotFetched, Storage
 from model_store.errors import DatasetError, SourceUnavailable, TooManyBadImages
-from model_store.images import SUFFIXES, ImageLimits
+from model_store.images import ImageLimits
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +32,7 @@ _TOLERANCE = Tolerance(share=0.01)
 _PARTIAL = ".partial"
 
 
-def copy_images(
-    source: str, folder: Path, storage: Storage, *, labelled: bool = True
-) -> OtherFormats:
+def copy_images(source: str, folder: Path, storage: Storage, *, labelled: bool = True) -> LeftOut:
     """Make ``folder`` hold the images of a source, one sub-folder for each label.
 
     An image keeps the path that it has in a folder of images; else it is called by its id. What is
@@ -43,7 +41,7 @@ def copy_images(
 
     Returns
     -------
-    The files that look like images and are of other formats.
+    The files of the source that are not among its images.
 
     Raises
     ------
@@ -52,7 +50,7 @@ def copy_images(
     TooManyBadImages : more than one image in a hundred could not be had.
     OutputError : there is no room.
     """
-    others = OtherFormats()
+    left_out = LeftOut()
     wanted: set[Path] = set()
     n_bad, n_known = 0, 0
     with (
@@ -61,7 +59,7 @@ def copy_images(
         TemporaryDirectory(dir=_made(folder.parent)) as scratch,
     ):
         found = open_source(source, labelled=labelled, storage=storage)
-        entries = read_from(found.entries(Path(scratch), others), Path(scratch))
+        entries = read_from(found.entries(Path(scratch), left_out), Path(scratch))
         try:
             for entry, path, why in _copies(entries, _made(folder), storage):
                 wanted.add(path)
@@ -82,7 +80,7 @@ def copy_images(
             f"{n_bad:,} of {n_known:,} images could not be copied, and {_TOLERANCE} may fail; the "
             "log says why of each. The others are kept; the same command tries again."
         )
-    return others
+    return left_out
 
 
 def _copies(
@@ -177,11 +175,11 @@ def _path_of(entry: Entry) -> PurePosixPath:
     path = PurePosixPath(entry.id)
     is_path = not path.is_absolute() and ".." not in path.parts and path.as_posix() == entry.id
     label = path.parts[0] if len(path.parts) > 1 else None
-    if is_path and label == entry.label and path.suffix.lower() in SUFFIXES:
+    if is_path and label == entry.label and not is_system_file(entry.id):
         return path
     name = _file_name(entry.id)
-    if PurePosixPath(name).suffix.lower() not in SUFFIXES:
-        name += ".jpg"  # what it is, its content says
+    if is_system_file(name):
+        name = f"item {name}"
     return (
         PurePosixPath(name) if entry.label is None else PurePosixPath(_file_name(entry.label), name)
     )

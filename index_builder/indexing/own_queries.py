@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.markup import escape
 
 from index_builder.calibration.retrieval import (
     LATITUDE,
@@ -22,8 +23,8 @@ from index_builder.calibration.retrieval import (
     places_of_items,
 )
 from index_builder.datasets import LabelledImages
+from index_builder.datasets.image_files import LeftOut
 from index_builder.datasets.images import Pixels
-from index_builder.datasets.other_formats import OtherFormats
 from index_builder.datasets.splits import QuerySet
 from index_builder.indexing.blocks import Entry, Failure
 from index_builder.indexing.catalogue import Catalogue
@@ -33,7 +34,7 @@ from index_builder.indexing.prepare import read_vector
 from index_builder.indexing.sources import Source
 from index_builder.indexing.sources.manifest import COLUMNS
 from index_builder.indexing.truth import label_of_item
-from index_builder.progress import track
+from index_builder.progress import console, track
 from index_builder.storage import Storage
 from index_builder.vectors.encoder import StoredEncoder
 from model_store.errors import DatasetError
@@ -141,9 +142,13 @@ def read_gallery(
 
 def _entries(source: Source, scratch: Path) -> list[Entry]:
     """Return the entries of a source; raise where there are none."""
-    entries = list(source.entries(scratch, OtherFormats()))
+    left_out = LeftOut()
+    entries = list(source.entries(scratch, left_out))
     if not entries:
-        raise DatasetError("There are no queries in the source. Name another, or add some.")
+        nothing = "There are no queries in the source. Name another, or add some."
+        raise DatasetError(f"{nothing} {left_out.sentence}".strip())
+    for sentence in left_out.sentences:
+        console.print(f"[yellow]{escape(sentence)}[/yellow]", soft_wrap=True)
     return entries
 
 

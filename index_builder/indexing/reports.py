@@ -8,26 +8,22 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from index_builder.datasets.other_formats import OtherFormats
+from index_builder.datasets.image_files import LeftOut
 from index_builder.indexing.assemble import duplicates
 from index_builder.indexing.blocks import Failure
 from index_builder.indexing.holding_out import held_out
 from index_builder.indexing.workdir import Work
-from model_store.errors import UnsupportedImage
 from model_store.files import json_text, replacing
-from model_store.images import FORMATS
-
-_NOT_READ = f"By its name it is an image of another format; {', '.join(FORMATS)} are read."
 
 
 def write_quarantine(
-    work: Work, failures: Mapping[str, Failure], others: OtherFormats | None = None
+    work: Work, failures: Mapping[str, Failure], left_out: LeftOut | None = None
 ) -> None:
     """Write a line for each image that is not in the gallery, in the order of the source.
 
     Parameters
     ----------
-    others : files that look like images and were not taken; they come last.
+    left_out : files of the source that were not taken; they come last.
     """
     connection = sqlite3.connect(work.catalogue)
     try:
@@ -48,8 +44,8 @@ def write_quarantine(
             for _, origin, name, why in found
         ]
         + [
-            {"id": name, "source": name, "error": UnsupportedImage.__name__, "reason": _NOT_READ}
-            for name in (others.names if others is not None else ())
+            {"id": one.name, "source": one.name, "error": one.reason, "reason": one.sentence}
+            for one in (left_out.files if left_out is not None else ())
         ],
     )
 

@@ -7,8 +7,10 @@ profiles), and `resize` (to the encoder's input, to thumbnails and previews).
 `budget` is what decoding one image may cost, `quality` measures whether a picture is good enough.
 """
 
+from model_store.images.containers import Content, content_of, format_of
 from model_store.images.decode import (
     FORMATS,
+    RAW_SUFFIXES,
     SUFFIXES,
     TOO_MUCH_MEMORY,
     DecodedImage,
@@ -27,14 +29,18 @@ from model_store.images.resize import (
 __all__ = [
     "FORMATS",
     "MOST_PREVIEW_SIDE",
+    "RAW_SUFFIXES",
     "SUFFIXES",
     "THUMBNAIL_SIDE",
     "TOO_MUCH_MEMORY",
+    "Content",
     "DecodedImage",
     "ImageLimits",
     "Preprocessing",
     "check_size",
+    "content_of",
     "decode_image",
     "encode_preview",
     "encode_thumbnail",
+    "format_of",
 ]

@@ -7,6 +7,7 @@ set aside the memory for the whole canvas (WebP).
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 
 _MAGIC = {
     b"\xff\xd8\xff": "JPEG",
@@ -25,7 +26,145 @@ def format_of(data: bytes) -> str | None:
     """The accepted format that the first bytes announce, whatever the rest is; None for none."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "WEBP"
-    return next((name for magic, name in _MAGIC.items() if data.startswith(magic)), None)
+    name = next((name for magic, name in _MAGIC.items() if data.startswith(magic)), None)
+    if name == "BMP" and len(data) >= 18 and _little(data[14:18]) not in _BMP_HEADERS:
+        return None  # a text may begin with BM
+    return name
+
+
+_BMP_HEADERS = frozenset({12, 16, 40, 52, 56, 64, 108, 124})
+"""Sizes of the second header of a BMP file, one for each version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The content of a file that is of no accepted format.
+
+    Attributes
+    ----------
+    name : of the format, for a message: ``It is {name}.``
+    is_image : whether it is an image of another format.
+    is_system_file : whether an operating system writes such files beside a user's.
+    advice : one sentence; empty where conversion to an accepted format is the advice.
+    """
+
+    name: str
+    is_image: bool = False
+    is_system_file: bool = False
+    advice: str = ""
+
+
+_RAW = "a camera's raw image"
+_OTHER_IMAGES: tuple[tuple[int, bytes, str], ...] = (
+    (0, b"\x00\x00\x00\x0cJXL \r\n\x87\n", "JPEG XL"),
+    (0, b"\xff\x0a", "JPEG XL"),
+    (0, b"\x00\x00\x00\x0cjP  \r\n\x87\n", "JPEG 2000"),
+    (0, b"\xff\x4f\xff\x51", "JPEG 2000"),
+    (0, b"II\xbc\x01", "JPEG XR"),
+    (8, b"CR\x02\x00", f"{_RAW} (CR2)"),
+    (0, b"IIRO", f"{_RAW} (ORF)"),
+    (0, b"IIRS", f"{_RAW} (ORF)"),
+    (0, b"MMOR", f"{_RAW} (ORF)"),
+    (0, b"IIU\x00", f"{_RAW} (RW2)"),
+    (0, b"FUJIFILMCCD-RAW", f"{_RAW} (RAF)"),
+    (0, b"FOVb", f"{_RAW} (X3F)"),
+    (0, b"\x00MRM", f"{_RAW} (MRW)"),
+    (0, b"8BPS", "Photoshop (PSD)"),
+    (0, b"gimp xcf", "GIMP (XCF)"),
+    (0, b"v/1\x01", "OpenEXR"),
+    (0, b"#?RADIANCE", "Radiance HDR"),
+    (0, b"#?RGBE", "Radiance HDR"),
+    (0, b"DDS ", "DDS"),
+    (0, b"qoif", "QOI"),
+    (0, b"BPG\xfb", "BPG"),
+    (0, b"FLIF", "FLIF"),
+    (0, b"icns", "an Apple icon (ICNS)"),
+    (0, b"\x00\x00\x01\x00", "an icon (ICO)"),
+    (0, b"\x00\x00\x02\x00", "a cursor (CUR)"),
+    (0, b"\x0a\x05\x01", "PCX"),
+    (0, b"\x59\xa6\x6a\x95", "a Sun raster image"),
+    (0, b"\x01\xda", "SGI"),
+    (0, b"\xd7\xcd\xc6\x9a", "a Windows metafile (WMF)"),
+    (0, b"AT&TFORM", "DjVu"),
+    (0, b"SIMPLE  =", "FITS"),
+    (128, b"DICM", "DICOM"),
+    (0, b"%!PS", "PostScript"),
+    (0, b"\xc5\xd0\xd3\xc6", "PostScript"),
+    (0, b"%PDF", "PDF"),
+)
+_NO_IMAGES: tuple[tuple[int, bytes, str], ...] = (
+    (0, b"\x1aE\xdf\xa3", "a video (Matroska)"),
+    (0, b"\x00\x00\x01\xba", "a video (MPEG)"),
+    (0, b"OggS", "audio or video (Ogg)"),
+    (0, b"ID3", "audio (MP3)"),
+    (0, b"fLaC", "audio (FLAC)"),
+    (0, b"PK\x03\x04", "a ZIP archive"),
+    (0, b"\x1f\x8b", "compressed data (gzip)"),
+    (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
+    (0, b"Rar!", "a RAR archive"),
+    (0, b"\xfd7zXZ", "compressed data (xz)"),
+    (0, b"\x28\xb5\x2f\xfd", "compressed data (zstd)"),
+    (257, b"ustar", "a tar archive"),
+    (0, b"\x93NUMPY", "a NumPy array"),
+    (0, b"\x89HDF", "HDF5"),
+    (0, b"PAR1", "Parquet"),
+    (0, b"SQLite format 3", "an SQLite database"),
+)
+_BRANDS = {
+    **dict.fromkeys((b"avif", b"avis"), Content("AVIF", is_image=True)),
+    **dict.fromkeys(
+        (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"),
+        Content("HEIC, which iPhones write", is_image=True),
+    ),
+    b"crx ": Content(f"{_RAW} (CR3)", is_image=True),
+}
+"""Kinds of ISO media files, by the brand after ``ftyp``; all others are videos."""
+
+_TEXTS: tuple[tuple[bytes, Content], ...] = (
+    (b"<!doctype html", Content("an HTML page", advice="Download the image itself.")),
+    (b"<html", Content("an HTML page", advice="Download the image itself.")),
+    (b"<svg", Content("SVG", is_image=True)),
+    (
+        b"version https://git-lfs",
+        Content("a Git LFS pointer, not the file itself", advice="Run `git lfs pull`."),
+    ),
+)
+
+
+def content_of(data: bytes) -> Content | None:
+    """Return the content of a file by its first bytes.
+
+    None of an accepted format, see `format_of`, but for a raw image that begins as TIFF does; and
+    None of content that is not known.
+    """
+    if data.startswith((b"\x00\x05\x16\x07", b"\x00\x05\x16\x00")):
+        return Content("AppleDouble, which macOS writes beside a file", is_system_file=True)
+    for table, is_image in ((_OTHER_IMAGES, True), (_NO_IMAGES, False)):
+        for place, magic, name in table:
+            if data.startswith(magic, place):
+                return Content(name, is_image=is_image)
+    return _media_content(data) or _text_content(data)
+
+
+def _media_content(data: bytes) -> Content | None:
+    """Return the content of a container of ISO media or of RIFF."""
+    if data[4:8] == b"ftyp":
+        brands = data[8:12], *(data[place : place + 4] for place in range(16, 40, 4))
+        known = [_BRANDS[one] for one in brands if one in _BRANDS]
+        avif = next((one for one in known if one.name == "AVIF"), None)
+        return avif or next(iter(known), Content("a video (MP4 or QuickTime)"))
+    if data[:4] == b"RIFF" and data[8:12] != b"WEBP":
+        return Content("audio or video (RIFF)")
+    return None
+
+
+def _text_content(data: bytes) -> Content | None:
+    if len(data) > 2 and data[:1] == b"P" and data[1:2] in b"123456f" and data[2:3].isspace():
+        return Content("a portable bitmap (PNM)", is_image=True)
+    text = data[:256].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if text.startswith(b"<?xml") and b"<svg" in data:
+        return Content("SVG", is_image=True)
+    return next((content for start, content in _TEXTS if text.startswith(start)), None)
 
 
 def webp_canvas(data: bytes) -> tuple[int, int] | None:

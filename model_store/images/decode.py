@@ -18,7 +18,7 @@ from model_store.errors import (
     UnsupportedImage,
 )
 from model_store.images.colours import TRANSPOSED, TURNED, orientation, upright_rgb
-from model_store.images.containers import count_frames, format_of, webp_canvas
+from model_store.images.containers import Content, content_of, count_frames, format_of, webp_canvas
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 """Accepted formats. Pillow registers some forty more, most of them attack surface."""
@@ -27,6 +27,12 @@ SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
 )
 """File name suffixes of these formats; the format itself is read from the content."""
+
+RAW_SUFFIXES = frozenset(
+    {".dng", ".cr2", ".cr3", ".crw", ".nef", ".nrw", ".arw", ".srf", ".sr2", ".orf", ".rw2", ".raf"}
+    | {".pef", ".srw", ".raw", ".3fr", ".fff", ".iiq", ".rwl", ".mrw", ".x3f", ".erf", ".kdc"}
+)
+"""File name suffixes of cameras' raw images, many of which begin as TIFF does."""
 
 TOO_MUCH_MEMORY = (
     "Decoding the image takes more memory than one image may. Send a smaller image, or a plainer "
@@ -142,11 +148,9 @@ def _decoded(data: bytes, limits: ImageLimits, smallest_side: int | None) -> Dec
 def _open(data: bytes, limits: ImageLimits) -> Image.Image:
     """Read the header only, and refuse by what it says."""
     announced = format_of(data)
-    if announced is None:
-        raise UnsupportedImage(
-            f"The {len(data):,} bytes received are not an image in an accepted format. "
-            f"Accepted: {', '.join(FORMATS)}."
-        )
+    content = content_of(data)
+    if announced is None or content is not None:
+        raise _unsupported(data, content)
     if announced == "WEBP":
         _check_pixels(webp_canvas(data) or (1, 1), limits)
     if Image.MAX_IMAGE_PIXELS is not None and limits.max_pixels > Image.MAX_IMAGE_PIXELS:
@@ -188,6 +192,18 @@ def _n_frames(image: Image.Image, data: bytes, limits: ImageLimits) -> int:
             "would be used. Send that one."
         )
     return n_frames
+
+
+def _unsupported(data: bytes, content: Content | None) -> UnsupportedImage:
+    accepted = f"Accepted: {', '.join(FORMATS)}."
+    if content is None:
+        return UnsupportedImage(
+            f"The {len(data):,} bytes received are not an image in an accepted format. {accepted}"
+        )
+    advice = "Convert it to JPEG or PNG." if content.is_image else content.advice
+    return UnsupportedImage(
+        f"The file is not read: it is {content.name}. {accepted} {advice}".strip()
+    )
 
 
 def _corrupt(data: bytes) -> CorruptImage:

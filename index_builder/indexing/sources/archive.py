@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
-from index_builder.datasets.other_formats import OtherFormats
+from index_builder.datasets.image_files import HEAD_BYTES, LeftOut, Reason, is_system_file
 from index_builder.indexing.blocks import Entry, Place
 from index_builder.indexing.sources.manifest import text_of
 from model_store.errors import DatasetError
-from model_store.images import SUFFIXES
+from model_store.images import format_of
 
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 UNPACKED = "source.tar"
@@ -41,14 +41,18 @@ class _Sample:
     images: list[tuple[str, Place, str]] = field(default_factory=list)
     sidecars: dict[str, bytes] = field(default_factory=dict)
 
-    def entries(self, *, labelled: bool) -> Iterator[Entry]:
+    def entries(self, left_out: LeftOut, *, labelled: bool) -> Iterator[Entry]:
         """Return the images, with what their sidecars say: label, metadata, caption.
+
+        Sidecars without an image are left out.
 
         Raises
         ------
         DatasetError : a sidecar is not what its name says.
         """
         if not self.images:
+            for name in self.sidecars:
+                left_out.add(name, Reason.not_an_image, PurePosixPath(name).suffix.lower())
             return
         label, metadata = None, {}
         for name, content in self.sidecars.items():
@@ -81,8 +85,8 @@ class Archive:
     path: Path
     labelled: bool = True
 
-    def entries(self, scratch: Path, others: OtherFormats, /) -> Iterator[Entry]:
-        """Its regular files that are called as images are.
+    def entries(self, scratch: Path, left_out: LeftOut, /) -> Iterator[Entry]:
+        """Its regular files that are images.
 
         Raises
         ------
@@ -91,7 +95,7 @@ class Archive:
         try:
             plain = self._plain(scratch)
             with tarfile.open(plain, "r:") as archive:
-                yield from self._members(archive, plain, others)
+                yield from self._members(archive, plain, left_out)
         except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # of the disk; a decompressor's own has no number
@@ -99,9 +103,7 @@ class Archive:
                 f"{self.path.name} is not a whole tar file ({error}). Copy it again."
             ) from error
 
-    def _members(
-        self, archive: tarfile.TarFile, plain: Path, others: OtherFormats
-    ) -> Iterator[Entry]:
+    def _members(self, archive: tarfile.TarFile, plain: Path, left_out: LeftOut) -> Iterator[Entry]:
         changed_ns = self.path.stat().st_mtime_ns
         size = plain.stat().st_size
         sample = _Sample("")
@@ -110,22 +112,26 @@ class Archive:
             archive.members = []  # type: ignore[attr-defined]
             name = member.name.removeprefix("./")
             plain_file = member.isreg() and not member.issparse()
-            if not plain_file:
+            if member.isdir():
+                continue
+            if is_system_file(name) or not plain_file:  # a twin must not end a sample
+                system = is_system_file(name)
+                left_out.add(name, Reason.system_file if system else Reason.not_opened)
                 continue
             if member.offset_data + member.size > size:
                 raise tarfile.ReadError(f"it ends within {name}")
             if _key(name) != sample.key:
-                yield from sample.entries(labelled=self.labelled)
+                yield from sample.entries(left_out, labelled=self.labelled)
                 sample = _Sample(_key(name))
-            if name.lower().endswith(tuple(SUFFIXES)):
+            content = cast("IO[bytes]", archive.extractfile(member))
+            head = content.read(HEAD_BYTES)
+            is_sidecar = name.lower().endswith(SIDECARS) and format_of(head) is None
+            if is_sidecar and member.size <= _MOST_SIDECAR_BYTES:
+                sample.sidecars[name] = head + content.read()
+            elif left_out.takes(name, lambda head=head: head):
                 place = Place(str(plain), member.offset_data, member.size, changed_ns)
                 sample.images.append((name, place, f"{self.path.name} at byte {member.offset}"))
-            elif name.lower().endswith(SIDECARS) and member.size <= _MOST_SIDECAR_BYTES:
-                content = cast("IO[bytes]", archive.extractfile(member)).read()
-                sample.sidecars[name] = content
-            else:
-                others.look_at(name)
-        yield from sample.entries(labelled=self.labelled)
+        yield from sample.entries(left_out, labelled=self.labelled)
 
     def _plain(self, scratch: Path) -> Path:
         """The archive itself, or what it was when it was not compressed; unpacked once."""

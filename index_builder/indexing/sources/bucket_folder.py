@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future
 from functools import partial
+from io import BytesIO
+from pathlib import PurePosixPath
 
+from index_builder.datasets.image_files import HEAD_BYTES, LeftOut, is_system_file
 from index_builder.indexing.blocks import Place
 from index_builder.indexing.sources.folder import NamedFile
-from index_builder.storage import Storage
+from index_builder.storage import NotFetched, Storage
 from index_builder.storage.urls import in_bucket
+from model_store.images import SUFFIXES
+
+AHEAD = 64
+"""Files whose first bytes are asked for before those of the first have come."""
 
 _PARQUET = """
 SELECT name FROM files WHERE name LIKE '%.parquet' AND name NOT LIKE ? AND name LIKE ? ORDER BY name
@@ -24,6 +33,7 @@ class BucketFiles:
     """The files below ``folder`` in a bucket, in the order in which a folder on a disk is read.
 
     A bucket gives them in an order of its own, and a million of them: they are sorted in a file.
+    The first bytes are fetched of files that are not called as images are.
 
     Raises
     ------
@@ -34,6 +44,7 @@ class BucketFiles:
         bucket, key = in_bucket(folder)
         prefix = f"{key.strip('/')}/" if key.strip("/") else ""
         self._url = f"{bucket}/{prefix}"
+        self._storage = storage
         self._table = sqlite3.connect("")  # a file that nobody else sees, away when it is closed
         self._table.execute(
             "CREATE TABLE files (name TEXT, size INTEGER, changed_ns INTEGER, version TEXT)"
@@ -47,17 +58,40 @@ class BucketFiles:
             ),
         )
 
-    def __iter__(self) -> Iterator[NamedFile]:
+    def files(self, _left_out: LeftOut) -> Iterator[NamedFile]:
+        """Give the files, in the order of their names."""
+        waiting: deque[NamedFile] = deque()
         for name, size, changed_ns, version in self._table.execute(_IN_ORDER):
-            yield name, partial(Place, self._url + name, None, size, changed_ns, None, version)
+            place = partial(Place, self._url + name, None, size, changed_ns, None, version)
+            waiting.append(NamedFile(name, place, self._head(name, version)))
+            if len(waiting) >= AHEAD:
+                yield waiting.popleft()
+        yield from waiting
+
+    def _head(self, name: str, version: str) -> partial[bytes]:
+        """Begin to fetch the first bytes of a file, where its name does not say enough."""
+        if is_system_file(name) or PurePosixPath(name).suffix.lower() in SUFFIXES:
+            return partial(bytes)
+        file = BytesIO()
+        begun = self._storage.fetch(self._url + name, file, HEAD_BYTES, version)
+        return partial(_fetched, file, begun)
 
     def parquet(self) -> list[str]:
         """Return the URLs of the Parquet files of a data set, as `parquet_files` finds them."""
         for patterns in (("%/%", "%"), ("data/%/%", "data/%")):
-            if found := self._table.execute(_PARQUET, patterns).fetchall():
-                return [self._url + name for (name,) in found]
+            names = [name for (name,) in self._table.execute(_PARQUET, patterns)]
+            if found := [self._url + name for name in names if not is_system_file(name)]:
+                return found
         return []
 
     def close(self) -> None:
         """Remove the list."""
         self._table.close()
+
+
+def _fetched(file: BytesIO, begun: Future[None]) -> bytes:
+    try:
+        begun.result()
+    except NotFetched as error:
+        raise OSError(str(error)) from error
+    return file.getvalue()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from index_builder.datasets.other_formats import OtherFormats
+from index_builder.datasets.image_files import LeftOut
 from index_builder.indexing.blocks import Entry
 from index_builder.indexing.sources.manifest import read_box
 from index_builder.indexing.sources.places import Places
@@ -34,7 +34,7 @@ class CocoAnnotations:
     places: Places
     labelled: bool = True
 
-    def entries(self, _scratch: Path, _others: OtherFormats, /) -> Iterator[Entry]:
+    def entries(self, _scratch: Path, _left_out: LeftOut, /) -> Iterator[Entry]:
         """One entry for each box.
 
         Raises

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from index_builder.datasets.other_formats import OtherFormats
+from index_builder.datasets.image_files import LeftOut, files_below, head_of
 from index_builder.indexing.blocks import Entry, Place
-from index_builder.indexing.sources.places import LocalPlaces
-from model_store.errors import DatasetError
-from model_store.images import SUFFIXES
+from index_builder.indexing.sources.places import MISSING, LocalPlaces
 
-NamedFile = tuple[str, Callable[[], Place]]
-"""The path of a file from the top of its folder, and how to find out its place."""
+
+@dataclass(frozen=True, slots=True)
+class NamedFile:
+    """A file of a folder, here or in a bucket.
+
+    Attributes
+    ----------
+    name : path from the top of the folder.
+    place : finds out where the file is.
+    head : reads its first bytes, see `LeftOut.takes`.
+    """
+
+    name: str
+    place: Callable[[], Place]
+    head: Callable[[], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,57 +34,40 @@ class Folder:
 
     Attributes
     ----------
-    files : all files, in an order that is always the same; see `LocalFiles`.
+    files : gives all files, in an order that is always the same; notes what it leaves out.
     labelled : whether the first sub-folder is the label; images in none have no label.
     """
 
-    files: Iterable[NamedFile]
+    files: Callable[[LeftOut], Iterable[NamedFile]]
     labelled: bool = True
 
-    def entries(self, _scratch: Path, others: OtherFormats, /) -> Iterator[Entry]:
+    def entries(self, _scratch: Path, left_out: LeftOut, /) -> Iterator[Entry]:
         """The images, in the order of the files."""
-        for name, place in self.files:
-            if not name.lower().endswith(tuple(SUFFIXES)):
-                others.look_at(name)
-                continue
-            parts = PurePosixPath(name).parts
-            label = parts[0] if self.labelled and len(parts) > 1 else None
-            yield Entry(_as_text(name), place(), label, {}, name)
+        for file in self.files(left_out):
+            if left_out.takes(file.name, file.head):
+                parts = PurePosixPath(file.name).parts
+                label = parts[0] if self.labelled and len(parts) > 1 else None
+                yield Entry(file.name, file.place(), label, {}, file.name)
 
 
-class LocalFiles:
-    """The files below a folder of this machine, sorted; folders that are links are not entered.
+def local_files(folder: Path, root: Path, left_out: LeftOut) -> Iterator[NamedFile]:
+    """Give the files below a folder of this machine, sorted.
 
     Parameters
     ----------
     root : what links may point into.
+
+    Raises
+    ------
+    DatasetError : when a file is asked for that a link leads out of ``root`` to.
     """
+    places = LocalPlaces(root, folder)
 
-    def __init__(self, folder: Path, root: Path) -> None:
-        self._folder = folder
-        self._places = LocalPlaces(root, folder)
+    def head(name: str) -> bytes:
+        place = places.place(name, name)
+        if place.size == MISSING:
+            raise FileNotFoundError(name)
+        return head_of(Path(place.path))
 
-    def __iter__(self) -> Iterator[NamedFile]:
-        for name in _files(self._folder, ""):
-            yield name, partial(self._places.place, name, name)
-
-
-def _files(folder: Path, prefix: str) -> Iterator[str]:
-    """Names of all files below ``folder``, as POSIX paths from the top, one folder at a time."""
-    with os.scandir(folder) as found:
-        members = sorted(found, key=lambda one: one.name)
-    for member in members:
-        if member.is_dir(follow_symlinks=False):
-            yield from _files(Path(member.path), f"{prefix}{member.name}/")
-        else:
-            yield prefix + member.name
-
-
-def _as_text(name: str) -> str:
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        raise DatasetError(
-            f"The file name {name!r} is not UTF-8, so it cannot be an id. Rename the file."
-        ) from error
-    return name
+    for name in files_below(folder, root, left_out):
+        yield NamedFile(name, partial(places.place, name, name), partial(head, name))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from index_builder.datasets.other_formats import OtherFormats
+from index_builder.datasets.image_files import LeftOut
 from index_builder.indexing.blocks import Entry, Place
 from index_builder.indexing.sources.manifest import without_label
 from index_builder.storage import shown
@@ -54,7 +54,7 @@ class IiifManifest:
     content: Json
     labelled: bool = True
 
-    def entries(self, _scratch: Path, _others: OtherFormats, /) -> Iterator[Entry]:
+    def entries(self, _scratch: Path, _left_out: LeftOut, /) -> Iterator[Entry]:
         """One entry for each canvas that has an image.
 
         Raises

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from index_builder.datasets.other_formats import OtherFormats
+from index_builder.datasets.image_files import LeftOut
 from index_builder.indexing.blocks import Box, Entry, Place
 from index_builder.indexing.sources.places import Places
 from index_builder.storage import shown
@@ -58,7 +58,7 @@ class ImageManifest:
     labelled: bool = True
     texts: Collection[str] = COLUMNS
 
-    def entries(self, _scratch: Path, _others: OtherFormats, /) -> Iterator[Entry]:
+    def entries(self, _scratch: Path, _left_out: LeftOut, /) -> Iterator[Entry]:
         """One entry for each line.
 
         Raises

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from index_builder.datasets.other_formats import OtherFormats
+from index_builder.datasets.image_files import LeftOut
 from index_builder.indexing.blocks import Entry
 from index_builder.indexing.sources.archive import ARCHIVE_SUFFIXES, Archive
 from index_builder.indexing.sources.coco import CocoAnnotations
-from index_builder.indexing.sources.folder import Folder, LocalFiles
+from index_builder.indexing.sources.folder import Folder, local_files
 from index_builder.indexing.sources.iiif import IiifManifest, is_iiif
 from index_builder.indexing.sources.manifest import COLUMNS, MANIFEST_SUFFIXES, ImageManifest
 from index_builder.indexing.sources.parquet_images import (
@@ -69,9 +69,9 @@ def open_source(
         return RemoteFile(url, storage, root, opens)
     path = Path(source).expanduser().absolute()
     if path.is_dir() and (files := parquet_files(path)) and holds_images(files[0]):
-        return ParquetImages(files, labelled=labelled)
+        return ParquetImages(files, labelled=labelled, folder=path)
     if path.is_dir():
-        return Folder(LocalFiles(path, Path(root or path)), labelled=labelled)
+        return Folder(partial(local_files, path, Path(root or path)), labelled=labelled)
     if not path.is_file():
         raise DatasetError(
             f"{path} is not there. Name a folder of images, a manifest or an archive."
@@ -135,7 +135,7 @@ class JsonFile:
     places: Places
     labelled: bool
 
-    def entries(self, scratch: Path, others: OtherFormats, /) -> Iterator[Entry]:
+    def entries(self, scratch: Path, left_out: LeftOut, /) -> Iterator[Entry]:
         """Its entries.
 
         Raises
@@ -150,7 +150,7 @@ class JsonFile:
         source: Source = CocoAnnotations(name, content, self.places, self.labelled)
         if is_iiif(content):
             source = IiifManifest(name, content, self.labelled)
-        yield from source.entries(scratch, others)
+        yield from source.entries(scratch, left_out)
 
 
 def _begins_like_json(path: Path) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from index_builder.datasets.other_formats import OtherFormats
+from index_builder.datasets.image_files import LeftOut, Reason, files_below, is_system_file
 from index_builder.indexing.blocks import Entry, Place
 from index_builder.indexing.sources.manifest import entry_of, read_box, without_label
 from index_builder.indexing.sources.places import MISSING
@@ -37,12 +37,14 @@ class ParquetImages:
     ----------
     paths : of the files, in their order.
     labelled : whether labels say what belongs together; else they are metadata.
+    folder : the folder that was named, whose other files are left out; None of named files.
     """
 
     paths: Sequence[Path]
     labelled: bool = True
+    folder: Path | None = None
 
-    def entries(self, scratch: Path, _others: OtherFormats, /) -> Iterator[Entry]:
+    def entries(self, scratch: Path, left_out: LeftOut, /) -> Iterator[Entry]:
         """One entry for each row; images are unpacked to one file, to be read at any place.
 
         Raises
@@ -50,6 +52,7 @@ class ParquetImages:
         DatasetError : a file is no Parquet, or has no column of images.
         """
         unpacked = self._unpacked(scratch)
+        self._note_others(left_out)
         start = 0
         for path in self.paths:
             changed_ns = path.stat().st_mtime_ns
@@ -60,6 +63,16 @@ class ParquetImages:
                 start += len(data)
                 entry = entry_of(fields, origin, place, name or f"{path.stem}#{number}")
                 yield entry if self.labelled else without_label(entry)
+
+    def _note_others(self, left_out: LeftOut) -> None:
+        """Note the files that lie beside those that are read."""
+        if self.folder is None:
+            return
+        read = {path.relative_to(self.folder).as_posix() for path in self.paths}
+        for name in files_below(self.folder, self.folder, left_out):
+            if name not in read:
+                system = is_system_file(name)
+                left_out.add(name, Reason.system_file if system else Reason.beside_tables)
 
     def _unpacked(self, scratch: Path) -> Path:
         """The images of all rows, one after the other, in a file that is named by their origin.
@@ -108,7 +121,11 @@ def _rows(path: Path) -> Iterator[tuple[dict[str, Any], bytes, str | None]]:
 
 def parquet_files(folder: Path) -> list[Path]:
     """Return the Parquet files of a data set's folder, in it or in its folder ``data``, by name."""
-    return sorted(folder.glob("*.parquet")) or sorted(folder.glob("data/*.parquet"))
+    for pattern in ("*.parquet", "data/*.parquet"):
+        found = sorted(path for path in folder.glob(pattern) if not is_system_file(path.name))
+        if found:
+            return found
+    return []
 
 
 def holds_images(path: Path) -> bool:

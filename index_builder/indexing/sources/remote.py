@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from index_builder.datasets.other_formats import OtherFormats
+from index_builder.datasets.image_files import LeftOut
 from index_builder.indexing.blocks import Entry
 from index_builder.indexing.sources.bucket_folder import BucketFiles
 from index_builder.indexing.sources.folder import Folder
@@ -38,7 +38,7 @@ class RemoteFile:
     root: Path | str | None
     open_file: OpenFile
 
-    def entries(self, scratch: Path, others: OtherFormats, /) -> Iterator[Entry]:
+    def entries(self, scratch: Path, left_out: LeftOut, /) -> Iterator[Entry]:
         """Its entries, as of a file on this machine.
 
         Raises
@@ -48,7 +48,7 @@ class RemoteFile:
         """
         copy = self.storage.copied(self.url, scratch / "copies")
         places = places_in(folder_of(self.url) if self.root is None else self.root)
-        yield from self.open_file(copy, places).entries(scratch, others)
+        yield from self.open_file(copy, places).entries(scratch, left_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class BucketFolder:
     storage: Storage
     labelled: bool = True
 
-    def entries(self, scratch: Path, others: OtherFormats, /) -> Iterator[Entry]:
+    def entries(self, scratch: Path, left_out: LeftOut, /) -> Iterator[Entry]:
         """Its entries, as of a folder on this machine.
 
         Raises
@@ -79,8 +79,8 @@ class BucketFolder:
                 rest = [self._copied(one, scratch) for one in tables[1:]]
                 source: Source = ParquetImages([first, *rest], labelled=self.labelled)
             else:
-                source = Folder(files, labelled=self.labelled)
-            yield from source.entries(scratch, others)
+                source = Folder(files.files, labelled=self.labelled)
+            yield from source.entries(scratch, left_out)
 
     def _copied(self, url: str, scratch: Path) -> Path:
         return self.storage.copied(url, scratch / "copies")

@@ -6,20 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from index_builder.datasets.other_formats import OtherFormats
+from index_builder.datasets.image_files import LeftOut
 from index_builder.indexing.blocks import Entry
 
 
 class Source(Protocol):
     """A collection of images."""
 
-    def entries(self, scratch: Path, others: OtherFormats, /) -> Iterator[Entry]:
+    def entries(self, scratch: Path, left_out: LeftOut, /) -> Iterator[Entry]:
         """Its images, in an order that is always the same.
 
         Parameters
         ----------
         scratch : a directory for what must be unpacked before it can be read.
-        others : is shown the names of the files that are not taken.
+        left_out : notes the files that are not taken.
 
         Raises
         ------

@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from index_builder.datasets import LabelledImages
+from index_builder.datasets.image_files import LeftOut
 from index_builder.datasets.images import Pixels
-from index_builder.datasets.other_formats import OtherFormats
 from index_builder.indexing.blocks import Entry, Place
 from index_builder.indexing.prepare import require_direction
 from index_builder.indexing.sources.manifest import COLUMNS, Line, entry_of, lines_of, without_label
@@ -42,7 +42,7 @@ class VectorSource:
     labelled: bool = True
     texts: Collection[str] = COLUMNS
 
-    def entries(self, scratch: Path, _others: OtherFormats, /) -> Iterator[Entry]:
+    def entries(self, scratch: Path, _left_out: LeftOut, /) -> Iterator[Entry]:
         """One entry for each row, which is laid down in ``scratch`` as float32.
 
         Raises
@@ -82,7 +82,7 @@ class VectorSource:
         DatasetError : see `entries`; or an item has no label, or the id of another one.
         """
         with TemporaryDirectory(prefix="vouch-vectors-") as name:
-            entries = list(self.entries(Path(name), OtherFormats()))
+            entries = list(self.entries(Path(name), LeftOut()))
             rows = np.fromfile(Path(name) / ROWS_FILE, "<f4").reshape(len(entries), -1)
         self._require_names(entries)
         sound = []

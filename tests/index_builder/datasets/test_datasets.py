@@ -135,11 +135,37 @@ def test_an_unreadable_image_is_left_out_and_named(
     assert "dog/empty.png" in caplog.text
 
 
-def test_a_name_that_is_no_text_is_refused_before_anything_is_trained(photographs: Path) -> None:
+def test_folder_with_names_that_are_not_utf8_leaves_them_out(
+    photographs: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (photographs / os.fsdecode(b"caf\xe9")).mkdir()
     (photographs / os.fsdecode(b"caf\xe9") / "1.png").touch()
-    with pytest.raises(DatasetError, match=r"caf.udce9/1.png' is no Unicode.*rename it"):
-        folder(photographs)
+    assert len(folder(photographs)) == 16
+    assert r"caf\udce9/1.png" in caplog.text
+    assert "Rename the file" in caplog.text
+
+
+def test_folder_says_of_each_file_why_it_is_left_out(
+    photographs: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (photographs / "top.png").write_bytes((photographs / "cat" / "0.png").read_bytes())
+    (photographs / "cat" / "._0.png").write_bytes(b"\0\5\x16\7")
+    (photographs / "cat" / "photo").write_bytes((photographs / "dog" / "0.png").read_bytes())
+    images = folder(photographs)
+    assert "cat/photo" in images.ids
+    assert len(images) == 17
+    for name in ("top.png", "cat/._0.png", "cat/notes.txt"):
+        assert name in caplog.text
+        assert name not in images.ids
+
+
+def test_folder_of_linked_labels_is_followed(photographs: Path, tmp_path: Path) -> None:
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    for label in ("cat", "dog"):
+        (linked / label).symlink_to(photographs / label)
+    (linked / "again").symlink_to(linked)
+    assert folder(linked).labels == folder(photographs).labels
 
 
 def test_a_folder_without_labelled_images_is_refused(tmp_path: Path) -> None:

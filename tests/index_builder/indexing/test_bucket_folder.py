@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import closing
-from typing import cast
+from pathlib import Path
+from typing import IO, cast
 
 import pytest
 
+from index_builder.datasets.image_files import LeftOut, Reason
 from index_builder.indexing.blocks import Place
 from index_builder.indexing.sources.bucket_folder import BucketFiles
+from index_builder.indexing.sources.folder import Folder
 from index_builder.indexing.sources.places import RemotePlaces
-from index_builder.storage import Storage
+from index_builder.storage import NotFetched, Storage
 from index_builder.storage.bucket import Listed
 from model_store.errors import DatasetError
 
@@ -19,13 +23,28 @@ from model_store.errors import DatasetError
 class Bucket:
     """Lists what a test says, in that order."""
 
-    def __init__(self, *keys: str) -> None:
+    def __init__(self, *keys: str, contents: Mapping[str, bytes | None] | None = None) -> None:
         self.keys = keys
+        self.contents = contents or {}
 
     def listed(self, folder: str) -> Iterator[Listed]:
         assert folder.startswith("s3://bucket")
         for n, key in enumerate(self.keys):
             yield Listed(key, n, 10 * n, f"v{n}")
+
+    def fetch(self, url: str, file: IO[bytes], most: int, version: str) -> Future[None]:
+        key = url.removeprefix("s3://bucket/")
+        done: Future[None] = Future()
+        content = self.contents[key]
+        if content is None:
+            done.set_exception(NotFetched(key))
+        else:
+            file.write(content[:most])
+            done.set_result(None)
+        return done
+
+
+PNG, HEIC = b"\x89PNG\r\n\x1a\n", b"\0\0\0\x18ftypheic"
 
 
 def files(folder: str, *keys: str) -> BucketFiles:
@@ -36,14 +55,31 @@ def files(folder: str, *keys: str) -> BucketFiles:
 def test_files_come_as_from_a_folder_on_a_disk(folder: str) -> None:
     names = ["b.png", "a-1.png", "a/x.png", "a.png", "a/"]
     with closing(files(folder, *(f"of/boots/{name}" for name in names))) as found:
-        listed = {name: place() for name, place in found}
+        listed = {one.name: one.place() for one in found.files(LeftOut())}
     assert list(listed) == ["a/x.png", "a-1.png", "a.png", "b.png"]
     assert listed["a-1.png"] == Place("s3://bucket/of/boots/a-1.png", None, 1, 10, None, "v1")
 
 
 def test_a_bucket_itself_is_a_folder() -> None:
     with closing(files("s3://bucket", "b.png", "a/x.png")) as found:
-        assert [place().path for _, place in found] == ["s3://bucket/a/x.png", "s3://bucket/b.png"]
+        paths = [one.place().path for one in found.files(LeftOut())]
+        assert paths == ["s3://bucket/a/x.png", "s3://bucket/b.png"]
+
+
+def test_bucket_folder_of_any_suffix_is_told_by_content() -> None:
+    contents = {"a/photo": PNG, "b.bin": b"nothing", "c.heic": HEIC, "._d.png": b"", "gone": None}
+    files = BucketFiles(cast("Storage", Bucket(*contents, contents=contents)), "s3://bucket")
+    left_out = LeftOut()
+    with closing(files):
+        entries = list(Folder(files.files).entries(Path(), left_out))
+    assert [one.id for one in entries] == ["a/photo"]
+    reasons = {one.name: one.reason for one in left_out.files}
+    assert reasons == {
+        "._d.png": Reason.system_file,
+        "b.bin": Reason.not_an_image,
+        "c.heic": Reason.other_format,
+        "gone": Reason.not_opened,
+    }
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from index_builder.datasets.image_files import LeftOut
 from index_builder.indexing.collection import Indexing, index_collection
 from index_builder.indexing.dry_run import inspect_collection
 from index_builder.indexing.local_copy import copy_images
@@ -256,10 +257,10 @@ def test_files_of_other_formats_are_counted_listed_and_said(
     outcome = index_collection(indexing)
     assert outcome.n_items == 2
     rows = dict(outcome.rows(indexing.directory))
-    assert rows["of other formats"].startswith("8 .heic: ")
+    assert rows["of other formats"].startswith("8: 8 HEIC, which iPhones write; see ")
     assert len(lines(indexing.directory / "quarantine.jsonl")) == 8
     assert json.loads((indexing.directory / "index.json").read_text())["n_of_other_formats"] == 8
-    assert dict(inspect_collection(indexing).rows())["of other formats"] == "8 .heic"
+    assert dict(inspect_collection(indexing).rows())["of other formats"].startswith("8: 8 HEIC")
 
 
 def test_a_folder_of_nothing_else_says_so(at: At, drawings: Path, tmp_path: Path) -> None:
@@ -309,16 +310,16 @@ def test_two_find_out_at_once_that_bundles_can_be_written(
 def test_what_cannot_be_read_is_not_said_to_be_unwritable(
     indexing: Indexing, drawings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as lost+found, which every disk has; root reads it, and these tests may be root's."""
+    """Root reads every folder, and these tests may be root's."""
 
-    def refused(folder: Path, _prefix: str) -> Iterator[str]:
+    def refused(folder: Path, _root: Path, _left_out: LeftOut) -> Iterator[str]:
         yield "0/0000.png"
-        raise PermissionError(errno.EACCES, "Permission denied", f"{folder}/lost+found")
+        raise PermissionError(errno.EACCES, "Permission denied", f"{folder}/private")
 
-    monkeypatch.setattr("index_builder.indexing.sources.folder._files", refused)
-    with pytest.raises(DatasetError, match=r"lost\+found cannot be read: Permission denied"):
+    monkeypatch.setattr("index_builder.indexing.sources.folder.files_below", refused)
+    with pytest.raises(DatasetError, match=r"private cannot be read: Permission denied"):
         index_collection(indexing)
-    with pytest.raises(DatasetError, match=r"lost\+found cannot be read: Permission denied"):
+    with pytest.raises(DatasetError, match=r"private cannot be read: Permission denied"):
         copy_images(str(drawings), tmp_path / "copy", Storage())
 
 

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from index_builder.datasets.other_formats import OtherFormats
+from index_builder.datasets.image_files import LeftOut
 from index_builder.indexing.blocks import Block, Entry
 from index_builder.indexing.collection import Indexing, index_collection
 from index_builder.indexing.prepare import prepare_files, read_again
@@ -30,7 +30,7 @@ COLOURS = {"red": (200, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 200)}
 
 
 def entries(source: Path, scratch: Path, **options: Any) -> list[Entry]:
-    return list(open_source(source, **options).entries(scratch, OtherFormats()))
+    return list(open_source(source, **options).entries(scratch, LeftOut()))
 
 
 def striped() -> Image.Image:
@@ -273,7 +273,7 @@ class TestParquetImages:
 
     def test_an_image_can_be_read_as_soon_as_it_is_named(self, tmp_path: Path) -> None:
         source = open_source(self.write(tmp_path))
-        for row, one in enumerate(source.entries(tmp_path, OtherFormats())):
+        for row, one in enumerate(source.entries(tmp_path, LeftOut())):
             assert prepared([one]) == [(3, row, 0)]
 
     @pytest.mark.parametrize(

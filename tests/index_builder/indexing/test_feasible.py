@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from index_builder.calibration.fit import MIN_QUERIES
-from index_builder.datasets.other_formats import OtherFormats
+from index_builder.datasets.image_files import LeftOut, LeftOutFile, Reason
 from index_builder.indexing.blocks import BLOCK, BLOCK_OF_VECTORS, Entry, Place
 from index_builder.indexing.calibrate import _images, require_enough
 from index_builder.indexing.catalogue import Catalogue, Contents
@@ -38,7 +38,7 @@ class Listed:
     def __init__(self, n: int) -> None:
         self.n = n
 
-    def entries(self, _scratch: Path, _others: OtherFormats, /) -> Iterator[Entry]:
+    def entries(self, _scratch: Path, _left_out: LeftOut, /) -> Iterator[Entry]:
         return (Entry(str(number), PLACE) for number in range(self.n))
 
 
@@ -95,16 +95,19 @@ def test_an_index_and_parents_and_queries_are_looked_at_before(
         require(vectors, calibrate=True)
 
 
-@pytest.mark.parametrize(("others", "said"), [([], r"add images\.$"), (["a.heic"], "1 file looks")])
+@pytest.mark.parametrize(
+    ("others", "said"), [([], r"add images\.$"), (["a.heic"], r"1: 1 \.heic \(a\.heic")]
+)
 def test_a_source_of_nothing_is_refused(tmp_path: Path, others: list[str], said: str) -> None:
     run = indexing(tmp_path, Listed(0))
+    files = [LeftOutFile(name, Reason.other_format, ".heic") for name in others]
     with pytest.raises(DatasetError, match=said):
-        run.catalogued(tmp_path / "catalogue.sqlite", tmp_path, OtherFormats(others))
+        run.catalogued(tmp_path / "catalogue.sqlite", tmp_path, LeftOut(files))
 
 
 def test_vectors_come_in_larger_blocks(images: Indexing, vectors: Indexing, tmp_path: Path) -> None:
     for run, block in ((images, BLOCK), (vectors, BLOCK_OF_VECTORS)):
-        with closing(run.catalogued(tmp_path / "c.sqlite", tmp_path, OtherFormats())) as catalogue:
+        with closing(run.catalogued(tmp_path / "c.sqlite", tmp_path, LeftOut())) as catalogue:
             assert (catalogue.block, catalogue.contents.n_images) == (block, 3)
 
 

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits, load_sample_images
 
-from index_builder.datasets.other_formats import OtherFormats
+from index_builder.datasets.image_files import LeftOut
 from index_builder.indexing.catalogue import Catalogue
 from index_builder.indexing.collection import Indexing, index_collection
 from index_builder.indexing.holding_out import chosen
@@ -90,9 +90,7 @@ def test_no_group_of_a_manifest_is_on_both_sides(objects: Path, at: At) -> None:
 
 
 def test_what_is_foretold_is_held_out(objects: Path, at: At, tmp_path: Path) -> None:
-    catalogue = Catalogue(
-        tmp_path / "c.sqlite", open_source(objects).entries(tmp_path, OtherFormats())
-    )
+    catalogue = Catalogue(tmp_path / "c.sqlite", open_source(objects).entries(tmp_path, LeftOut()))
     foretold = catalogue.n_to_hold_out()
     catalogue.close()
     outcome = index_collection(replace(at(objects), calibrate=True))
@@ -158,5 +156,5 @@ def test_a_group_in_a_json_manifest_of_some_images_is_enough(tmp_path: Path) -> 
             for i in range(20)]  # fmt: skip
     path = tmp_path / "list.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    found = open_source(path).entries(tmp_path, OtherFormats())
+    found = open_source(path).entries(tmp_path, LeftOut())
     assert {entry.group for entry in found} == {"7", None}

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from index_builder.datasets.other_formats import OtherFormats
+from index_builder.datasets.image_files import LeftOut
 from index_builder.indexing.blocks import Entry, Place
 from index_builder.indexing.collection import Indexing, index_collection
 from index_builder.indexing.sources import open_source
@@ -39,7 +39,7 @@ def web(tmp_path: Path) -> Iterator[WebServer]:
 
 
 def entries(path: Path, *, labelled: bool = True) -> list[Entry]:
-    return list(open_source(path, labelled=labelled).entries(path.parent, OtherFormats()))
+    return list(open_source(path, labelled=labelled).entries(path.parent, LeftOut()))
 
 
 def manifest_3(url: str, n: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from index_builder.datasets.other_formats import OtherFormats
+from index_builder.datasets.image_files import LeftOut
 from index_builder.indexing.blocks import Entry
 from index_builder.indexing.collection import Indexing, Outcome, index_collection
 from index_builder.indexing.dry_run import inspect_collection
@@ -131,7 +131,7 @@ def whole(digits_bundle: Path, drawings: Path, tmp_path_factory: pytest.TempPath
 def entries(source: str | Path, scratch: Path, **options: Any) -> list[Entry]:
     with closing(Storage()) as storage:
         opened = open_source(source, storage=storage, **options)
-        return list(opened.entries(scratch, OtherFormats()))
+        return list(opened.entries(scratch, LeftOut()))
 
 
 def described(found: list[Entry]) -> list[tuple[object, ...]]:

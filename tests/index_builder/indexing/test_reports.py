@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from index_builder.datasets.other_formats import OtherFormats
+from index_builder.datasets.image_files import LeftOut
 from index_builder.indexing import dry_run
 from index_builder.indexing.blocks import Block, Entry, Failure, Place, PreparedBlock
 from index_builder.indexing.catalogue import Catalogue, Contents
@@ -55,6 +55,12 @@ def work(tmp_path: Path) -> Iterator[Work]:
         yield work
 
 
+def left_out(name: str) -> LeftOut:
+    found = LeftOut()
+    assert not found.takes(name, bytes)
+    return found
+
+
 def test_images_that_are_left_out_stand_in_the_order_of_the_source(work: Work) -> None:
     failures = {name: Failure("CorruptImage", f"why {name}") for name in ("0001", "0004", "0002")}
     write_quarantine(work, failures)
@@ -64,10 +70,10 @@ def test_images_that_are_left_out_stand_in_the_order_of_the_source(work: Work) -
         ("0002", "line 2", "why 0002"),
         ("0001", "line 3", "why 0001"),
     ]
-    write_quarantine(work, {}, OtherFormats(["ü.heic"]))
+    write_quarantine(work, {}, left_out("ü.heic"))
     [line] = lines(work.quarantine)
     assert (line["id"], line["source"], line["error"]) == ("ü.heic", "ü.heic", "UnsupportedImage")
-    assert line["reason"].startswith("By its name it is an image of another format; JPEG")
+    assert line["reason"].startswith("Vouch reads JPEG, PNG")
     assert "ü.heic" in work.quarantine.read_text(encoding="utf-8")
 
 
@@ -81,15 +87,15 @@ def test_copies_and_queries_are_listed_and_counted(work: Work) -> None:
 
 
 def test_an_outcome_names_the_reports_that_say_something(tmp_path: Path) -> None:
-    nothing = dict(Outcome(tmp_path, 1_000, 0, 0, 0, OtherFormats()).rows(tmp_path))
+    nothing = dict(Outcome(tmp_path, 1_000, 0, 0, 0, LeftOut()).rows(tmp_path))
     assert nothing["items"] == "1,000"
     for name in ("unreadable", "of other formats", "copies of others", "held out"):
         assert nothing[name] == "0"
     assert "not_calibrated" in nothing["calibrated"]
-    some = dict(Outcome(tmp_path, 1, 7, 2, 3, OtherFormats(["a.heic"]), 4).rows(tmp_path))
+    some = dict(Outcome(tmp_path, 1, 7, 2, 3, left_out("a.heic"), 4).rows(tmp_path))
     assert some["embedded by an earlier run"] == "7"
     assert some["unreadable"] == f"2: {Work(tmp_path).quarantine}"
-    assert some["of other formats"] == f"1 .heic: {Work(tmp_path).quarantine}"
+    assert some["of other formats"] == f"1: 1 .heic; see {Work(tmp_path).quarantine}"
     assert some["copies of others"] == f"3: {Work(tmp_path).duplicates}"
     assert some["held out"] == f"4: {Work(tmp_path).held_out}"
 
@@ -121,7 +127,7 @@ def test_a_calibration_is_said_in_a_line(queries: str, said: str) -> None:
 def test_a_dry_run_says_how_long_it_takes(seconds: float, said: str) -> None:
     contents = Contents(2_000, 1_500, 12, 3, 3 * 2**20)
     unreadable = Counter({"CorruptImage": 1, "ImageTooLarge": 2})
-    found = DryRun(contents, OtherFormats(), 64, unreadable, seconds, 2**20, 5 * 2**20)
+    found = DryRun(contents, LeftOut(), 64, unreadable, seconds, 2**20, 5 * 2**20)
     assert found.rows() == [
         ("images", "2,000 (3.0 MiB)"),
         ("labelled", "1,500, 12 labels"),
@@ -132,9 +138,9 @@ def test_a_dry_run_says_how_long_it_takes(seconds: float, said: str) -> None:
         ("written, about", "1.0 MiB"),
         ("free there", "5.0 MiB"),
     ]
-    sound = DryRun(contents, OtherFormats(["a.heic"]), 9, Counter(), 1, 1, 1)
+    sound = DryRun(contents, left_out("a.heic"), 9, Counter(), 1, 1, 1)
     assert dict(sound.rows())["unreadable, of 9 tried"] == "none"
-    assert dict(sound.rows())["of other formats"] == "1 .heic"
+    assert dict(sound.rows())["of other formats"] == "1: 1 .heic"
 
 
 @pytest.mark.parametrize("n", [1, 5, 63, 64, 65, 127, 128, 129, 200, 1000])

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from index_builder.datasets.other_formats import OtherFormats
+from index_builder.datasets.image_files import LeftOut, Reason
 from index_builder.indexing.blocks import Entry, Place
 from index_builder.indexing.prepare import bytes_of
 from index_builder.indexing.sources import name_of, open_source, open_vectors
@@ -30,7 +30,7 @@ FIELDS: list[dict[str, Any]] = [
 
 
 def entries(source: Path, scratch: Path | None = None, **options: Any) -> list[Entry]:
-    return list(open_source(source, **options).entries(scratch or source.parent, OtherFormats()))
+    return list(open_source(source, **options).entries(scratch or source.parent, LeftOut()))
 
 
 def told(found: list[Entry]) -> list[tuple[str, str | None, dict[str, object]]]:
@@ -160,10 +160,10 @@ def test_without_labels_a_manifests_labels_are_metadata(folder: Path) -> None:
         'path,label,metadata\n0/a.png,shoe,\n0/a.png,boot,"{""label"": ""mine""}"\n0/a.png,,\n',
         encoding="utf-8",
     )
-    found = list(open_source(manifest, labelled=False).entries(folder, OtherFormats()))
+    found = list(open_source(manifest, labelled=False).entries(folder, LeftOut()))
     assert [entry.label for entry in found] == [None, None, None]
     assert [entry.metadata for entry in found] == [{"label": "shoe"}, {"label": "mine"}, {}]
-    kept = list(open_source(manifest).entries(folder, OtherFormats()))
+    kept = list(open_source(manifest).entries(folder, LeftOut()))
     assert [entry.label for entry in kept] == ["shoe", "boot", None]
 
 
@@ -226,13 +226,16 @@ def test_files_of_other_formats_are_told_and_texts_are_not(folder: Path, suffix:
         with tarfile.open(source, "w") as file:
             for path in sorted(folder.rglob("*")):
                 file.add(path, path.relative_to(folder), recursive=False)
-    others = OtherFormats()
-    found = list(open_source(source).entries(folder, others))
+    left_out = LeftOut()
+    found = list(open_source(source).entries(folder, left_out))
     assert len(found) == 5
-    assert others.names == ["0/IMG_1.HEIC", "0/IMG_2.heic", "b.avif", "c.jp2"]
-    assert others.counts == "2 .heic, 1 .avif, 1 .jp2"
-    assert "4 files look like images and were not taken" in others.sentence
-    assert "find FOLDER -iname '*.HEIC' -exec magick mogrify -format jpg {} +" in others.sentence
+    others = [one.name for one in left_out.of(Reason.other_format)]
+    assert others == ["0/IMG_1.HEIC", "0/IMG_2.heic", "b.avif", "c.jp2"]
+    assert left_out.counts(Reason.other_format) == "4: 2 .heic, 1 .avif, 1 .jp2"
+    assert [one.name for one in left_out.of(Reason.not_an_image)] == ["d.txt", "notes.txt"]
+    assert [one.name for one in left_out.of(Reason.system_file)] == ["Thumbs.db"]
+    (said,) = left_out.sentences
+    assert "find FOLDER -iname '*.HEIC' -exec magick mogrify -format jpg {} +" in said
 
 
 @pytest.mark.parametrize(
@@ -275,7 +278,7 @@ def test_a_value_that_python_does_not_have_is_said(
     parquet.write_table(pa.table({beside: values[beside], "x": column}), tmp_path / "of.parquet")
     opens = partial(open_vectors, items=None) if beside == "vector" else open_source
     with pytest.raises(DatasetError, match=r"of.parquet.*(out of range|duplicate key was)"):
-        list(opens(tmp_path / "of.parquet").entries(tmp_path, OtherFormats()))
+        list(opens(tmp_path / "of.parquet").entries(tmp_path, LeftOut()))
 
 
 @pytest.mark.parametrize("vector", [["a"], [[1.0]]])
@@ -301,33 +304,39 @@ def test_a_folder_behind_a_link_is_refused_too(folder: Path, tmp_path: Path) -> 
     outside.mkdir()
     (outside / "secret.png").write_bytes(b"secret")
     (folder / "door").symlink_to(outside)
-    assert "door/secret.png" not in [entry.id for entry in entries(folder)]
+    left_out = LeftOut()
+    found = list(open_source(folder).entries(folder, left_out))
+    assert "door/secret.png" not in [entry.id for entry in found]
+    assert [one.name for one in left_out.of(Reason.linked_folder)] == ["door"]
+    assert "door/secret.png" in [entry.id for entry in entries(folder, root=tmp_path)]
     path = folder / "list.csv"
     path.write_text("path\ndoor/secret.png\n", encoding="utf-8")
     with pytest.raises(DatasetError, match="outside"):
         entries(path)
 
 
-def test_a_name_that_is_no_text_is_refused(folder: Path) -> None:
+def test_folder_with_a_name_that_is_no_text_leaves_it_out(folder: Path) -> None:
     (folder / "top.JPG").rename(folder / os.fsdecode(b"t\xffp.jpg"))
-    with pytest.raises(DatasetError, match="is not UTF-8"):
-        entries(folder)
+    left_out = LeftOut()
+    assert len(list(open_source(folder).entries(folder, left_out))) == 4
+    assert [one.name for one in left_out.of(Reason.bad_name)] == [r"t\udcffp.jpg"]
 
 
-def test_a_name_in_an_archive_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_archive_with_a_name_that_is_no_text_leaves_it_out(tmp_path: Path) -> None:
     path = tmp_path / "old.tar"
     with tarfile.open(path, "w", encoding="latin-1", format=tarfile.GNU_FORMAT) as file:
         file.addfile(tarfile.TarInfo("é.png"))
-    with pytest.raises(DatasetError, match=r"old.tar at byte 0: .* is no Unicode"):
-        entries(path)
+    left_out = LeftOut()
+    assert not list(open_source(path).entries(tmp_path, left_out))
+    assert [one.name for one in left_out.of(Reason.bad_name)] == [r"\udce9.png"]
 
 
 def test_a_file_that_is_not_taken_may_have_a_name_that_is_no_text(folder: Path) -> None:
     (folder / os.fsdecode(b"t\xffp.heic")).touch()
-    others = OtherFormats()
-    list(open_source(folder).entries(folder, others))
-    assert others.names == [r"t\udcffp.heic"]
-    assert others.sentence.encode()  # as it is printed, and reported
+    left_out = LeftOut()
+    list(open_source(folder).entries(folder, left_out))
+    assert [one.name for one in left_out.files] == ["notes.txt", r"t\udcffp.heic"]
+    assert left_out.sentence.encode()  # as it is printed, and reported
 
 
 @pytest.mark.parametrize("suffix", ["tar", "tar.gz", "tar.bz2", "tar.xz"])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from index_builder.datasets.other_formats import OtherFormats
+from index_builder.datasets.image_files import LeftOut
 from index_builder.indexing.blocks import Entry
 from index_builder.indexing.prepare import read_vector
 from index_builder.indexing.sources.opening import open_vectors
@@ -37,7 +37,7 @@ def items(path: Path, lines: list[dict[str, Any]]) -> Path:
 
 def entries(table: Path, known: Path | None, *, labelled: bool = True) -> list[Entry]:
     source = open_vectors(table, known, labelled=labelled)
-    return list(source.entries(table.parent, OtherFormats()))
+    return list(source.entries(table.parent, LeftOut()))
 
 
 def test_a_row_is_an_entry(table: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_row_can_be_read_as_soon_as_it_is_named(
     monkeypatch.chdir(table.parent)
     source = open_vectors(Path(table.name), None)
     assert source.table.path == table
-    found = source.entries(table.parent, OtherFormats())
+    found = source.entries(table.parent, LeftOut())
     first = next(found)  # while others are still to be written
     np.testing.assert_array_equal(read_vector(first.place), ROWS[0])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from index_builder.datasets.other_formats import OtherFormats
+from index_builder.datasets.image_files import LeftOut
 from index_builder.indexing.prepare import bytes_of
 from index_builder.indexing.sources import open_source
 from model_store.errors import DatasetError
@@ -77,7 +77,7 @@ class TestWebdataset:
         source = open_source(self.write(tmp_path, {"1.png": b"1"}))
         (tmp_path / "shard-000.tar").unlink()
         with pytest.raises(FileNotFoundError):
-            list(source.entries(tmp_path, OtherFormats()))
+            list(source.entries(tmp_path, LeftOut()))
 
     def test_an_image_in_no_folder_that_nothing_is_said_of_has_no_label(
         self, tmp_path: Path

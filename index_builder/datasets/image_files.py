@@ -1,0 +1,294 @@
+"""The image files of a folder, an archive or a bucket, and the files that are left out of it.
+
+A file is an image by its content, whatever its name. Every other file is counted by the reason and
+named in the report of the run: nothing that lies in a source disappears from it in silence.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from pathlib import Path, PurePosixPath
+
+from model_store.images import FORMATS, RAW_SUFFIXES, SUFFIXES, content_of, format_of
+
+HEAD_BYTES = 512
+"""Bytes at the beginning of a file that tell its format."""
+
+N_SHOWN = 10
+"""Names in a message; a report lists all."""
+
+_SYSTEM_NAMES = frozenset(
+    {"@eadir", "@tmp", "@recycle", "@recently-snapshot", "@synoresource", "@sharebin"}
+    | {"#recycle", "#snapshot", "$recycle.bin", "recycler", "recycled", "lost+found"}
+    | {"system volume information", "found.000", "__macosx", "__pycache__", "_gsdata_"}
+    | {"network trash folder", "temporary items", "thevolumesettingsfolder", "icon\r"}
+    | {"thumbs.db", "thumbs.db:encryptable", "ehthumbs.db", "ehthumbs_vista.db", "desktop.ini"}
+    | {"picasa.ini", "zbthumbnail.info", "folder.thumbs.db", "aclgallery.ini"}
+)
+"""Files and folders that operating systems, NAS and programs put among a user's files."""
+
+_SYSTEM_BEGINNINGS = (".", "@__thumb", "synofile_thumb_", "synophoto_", "~syncthing~", "~$")
+
+_OTHER_SUFFIXES = (
+    RAW_SUFFIXES
+    | {".heic", ".heif", ".hif", ".avif", ".jxl", ".jp2", ".j2k", ".jpf", ".jpx", ".jpm"}
+    | {".jxr", ".hdp", ".wdp", ".qoi", ".svg", ".psd", ".psb", ".eps", ".ai", ".ico", ".tga"}
+    | {".pcx", ".dds", ".exr", ".hdr", ".ppm", ".pgm", ".pbm", ".pnm", ".xcf", ".dcm", ".djvu"}
+)
+"""File name suffixes of other image formats: those of phones, cameras and image programs."""
+
+
+class Reason(StrEnum):
+    """The reason why a file of a source is not among its images; the value is an error's name."""
+
+    other_format = "UnsupportedImage"
+    not_an_image = "NotAnImage"
+    system_file = "SystemFile"
+    linked_folder = "LinkedFolder"
+    not_opened = "NotOpened"
+    bad_name = "NameNotUnicode"
+    no_label = "NoLabelFolder"
+    beside_tables = "BesideTables"
+
+
+_TITLES = {
+    Reason.other_format: "of other formats",
+    Reason.not_an_image: "no images",
+    Reason.system_file: "files of the system",
+    Reason.linked_folder: "linked folders, not entered",
+    Reason.not_opened: "that cannot be opened",
+    Reason.bad_name: "names that are not UTF-8",
+    Reason.no_label: "in no label folder",
+    Reason.beside_tables: "beside Parquet files",
+}
+"""Row of a table for each reason."""
+
+_SENTENCES = {
+    Reason.other_format: f"Vouch reads {', '.join(FORMATS)}. Convert the file.",
+    Reason.not_an_image: "The content is of no image format.",
+    Reason.system_file: "An operating system, a NAS or a program wrote it; it is no user's image.",
+    Reason.linked_folder: (
+        "It is a link to a folder. Links out of the source are followed where --root names a "
+        "folder that both lie in."
+    ),
+    Reason.not_opened: (
+        "It cannot be opened as a regular file: it is a link, a pipe or a device, or a permission "
+        "is missing."
+    ),
+    Reason.bad_name: "The file name is not UTF-8, so it cannot be an id. Rename the file.",
+    Reason.no_label: "It lies in no sub-folder, and sub-folders are the labels.",
+    Reason.beside_tables: "The Parquet files of the folder are the source; this file is not read.",
+}
+"""The sentence in the report for each reason."""
+
+_SAID = (Reason.other_format, Reason.linked_folder, Reason.bad_name, Reason.no_label)
+"""Reasons that a user must hear of at once: a part of the collection may be missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOutFile:
+    """A file that is not among a source's images.
+
+    Attributes
+    ----------
+    name : its path in the source; bytes that are not UTF-8 are escaped.
+    reason : the reason.
+    content : the format of the content, or the suffix where the content is not known.
+    """
+
+    name: str
+    reason: Reason
+    content: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """The content and the reason, for a report."""
+        found = f"It is {self.content}. " if self.content and self.content[0] != "." else ""
+        return found + _SENTENCES[self.reason]
+
+
+@dataclass(slots=True)
+class LeftOut:
+    """The files of a source that are not among its images, in the order of the source."""
+
+    files: list[LeftOutFile] = field(default_factory=list)
+
+    def add(self, name: str, reason: Reason, content: str = "") -> None:
+        """Note one file."""
+        shown = name.encode(errors="backslashreplace").decode()
+        self.files.append(LeftOutFile(shown, reason, content))
+
+    def takes(self, name: str, head: Callable[[], bytes]) -> bool:
+        """Return whether a file is to be decoded as an image; note it if not.
+
+        A file whose content is unknown is decoded if its name is that of an image: then it counts
+        as an unreadable image.
+
+        Parameters
+        ----------
+        name : the path in the source.
+        head : reads the first `HEAD_BYTES` of the file; called only where the name does not decide.
+        """
+        suffix = PurePosixPath(name).suffix.lower()
+        if is_system_file(name):
+            self.add(name, Reason.system_file)
+            return False
+        try:
+            first = head()
+        except OSError:
+            if suffix not in SUFFIXES:
+                self.add(name, Reason.not_opened)
+                return False
+            first = b""  # decoding says why
+        content = content_of(first)
+        if content is not None and content.is_system_file:
+            self.add(name, Reason.system_file, content.name)
+        elif content is not None and content.is_image:
+            self.add(name, Reason.other_format, content.name)
+        elif format_of(first) == "TIFF" and suffix in RAW_SUFFIXES:
+            self.add(name, Reason.other_format, f"a camera's raw image ({suffix})")
+        elif suffix in SUFFIXES or format_of(first) is not None:
+            return self._takes_name(name)
+        elif suffix in _OTHER_SUFFIXES:
+            self.add(name, Reason.other_format, suffix)
+        else:
+            self.add(name, Reason.not_an_image, suffix if content is None else content.name)
+        return False
+
+    def _takes_name(self, name: str) -> bool:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            self.add(name, Reason.bad_name)
+            return False
+        return True
+
+    def of(self, reason: Reason) -> list[LeftOutFile]:
+        """Return the files that were left out for one reason."""
+        return [one for one in self.files if one.reason is reason]
+
+    def counts(self, reason: Reason) -> str:
+        """Return the number of files for one reason, by content: ``8: 5 HEIC, 3 .raw``."""
+        found = self.of(reason)
+        contents = Counter(one.content for one in found if one.content)
+        parts = [f"{n:,} {content}" for content, n in contents.most_common(5)]
+        parts += ["…"] * (len(contents) > 5)
+        return f"{len(found):,}" + (f": {', '.join(parts)}" if parts else "")
+
+    def rows(self, report: Path | None = None) -> list[tuple[str, str]]:
+        """Return rows for a table; ``report`` is the file that names all of them.
+
+        Other formats have a row in any case: zero of them is an answer.
+        """
+        where = "" if report is None else f"; see {report}"
+        shown = [reason for reason in Reason if self.of(reason) or reason is Reason.other_format]
+        return [(_TITLES[one], self.counts(one) + (where if self.of(one) else "")) for one in shown]
+
+    @property
+    def sentences(self) -> list[str]:
+        """Messages about the files whose absence may be a mistake, one for each reason."""
+        return [self._said(reason) for reason in _SAID if self.of(reason)]
+
+    @property
+    def sentence(self) -> str:
+        """A message about all files that were left out; empty where there are none."""
+        return " ".join(self._said(reason) for reason in Reason if self.of(reason))
+
+    def _said(self, reason: Reason) -> str:
+        found = self.of(reason)
+        names = ", ".join(one.name for one in found[:N_SHOWN]) + ", …" * (len(found) > N_SHOWN)
+        said = f"Left out, {_TITLES[reason]}: {self.counts(reason)} ({names})."
+        said += f" {_SENTENCES[reason]}"
+        if reason is Reason.other_format:
+            suffix = PurePosixPath(found[0].name).suffix or ".heic"
+            said += (
+                " For example with ImageMagick: "
+                f"find FOLDER -iname '*{suffix}' -exec magick mogrify -format jpg {{}} +"
+            )
+        return said
+
+
+def is_system_file(name: str) -> bool:
+    """Return whether a path in a source belongs to an operating system, a NAS or a program.
+
+    Names with a leading dot do, such as the ``._`` twins of macOS and ``.ipynb_checkpoints``.
+    """
+    return any(
+        part.lower() in _SYSTEM_NAMES or part.lower().startswith(_SYSTEM_BEGINNINGS)
+        for part in name.split("/")
+        if part not in {"", ".", ".."}
+    )
+
+
+def head_of(path: Path) -> bytes:
+    """Read the first bytes of a regular file; a pipe is not waited for.
+
+    Raises
+    ------
+    OSError : it cannot be opened, or is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{path} is not a regular file")
+        return os.read(descriptor, HEAD_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+def files_below(folder: Path, root: Path, left_out: LeftOut) -> Iterator[str]:
+    """Give the files below a folder, sorted, as POSIX paths from there.
+
+    A link to a folder is followed if it leads out of ``folder`` and stays inside ``root``; any
+    other is left out. So no file is given twice because of a link within the folder.
+    """
+    top, allowed = folder.resolve(), root.expanduser().resolve()
+
+    def below(directory: Path, prefix: str, entered: tuple[Path, ...]) -> Iterator[str]:
+        try:
+            with os.scandir(directory) as found:
+                members = sorted(found, key=lambda one: one.name)
+        except PermissionError:
+            if not is_system_file(prefix):
+                raise
+            left_out.add(prefix, Reason.system_file)  # such as lost+found, which every disk has
+            return
+        for member in members:
+            name, path = prefix + member.name, Path(member.path)
+            if member.is_dir(follow_symlinks=False):
+                yield from below(path, f"{name}/", entered)
+            elif not _leads_to_folder(member):
+                yield name
+            elif is_system_file(name):
+                left_out.add(name, Reason.system_file)
+            elif _may_enter(real := path.resolve(), top, allowed) and real not in entered:
+                yield from below(path, f"{name}/", (*entered, real))
+            else:
+                left_out.add(name, Reason.linked_folder)
+
+    yield from below(folder, "", ())
+
+
+def image_files(folder: Path, left_out: LeftOut) -> Iterator[str]:
+    """Give the image files below a folder whose links may lead anywhere; note the other files."""
+    for name in files_below(folder, Path(folder.resolve().anchor), left_out):
+        if left_out.takes(name, partial(head_of, folder / name)):
+            yield name
+
+
+def _leads_to_folder(member: os.DirEntry[str]) -> bool:
+    try:
+        return member.is_symlink() and member.is_dir()
+    except OSError:  # links in a circle
+        return False
+
+
+def _may_enter(real: Path, top: Path, allowed: Path) -> bool:
+    inside = real.is_relative_to(top) or top.is_relative_to(real)
+    return real.is_relative_to(allowed) and not inside
