@@ -199,6 +199,8 @@ def _prepared(
 
 def _unreadable(error: OSError) -> Failure:
     why = error.strerror or type(error).__name__
+    if isinstance(error, FileNotFoundError):
+        why = f"there is no {error.filename}"
     return Failure("Unreadable", f"The file cannot be read: {why}.", passing=True)
 
 

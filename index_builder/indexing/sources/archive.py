@@ -10,12 +10,13 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 from index_builder.datasets.image_files import HEAD_BYTES, LeftOut, Reason, is_system_file
 from index_builder.indexing.blocks import Entry, Place
-from index_builder.indexing.sources.manifest import text_of
+from index_builder.indexing.sources.manifest import require_names, text_of
 from model_store.errors import DatasetError
 from model_store.images import format_of
 
@@ -63,7 +64,9 @@ class _Sample:
             elif suffix == ".txt":
                 metadata["caption"] = text.strip()
             else:
-                metadata |= _object(name, text)
+                found = _object(name, text)
+                require_names(found, name, frozenset({"label"}))
+                metadata |= found
         label = label or text_of(metadata, "label", self.key)
         for name, place, origin in self.images:
             parts = PurePosixPath(name).parts
@@ -128,7 +131,7 @@ class Archive:
             is_sidecar = name.lower().endswith(SIDECARS) and format_of(head) is None
             if is_sidecar and member.size <= _MOST_SIDECAR_BYTES:
                 sample.sidecars[name] = head + content.read()
-            elif left_out.takes(name, lambda head=head: head):
+            elif left_out.takes(name, partial(bytes, head)):
                 place = Place(str(plain), member.offset_data, member.size, changed_ns)
                 sample.images.append((name, place, f"{self.path.name} at byte {member.offset}"))
         yield from sample.entries(left_out, labelled=self.labelled)

@@ -7,9 +7,10 @@ import datetime as dt
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +85,45 @@ def lines_of(path: Path, texts: Collection[str] = COLUMNS) -> Iterator[Line]:
     readers: dict[str, Reader] = {".csv": partial(_csv, texts=texts), ".parquet": _parquet}
     try:
         for number, fields in readers.get(path.suffix.lower(), _jsonl)(path):
-            yield f"{path.name}, line {number}", fields
+            origin = f"{path.name}, line {number}"
+            require_names(fields, origin, frozenset(texts))
+            yield origin, fields
     except UnicodeDecodeError as error:
         raise DatasetError(f"{path.name} is not UTF-8 text. Save it as UTF-8.") from error
     except FileNotFoundError as error:
         raise DatasetError(f"{path} is not there. Name a manifest.") from error
+
+
+def require_names(fields: Mapping[str, Any], origin: str, known: frozenset[str] = COLUMNS) -> None:
+    """Refuse fields whose names are nearly those with a meaning, such as `` label`` or ``Labels``.
+
+    Taken as metadata, they would be lost in silence. Beside a field of the exact name they are
+    metadata.
+
+    Raises
+    ------
+    DatasetError
+    """
+    meant = _near_misses(tuple(fields), known)
+    if meant:
+        names = ", ".join(f"{name!r} (is `{one}` meant?)" for name, one in meant)
+        raise DatasetError(
+            f"{origin}: the columns have names that are nearly those with a meaning: {names}. "
+            "Rename them; a column of metadata needs a name that is less alike."
+        )
+
+
+@lru_cache(maxsize=64)
+def _near_misses(names: tuple[object, ...], known: frozenset[str]) -> list[tuple[str, str]]:
+    """Return names with the known one that each may stand for."""
+    found = []
+    for name in names:
+        if not isinstance(name, str) or name in known:
+            continue
+        plain = re.sub(r"[\W_]", "", unicodedata.normalize("NFKC", name).casefold())
+        others = sorted(known - set(names))
+        found += [(name, one) for one in others if plain in {one, f"{one}s", f"{one}es"}]
+    return found
 
 
 def _entry(origin: str, fields: Mapping[str, Any], places: Places) -> Entry:
@@ -97,6 +132,7 @@ def _entry(origin: str, fields: Mapping[str, Any], places: Places) -> Entry:
         raise DatasetError(
             f"{origin}: there is no path. Say where the image is, "
             f"in a column named path; here are {', '.join(map(repr, fields))}."
+            f"{_separator_advice(fields)}"
         )
     box = read_box(fields.get("bbox"), origin)
     name = shown(path)
@@ -111,6 +147,7 @@ def entry_of(fields: Mapping[str, Any], origin: str, place: Place, name: str) ->
     ------
     DatasetError : a field is not what it should be.
     """
+    require_names(fields, origin)
     return Entry(
         text_of(fields, "id", origin) or name,
         place,
@@ -146,6 +183,12 @@ def read_box(value: object, origin: str) -> Box | None:
     if width <= 0 or height <= 0:
         raise DatasetError(wanted)
     return left, top, width, height
+
+
+def _separator_advice(fields: Mapping[str, Any]) -> str:
+    header = str(next(iter(fields))) if len(fields) == 1 else ""
+    called = [name for one, name in ((";", "semicolons"), ("\t", "tabs")) if one in header]
+    return "".join(f" Separate columns with commas, not with {name}." for name in called)
 
 
 def _in_short(box: Box) -> str:

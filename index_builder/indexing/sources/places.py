@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import unicodedata
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Protocol
@@ -39,7 +40,11 @@ def places_in(root: Path | str) -> Places:
 
 
 class LocalPlaces:
-    """A folder on this machine: a manifest may come from elsewhere than the images.
+    r"""A folder on this machine: a manifest may come from elsewhere than the images.
+
+    A path that is not there is looked for as another system may have written it: with ``\``, in
+    another case, in another Unicode form, with spaces around a name. It is found if one file is
+    called so.
 
     Parameters
     ----------
@@ -51,12 +56,34 @@ class LocalPlaces:
         self._root = root.expanduser().resolve()
         self._start = start or root.expanduser()
         self._resolved = lru_cache(maxsize=4096)(os.path.realpath)
+        self._listed = lru_cache(maxsize=16)(_names_in)
 
     def place(self, name: str, origin: str) -> Place:
         """The file called ``name``, which need not be there, or the URL; see `Places`."""
         if is_url(name):
             scheme_of(name)
             return Place(name, None, 0, 0)
+        place = self._place(name, origin)
+        if place.size == MISSING and (other := self._alike(name)) not in {None, name}:
+            return self._place(str(other), origin)
+        return place
+
+    def _alike(self, name: str) -> str | None:
+        """Return the only path that differs from ``name`` as systems do; None where there is none.
+
+        It is looked for in the folder that paths start from, and never above.
+        """
+        parts = PurePosixPath(name.replace("\\", "/")).parts
+        found = PurePosixPath()
+        for part in parts:
+            names = self._listed(self._start / found)
+            alike = [part] if part in names.get(_plain(part), ()) else names.get(_plain(part), [])
+            if len(alike) != 1:
+                return None
+            found /= alike[0]
+        return found.as_posix()
+
+    def _place(self, name: str, origin: str) -> Place:
         path = self._start / name
         folder = self._resolved(path.parent)
         real = Path(folder, path.name)
@@ -75,6 +102,21 @@ class LocalPlaces:
         if status is None or not stat.S_ISREG(status.st_mode):
             return Place(str(real), None, MISSING, 0)
         return Place(str(real), None, status.st_size, status.st_mtime_ns)
+
+
+def _plain(name: str) -> str:
+    return unicodedata.normalize("NFC", name).casefold().strip()
+
+
+def _names_in(folder: Path) -> dict[str, list[str]]:
+    """Return the names in a folder, by `_plain` of each; none of a folder that cannot be read."""
+    names: dict[str, list[str]] = {}
+    try:
+        for path in folder.iterdir():
+            names.setdefault(_plain(path.name), []).append(path.name)
+    except OSError:
+        pass
+    return names
 
 
 class RemotePlaces:

@@ -93,7 +93,7 @@ def test_a_file_that_is_gone_may_come_back(tmp_path: Path) -> None:
     (tmp_path / "gone").unlink()
     found = prepare_files(block, PREPROCESSING)
     assert found.failures["gone"].passing
-    assert "No such file" in found.failures["gone"].reason
+    assert "there is no " in found.failures["gone"].reason
     assert found.images[0].any()
     assert not found.images[1].any()
 

@@ -7,6 +7,7 @@ import datetime as dt
 import json
 import os
 import tarfile
+import unicodedata
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from index_builder.datasets.image_files import LeftOut, Reason
 from index_builder.indexing.blocks import Entry, Place
 from index_builder.indexing.prepare import bytes_of
 from index_builder.indexing.sources import name_of, open_source, open_vectors
+from index_builder.indexing.sources.places import MISSING
 from model_store.errors import DatasetError
 from model_store.images import ImageLimits
 
@@ -214,6 +216,90 @@ def test_dates_of_a_table_are_text(folder: Path) -> None:
         parquet.write_table(unwritable, folder / "list.parquet")
         with pytest.raises(DatasetError, match=r"metadata.* JSON \(Out of range float"):
             entries(folder / "list.parquet")
+
+
+@pytest.mark.parametrize(
+    ("column", "meant"),
+    [
+        (" label", "label"),
+        ("Label", "label"),
+        ("LABELS", "label"),
+        ("label ", "label"),
+        ("\u200blabel", "label"),
+        ("ｌａｂｅｌ", "label"),
+        ("Group", "group"),
+        ("sources", "source"),
+        ("ID", "id"),
+        ("b_box", "bbox"),
+        ("meta-data", "metadata"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_column_nearly_called_as_a_known_one_is_refused(
+    folder: Path, kind: str, column: str, meant: str
+) -> None:
+    path, row = folder / f"list.{kind}", {"path": "0/x.png", column: "a"}
+    if kind == "csv":
+        path.write_text(",".join(row) + "\n" + ",".join(row.values()), encoding="utf-8")
+    elif kind == "jsonl":
+        path.write_text(json.dumps(row), encoding="utf-8")
+    else:
+        parquet.write_table(pa.Table.from_pylist([row]), path)
+    with pytest.raises(DatasetError) as refused:
+        entries(path)
+    assert repr(column) in str(refused.value)
+    assert f"`{meant}`" in str(refused.value)
+
+
+@pytest.mark.parametrize("header", ["Path,label", "path ,label", " paths,label"])
+def test_column_of_paths_nearly_called_so_is_refused(folder: Path, header: str) -> None:
+    (folder / "list.csv").write_text(f"{header}\n0/x.png,a\n")
+    with pytest.raises(DatasetError, match="is `path` meant"):
+        entries(folder / "list.csv")
+
+
+def test_columns_unlike_known_ones_are_metadata(folder: Path) -> None:
+    path = folder / "list.csv"
+    path.write_text("path,label,labels,category,resource\n0/x.png,a,b,c,d\n")
+    (entry,) = entries(path)
+    assert entry.label == "a"
+    assert dict(entry.metadata) == {"labels": "b", "category": "c", "resource": "d"}
+
+
+def test_columns_between_semicolons_are_refused_with_advice(folder: Path) -> None:
+    (folder / "list.csv").write_text("path;label\n0/x.png;a\n")
+    with pytest.raises(DatasetError, match="commas, not with semicolons"):
+        entries(folder / "list.csv")
+
+
+def test_path_of_another_system_is_found(folder: Path) -> None:
+    name = unicodedata.normalize("NFD", "café.png")
+    (folder / "0" / name).write_bytes(b"nfd")
+    (folder / "0" / "twin.png").write_bytes(b"lower")
+    (folder / "0" / "TWIN.png").write_bytes(b"upper")
+    written = ["0\\x.png", "0/X.PNG", " 0/x.png ", "0/café.png", "0/Twin.png", "0/twin.png"]
+    (folder / "list.jsonl").write_text(
+        "".join(json.dumps({"path": one, "id": one}) + "\n" for one in written), encoding="utf-8"
+    )
+    found = {one.id: Path(one.place.path).name for one in entries(folder / "list.jsonl")}
+    assert found == {
+        "0\\x.png": "x.png",
+        "0/X.PNG": "x.png",
+        " 0/x.png ": "x.png",
+        "0/café.png": name,
+        "0/Twin.png": "Twin.png",  # of two it is not known which one is meant
+        "0/twin.png": "twin.png",
+    }
+    (missing,) = [one for one in entries(folder / "list.jsonl") if one.place.size == MISSING]
+    assert missing.id == "0/Twin.png"
+
+
+def test_path_of_another_system_leads_out_no_more_than_others(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    for name in ("..\\secret.png", "..\\SECRET.PNG"):
+        (folder / "list.jsonl").write_text(json.dumps({"path": name}))
+        (entry,) = entries(folder / "list.jsonl")
+        assert entry.place.size == MISSING
 
 
 @pytest.mark.parametrize("suffix", ["", ".tar"])
