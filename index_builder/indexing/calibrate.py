@@ -71,20 +71,25 @@ def require_enough(catalogue: Catalogue, *, of_images: bool) -> None:
             "what a query without a match looks like. Give --no-labels, which takes each image for "
             "a thing of its own, or index without --calibrate."
         )
-    if found.n_labels and catalogue.n_to_hold_out() < MIN_QUERIES:
-        raise CalibrationError(
-            f"A fifth of each label's images is {catalogue.n_to_hold_out()} queries to calibrate "
-            "with (of a label with one image or one group, none; of labels with two, two in five "
-            f"give one); at least {MIN_QUERIES} are needed. "
-            "Add images; or give --no-labels, which takes each image for a thing of its own and "
-            "calibrates with views of them; or index without --calibrate."
-        )
+    if found.n_labels and (n_queries := catalogue.n_to_hold_out()) < MIN_QUERIES:
+        raise too_few_queries(n_queries)
     n_images = found.n_images - found.n_missing
     if n_images < MIN_QUERIES:
         raise CalibrationError(
             f"There are {n_images} images to make queries of; at least {MIN_QUERIES} are needed to "
             "calibrate with. Add images, or index without --calibrate."
         )
+
+
+def too_few_queries(n_queries: int) -> CalibrationError:
+    """Return the error of a collection whose labels give too few queries."""
+    return CalibrationError(
+        f"A fifth of each label's images is {n_queries} queries to calibrate with; at least "
+        f"{MIN_QUERIES} are needed. Copies count as one image. A label with one image, or with "
+        "copies of one, gives no query; of labels with two images, two in five give one. Add "
+        "images; or give --no-labels, which takes each image for a thing of its own and calibrates "
+        "with views of them; or index without --calibrate."
+    )
 
 
 def calibrate_collection(
@@ -121,6 +126,8 @@ def calibrate_collection(
         held_out = f"SELECT {_COLUMNS} FROM held_out JOIN entries USING (id){_GROUPS} ORDER BY id"  # noqa: S608 - no value in it
         if labelled:
             matched = _images(connection.execute(held_out), read)
+            if len(matched) < MIN_QUERIES:
+                raise too_few_queries(len(matched))
         else:
             again = int(np.random.default_rng(seed).integers(2**32))
             matched = views(images.subset(range(min(N_QUERIES, len(images)))), again)

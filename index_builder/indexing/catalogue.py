@@ -5,14 +5,20 @@ A million entries with their metadata are no matter for a file, and half a gigab
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from io import BytesIO
 from itertools import groupby
 from pathlib import Path
+from typing import BinaryIO, Self, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from index_builder.datasets.groups import pairs_of_equal, united
 from index_builder.datasets.unicode_text import require_unicode
@@ -27,6 +33,13 @@ CREATE TABLE entries (
   label TEXT, metadata TEXT NOT NULL, origin TEXT NOT NULL, group_name TEXT, source TEXT
 );
 """
+
+_SIZES = """
+SELECT path, offset, size, changed_ns, box, version,
+  size IN (SELECT size FROM entries WHERE size >= 0 GROUP BY size HAVING count(*) > 1)
+FROM entries WHERE size >= 0 ORDER BY position
+"""
+_HEAD_BYTES = 4096
 
 N_SHOWN = 5
 """Examples of a mistake in a message."""
@@ -84,14 +97,40 @@ class Catalogue:
         return -(-self.contents.n_images // self.block)
 
     def n_to_hold_out(self) -> int:
-        """Return how many images could be held out, if all can be read and none is a copy."""
+        """Return how many images could be held out, if all can be read.
+
+        Copies are grouped as far as equal files tell them; pictures that are equal in other files,
+        and near-duplicates, are known only when they have been decoded.
+        """
         found = self._connection.execute(
             f"SELECT {code_of('label')}, {code_of('group_name')} FROM entries WHERE size >= 0"  # noqa: S608 - no value in it
             " ORDER BY position"
         )
         labels, groups = np.fromiter(found, dtype=(np.int64, 2)).T
-        units = united(len(labels), [pairs_of_equal(groups)])
-        return int(chosen(labels, units, np.arange(len(labels)), np.arange(len(labels))).sum())
+        contents = self._contents()
+        units = united(len(labels), [pairs_of_equal(groups), pairs_of_equal(contents)])
+        return int(chosen(labels, units, contents, np.arange(len(labels))).sum())
+
+    def _contents(self) -> NDArray[np.int64]:
+        """Return a code for the content of each image that is there, (n,), in order.
+
+        Only files of a size that others have too are read, and whole only those with one beginning.
+        """
+        with _Files() as files:
+            keys = [
+                files.digest(place_of(*place), _HEAD_BYTES) if is_shared else row.to_bytes(8, "big")
+                for row, (*place, is_shared) in enumerate(self._connection.execute(_SIZES))
+            ]
+            n_alike = Counter(keys)
+            keys = [
+                files.digest(found, None) if n_alike[key] > 1 and found.size > _HEAD_BYTES else key
+                for key, found in zip(keys, self._places(), strict=True)
+            ]
+        return np.unique(np.array(keys, dtype=object), return_inverse=True)[1].astype(np.int64)
+
+    def _places(self) -> Iterator[Place]:
+        for *place, _ in self._connection.execute(_SIZES):
+            yield place_of(*place)
 
     def blocks(self) -> Iterator[Block]:
         """All entries, in the order of the source, ``block`` of them together."""
@@ -141,6 +180,36 @@ class Catalogue:
                 " coalesce(sum(max(size, 0)), 0) FROM entries"
             ).fetchone()
         )
+
+
+class _Files:
+    """Files that are read to tell their contents apart; one that holds several stays open."""
+
+    def __init__(self) -> None:
+        self._path, self._file = "", cast("BinaryIO", BytesIO())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def digest(self, place: Place, n_bytes: int | None) -> bytes:
+        """Return what tells the content of a place from others; of one elsewhere, its version."""
+        content = place.path.encode() if not place.version else place.version.encode()
+        if not place.is_remote:
+            with suppress(OSError):  # embedding says why
+                content = self._read(place, n_bytes)
+        named = f"{place.size} {place.box} ".encode()
+        return hashlib.sha256(named + content).digest()
+
+    def _read(self, place: Place, n_bytes: int | None) -> bytes:
+        if place.path != self._path:
+            self._file.close()
+            self._path, self._file = "", place.opened()
+            self._path = place.path
+        self._file.seek(place.offset or 0)
+        return self._file.read(place.size if n_bytes is None else min(n_bytes, place.size))
 
 
 def place_of(

@@ -6,10 +6,13 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from index_builder.datasets.images import from_files
 from index_builder.datasets.views import view
@@ -57,6 +60,44 @@ def asked(digits_bundle: Path, many: Path, tmp_path_factory: pytest.TempPathFact
         provider="cpu",
         calibrate=True,
     )
+
+
+def copies(root: Path, drawings: Path, saved: Callable[[Path, int], bytes]) -> Path:
+    """Sixty files for each of six pictures."""
+    for label, path in enumerate(sorted(drawings.rglob("*.png"))[:6]):
+        (root / str(label)).mkdir(parents=True)
+        for number in range(60):
+            (root / str(label) / f"{number}.png").write_bytes(saved(path, number))
+    return root
+
+
+def test_labels_of_copies_are_refused_before_anything_is_embedded(
+    asked: Indexing, many: Path, tmp_path: Path
+) -> None:
+    source = open_source(copies(tmp_path / "copies", many, lambda path, _: path.read_bytes()))
+    indexing = replace(asked, source=source, directory=tmp_path / "run")
+    for refuses in (inspect_collection, index_collection):
+        with pytest.raises(CalibrationError, match=r"is 0 queries .* at least 50"):
+            refuses(indexing)
+    assert not list((tmp_path / "run" / "shards").iterdir())
+
+
+def test_labels_of_one_picture_in_many_files_are_refused(
+    asked: Indexing, many: Path, tmp_path: Path
+) -> None:
+    def saved(path: Path, number: int) -> bytes:
+        return encoded(Image.open(path).resize((120, 120)), text=number)
+
+    def encoded(image: Image.Image, text: int) -> bytes:
+        written, file = PngInfo(), BytesIO()
+        written.add_text("Title", str(text))
+        image.save(file, "PNG", pnginfo=written)
+        return file.getvalue()
+
+    source = open_source(copies(tmp_path / "copies", many, saved))
+    indexing = replace(asked, source=source, directory=tmp_path / "run")
+    with pytest.raises(CalibrationError, match=r"is 0 queries .* Copies count as one image"):
+        index_collection(indexing)
 
 
 @pytest.fixture(scope="module")

@@ -193,3 +193,19 @@ def test_a_source_that_is_lost_says_what_is_kept(run: Run) -> None:
     rest = SomeBad()
     run(rest)
     assert rest.numbers == [2, 3, 4]
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("packed", [False, True])
+def test_n_to_hold_out_counts_equal_files_once(tmp_path: Path, *, same: bool, packed: bool) -> None:
+    """Contents of one size that differ in the last byte only, in files or in one file."""
+    contents = [bytes(5000) + bytes([0 if same else number]) for number in range(20)]
+    places = []
+    for number, content in enumerate(contents):
+        path = tmp_path / ("packed" if packed else str(number))
+        with path.open("ab") as file:
+            places.append(Place(str(path), file.tell() if packed else None, 5001, 0))
+            file.write(content)
+    given = [Entry(str(n), place, f"label {n % 2}", {}) for n, place in enumerate(places)]
+    with closing(Catalogue(tmp_path / "catalogue.sqlite", given)) as catalogue:
+        assert catalogue.n_to_hold_out() == (0 if same else 4)
