@@ -73,12 +73,28 @@ def require_enough(catalogue: Catalogue, *, of_images: bool) -> None:
         )
     if found.n_labels and (n_queries := catalogue.n_to_hold_out()) < MIN_QUERIES:
         raise too_few_queries(n_queries)
-    n_images = found.n_images - found.n_missing
-    if n_images < MIN_QUERIES:
-        raise CalibrationError(
-            f"There are {n_images} images to make queries of; at least {MIN_QUERIES} are needed to "
-            "calibrate with. Add images, or index without --calibrate."
-        )
+    if found.n_labels and catalogue.n_labels_to_hold_out() < 2:
+        raise one_label(n_queries)
+    if not found.n_labels and (n_images := catalogue.n_different()) < MIN_QUERIES:
+        raise too_few_images(n_images)
+
+
+def one_label(n_queries: int) -> CalibrationError:
+    """Return the error of a collection all of whose queries have the same label."""
+    return CalibrationError(
+        f"All {n_queries} queries would have the same label, so that nothing tells what a query "
+        "without a match looks like. The other labels have one image each, or copies of one. Add "
+        "images of them; or give --no-labels, which takes each image for a thing of its own; or "
+        "index without --calibrate."
+    )
+
+
+def too_few_images(n_images: int) -> CalibrationError:
+    """Return the error of a collection without labels that has too few images."""
+    return CalibrationError(
+        f"There are {n_images} images to make queries of, copies counted once; at least "
+        f"{MIN_QUERIES} are needed to calibrate with. Add images, or index without --calibrate."
+    )
 
 
 def too_few_queries(n_queries: int) -> CalibrationError:
@@ -128,7 +144,12 @@ def calibrate_collection(
             matched = _images(connection.execute(held_out), read)
             if len(matched) < MIN_QUERIES:
                 raise too_few_queries(len(matched))
+            if len(set(matched.labels)) < 2:
+                raise one_label(len(matched))
         else:
+            n_images = len(set(images.groups or images.ids))
+            if n_images < MIN_QUERIES:
+                raise too_few_images(n_images)
             again = int(np.random.default_rng(seed).integers(2**32))
             matched = views(images.subset(range(min(N_QUERIES, len(images)))), again)
     queries = QuerySet(matched, matched.subset([]), None)

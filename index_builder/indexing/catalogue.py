@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from io import BytesIO
 from itertools import groupby
 from pathlib import Path
@@ -102,17 +103,32 @@ class Catalogue:
         Copies are grouped as far as equal files tell them; pictures that are equal in other files,
         and near-duplicates, are known only when they have been decoded.
         """
+        return len(self._held_out_labels)
+
+    def n_labels_to_hold_out(self) -> int:
+        """Return how many labels these images have."""
+        return len(np.unique(self._held_out_labels))
+
+    def n_different(self) -> int:
+        """Return how many images are there, equal files counted once."""
+        return len(np.unique(self._contents))
+
+    @cached_property
+    def _held_out_labels(self) -> NDArray[np.int64]:
+        """Codes of the labels of the images that could be held out."""
         found = self._connection.execute(
             f"SELECT {code_of('label')}, {code_of('group_name')} FROM entries WHERE size >= 0"  # noqa: S608 - no value in it
             " ORDER BY position"
         )
         labels, groups = np.fromiter(found, dtype=(np.int64, 2)).T
-        contents = self._contents()
+        contents = self._contents
         units = united(len(labels), [pairs_of_equal(groups), pairs_of_equal(contents)])
-        return int(chosen(labels, units, contents, np.arange(len(labels))).sum())
+        held_out = chosen(labels, units, contents, np.arange(len(labels)))
+        return np.compress(held_out, labels)
 
+    @cached_property
     def _contents(self) -> NDArray[np.int64]:
-        """Return a code for the content of each image that is there, (n,), in order.
+        """A code for the content of each image that is there, (n,), in order.
 
         Only files of a size that others have too are read, and whole only those with one beginning.
         """

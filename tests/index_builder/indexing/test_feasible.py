@@ -62,7 +62,7 @@ def images(tmp_path: Path) -> Indexing:
 
 def require(run: Indexing, **changes: Any) -> None:
     contents = Contents(3, 0, 0, 0, 0)
-    catalogue = cast("Catalogue", SimpleNamespace(contents=contents, n_to_hold_out=lambda: 0))
+    catalogue = cast("Catalogue", SimpleNamespace(contents=contents, n_different=lambda: 3))
     replace(run, **changes).require_feasible(catalogue, 2)
 
 
@@ -121,23 +121,31 @@ def test_a_directory_is_tried_before_anything_is_embedded(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("contents", "n_to_hold_out", "of_images", "said"),
+    ("contents", "held_out", "of_images", "said"),
     [
-        ((MIN_QUERIES, 0, 0, 0), 0, True, None),
-        ((MIN_QUERIES, 0, 0, 1), 0, True, rf"There are {MIN_QUERIES - 1} images"),
-        ((MIN_QUERIES - 1, 0, 0, 0), 0, True, rf"There are {MIN_QUERIES - 1} images"),
-        ((1_000, 0, 0, 0), 0, False, "Vectors without labels"),
-        ((1_000, 7, 1, 0), 1_000, True, "All 7 labelled images have the same label"),
-        ((1_000, 1_000, 2, 0), MIN_QUERIES, True, None),
-        ((1_000, 1_000, 2, 0), MIN_QUERIES, False, None),
-        ((1_000, 1_000, 2, 0), MIN_QUERIES - 1, True, rf"is {MIN_QUERIES - 1} queries"),
+        ((MIN_QUERIES, 0, 0, 0), (0, 0), True, None),
+        ((MIN_QUERIES, 0, 0, 1), (0, 0), True, rf"There are {MIN_QUERIES - 1} images"),
+        ((MIN_QUERIES - 1, 0, 0, 0), (0, 0), True, rf"There are {MIN_QUERIES - 1} images"),
+        ((1_000, 0, 0, 0), (0, 0), False, "Vectors without labels"),
+        ((1_000, 7, 1, 0), (1_000, 1), True, "All 7 labelled images have the same label"),
+        ((1_000, 1_000, 2, 0), (MIN_QUERIES, 2), True, None),
+        ((1_000, 1_000, 2, 0), (MIN_QUERIES, 2), False, None),
+        ((1_000, 1_000, 2, 0), (MIN_QUERIES - 1, 2), True, rf"is {MIN_QUERIES - 1} queries"),
+        ((1_000, 1_000, 2, 0), (MIN_QUERIES, 1), True, "queries would have the same label"),
     ],
 )
 def test_there_are_enough_queries(
-    contents: tuple[int, int, int, int], n_to_hold_out: int, said: str | None, *, of_images: bool
+    contents: tuple[int, int, int, int],
+    held_out: tuple[int, int],
+    said: str | None,
+    *,
+    of_images: bool,
 ) -> None:
     found: Any = SimpleNamespace(
-        contents=Contents(*contents, 0), n_to_hold_out=lambda: n_to_hold_out
+        contents=Contents(*contents, 0),
+        n_to_hold_out=lambda: held_out[0],
+        n_labels_to_hold_out=lambda: held_out[1],
+        n_different=lambda: contents[0] - contents[3],
     )
     if said is None:
         require_enough(cast("Catalogue", found), of_images=of_images)
