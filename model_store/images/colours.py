@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from model_store.images.depth import Scale, extremes, scale_of
 from model_store.images.profiles import BrokenProfile, to_srgb
+from model_store.images.statements import ColourStatement
 
 _STRIP_PIXELS = 2**20
 
@@ -49,10 +51,17 @@ def orientation(image: Image.Image) -> int | None:
     return value if isinstance(value, int) and value in _UPRIGHT else None
 
 
-def upright_rgb(image: Image.Image) -> tuple[NDArray[np.uint8], list[str]]:
-    """Convert a loaded frame to upright RGB, (H, W, 3), saying what was changed."""
+def upright_rgb(
+    image: Image.Image, statement: ColourStatement | None = None
+) -> tuple[NDArray[np.uint8], list[str]]:
+    """Convert a loaded frame to upright RGB, (H, W, 3), saying what was changed.
+
+    Parameters
+    ----------
+    statement : what the file says of its colours beside an ICC profile.
+    """
     warnings: list[str] = []
-    pixels = _rgb(image, _steps(image, warnings))
+    pixels = _rgb(image, _steps(image, statement or ColourStatement(), warnings))
     turned = orientation(image)
     if turned is not None:
         warnings.insert(0, TURNED)
@@ -60,17 +69,21 @@ def upright_rgb(image: Image.Image) -> tuple[NDArray[np.uint8], list[str]]:
     return pixels, warnings
 
 
-def _steps(image: Image.Image, warnings: list[str]) -> list[_Step]:
+def _steps(image: Image.Image, statement: ColourStatement, warnings: list[str]) -> list[_Step]:
     """Return the steps that convert strips of ``image`` to RGB, in order."""
     steps: list[_Step] = []
     mode = image.mode
-    profile = image.info.get("icc_profile")
-    if mode.startswith(("I", "F")):
-        warnings.append("More than eight bits per channel were rescaled to eight.")
-        steps.append(_eight_bit(image))
+    is_deep = mode.startswith(("I", "F"))
+    key = _transparent_value(image)
+    if is_deep:
+        scale = _scale(image)
+        warnings.append(scale.warning)
+        steps.append(_eight_bits_on_white(scale, key) if key is not None else _eight_bits(scale))
         mode = "L"
-    elif mode in {"RGBA", "LA", "PA", "RGBa", "La"} or "transparency" in image.info:
-        warnings.append("Transparent areas were laid on white.")
+    elif key is not None:
+        steps.append(_key_on_white(key))
+        mode = "RGB"
+    elif _has_alpha(image):
         steps.append(_on_white)
         mode = "RGB"
     elif mode in {"CMYK", "LAB"}:
@@ -78,7 +91,26 @@ def _steps(image: Image.Image, warnings: list[str]) -> list[_Step]:
     elif mode not in {"RGB", "L"}:
         steps.append(lambda strip: strip.convert("RGB"))
         mode = "RGB"
-    if profile and image.mode in {"1", "LA", "La"}:
+    if key is not None or (not is_deep and _has_alpha(image)):
+        warnings.append("Transparent areas were laid on white.")
+    return steps + _colour_steps(image, mode, statement, warnings)
+
+
+def _colour_steps(
+    image: Image.Image, mode: str, statement: ColourStatement, warnings: list[str]
+) -> list[_Step]:
+    """Return the steps from the file's colours to sRGB; of ``mode`` when they begin."""
+    steps: list[_Step] = []
+    profile = image.info.get("icc_profile")
+    name = "the file's profile"
+    if statement.is_stronger or not profile:
+        profile, name = statement.profile, statement.name
+        if statement.warning:
+            warnings.append(statement.warning)
+        if profile and mode == "L":
+            steps.append(lambda strip: strip.convert("RGB"))
+            mode = "RGB"
+    elif image.mode in {"1", "LA", "La"}:
         steps.append(lambda strip: strip.convert("L"))
         mode = "L"
     if profile:
@@ -90,8 +122,47 @@ def _steps(image: Image.Image, warnings: list[str]) -> list[_Step]:
             if convert is not None:
                 steps.append(convert)
                 if mode in {"RGB", "L"}:
-                    warnings.append("The colours were converted from the file's profile to sRGB.")
+                    warnings.append(f"The colours were converted from {name} to sRGB.")
     return steps
+
+
+def _has_alpha(image: Image.Image) -> bool:
+    """Return whether parts of a picture may be transparent.
+
+    A BMP whose alpha is zero everywhere is opaque: programs write it so who know of no alpha.
+    """
+    if image.format == "BMP" and image.mode == "RGBA":
+        return image.getchannel("A").getextrema() != (0, 0)
+    return image.mode in {"RGBA", "LA", "PA", "RGBa", "La"} or "transparency" in image.info
+
+
+def _transparent_value(image: Image.Image) -> tuple[int, ...] | None:
+    """Return the grey or colour of a PNG that is transparent, as the pixels have it; else None.
+
+    The file names it in its own depth, of 1 to 16 bits; Pillow has 8 bits, and 16 of greys alone.
+    """
+    value = image.info.get("transparency")
+    is_grey = image.mode in {"1", "L"} or image.mode.startswith("I")
+    if image.format != "PNG" or not (is_grey or image.mode == "RGB"):
+        return None
+    values = (value,) if isinstance(value, int) else value
+    if not isinstance(values, tuple) or not all(isinstance(one, int) for one in values):
+        return None
+    depth = int(image.info.get("bit_depth", 8))
+    if depth == 16 and image.mode == "RGB":
+        return tuple(one >> 8 for one in values)
+    if depth < 8 and image.mode == "L":
+        return tuple(one * 255 // ((1 << depth) - 1) for one in values)
+    return values
+
+
+def _key_on_white(key: tuple[int, ...]) -> _Step:
+    def on_white(strip: Image.Image) -> Image.Image:
+        pixels = np.array(strip.convert("RGB"))
+        pixels[(pixels == key).all(axis=-1)] = 255
+        return Image.fromarray(pixels)
+
+    return on_white
 
 
 def _rgb(image: Image.Image, steps: list[_Step]) -> NDArray[np.uint8]:
@@ -122,29 +193,25 @@ def _on_white(strip: Image.Image) -> Image.Image:
     return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
 
 
-def _eight_bit(image: Image.Image) -> _Step:
-    """Rescale sixteen-bit integers by their range, and other depths by their own extremes.
+def _scale(image: Image.Image) -> Scale:
+    """Return the scale of a picture of more than eight bits.
 
     Pillow's own conversion clips instead: nearly every pixel of a 16-bit photograph turns white.
     """
-    extremes = [(values.min(), values.max()) for values in _values(image)]
-    low, high = float(min(low for low, _ in extremes)), float(max(high for _, high in extremes))
-    if image.mode.startswith("I") and low >= 0 and high <= 65_535:
-        return lambda strip: Image.fromarray((np.asarray(strip) >> 8).astype(np.uint8))
-
-    def rescale(strip: Image.Image) -> Image.Image:
-        values = _finite(strip)
-        values -= low
-        values *= 255 / max(high - low, 1e-12)
-        return Image.fromarray(values.round().astype(np.uint8))
-
-    return rescale
+    found = [extremes(np.asarray(strip)) for _, strip in _strips(image)]
+    dtype = np.dtype(np.uint16) if image.mode.startswith("I;16") else np.asarray(image).dtype
+    return scale_of(dtype, min(low for low, _ in found), max(high for _, high in found))
 
 
-def _values(image: Image.Image) -> Iterator[NDArray[np.float32]]:
-    return (_finite(strip) for _, strip in _strips(image))
+def _eight_bits(scale: Scale) -> _Step:
+    return lambda strip: Image.fromarray(scale(np.asarray(strip)))
 
 
-def _finite(strip: Image.Image) -> NDArray[np.float32]:
-    """Values as numbers; those that are none are 0."""
-    return np.nan_to_num(np.asarray(strip).astype(np.float32), posinf=0, neginf=0)
+def _eight_bits_on_white(scale: Scale, key: tuple[int, ...]) -> _Step:
+    def on_white(strip: Image.Image) -> Image.Image:
+        values = np.asarray(strip)
+        pixels = scale(values)
+        pixels[values == key[0]] = 255
+        return Image.fromarray(pixels)
+
+    return on_white

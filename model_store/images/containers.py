@@ -182,6 +182,41 @@ def webp_canvas(data: bytes) -> tuple[int, int] | None:
     return None
 
 
+_JPEG_FRAMES = {
+    0xC3: "lossless",
+    0xC5: "hierarchical",
+    0xC6: "hierarchical, progressive",
+    0xC7: "hierarchical, lossless",
+    0xCB: "lossless, arithmetic coding",
+    0xCD: "hierarchical, arithmetic coding",
+    0xCE: "hierarchical, progressive, arithmetic coding",
+    0xCF: "hierarchical, lossless, arithmetic coding",
+    0xF7: "JPEG-LS",
+}
+"""Kinds of frames that decoders of the usual JPEG do not read."""
+
+
+def unread_jpeg(data: bytes) -> str | None:
+    """Name the kind of a JPEG that is sound and not read, such as 12 bits; None of others."""
+    place = 2
+    while place + 9 < len(data) and data[place] == 0xFF:
+        marker = data[place + 1]
+        if marker == 0xFF:  # filled up
+            place += 1
+            continue
+        if marker in _JPEG_FRAMES:
+            return f"{_JPEG_FRAMES[marker]}, {data[place + 4]} bits"
+        if 0xC0 <= marker <= 0xCF and marker not in {0xC4, 0xC8, 0xCC}:
+            precision, n_components = data[place + 4], data[place + 9]
+            if precision in range(9, 17):
+                return f"{precision} bits"
+            return f"{n_components} components" if n_components not in {1, 3, 4} else None
+        if marker in {0xDA, 0xD9}:
+            return None
+        place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+    return None
+
+
 def count_frames(data: bytes, most: int) -> int:
     """Frames of a GIF, pages of a TIFF; counting stops one past ``most``.
 

@@ -18,7 +18,16 @@ from model_store.errors import (
     UnsupportedImage,
 )
 from model_store.images.colours import TRANSPOSED, TURNED, orientation, upright_rgb
-from model_store.images.containers import Content, content_of, count_frames, format_of, webp_canvas
+from model_store.images.containers import (
+    Content,
+    content_of,
+    count_frames,
+    format_of,
+    unread_jpeg,
+    webp_canvas,
+)
+from model_store.images.statements import statement_of
+from model_store.images.tiff import decode_tiff, tiff_layout
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 """Accepted formats. Pillow registers some forty more, most of them attack surface."""
@@ -33,6 +42,9 @@ RAW_SUFFIXES = frozenset(
     | {".pef", ".srw", ".raw", ".3fr", ".fff", ".iiq", ".rwl", ".mrw", ".x3f", ".erf", ".kdc"}
 )
 """File name suffixes of cameras' raw images, many of which begin as TIFF does."""
+
+_END, _FILLER = b"\xff\xd9", b"\x5a\xc3" * 2000
+"""The marker at the end of a JPEG; and bytes that look like pixels, and not like no pixels."""
 
 TOO_MUCH_MEMORY = (
     "Decoding the image takes more memory than one image may. Send a smaller image, or a plainer "
@@ -121,37 +133,87 @@ def check_size(data: bytes, limits: ImageLimits) -> None:
 
 
 def _decoded(data: bytes, limits: ImageLimits, smallest_side: int | None) -> DecodedImage:
-    image = _open(data, limits)
-    size = image.size
+    announced = _announced(data)
+    layout = tiff_layout(data) if announced == "TIFF" else None
+    warnings: list[str] = []
     try:
-        warnings = []
-        if _n_frames(image, data, limits) > 1:
-            warnings.append("The image is animated or has several pages; only the first was used.")
-        if image.format == "TIFF" and orientation(image) is not None:
-            warnings.append(TURNED)  # which Pillow does by itself while it loads a TIFF
-        if smallest_side is not None and format_of(data) == "JPEG":
-            image.draft(None, (smallest_side, smallest_side))
-        reduced = image.size != size
-        image.load()
-        pixels, changes = upright_rgb(image)
-        if reduced:
+        if layout is not None and not layout.is_read_by_pillow:
+            _check_pixels((layout.width, layout.height), limits)
+            _check_frames(count_frames(data, limits.max_frames), limits, warnings)
+            image, changes = decode_tiff(data, layout)
+            warnings += changes
+            size = image.size
+        else:
+            image = _open(data, limits)
+            size = image.size
+            _check_frames(_n_frames(image, data, limits), limits, warnings)
+            if announced == "TIFF" and orientation(image) is not None:
+                warnings.append(TURNED)  # which Pillow does by itself while it loads a TIFF
+            image = _loaded(image, data, smallest_side, warnings)
+        pixels, changes = upright_rgb(image, statement_of(image, data))
+        if image.size != size:
             width, height = size[::-1] if orientation(image) in TRANSPOSED else size
         else:
             height, width = pixels.shape[:2]
     except (MemoryError, ImageError):
         raise
     except Exception as error:  # Pillow's parsers raise whatever the damage makes them raise
-        raise _corrupt(data) from error
-    return DecodedImage(pixels, str(format_of(data)), width, height, (*warnings, *changes))
+        raise _corrupt(data, error) from error
+    return DecodedImage(pixels, announced, width, height, (*warnings, *changes))
 
 
-def _open(data: bytes, limits: ImageLimits) -> Image.Image:
-    """Read the header only, and refuse by what it says."""
+def _announced(data: bytes) -> str:
+    """Return the format that the first bytes announce; refuse kinds that are not read."""
     announced = format_of(data)
     content = content_of(data)
     if announced is None or content is not None:
         raise _unsupported(data, content)
-    if announced == "WEBP":
+    if announced == "JPEG" and (kind := unread_jpeg(data)) is not None:
+        raise UnsupportedImage(
+            f"JPEG of this kind is not read: {kind}. Save it as a baseline or progressive JPEG of "
+            "8 bits, or as PNG."
+        )
+    return announced
+
+
+def _loaded(
+    image: Image.Image, data: bytes, smallest_side: int | None, warnings: list[str]
+) -> Image.Image:
+    """Decode a picture; a JPEG that lacks nothing but its end is whole."""
+    if image.format not in {"JPEG", "MPO"}:
+        image.load()
+        return image
+
+    def load(content: bytes) -> Image.Image:
+        again = Image.open(io.BytesIO(content), formats=("JPEG",))
+        _draft(again, smallest_side)
+        again.load()
+        return again
+
+    try:
+        _draft(image, smallest_side)
+        image.load()
+    except OSError as error:
+        if "truncated" not in str(error):
+            raise
+        # Where pixels are missing, bytes put in their place show in the picture.
+        whole = data.rstrip(b"\xff")
+        ended, filled = load(whole + _END), load(whole + _FILLER + _END)
+        if ended.tobytes() != filled.tobytes():
+            raise
+        warnings.append("The end of the file is missing; the picture is whole.")
+        return ended
+    return image
+
+
+def _draft(image: Image.Image, smallest_side: int | None) -> None:
+    if smallest_side is not None:
+        image.draft(None, (smallest_side, smallest_side))
+
+
+def _open(data: bytes, limits: ImageLimits) -> Image.Image:
+    """Read the header only, and refuse by what it says."""
+    if format_of(data) == "WEBP":
         _check_pixels(webp_canvas(data) or (1, 1), limits)
     if Image.MAX_IMAGE_PIXELS is not None and limits.max_pixels > Image.MAX_IMAGE_PIXELS:
         Image.MAX_IMAGE_PIXELS = limits.max_pixels  # or Pillow refuses what is accepted here
@@ -164,8 +226,10 @@ def _open(data: bytes, limits: ImageLimits) -> Image.Image:
     except MemoryError:
         raise
     except Exception as error:  # Pillow's header parsers raise whatever the damage makes them raise
-        raise _corrupt(data) from error
+        raise _corrupt(data, error) from error
     _check_pixels(image.size, limits)
+    if image.format == "PNG" and len(data) > 24:
+        image.info["bit_depth"] = data[24]  # of the header, which begins every PNG
     return image
 
 
@@ -181,17 +245,22 @@ def _check_pixels(size: tuple[int, int], limits: ImageLimits) -> None:
 
 
 def _n_frames(image: Image.Image, data: bytes, limits: ImageLimits) -> int:
-    """Frames or pages, if they are not too many."""
+    """Count frames or pages, or one more than are accepted."""
     if image.format in {"GIF", "TIFF"}:
-        n_frames = count_frames(data, limits.max_frames)
-    else:  # found in the header
-        n_frames = getattr(image, "n_frames", 1)
+        return count_frames(data, limits.max_frames)
+    n_frames: int = getattr(image, "n_frames", 1)  # found in the header
+    return n_frames
+
+
+def _check_frames(n_frames: int, limits: ImageLimits, warnings: list[str]) -> None:
+    """Refuse too many frames or pages, and warn of more than one."""
+    if n_frames > 1:
+        warnings.insert(0, "The image is animated or has several pages; only the first was used.")
     if n_frames > limits.max_frames:
         raise ImageTooLarge(
             f"The image has more than {limits.max_frames:,} frames or pages, and only the first "
             "would be used. Send that one."
         )
-    return n_frames
 
 
 def _unsupported(data: bytes, content: Content | None) -> UnsupportedImage:
@@ -206,7 +275,14 @@ def _unsupported(data: bytes, content: Content | None) -> UnsupportedImage:
     )
 
 
-def _corrupt(data: bytes) -> CorruptImage:
+def _corrupt(data: bytes, error: Exception) -> ImageError:
+    layout = tiff_layout(data) if format_of(data) == "TIFF" else None
+    if layout is not None:
+        return layout.failure()
+    if "nsupported" in str(error):  # a sound file of a kind that Pillow names
+        return UnsupportedImage(
+            f"{format_of(data)} of this kind is not read: {error}. Save it as PNG or JPEG."
+        )
     return CorruptImage(
         f"The {format_of(data)} image is damaged or truncated and cannot be decoded. "
         "Send a complete file."

@@ -128,9 +128,12 @@ def _silence_libraries() -> None:
 def _warm_up(limits: ImageLimits) -> None:
     """Let Pillow load what it loads at the first use of a format."""
     preprocessing = Preprocessing(8, 8)
-    for name in FORMATS:
+    kinds: list[tuple[str, str, dict[str, str]]] = [(name, "RGB", {}) for name in FORMATS]
+    # Floating point is read by another library than the rest of TIFF.
+    kinds += [("TIFF", "F", {}), ("TIFF", "F", {"compression": "tiff_adobe_deflate"})]
+    for name, mode, options in kinds:
         file = BytesIO()
-        Image.new("RGB", (16, 16)).save(file, name)
+        Image.new(mode, (16, 16)).save(file, name, **options)
         _answer(
             file.getvalue(), preprocessing, limits, measured=True, thumbnail=True, preview_side=8
         )

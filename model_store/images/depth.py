@@ -1,0 +1,81 @@
+"""Samples of more than eight bits, or of other kinds than unsigned integers, as eight bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Samples = NDArray[Any]
+
+_TOPS = (255.0, 4095.0, 65_535.0)
+"""Largest values of the usual depths: eight, twelve and sixteen bits."""
+
+_MIN_SHARE = 1 / 16
+"""Share of the range below which a picture would be black: then it is stretched."""
+
+_ABOVE_ONE = 2.0
+"""Floating point up to this is taken to be of 0 to 1, with a few highlights above."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The values that become 0 and 255.
+
+    Attributes
+    ----------
+    low, top : these values.
+    stretched : whether they are the picture's own extremes.
+    """
+
+    low: float
+    top: float
+    stretched: bool
+
+    def __call__(self, values: Samples) -> NDArray[np.uint8]:
+        """Return ``values`` as eight bits; NaN becomes the lowest value."""
+        finite = np.nan_to_num(values.astype(np.float32), nan=self.low, posinf=self.top)
+        span = max(self.top - self.low, 1e-30)
+        scaled = (finite - np.float32(self.low)) * np.float32(255 / span)
+        return np.asarray(scaled.clip(0, 255).round(), dtype=np.uint8)
+
+    @property
+    def warning(self) -> str:
+        """One sentence of what is lost."""
+        said = "More than eight bits per channel were rescaled to eight"
+        if self.stretched:
+            said += f"; the values, from {self.low:g} to {self.top:g}, were stretched"
+        return f"{said}."
+
+
+def scale_of(dtype: np.dtype[Any], low: float, high: float) -> Scale:
+    """Choose the scale of samples by their type and extremes.
+
+    A declared range is rarely full: 32-bit files hold values of eight bits, 16-bit files those of
+    cameras with twelve. So the smallest usual depth that holds the values is taken, and the
+    extremes where there is none or the picture would be black.
+
+    Parameters
+    ----------
+    low, high : the extremes of all finite samples.
+    """
+    if low < 0 or not np.isfinite((low, high)).all():
+        return Scale(low, high, stretched=True)
+    if dtype.kind == "f":
+        tops = [(1.0, _ABOVE_ONE), *((top, top) for top in _TOPS)]
+    else:
+        largest = float(np.iinfo(dtype).max)
+        tops = [(top, top) for top in _TOPS if top < largest] + [(largest, largest)]
+    top = next((top for top, most in tops if high <= most), high)
+    if 0 < high < top * _MIN_SHARE:
+        return Scale(low if low < high else 0.0, high, stretched=True)
+    return Scale(0.0, top, stretched=top == high and top not in dict(tops))
+
+
+def extremes(values: Samples) -> tuple[float, float]:
+    """Return the smallest and the largest finite sample; 0 and 0 where there is none."""
+    if values.dtype.kind == "f":
+        values = values[np.isfinite(values)]
+    return (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)

@@ -1,0 +1,300 @@
+"""TIFF: what a file declares of its samples, and the kinds of them that Pillow misreads.
+
+Pillow reads the usual kinds. Of others it fails, or returns wrong pixels in silence: bytes in the
+wrong order, planes taken for rows, signed numbers taken for unsigned ones. `tifffile` reads those.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tifffile
+from numpy.typing import NDArray
+from PIL import Image
+
+from model_store.errors import CorruptImage, ImageError, UnsupportedImage
+from model_store.images.depth import extremes, scale_of
+
+logging.getLogger("tifffile").setLevel(logging.CRITICAL + 1)  # the error says it
+
+_TYPES = {1: "B", 3: "H", 4: "I", 16: "Q"}
+_MAX_VALUES = 16
+"""Values of a tag that are read: as many as a picture may have channels."""
+
+_MAX_TAGS = 4096
+
+_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _PALETTE, _MASK, _SEPARATED, _YCBCR, _LAB = (
+    *range(6),
+    6,
+    8,
+)
+_PHOTOMETRIC = {
+    _WHITE_IS_ZERO: "grey, white is zero",
+    _BLACK_IS_ZERO: "grey",
+    _RGB: "RGB",
+    _PALETTE: "palette",
+    _MASK: "mask",
+    _SEPARATED: "CMYK",
+    _YCBCR: "YCbCr",
+    _LAB: "Lab",
+    32_803: "colour filter array",
+    32_844: "LogL",
+    32_845: "LogLuv",
+    34_892: "linear raw",
+}
+_COMPRESSION = {
+    1: "uncompressed",
+    5: "LZW",
+    6: "old JPEG",
+    7: "JPEG",
+    8: "Deflate",
+    22_610: "JPEG XR",
+    32_773: "PackBits",
+    32_946: "Deflate",
+    33_003: "JPEG 2000",
+    33_005: "JPEG 2000",
+    34_712: "JPEG 2000",
+    34_887: "LERC",
+    34_925: "LZMA",
+    34_933: "PNG",
+    50_000: "Zstandard",
+    50_001: "WebP",
+    50_002: "JPEG XL",
+    52_546: "JPEG XL",
+}
+_READ_BY_PILLOW = frozenset({1, 2, 3, 4, 5, 6, 7, 8, 32_771, 32_773, 32_946})
+"""Compressions whose failure is the file's."""
+
+_SAMPLE_FORMATS = {1: "unsigned", 2: "signed", 3: "float", 4: "unsigned", 5: "complex"}
+_RAW_PHOTOMETRIC = frozenset({32_803, 34_892})
+_DNG_VERSION, _SUB_IFDS = 50_706, 330
+
+_SAVE_AS = (
+    "Save it as a TIFF or PNG of 8 or 16 bits per channel, uncompressed or with LZW or Deflate."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TiffLayout:
+    """The declarations in the first directory of a TIFF file.
+
+    Attributes
+    ----------
+    width, height : in pixels; 0 where they are not declared.
+    bits, sample_format : of each sample, and its kind: 1 unsigned, 2 signed, 3 floating point.
+    compression, photometric, orientation : the numbers in the file.
+    extra : kinds of the samples that are no colours: 0 unspecified, 1 alpha that the colours were
+        multiplied by, 2 alpha.
+    n_samples : of each pixel.
+    separate : whether each channel is a plane of its own.
+    is_raw : whether a camera wrote it, and its picture is elsewhere in the file or is no picture
+        yet.
+    """
+
+    width: int
+    height: int
+    bits: tuple[int, ...]
+    sample_format: int
+    compression: int
+    photometric: int
+    orientation: int
+    extra: tuple[int, ...]
+    n_samples: int
+    separate: bool
+    is_raw: bool
+
+    @property
+    def is_read_by_pillow(self) -> bool:
+        """True of kinds that Pillow reads rightly; each is tested against the 8-bit picture."""
+        if len(set(self.bits)) > 1 or self.sample_format not in {1, 4}:
+            return False
+        depth, planes = self.bits[0], self.separate and self.n_samples > 1
+        if self.photometric in {_WHITE_IS_ZERO, _BLACK_IS_ZERO} and self.n_samples == 1:
+            return depth in {1, 2, 4, 8} or (depth == 16 and self.photometric == _BLACK_IS_ZERO)
+        if self.photometric == _BLACK_IS_ZERO and self.n_samples == 2:
+            return depth == 8 and not planes
+        if self.photometric in {_RGB, _SEPARATED}:
+            unknown = self.extra[:1] == (0,) or len(self.extra) > 1
+            if planes and (unknown or (depth > 8 and self.compression == 1)):
+                return False
+            return depth in {8, 16}
+        return self.photometric in {_PALETTE, _YCBCR, _LAB} and depth <= 8 and not planes
+
+    def __str__(self) -> str:
+        """Name the kind: ``3 × 32-bit float, RGB, separate planes, LERC``."""
+        bits = "/".join(map(str, sorted(set(self.bits))))
+        kind = _SAMPLE_FORMATS.get(self.sample_format, f"format {self.sample_format}")
+        photometric = _PHOTOMETRIC.get(self.photometric, f"photometric {self.photometric}")
+        planes = ", separate planes" if self.separate and self.n_samples > 1 else ""
+        compression = _COMPRESSION.get(self.compression, f"compression {self.compression}")
+        return f"{self.n_samples} × {bits}-bit {kind}, {photometric}{planes}, {compression}"
+
+    def refusal(self) -> UnsupportedImage:
+        """Return the error of a kind that is not read."""
+        if self.is_raw:
+            return UnsupportedImage(
+                "The file is not read: it is a camera's raw image (DNG, NEF, ARW or the like). "
+                "Convert it to JPEG or PNG."
+            )
+        return UnsupportedImage(f"TIFF of this kind is not read: {self}. {_SAVE_AS}")
+
+    def failure(self) -> CorruptImage | UnsupportedImage:
+        """Return the error of a file that Pillow cannot decode."""
+        if self.compression not in _READ_BY_PILLOW:
+            return self.refusal()
+        return CorruptImage(
+            f"The TIFF image ({self}) is damaged or truncated and cannot be decoded. Give a "
+            "complete file."
+        )
+
+
+def tiff_layout(data: bytes) -> TiffLayout | None:
+    """Read the declarations of a TIFF file's first directory; None where there is none."""
+    try:
+        tags = _tags(data)
+    except (struct.error, IndexError, KeyError):
+        return None
+
+    def one(tag: int, default: int) -> int:
+        return tags.get(tag, (default,))[0]
+
+    n_samples = one(277, 1)
+    bits = tags.get(258, (1,))
+    photometric = one(262, _BLACK_IS_ZERO)
+    reduced = bool(one(254, 0) & 1)
+    return TiffLayout(
+        one(256, 0),
+        one(257, 0),
+        bits if len(bits) > 1 else bits * min(n_samples, _MAX_VALUES),
+        max(tags.get(339, (1,))),
+        one(259, 1),
+        photometric,
+        one(274, 1),
+        tags.get(338, ()),
+        n_samples,
+        one(284, 1) == 2,
+        photometric in _RAW_PHOTOMETRIC or _DNG_VERSION in tags or (reduced and _SUB_IFDS in tags),
+    )
+
+
+def _tags(data: bytes) -> dict[int, tuple[int, ...]]:
+    """Read the tags of whole numbers in the first directory, a few values of each."""
+    order = "<" if data[:2] == b"II" else ">"
+    big = data[2:4] in {b"+\0", b"\0+"}
+    count, size, offset = ("Q", 20, "Q") if big else ("H", 12, "I")
+    (place,) = struct.unpack_from(order + offset, data, 8 if big else 4)
+    (n_tags,) = struct.unpack_from(order + count, data, place)
+    place += struct.calcsize(order + count)
+    tags: dict[int, tuple[int, ...]] = {}
+    for start in range(place, place + size * min(n_tags, _MAX_TAGS), size):
+        tag, kind = struct.unpack_from(order + "HH", data, start)
+        (n_values,) = struct.unpack_from(order + offset, data, start + 4)
+        if kind not in _TYPES or not n_values or tag in tags:
+            tags.setdefault(tag, (0,))
+            continue
+        n_read = min(n_values, _MAX_VALUES)
+        layout = f"{order}{n_read}{_TYPES[kind]}"
+        inline = struct.calcsize(f"{order}{_TYPES[kind]}") * n_values <= struct.calcsize(offset)
+        at = start + 4 + struct.calcsize(order + offset)
+        if not inline:
+            (at,) = struct.unpack_from(order + offset, data, at)
+        tags[tag] = struct.unpack_from(layout, data, at)
+    return tags
+
+
+def decode_tiff(data: bytes, layout: TiffLayout) -> tuple[Image.Image, list[str]]:
+    """Decode the first page of a TIFF that Pillow does not read, to eight bits a sample.
+
+    Returns
+    -------
+    A picture of mode L, LA, RGB, RGBA or CMYK with the profile and the orientation of the file; and
+    a sentence for each loss.
+
+    Raises
+    ------
+    UnsupportedImage : `tifffile` does not read it either, or the channels are no colours.
+    CorruptImage : a part of it is missing.
+    """
+    n_colours = {_WHITE_IS_ZERO: 1, _BLACK_IS_ZERO: 1, _RGB: 3, _SEPARATED: 4}.get(
+        layout.photometric, 0
+    )
+    n_extra = layout.n_samples - n_colours
+    if not n_colours or n_extra < 0 or (n_extra > 1 and n_colours == 1):
+        raise layout.refusal()
+    try:
+        with tifffile.TiffFile(io.BytesIO(data)) as file:
+            page = file.pages.first
+            _require_whole(page, len(data), layout)
+            samples: NDArray[Any] = page.asarray(maxworkers=1)
+            profile = page.tags.valueof(34_675)
+    except (MemoryError, ImageError):
+        raise
+    except Exception as error:  # of many kinds, as the file has it
+        raise layout.refusal() from error
+    samples = samples.reshape(_shape(layout, samples))
+    if layout.separate:
+        samples = np.moveaxis(samples, 0, -1)
+    if samples.dtype.kind not in "biuf":
+        raise layout.refusal()
+    return _picture(samples, layout, n_colours, profile)
+
+
+def _require_whole(page: tifffile.TiffPage, n_bytes: int, layout: TiffLayout) -> None:
+    """Refuse a file without some of its strips or tiles, which would come out black."""
+    counts = page.databytecounts
+    ends = [start + n for start, n in zip(page.dataoffsets, counts, strict=False)]
+    if max(ends, default=0) > n_bytes or 0 in counts or len(ends) < math.prod(page.chunked):
+        raise layout.failure()
+
+
+def _shape(layout: TiffLayout, samples: NDArray[Any]) -> tuple[int, ...]:
+    """Return the shape of the first picture: planes first, or channels last."""
+    size, n = (layout.height, layout.width), layout.n_samples
+    if samples.size != layout.height * layout.width * n:
+        raise layout.refusal()
+    return (n, *size) if layout.separate else (*size, n)
+
+
+def _picture(
+    samples: NDArray[Any], layout: TiffLayout, n_colours: int, profile: bytes | None
+) -> tuple[Image.Image, list[str]]:
+    """Bring samples (H, W, S) to eight bits."""
+    colours = samples[..., :n_colours]
+    warnings = []
+    scale = scale_of(samples.dtype, *extremes(colours))
+    eight = colours if samples.dtype == np.uint8 else scale(colours)
+    if samples.dtype != np.uint8:
+        warnings.append(scale.warning)
+    if layout.photometric == _WHITE_IS_ZERO:
+        eight = 255 - eight
+    alpha = None
+    if layout.n_samples > n_colours:
+        if layout.extra[:1] in {(1,), (2,)} and layout.photometric != _SEPARATED:
+            alpha = _alpha(samples[..., n_colours])
+        else:
+            warnings.append("Channels that are no colours were left out.")
+    if alpha is not None and layout.extra[0] == 1:
+        whole = eight * (255 / np.maximum(alpha, 1))[..., None]
+        eight = whole.clip(0, 255).round().astype(np.uint8)
+    mode = {1: "L", 3: "RGB", 4: "CMYK"}[n_colours]
+    bands = [Image.fromarray(np.ascontiguousarray(eight[..., one])) for one in range(n_colours)]
+    if alpha is not None:
+        bands.append(Image.fromarray(alpha))
+        mode += "A"
+    picture = Image.merge(mode, bands)
+    if profile:
+        picture.info["icc_profile"] = bytes(profile)
+    picture.getexif()[0x0112] = layout.orientation
+    return picture, warnings
+
+
+def _alpha(values: NDArray[Any]) -> NDArray[np.uint8]:
+    top = 1.0 if values.dtype.kind == "f" else float(np.iinfo(values.dtype).max)
+    scaled = np.nan_to_num(values.astype(np.float32)) * np.float32(255 / top)
+    return np.ascontiguousarray(scaled.clip(0, 255).round().astype(np.uint8))
