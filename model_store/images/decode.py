@@ -136,6 +136,8 @@ def _decoded(data: bytes, limits: ImageLimits, smallest_side: int | None) -> Dec
     announced = _announced(data)
     layout = tiff_layout(data) if announced == "TIFF" else None
     warnings: list[str] = []
+    if layout is not None and layout.is_raw:
+        raise layout.refusal()
     try:
         if layout is not None and not layout.is_read_by_pillow:
             _check_pixels((layout.width, layout.height), limits)

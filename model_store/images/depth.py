@@ -36,7 +36,9 @@ class Scale:
 
     def __call__(self, values: Samples) -> NDArray[np.uint8]:
         """Return ``values`` as eight bits; NaN becomes the lowest value."""
-        finite = np.nan_to_num(values.astype(np.float32), nan=self.low, posinf=self.top)
+        finite = np.nan_to_num(
+            values.astype(np.float32), nan=self.low, posinf=self.top, neginf=self.low
+        )
         span = max(self.top - self.low, 1e-30)
         scaled = (finite - np.float32(self.low)) * np.float32(255 / span)
         return np.asarray(scaled.clip(0, 255).round(), dtype=np.uint8)

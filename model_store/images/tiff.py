@@ -71,7 +71,14 @@ _COMPRESSION = {
 _READ_BY_PILLOW = frozenset({1, 2, 3, 4, 5, 6, 7, 8, 32_771, 32_773, 32_946})
 """Compressions whose failure is the file's."""
 
-_SAMPLE_FORMATS = {1: "unsigned", 2: "signed", 3: "float", 4: "unsigned", 5: "complex"}
+_SAMPLE_FORMATS = {
+    1: "unsigned",
+    2: "signed",
+    3: "float",
+    4: "unsigned",
+    5: "complex",
+    6: "complex",
+}
 _RAW_PHOTOMETRIC = frozenset({32_803, 34_892})
 _DNG_VERSION, _SUB_IFDS = 50_706, 330
 

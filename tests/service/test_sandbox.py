@@ -16,6 +16,7 @@ from service.decoding.pool import DecoderPool
 from service.decoding.sandbox import PARTS, SandboxMode
 from tests.end_to_end.questions import search
 from tests.support.hostile_images import contrived
+from tests.support.scene_encodings import same_scene
 from tests.torture.taken_over import PREPROCESSING, out_of_reach, planted, tried
 
 pytestmark = [
@@ -32,6 +33,9 @@ def target(tmp_path: Path, bundle: Bundle) -> Iterator[dict[str, Any]]:
     with out_of_reach(tmp_path, bundle.directory) as target:
         yield target
 
+
+DEEP = {name: data for name, data in same_scene().items() if name.startswith(("TIFF", "PNG c"))}
+"""Files that other libraries than Pillow have a part in."""
 
 TAKES_SECONDS = {"JPEG of thousands of scans", "TIFF of 200,000 strips"}
 """Files that end at the limit of time, or near it, whichever process decodes them."""
@@ -66,7 +70,7 @@ async def test_every_file_is_decoded_as_without() -> None:
         found = outcomes[mode] = {}
         async with DecoderPool(1, sandbox=mode) as pool:
             assert set(pool.sandbox) == (set() if mode == "off" else set(PARTS))
-            for name, data in contrived().items():
+            for name, data in {**contrived(), **DEEP}.items():
                 if name in TAKES_SECONDS:
                     continue
                 try:
