@@ -292,7 +292,15 @@ def _run(work: Work) -> Iterator[Finding]:
     if work.quarantine.is_file():
         n_bad = len(work.quarantine.read_text(encoding="utf-8").splitlines())
         if n_bad:
-            yield Finding("note", f"{n_bad:,} images were left out", f"See {work.quarantine}.")
+            yield Finding("note", f"{n_bad:,} files were left out", f"See {work.quarantine}.")
+    if work.losses.is_file():
+        n_changed = len(work.losses.read_text(encoding="utf-8").splitlines())
+        if n_changed:
+            yield Finding(
+                "note",
+                f"{n_changed:,} images lost something when they were decoded",
+                f"See {work.losses}.",
+            )
     if state == "published":
         yield Finding("good", f"{work.directory} is finished: {summary['bundle']}")
         return

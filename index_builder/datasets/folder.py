@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -34,10 +35,12 @@ class _Picture:
     ----------
     digest : SHA-256 of its pixels.
     fingerprint : see `near_duplicates`.
+    losses : see `DecodedImage.losses`.
     """
 
     digest: bytes
     fingerprint: Fingerprint | None
+    losses: tuple[str, ...] = ()
 
 
 def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
@@ -68,6 +71,9 @@ def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
         pictures = list(track(pool.map(_look_at, candidates), "checking images", len(candidates)))
     seen = [(path, one) for path, one in zip(candidates, pictures, strict=True) if one is not None]
     found = [path for path, _ in seen]
+    losses = Counter(sentence for _, one in seen for sentence in one.losses)
+    for sentence, n_images in losses.most_common():
+        logger.warning("%d of %d images: %s", n_images, len(seen), sentence)
     if not found and not labelled:
         raise DatasetError(
             f"{root} holds no images ({', '.join(FORMATS)}). {left_out.sentence}".strip()
@@ -94,9 +100,10 @@ def _groups(pictures: Sequence[_Picture]) -> tuple[str, ...] | None:
 
 def _look_at(path: Path) -> _Picture | None:
     try:
-        pixels = decode_image(path.read_bytes(), smallest_side=SEEN_SIDE).pixels
+        decoded = decode_image(path.read_bytes(), smallest_side=SEEN_SIDE)
     except (ImageError, OSError) as error:
         logger.warning("left out %s/%s: %s", path.parent.name, path.name, error)
         return None
+    pixels = decoded.pixels
     content = repr(pixels.shape).encode() + pixels.tobytes()
-    return _Picture(hashlib.sha256(content).digest(), fingerprint(pixels))
+    return _Picture(hashlib.sha256(content).digest(), fingerprint(pixels), decoded.losses)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -23,6 +23,9 @@ Box = tuple[float, float, float, float]
 
 BLOCK = 64
 """Images of a block. What is lost when the work is killed is what was at work: a few blocks."""
+
+_READING = 2
+"""Version of what is kept of an image besides its embedding; shards of another are made again."""
 
 BLOCK_OF_VECTORS = 1_024
 """Vectors of a block: nothing has to be computed of them, and each block is a file that is waited
@@ -124,7 +127,7 @@ class Block:
     def digest(self, recipe: str) -> str:
         """Hash of what its shard depends on: ``recipe`` stands for encoder and batches."""
         files = [place.identity() for place in self.places]
-        content = json.dumps([recipe, self.number, self.ids, files])
+        content = json.dumps([recipe, _READING, self.number, self.ids, files])
         return hashlib.sha256(content.encode()).hexdigest()
 
     def singles(self) -> Iterator[Block]:
@@ -159,9 +162,10 @@ class PreparedBlock:
     ids : n of the images, in the order of the source.
     images : (n, H, W, 3) uint8; black where an image could not be read. Or vectors (n, m) float32.
     thumbnails : n of them, empty ones of vectors; None where an image could not be read.
-    hashes : n SHA-256 of what the images were read from.
+    hashes : n SHA-256 of the pixels, or of the vectors.
     failures : by id, of the images that could not be read.
     previews : n of them, JPEG; empty ones where none is wanted, or larger than the thumbnail.
+    losses : by id, of the images that lost something when they were decoded, a sentence each.
     """
 
     number: int
@@ -171,6 +175,7 @@ class PreparedBlock:
     hashes: tuple[str, ...]
     failures: Mapping[str, Failure]
     previews: tuple[bytes, ...]
+    losses: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @classmethod
     def joined(cls, parts: list[PreparedBlock]) -> PreparedBlock:
@@ -183,4 +188,5 @@ class PreparedBlock:
             tuple(one for part in parts for one in part.hashes),
             {name: why for part in parts for name, why in part.failures.items()},
             tuple(one for part in parts for one in part.previews),
+            {name: said for part in parts for name, said in part.losses.items()},
         )

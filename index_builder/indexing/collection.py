@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +26,10 @@ from index_builder.indexing.engines import Engine, local_engine
 from index_builder.indexing.fetching import Fetching, reader
 from index_builder.indexing.parents import NO_PARENTS, Parents, read_parents
 from index_builder.indexing.reports import (
+    counted,
     write_duplicates,
     write_held_out,
+    write_losses,
     write_quarantine,
     write_summary,
 )
@@ -206,6 +209,7 @@ class Outcome:
     left_out : files of the source that were not taken.
     n_held_out : images that are queries to calibrate with, and not in the gallery.
     calibration : the calibration that was fitted; None where none was asked for.
+    losses : by id, of the images that lost something when they were decoded.
     """
 
     bundle: Path
@@ -216,6 +220,7 @@ class Outcome:
     left_out: LeftOut
     n_held_out: int = 0
     calibration: Calibration | None = None
+    losses: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def rows(self, directory: Path) -> list[tuple[str, str]]:
         """For a table; ``directory`` is where the reports lie."""
@@ -227,6 +232,10 @@ class Outcome:
             ("embedded by an earlier run", f"{self.n_kept:,}"),
             ("unreadable", f"{quarantined}: {work.quarantine}" if self.n_quarantined else "0"),
             *self.left_out.rows(work.quarantine),
+            (
+                "changed when decoded",
+                f"{counted(self.losses)}; see {work.losses}" if self.losses else "0",
+            ),
             ("copies of others", f"{copies}: {work.duplicates}" if self.n_copies else "0"),
             ("held out", f"{self.n_held_out:,}: {work.held_out}" if self.n_held_out else "0"),
             ("calibrated", _said_of(self.calibration)),
@@ -283,6 +292,7 @@ def index_collection(indexing: Indexing) -> Outcome:
                 "n_of_other_formats": len(left_out.of(Reason.other_format)),
                 "n_left_out": {one: len(left_out.of(one)) for one in Reason if left_out.of(one)},
                 "n_held_out": outcome.n_held_out,
+                "n_losses": len(outcome.losses),
                 "seconds_embedding": seconds,
                 "cpu_seconds_embedding": cpu_seconds,
             }
@@ -339,6 +349,7 @@ def _published(
     left_out: LeftOut,
 ) -> Outcome:
     write_quarantine(work, progress.failures, left_out)
+    write_losses(work, progress.losses)
     n_items = assemble(
         work,
         catalogue.n_blocks,
@@ -373,7 +384,15 @@ def _published(
     bundle = publish(work.bundle, manifest, indexing.bundles, keep=False, key=signing_key())
     n_bad = len(progress.failures)
     return Outcome(
-        bundle, n_items, progress.n_kept, n_bad, n_copies, left_out, n_held_out, calibration
+        bundle,
+        n_items,
+        progress.n_kept,
+        n_bad,
+        n_copies,
+        left_out,
+        n_held_out,
+        calibration,
+        progress.losses,
     )
 
 

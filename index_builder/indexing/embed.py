@@ -66,6 +66,7 @@ def embed(
         tuple(prepared.hashes[row] for row in rows),
         failures,
         tuple(prepared.previews[row] for row in rows),
+        losses={name: said for name, said in prepared.losses.items() if name not in failures},
     )
 
 

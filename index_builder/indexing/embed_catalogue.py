@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from index_builder.indexing.blocks import Failure
@@ -24,13 +24,14 @@ class Progress:
     Attributes
     ----------
     n_kept : images of shards that an earlier run left.
-    n_embedded, failures : of all shards, kept and made; failures by id.
+    n_embedded, failures, losses : of all shards, kept and made; failures and losses by id.
     """
 
     n_images: int
     n_kept: int = 0
     n_embedded: int = 0
     failures: dict[str, Failure] = field(default_factory=dict)
+    losses: dict[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def n_done(self) -> int:
@@ -41,6 +42,7 @@ class Progress:
         """Take a shard into account."""
         self.n_embedded += len(shard.ids)
         self.failures.update(shard.failures)
+        self.losses.update(shard.losses)
 
     @property
     def sentence(self) -> str:

@@ -63,6 +63,7 @@ class _Picture:
     thumbnail: EncodedThumbnail
     sha256: str
     preview: bytes = b""
+    losses: tuple[str, ...] = ()
 
 
 def prepare_files(
@@ -101,7 +102,7 @@ def prepare_pixels(
 
     def at(position: int) -> _Picture:
         pixels = read(position, preprocessing.smallest_side)
-        sha256 = hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).hexdigest()
+        sha256 = _sha256(pixels)
         if isinstance(preprocessing, VectorInput):
             return _Picture(preprocessing(pixels), NO_THUMBNAIL, sha256)
         preview = encode_preview(pixels, preview_side, partial(read, position))
@@ -169,7 +170,9 @@ def _prepared(
     """Every image has its place, whatever becomes of the others."""
     images = np.zeros((len(block.ids), *expected.shape), dtype=expected.dtype)
     thumbnails: list[EncodedThumbnail | None] = [None] * len(block.ids)
-    hashes, previews, failures = [""] * len(block.ids), [b""] * len(block.ids), {}
+    hashes, previews = [""] * len(block.ids), [b""] * len(block.ids)
+    failures: dict[str, Failure] = {}
+    losses: dict[str, tuple[str, ...]] = {}
     for row, (name, read) in enumerate(zip(block.ids, reads, strict=True)):
         if name in block.failures:
             failures[name] = block.failures[name]
@@ -186,6 +189,8 @@ def _prepared(
             images[row] = picture.image
             thumbnails[row], hashes[row] = picture.thumbnail, picture.sha256
             previews[row] = picture.preview
+            if picture.losses:
+                losses[name] = picture.losses
     return PreparedBlock(
         block.number,
         block.ids,
@@ -194,6 +199,7 @@ def _prepared(
         tuple(hashes),
         failures,
         tuple(previews),
+        losses,
     )
 
 
@@ -214,7 +220,7 @@ def _read_file(
     data = bytes_of(place, limits)
     with spending(budget):
         try:
-            pixels = _pixels(data, limits, place.box, preprocessing.smallest_side)
+            pixels, losses = _decoded(data, limits, place.box, preprocessing.smallest_side)
             image = preprocessing(pixels)
             thumbnail = encode_thumbnail(pixels)
             preview = encode_preview(
@@ -222,22 +228,36 @@ def _read_file(
             )
         except MemoryError as error:
             raise ImageTooCostly(TOO_MUCH_MEMORY) from error
-    content = data if place.box is None else data + repr(place.box).encode()
-    return _Picture(image, thumbnail, hashlib.sha256(content).hexdigest(), preview)
+    return _Picture(image, thumbnail, _sha256(pixels), preview, losses)
+
+
+def _sha256(pixels: Inputs) -> str:
+    """Return what images of the same pixels share, whatever their files are."""
+    return hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).hexdigest()
 
 
 def _pixels(
     data: bytes, limits: ImageLimits, box: Box | None, smallest_side: int | None
 ) -> NDArray[np.uint8]:
+    return _decoded(data, limits, box, smallest_side)[0]
+
+
+def _decoded(
+    data: bytes, limits: ImageLimits, box: Box | None, smallest_side: int | None
+) -> tuple[NDArray[np.uint8], tuple[str, ...]]:
     """Decode an image, or the part of it in a box; of that, all pixels that the file has.
+
+    Returns the pixels, and the losses; see `DecodedImage.losses`.
 
     Raises
     ------
     ImageError : it cannot be decoded, or no pixel of it lies in the box.
     """
     if box is None:
-        return decode_image(data, limits, smallest_side).pixels
-    pixels = decode_image(data, limits).pixels
+        decoded = decode_image(data, limits, smallest_side)
+        return decoded.pixels, decoded.losses
+    decoded = decode_image(data, limits)
+    pixels = decoded.pixels
     left, top, width, height = box
     rows = slice(max(0, math.floor(top)), max(0, math.ceil(top + height)))
     columns = slice(max(0, math.floor(left)), max(0, math.ceil(left + width)))
@@ -247,7 +267,7 @@ def _pixels(
             f"The box of {width:g} × {height:g} pixels at {left:g}, {top:g} holds nothing of the "
             f"image, which is {pixels.shape[1]} × {pixels.shape[0]}. Mend the box, or leave it out."
         )
-    return np.ascontiguousarray(part)
+    return np.ascontiguousarray(part), decoded.losses
 
 
 def read_again(place: Place, smallest_side: int | None) -> NDArray[np.uint8]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,18 @@ def write_quarantine(
             for one in (left_out.files if left_out is not None else ())
         ],
     )
+
+
+def write_losses(work: Work, losses: Mapping[str, Sequence[str]]) -> None:
+    """Write a line for each image that lost something when it was decoded, in order of ids."""
+    _write_lines(work.losses, ({"id": name, "losses": losses[name]} for name in sorted(losses)))
+
+
+def counted(losses: Mapping[str, Sequence[str]]) -> str:
+    """Return how many images lost something, and what, the most frequent first."""
+    counts = Counter(sentence for said in losses.values() for sentence in said)
+    shown = [f"{n:,} × {sentence.rstrip('.')}" for sentence, n in counts.most_common(3)]
+    return f"{len(losses):,}" + (f": {'; '.join(shown)}" if shown else "")
 
 
 def write_duplicates(work: Work) -> int:

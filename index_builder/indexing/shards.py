@@ -14,7 +14,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate, count, pairwise
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -53,10 +53,11 @@ class Shard:
     ids : n of them; row i of everything else is of image ``ids[i]``.
     mean, variance : (n, D) float32.
     thumbnails : n of them.
-    hashes : n SHA-256 of the bytes that the images were read from.
+    hashes : n SHA-256 of the images' pixels.
     failures : by id, of the images that are left out.
     previews : n of them, JPEG; empty where there is none.
     positions : where in the file each of them lies, where it was read from one.
+    losses : by id, of the images that lost something when they were decoded, a sentence each.
     """
 
     number: int
@@ -69,6 +70,7 @@ class Shard:
     failures: Mapping[str, Failure]
     previews: tuple[bytes, ...]
     positions: tuple[Position, ...] = ()
+    losses: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """The file's content."""
@@ -82,6 +84,7 @@ class Shard:
             "preview_sizes": [len(one) for one in self.previews],
             "hashes": self.hashes,
             "failures": {name: asdict(why) for name, why in self.failures.items()},
+            "losses": dict(self.losses),
         }
         text = json.dumps(header, sort_keys=True).encode()
         content = b"".join(
@@ -135,6 +138,7 @@ class Shard:
             {name: Failure(**why) for name, why in header["failures"].items()},
             tuple(data[one.preview : one.preview_end] for one in positions),
             positions,
+            header.get("losses", {}),
         )
 
 

@@ -29,6 +29,7 @@ class Work:
       index.json        what the run is of, and how it ended
       quarantine.jsonl  images that are not in the gallery, and why
       duplicates.jsonl  ids of images with the same content
+      losses.jsonl      images that lost something when they were decoded, and what
       held_out.jsonl    ids of images that are queries to calibrate with, and not in the gallery
       catalogue.sqlite  the source's entries, read anew by every run
       source/           what of the source is copied or unpacked, to be read at any place
@@ -54,6 +55,11 @@ class Work:
     def duplicates(self) -> Path:
         """Ids of images with the same content, one JSON object a line."""
         return self.directory / "duplicates.jsonl"
+
+    @property
+    def losses(self) -> Path:
+        """Images that lost something when they were decoded, one JSON object a line."""
+        return self.directory / "losses.jsonl"
 
     @property
     def held_out(self) -> Path:

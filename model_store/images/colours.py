@@ -19,6 +19,7 @@ from model_store.images.statements import ColourStatement
 _STRIP_PIXELS = 2**20
 
 TURNED = "The orientation stored in the file was applied."
+CONVERTED = "The colours were converted from"
 
 _UPRIGHT: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
     2: lambda a: a[:, ::-1],
@@ -122,7 +123,7 @@ def _colour_steps(
             if convert is not None:
                 steps.append(convert)
                 if mode in {"RGB", "L"}:
-                    warnings.append(f"The colours were converted from {name} to sRGB.")
+                    warnings.append(f"{CONVERTED} {name} to sRGB.")
     return steps
 
 

@@ -17,7 +17,7 @@ from model_store.errors import (
     ImageTooLarge,
     UnsupportedImage,
 )
-from model_store.images.colours import TRANSPOSED, TURNED, orientation, upright_rgb
+from model_store.images.colours import CONVERTED, TRANSPOSED, TURNED, orientation, upright_rgb
 from model_store.images.containers import (
     Content,
     content_of,
@@ -45,6 +45,8 @@ RAW_SUFFIXES = frozenset(
 
 _END, _FILLER = b"\xff\xd9", b"\x5a\xc3" * 2000
 """The marker at the end of a JPEG; and bytes that look like pixels, and not like no pixels."""
+
+_FLAT = "The picture is of a single colour."
 
 TOO_MUCH_MEMORY = (
     "Decoding the image takes more memory than one image may. Send a smaller image, or a plainer "
@@ -87,6 +89,16 @@ class DecodedImage:
     width: int
     height: int
     warnings: tuple[str, ...]
+
+    @property
+    def losses(self) -> tuple[str, ...]:
+        """The warnings of parts that were left out or of values that were changed for good.
+
+        Neither an orientation nor colours that were converted as the file states is one.
+        """
+        flat = (_FLAT,) if (self.pixels == self.pixels[:1, :1]).all() else ()
+        kept = (one for one in self.warnings if one != TURNED and not one.startswith(CONVERTED))
+        return (*kept, *flat)
 
 
 def decode_image(

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from index_builder.commands.doctor import examine
 from index_builder.datasets.image_files import LeftOut
 from index_builder.indexing.collection import Indexing, index_collection
 from index_builder.indexing.dry_run import inspect_collection
@@ -20,7 +21,7 @@ from index_builder.indexing.local_copy import copy_images
 from index_builder.indexing.shards import Shard, ShardStore
 from index_builder.indexing.sources import open_source
 from index_builder.indexing.tolerance import NONE, Tolerance, parse_tolerance
-from index_builder.indexing.workdir import occupied
+from index_builder.indexing.workdir import Work, occupied
 from index_builder.storage import Storage
 from index_builder.vectors.encoder_file import find_encoder
 from model_store import open_bundle
@@ -261,6 +262,41 @@ def test_files_of_other_formats_are_counted_listed_and_said(
     assert len(lines(indexing.directory / "quarantine.jsonl")) == 8
     assert json.loads((indexing.directory / "index.json").read_text())["n_of_other_formats"] == 8
     assert dict(inspect_collection(indexing).rows())["of other formats"].startswith("8: 8 HEIC")
+
+
+def test_losses_of_decoding_are_counted_listed_and_kept(
+    at: At, drawings: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "scans"
+    shutil.copytree(drawings / "0", folder)
+    first = min(folder.iterdir())
+    drawing = Image.open(first).convert("RGB")
+    drawing.save(folder / "pages.tif", save_all=True, append_images=[drawing.rotate(90)])
+    Image.new("RGB", (20, 20), "white").save(folder / "blank.png")
+    indexing = at(folder)
+    outcome = index_collection(indexing)
+    found = {line["id"]: line["losses"] for line in lines(indexing.directory / "losses.jsonl")}
+    assert found == {
+        "blank.png": ["The picture is of a single colour."],
+        "pages.tif": ["The image is animated or has several pages; only the first was used."],
+    }
+    row = dict(outcome.rows(indexing.directory))["changed when decoded"]
+    assert row.startswith("2: 1 × The picture")
+    assert "losses.jsonl" in row
+    notes = [one.what for one in examine(indexing.directory)]
+    assert "2 images lost something when they were decoded" in notes
+
+
+def test_copies_are_told_by_their_pixels(at: At, drawings: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copies"
+    shutil.copytree(drawings / "0", folder)
+    first = min(folder.iterdir())
+    Image.open(first).save(folder / "again.bmp")
+    Image.open(first).convert("RGB").save(folder / "again.tif", compression="tiff_lzw")
+    indexing = at(folder)
+    assert index_collection(indexing).n_copies == 2
+    (line,) = lines(Work(indexing.directory).duplicates)
+    assert line["ids"] == ["again.bmp", "again.tif", first.name]
 
 
 def test_a_folder_of_nothing_else_says_so(at: At, drawings: Path, tmp_path: Path) -> None:

@@ -23,7 +23,16 @@ def shard(**failures: Failure) -> Shard:
     thumbnails = (Thumbnail(b"first", "image/png"), Thumbnail(b"", "image/jpeg"))
     hashes, previews = ("h1", "h2"), (b"", b"large")
     return Shard(
-        3, DIGEST, ("a", "ü"), values[0], values[1], thumbnails, hashes, failures, previews
+        3,
+        DIGEST,
+        ("a", "ü"),
+        values[0],
+        values[1],
+        thumbnails,
+        hashes,
+        failures,
+        previews,
+        losses={"ü": ["a page is missing"]},
     )
 
 
@@ -46,6 +55,7 @@ def test_what_was_written_is_read(store: ShardStore) -> None:
     np.testing.assert_array_equal(found.mean, wanted.mean)
     np.testing.assert_array_equal(found.variance, wanted.variance)
     assert found.failures == wanted.failures
+    assert found.losses == wanted.losses
     mean, variance, pictures = store.gather(found.positions[::-1], wanted.mean.shape[1])
     np.testing.assert_array_equal(mean, wanted.mean[::-1])
     np.testing.assert_array_equal(variance, wanted.variance[::-1])
