@@ -134,6 +134,7 @@ def onnx_source(place: str, choices: EncoderChoices) -> EncoderSource:
     input_format = choices.input_format(path)
     graphs.require_size(graph, input_format)
     reference = graphs.graph_reference(graph, input_format)
+    graphs.require_telling(reference, input_format)
 
     def write(target: Path, pixels: NDArray[np.uint8]) -> None:
         dim = len(reference(Image.fromarray(pixels[0])))

@@ -17,12 +17,16 @@ from index_builder.foreign_encoders.choices import GEM_EXPONENT, GEM_FLOOR, Pool
 from index_builder.foreign_encoders.input_format import InputFormat
 from index_builder.foreign_encoders.parity import Reference
 from model_store.encoder.contract import INPUT_NAME, METADATA_KEY, OUTPUT_NAMES, EncoderMetadata
-from model_store.encoder.onnx import open_graph
+from model_store.encoder.onnx import open_graph, reason_of
 from model_store.errors import EncoderSourceError
+from model_store.images import content_of
 
 _PREFIX = "foreign/"
 _MOST_BYTES = 2**31 - 1
 """The most that a file of protocol buffers may hold."""
+
+_ROUNDING = 1e-5
+"""A difference of vectors that is smaller, of the largest number, is none."""
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 _AXES_ARE_INPUT = 18
@@ -72,6 +76,16 @@ def read_graph(path: Path, output: str | None, pooling: Pooling, n_prefix: int) 
         inputs and outputs, and what was wanted.
     """
     try:
+        with path.open("rb") as file:
+            other = content_of(file.read(512))
+    except OSError as error:
+        raise EncoderSourceError(f"{path} cannot be read: {error.strerror}.") from error
+    if other is not None:
+        raise EncoderSourceError(
+            f"{path.name} is no ONNX graph: it is {other.name}. "
+            f"{other.advice or 'Name the exported graph.'}"
+        )
+    try:
         model = onnx.load(path)
     except Exception as error:  # protocol buffers' and the system's
         raise EncoderSourceError(f"{path} cannot be read as ONNX: {error}") from error
@@ -85,7 +99,13 @@ def read_graph(path: Path, output: str | None, pooling: Pooling, n_prefix: int) 
     if len(shape) != 4 or 3 not in {shape[1], shape[3]} or _element(inputs[0]) not in _FLOATS:
         raise EncoderSourceError(
             f"{there} Wanted one input: images, (batch, 3, height, width) or "
-            "(batch, height, width, 3), in floating point."
+            "(batch, height, width, 3), in floating point of 32 or 16 bits. Export it with such an "
+            "input."
+        )
+    if isinstance(shape[0], int) and shape[0] > 1:
+        raise EncoderSourceError(
+            f"{path.name} takes exactly {shape[0]} images at a time. Export it with a dynamic "
+            "batch dimension (`dynamic_axes` or `dynamic_shapes` of torch.onnx.export)."
         )
     found = _vector(model.graph.output, output, pooling, there)
     return ForeignGraph(model, inputs[0], found, pooling, n_prefix)
@@ -128,7 +148,7 @@ def graph_reference(graph: ForeignGraph, input_format: InputFormat) -> Reference
     try:
         session = open_graph(model.SerializeToString(), "cpu")
     except Exception as error:  # ONNX Runtime's
-        raise EncoderSourceError(f"ONNX Runtime does not take the graph: {error}") from error
+        raise EncoderSourceError(f"ONNX Runtime does not take the graph. {error}") from error
     type_of_input = np.float16 if _element(graph.images) == TensorProto.FLOAT16 else np.float32
 
     def vector(image: Image.Image) -> NDArray[np.float32]:
@@ -141,11 +161,40 @@ def graph_reference(graph: ForeignGraph, input_format: InputFormat) -> Reference
             (found,) = session.run([graph.found.name], feed)
         except Exception as error:  # ONNX Runtime's
             raise EncoderSourceError(
-                f"ONNX Runtime does not run the graph on one image: {error}"
+                f"The graph does not run on one image. {reason_of(error)} Export it with a "
+                "dynamic batch dimension, where that is the reason."
             ) from error
         return _pooled(found[0].astype(np.float32), graph)
 
     return vector
+
+
+def require_telling(reference: Reference, input_format: InputFormat) -> None:
+    """Refuse a graph whose vectors cannot tell images apart.
+
+    Raises
+    ------
+    EncoderSourceError : it gives numbers that are not finite, zeros, or one vector for all images.
+    """
+    shape = input_format.preprocessing.shape
+    noise = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    grey = np.full(shape, 128, np.uint8)
+    vectors = np.stack([reference(Image.fromarray(one)) for one in (noise, grey)])
+    if not np.isfinite(vectors).all():
+        raise EncoderSourceError(
+            "The graph gives numbers that are not finite (NaN or infinity). Check its weights and "
+            "its preprocessing; where it is in half precision, export it in float32."
+        )
+    if not vectors.any(axis=1).all():
+        raise EncoderSourceError(
+            "The graph gives a vector of zeros, which points nowhere. Check its weights, and that "
+            "the right output was chosen (`--output`)."
+        )
+    if np.abs(vectors[0] - vectors[1]).max() <= _ROUNDING * np.abs(vectors).max():
+        raise EncoderSourceError(
+            "The graph gives the same vector for different images. Check its weights, and that the "
+            "right output was chosen (`--output`)."
+        )
 
 
 def _pooled(found: NDArray[np.float32], graph: ForeignGraph) -> NDArray[np.float32]:

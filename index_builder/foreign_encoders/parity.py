@@ -168,6 +168,14 @@ def require_parity(
             f"The exported encoder gives vectors of {ours.shape[1]} numbers, its source of "
             f"{theirs.shape[1]}. Nothing was written."
         )
+    for whose, vectors in (("source of the encoder", theirs), ("exported encoder", ours)):
+        bad = [one.name for one, row in zip(images, vectors, strict=True) if not _is_sound(row)]
+        if bad:
+            raise ParityError(
+                f"The {whose} gives numbers that are not finite, or only zeros, for {len(bad)} of "
+                f"{len(images)} images, for example {bad[0]!r}. Check its weights and its "
+                "preprocessing. Nothing was written."
+            )
     parity = agreement(ours, theirs, [one.name for one in images])
     if not parity.holds:
         raise ParityError(
@@ -177,6 +185,10 @@ def require_parity(
             f"{MIN_CENTRED_COSINE}). Nothing was written."
         )
     return parity
+
+
+def _is_sound(vector: NDArray[np.float32]) -> bool:
+    return bool(np.isfinite(vector).all() and vector.any())
 
 
 def agreement(

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -32,6 +33,7 @@ import numpy as np
 from model_store.encoder.bound import BoundRuns
 from model_store.encoder.placement import Placement, profile_first_run, run_profiled
 from model_store.errors import EncoderContractError, ProviderUnavailable
+from model_store.images import content_of
 from model_store.processors import usable_processors
 
 # ONNX Runtime reports its use to its maker unless it is told not to before it is imported.
@@ -100,6 +102,11 @@ class OnnxEncoder:
         cuda_graphs: bool = False,
     ) -> None:
         content = path.read_bytes()
+        if (found := content_of(content[:512])) is not None:
+            raise EncoderContractError(
+                f"{path.name} is no ONNX graph: it is {found.name}. "
+                f"{found.advice or 'Name the file of the encoder.'}"
+            )
         self.fingerprint = hashlib.sha256(content).hexdigest()
         chosen = _choose(provider)
         other = chosen != "cpu"
@@ -149,6 +156,27 @@ def open_graph(
     ProviderUnavailable
     """
     return _start_session(content, _choose(provider), threads)
+
+
+def reason_of(error: Exception) -> str:
+    """Return why ONNX Runtime does not run a graph, and what to do, without its own source code."""
+    text = str(error)
+    opset = re.search(r"Opset (\d+) is under development.*till opset (\d+)", text, re.DOTALL)
+    if opset is not None:
+        return (
+            f"It is of opset {opset[1]}; ONNX Runtime {onnxruntime.__version__} reads opsets up to "
+            f"{opset[2]}. Export it with opset_version={opset[2]} or lower, or update ONNX Runtime."
+        )
+    version = re.search(r"model IR version: (\d+), max supported IR version: (\d+)", text)
+    if version is not None:
+        return (
+            f"It is of IR version {version[1]}; ONNX Runtime {onnxruntime.__version__} reads "
+            f"versions up to {version[2]}. Save it with ir_version={version[2]}, or update ONNX "
+            "Runtime."
+        )
+    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
+    text = re.sub(r"/\S*onnxruntime\S*:\d+ .*?\) (?=[A-Z])", "", text, flags=re.DOTALL)
+    return f"ONNX Runtime says: {text.strip()[:500]}"
 
 
 def running_provider(providers: Sequence[str], placement: Placement | None) -> str:
@@ -213,7 +241,9 @@ def _start_session(
         return onnxruntime.InferenceSession(content, options, providers=providers)
     except Exception as error:  # ONNX Runtime's own, of many kinds
         if not cuda_graphs:
-            raise
+            raise EncoderContractError(
+                f"The encoder's graph cannot be run. {reason_of(error)}"
+            ) from error
         raise ProviderUnavailable(
             f"The encoder cannot be recorded as graphs of CUDA: {error}. Leave cuda_graphs "
             "(VOUCH_CUDA_GRAPHS) off."

@@ -19,7 +19,13 @@ from index_builder.foreign_encoders.choices import Pooling
 from index_builder.foreign_encoders.doors import EncoderChoices, onnx_source
 from index_builder.foreign_encoders.parity import ParityImage, prepared
 from model_store.encoder.onnx import OnnxEncoder
-from model_store.errors import ConfigError, EncoderSourceError, OutputError, ParityError
+from model_store.errors import (
+    ConfigError,
+    EncoderContractError,
+    EncoderSourceError,
+    OutputError,
+    ParityError,
+)
 
 SIDE, N_FEATURES = 8, 5
 RNG = np.random.default_rng(0)
@@ -257,9 +263,98 @@ def test_numbers_that_are_none_are_no_parity(tmp_path: Path) -> None:
     shape: list[int | str | None] = ["n", 3, SIDE, SIDE]
     constants = {"weights": WEIGHTS}
     graph = save(tmp_path / "a.onnx", nodes, shape, {"vector": ["n", 5]}, constants=constants)
-    with pytest.raises(ParityError, match="smallest cosine is -1"):
+    with pytest.raises(EncoderSourceError, match="not finite"):
         brought(graph)
     assert not list(tmp_path.glob("*encoder*"))
+
+
+def test_graph_that_is_not_finite_for_some_images_is_refused(tmp_path: Path) -> None:
+    """The logarithm of what only a black image has none of."""
+    nodes = [
+        helper.make_node("Flatten", ["pixels"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "weights"], ["vector"]),
+        helper.make_node("ReduceMax", ["flat"], ["most"], axes=[1], keepdims=1),
+        helper.make_node("Sub", ["most", "limit"], ["above"]),
+        helper.make_node("Sqrt", ["above"], ["root"]),
+        helper.make_node("Add", ["vector", "root"], ["found"]),
+    ]
+    shape: list[int | str | None] = ["n", 3, SIDE, SIDE]
+    constants = {"weights": WEIGHTS, "limit": np.array([0.0])}
+    graph = save(tmp_path / "a.onnx", nodes, shape, {"found": ["n", 5]}, constants=constants)
+    black = BytesIO()
+    Image.new("RGB", (40, 30)).save(black, "PNG")
+    (tmp_path / "preprocess_cfg.json").write_text(OPEN_CLIP)
+    source = onnx_source(str(graph), EncoderChoices())
+    images = [noise(20, 20), noise(30, 20), noise(9, 9), ParityImage("black", black.getvalue())]
+    with pytest.raises(ParityError, match=r"not finite.* for 1 of 4 images, for example 'black'"):
+        write_encoder(tmp_path / "encoder", source, [*images, noise(7, 9)][:4])
+
+
+@pytest.mark.parametrize(
+    ("operator", "said"), [("Mul", "a vector of zeros"), ("Add", "the same vector")]
+)
+def test_graph_whose_vectors_tell_nothing_is_refused(
+    tmp_path: Path, operator: str, said: str
+) -> None:
+    nodes = [
+        helper.make_node("Flatten", ["pixels"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "weights"], ["vector"]),
+        helper.make_node("Mul", ["vector", "zero"], ["nothing"]),
+        helper.make_node(operator, ["nothing", "other"], ["found"]),
+    ]
+    shape: list[int | str | None] = ["n", 3, SIDE, SIDE]
+    constants = {"weights": WEIGHTS, "zero": np.zeros(1), "other": np.ones(1)}
+    graph = save(tmp_path / "a.onnx", nodes, shape, {"found": ["n", 5]}, constants=constants)
+    with pytest.raises(EncoderSourceError, match=said):
+        brought(graph)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\n", "git lfs pull"),
+        (b"<!DOCTYPE html><html>", "an HTML page"),
+        (b"PK\3\4archive/data.pkl", "a ZIP archive"),
+    ],
+)
+def test_file_in_place_of_a_graph_is_named(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "a.onnx").write_bytes(content)
+    with pytest.raises(EncoderSourceError, match=said):
+        brought(tmp_path / "a.onnx")
+    with pytest.raises(EncoderContractError, match=said):
+        OnnxEncoder(tmp_path / "a.onnx", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("opset", "ir_version", "said"),
+    [(99, 9, r"opset 99; .* opsets up to \d+\. Export it"), (17, 99, r"IR version 99; .* up to")],
+)
+def test_graph_of_the_future_is_refused_without_source_code(
+    tmp_path: Path, opset: int, ir_version: int, said: str
+) -> None:
+    graph = linear(tmp_path / "a.onnx")
+    model = onnx.load(graph)
+    model.opset_import[0].version, model.ir_version = opset, ir_version
+    onnx.save(model, graph)
+    with pytest.raises(EncoderSourceError, match=said) as refused:
+        brought(graph)
+    assert "onnxruntime_src" not in str(refused.value)
+
+
+def test_graph_of_a_fixed_batch_or_of_doubles_is_refused_with_advice(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Flatten", ["pixels"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "weights"], ["vector"]),
+    ]
+    graph = save(
+        tmp_path / "a.onnx", nodes, [4, 3, SIDE, SIDE], {"vector": [4, 5]},
+        constants={"weights": WEIGHTS},
+    )  # fmt: skip
+    with pytest.raises(EncoderSourceError, match=r"exactly 4 images.* dynamic batch"):
+        brought(graph)
+    graph = linear(tmp_path / "b.onnx", kind=TensorProto.DOUBLE)
+    with pytest.raises(EncoderSourceError, match=r"double .* of 32 or 16 bits"):
+        brought(graph)
 
 
 def test_an_encoder_takes_the_place_of_one_and_of_nothing_else(tmp_path: Path) -> None:

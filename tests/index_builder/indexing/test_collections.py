@@ -296,7 +296,7 @@ def test_copies_are_told_by_their_pixels(at: At, drawings: Path, tmp_path: Path)
     indexing = at(folder)
     assert index_collection(indexing).n_copies == 2
     (line,) = lines(Work(indexing.directory).duplicates)
-    assert line["ids"] == ["again.bmp", "again.tif", first.name]
+    assert line["ids"] == [first.name, "again.bmp", "again.tif"]
 
 
 def test_a_folder_of_nothing_else_says_so(at: At, drawings: Path, tmp_path: Path) -> None:
