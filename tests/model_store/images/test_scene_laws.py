@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.datasets import load_sample_images
 
+from index_builder.encoders.mobilenet_v2 import encoder_file, read_weights
+from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import CorruptImage, UnsupportedImage
 from model_store.images import decode_image
 from model_store.images.depth import scale_of
 from model_store.images.statements import IGNORED, UNKNOWN
 from model_store.images.tiff import tiff_layout
+from tests.support import scene_encodings
 from tests.support.colour_profiles import SRGB, rgb_profile
 from tests.support.image_files import encoded, png_chunk
 from tests.support.scene_encodings import (
@@ -185,3 +190,28 @@ def test_tiff_layout_of_cut_files_is_none_or_read() -> None:
 def test_pages_of_a_deep_tiff_are_counted() -> None:
     buffer = io.BytesIO(tiff_of(np.stack([of_type("f4")] * 3)))
     assert "several pages" in decode_image(buffer.getvalue()).warnings[0]
+
+
+@pytest.mark.slow
+def test_scene_in_any_encoding_has_the_same_embedding(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A photograph, by the encoder in the box: within 0.02 of cosine."""
+    photograph = load_sample_images().images[0][:426, :640]
+    monkeypatch.setattr(scene_encodings, "scene", lambda: photograph)
+    path = tmp_path / "encoder.onnx"
+    path.write_bytes(encoder_file(read_weights()))
+    encoder = OnnxEncoder(path, "cpu", threads=1)
+    preprocessing = encoder.metadata.preprocessing
+
+    def embedding(data: bytes) -> np.ndarray:
+        pixels = decode_image(data, None, preprocessing.smallest_side).pixels
+        mean = encoder.encode(preprocessing(pixels)[None]).mean[0]
+        return np.asarray(mean / np.linalg.norm(mean))
+
+    grey = np.asarray(Image.fromarray(photograph).convert("L"))
+    kinds = (same_scene.__wrapped__, photograph), (same_grey_scene.__wrapped__, grey)
+    for made, picture in kinds:
+        wanted = embedding(encoded(picture))
+        distances = {name: 1 - embedding(data) @ wanted for name, data in made().items()}
+        assert max(distances.values()) < 0.02, max(distances, key=lambda name: distances[name])
