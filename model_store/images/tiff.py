@@ -127,10 +127,11 @@ class TiffLayout:
         if self.photometric == _BLACK_IS_ZERO and self.n_samples == 2:
             return depth == 8 and not planes
         if self.photometric in {_RGB, _SEPARATED}:
-            unknown = self.extra[:1] == (0,) or len(self.extra) > 1
-            if planes and (unknown or (depth > 8 and self.compression == 1)):
+            n_extra = self.n_samples - (3 if self.photometric == _RGB else 4)
+            is_alpha = n_extra == 1 and self.extra[:1] in {(1,), (2,)} and self.photometric == _RGB
+            if n_extra and not is_alpha and (n_extra > 1 or planes):
                 return False
-            return depth in {8, 16}
+            return depth == 8 or (depth == 16 and not (planes and self.compression == 1))
         return self.photometric in {_PALETTE, _YCBCR, _LAB} and depth <= 8 and not planes
 
     def __str__(self) -> str:

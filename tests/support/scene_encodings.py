@@ -239,6 +239,13 @@ def same_scene() -> dict[str, bytes]:
         "TIFF CMYK, 16 bits in planes": tiff_of(
             of_type("u2", np.asarray(rgb.convert("CMYK"))), "separated", planarconfig="separate"
         ),
+        "TIFF of five channels": tiff_of(
+            np.dstack([pixels, pixels[..., :2]]), extrasamples=["unspecified", "unspecified"]
+        ),
+        "TIFF of five channels, 16 bits": tiff_of(
+            of_type("u2", np.dstack([pixels, pixels[..., :2]])),
+            extrasamples=["unspecified", "unspecified"],
+        ),
         "TIFF multiplied alpha": tiff_of(of_type("f4", opaque), extrasamples=["assocalpha"]),
     }
     for kind in ("u1", "u2", "u4", "i2", "i4", "f2", "f4", "f8"):
