@@ -20,6 +20,7 @@ _STRIP_PIXELS = 2**20
 
 TURNED = "The orientation stored in the file was applied."
 CONVERTED = "The colours were converted from"
+"""The beginning of the sentence that colours are as the file states them."""
 
 _UPRIGHT: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
     2: lambda a: a[:, ::-1],
@@ -103,7 +104,7 @@ def _colour_steps(
     """Return the steps from the file's colours to sRGB; of ``mode`` when they begin."""
     steps: list[_Step] = []
     profile = image.info.get("icc_profile")
-    name = "the file's profile"
+    name = ""
     if statement.is_stronger or not profile:
         profile, name = statement.profile, statement.name
         if statement.warning:
@@ -123,7 +124,11 @@ def _colour_steps(
             if convert is not None:
                 steps.append(convert)
                 if mode in {"RGB", "L"}:
-                    warnings.append(f"{CONVERTED} {name} to sRGB.")
+                    warnings.append(
+                        f"The colours were converted from {name} to sRGB."
+                        if name
+                        else "The colours were converted from the file's profile to sRGB."
+                    )
     return steps
 
 

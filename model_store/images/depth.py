@@ -46,10 +46,12 @@ class Scale:
     @property
     def warning(self) -> str:
         """One sentence of what is lost."""
-        said = "More than eight bits per channel were rescaled to eight"
         if self.stretched:
-            said += f"; the values, from {self.low:g} to {self.top:g}, were stretched"
-        return f"{said}."
+            return (
+                "More than eight bits per channel were rescaled to eight; the values from "
+                f"{self.low:g} to {self.top:g} were stretched."
+            )
+        return "More than eight bits per channel were rescaled to eight."
 
 
 def scale_of(dtype: np.dtype[Any], low: float, high: float) -> Scale:

@@ -155,7 +155,7 @@ def _of_bmp(data: bytes) -> ColourStatement:
     if space == b"MBED" and size >= 124:
         start, length = struct.unpack_from("<II", data, 126)
         profile = data[14 + start : 14 + start + length]
-        return ColourStatement("the file's profile", profile or None)
+        return ColourStatement("", profile or None)
     ends = struct.unpack_from("<9i", data, 74)
     if space == b"\0\0\0\0" and any(ends):
         return ColourStatement(warning=UNKNOWN)

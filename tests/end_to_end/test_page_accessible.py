@@ -188,6 +188,7 @@ def german(name: str = "german.js") -> dict[str, str]:
 
 FROM_ELSEWHERE = {
     "The image is animated or has several pages; only the first was used.",
+    "The end of the file is missing; the picture is whole.",
     *("one item", "2 to 5 items", "more than 5 items"),
 }
 """Texts that stand among others which reach nobody."""
@@ -197,7 +198,10 @@ FROM_THE_API = {"low", "medium", "high", "valid", "stale", "missing"}
 
 SPEAKERS = {  # modules whose sentences reach a visitor, and where in them these stand
     "model_store/images/quality.py": {"_REASONS"},
-    "model_store/images/colours.py": {"TURNED", "_steps"},
+    "model_store/images/colours.py": {"TURNED", "_steps", "_colour_steps"},
+    "model_store/images/depth.py": {"warning"},
+    "model_store/images/statements.py": {"IGNORED", "UNKNOWN"},
+    "model_store/images/tiff.py": {"_picture"},
     "model_store/decision/promises.py": {
         *("_doubt", "_error_shortfall", "_rate_shortfall"),
         *("_whom", "_too_few_withheld", "_why_absence_is_unknown"),
