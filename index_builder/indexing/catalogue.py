@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -96,6 +97,15 @@ class Catalogue:
     def n_blocks(self) -> int:
         """Blocks that the entries are cut into."""
         return -(-self.contents.n_images // self.block)
+
+    def alike_labels(self) -> list[list[str]]:
+        """Return labels that differ in case, spaces or Unicode form only, in their order."""
+        found: dict[str, list[str]] = {}
+        labels = "SELECT DISTINCT label FROM entries WHERE label IS NOT NULL ORDER BY label"
+        for (label,) in self._connection.execute(labels):
+            plain = " ".join(unicodedata.normalize("NFKC", label).casefold().split())
+            found.setdefault(plain, []).append(label)
+        return [names for names in found.values() if len(names) > 1]
 
     def n_to_hold_out(self) -> int:
         """Return how many images could be held out, if all can be read.

@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from rich.markup import escape
+
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.configuration.milvus import milvus_access
 from index_builder.configuration.signing import signing_key
 from index_builder.datasets.image_files import N_SHOWN, LeftOut, Reason
 from index_builder.indexing.assemble import assemble
-from index_builder.indexing.blocks import BLOCK, BLOCK_OF_VECTORS
+from index_builder.indexing.blocks import BLOCK, BLOCK_OF_VECTORS, Failure
 from index_builder.indexing.bundle_manifest import describe
 from index_builder.indexing.calibrate import N_QUERIES, calibrate_collection, require_enough
 from index_builder.indexing.catalogue import Catalogue
@@ -37,6 +40,7 @@ from index_builder.indexing.sources import Source, VectorSource
 from index_builder.indexing.tolerance import Tolerance
 from index_builder.indexing.workdir import Work, occupied
 from index_builder.output import read_from, writing
+from index_builder.progress import console
 from index_builder.storage import Storage
 from index_builder.vectors.encoder import StoredEncoder
 from index_builder.vectors.encoder_file import text_files
@@ -57,6 +61,11 @@ from model_store.images import ImageLimits
 from model_store.processors import ProviderChoice
 
 EngineChoice = Literal["local", "ray"]
+
+_ALIKE = (
+    "{n} groups of labels differ in case, spaces or Unicode form only, and count as different: "
+    "{shown}. Write them alike if they mean the same."
+)
 
 DEFAULT_PROMISES = CalibrationConfig()
 DEFAULT_LIMITS = ImageLimits()
@@ -144,6 +153,12 @@ class Indexing:
             catalogue.close()
             nothing = "There are no images in the source. Name another, or add images."
             raise DatasetError(f"{nothing} {left_out.sentence}".strip())
+        if alike := catalogue.alike_labels():
+            shown = "; ".join(", ".join(map(repr, names)) for names in alike[:N_SHOWN])
+            console.print(
+                f"[yellow]{escape(_ALIKE.format(n=len(alike), shown=shown))}[/yellow]",
+                soft_wrap=True,
+            )
         return catalogue
 
     def require_named(self, catalogue: Catalogue, left_out: LeftOut) -> None:
@@ -210,6 +225,7 @@ class Outcome:
     n_held_out : images that are queries to calibrate with, and not in the gallery.
     calibration : the calibration that was fitted; None where none was asked for.
     losses : by id, of the images that lost something when they were decoded.
+    failures : by id, of the images that were left out because they could not be read.
     """
 
     bundle: Path
@@ -221,16 +237,21 @@ class Outcome:
     n_held_out: int = 0
     calibration: Calibration | None = None
     losses: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    failures: Mapping[str, Failure] = field(default_factory=dict)
 
     def rows(self, directory: Path) -> list[tuple[str, str]]:
         """For a table; ``directory`` is where the reports lie."""
         work = Work(directory)
         quarantined = f"{self.n_quarantined:,}"
+        errors = Counter(failure.error for failure in self.failures.values())
+        why = f" ({', '.join(f'{n:,} {error}' for error, n in errors.most_common())})" * bool(
+            errors
+        )
         copies = f"{self.n_copies:,}"
         return [
             ("items", f"{self.n_items:,}"),
             ("embedded by an earlier run", f"{self.n_kept:,}"),
-            ("unreadable", f"{quarantined}: {work.quarantine}" if self.n_quarantined else "0"),
+            ("unreadable", f"{quarantined}{why}: {work.quarantine}" if self.n_quarantined else "0"),
             *self.left_out.rows(work.quarantine),
             (
                 "changed when decoded",
@@ -393,6 +414,7 @@ def _published(
         n_held_out,
         calibration,
         progress.losses,
+        progress.failures,
     )
 
 

@@ -209,3 +209,14 @@ def test_n_to_hold_out_counts_equal_files_once(tmp_path: Path, *, same: bool, pa
     given = [Entry(str(n), place, f"label {n % 2}", {}) for n, place in enumerate(places)]
     with closing(Catalogue(tmp_path / "catalogue.sqlite", given)) as catalogue:
         assert catalogue.n_to_hold_out() == (0 if same else 4)
+
+
+def test_alike_labels_are_found_and_others_are_not(path: Path) -> None:
+    labels = ["Cat", "cat", "cat ", "dog", "Katze", "caf\u00e9", "cafe\u0301", "a  b", "A b", None]
+    given = [Entry(str(n), Place("/x", None, 1, 0), one) for n, one in enumerate(labels)]
+    with closing(Catalogue(path, given)) as catalogue:
+        assert catalogue.alike_labels() == [
+            ["A b", "a  b"],
+            ["Cat", "cat", "cat "],
+            ["cafe\u0301", "caf\u00e9"],
+        ]

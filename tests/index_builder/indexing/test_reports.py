@@ -95,6 +95,9 @@ def test_an_outcome_names_the_reports_that_say_something(tmp_path: Path) -> None
     some = dict(Outcome(tmp_path, 1, 7, 2, 3, left_out("a.heic"), 4).rows(tmp_path))
     assert some["embedded by an earlier run"] == "7"
     assert some["unreadable"] == f"2: {Work(tmp_path).quarantine}"
+    failures = {"a": Failure("CorruptImage", ""), "b": Failure("UnsupportedImage", "")}
+    bad = dict(Outcome(tmp_path, 1, 7, 2, 3, LeftOut(), failures=failures).rows(tmp_path))
+    assert bad["unreadable"].startswith("2 (1 CorruptImage, 1 UnsupportedImage): ")
     assert some["of other formats"] == f"1: 1 .heic; see {Work(tmp_path).quarantine}"
     assert some["copies of others"] == f"3: {Work(tmp_path).duplicates}"
     assert some["held out"] == f"4: {Work(tmp_path).held_out}"
