@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path, PurePosixPath
 
 from index_builder.datasets.image_files import LeftOut, files_below, head_of
@@ -63,11 +63,13 @@ def local_files(folder: Path, root: Path, left_out: LeftOut) -> Iterator[NamedFi
     """
     places = LocalPlaces(root, folder)
 
-    def head(name: str) -> bytes:
-        place = places.place(name, name)
-        if place.size == MISSING:
-            raise FileNotFoundError(name)
-        return head_of(Path(place.path))
-
     for name in files_below(folder, root, left_out):
-        yield NamedFile(name, partial(places.place, name, name), partial(head, name))
+        place = cache(partial(places.place, name, name))
+        yield NamedFile(name, place, partial(_head, place))
+
+
+def _head(place: Callable[[], Place]) -> bytes:
+    found = place()
+    if found.size == MISSING:
+        raise FileNotFoundError(found.path)
+    return head_of(Path(found.path))
