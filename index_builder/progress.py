@@ -1,18 +1,24 @@
-"""Progress bars for a person, silence for a log file."""
+"""What commands show on standard error: progress for a terminal, lines for a log file."""
 
 from __future__ import annotations
 
+import logging
 import shlex
+import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 from rich.console import Console
+from rich.logging import RichHandler
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    SpinnerColumn,
     Task,
     TextColumn,
     TimeElapsedColumn,
@@ -23,6 +29,53 @@ from rich.text import Text
 T = TypeVar("T")
 
 console = Console(stderr=True)
+"""Notes, tables and progress; silent with ``--quiet``."""
+
+error_console = Console(stderr=True)
+"""Errors, which are printed always."""
+
+
+class _Wanted(logging.Filter):
+    """Lets warnings of Vouch pass, and errors of other libraries."""
+
+    verbose = quiet = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a message is shown."""
+        own = record.name.partition(".")[0] in {"index_builder", "model_store"}
+        return self.verbose or record.levelno >= logging.ERROR or (own and not self.quiet)
+
+
+_wanted = _Wanted()
+
+
+def log_to_screen() -> None:
+    """Show warnings of Vouch and errors of other libraries, until `set_output` says otherwise."""
+    _wanted.verbose = _wanted.quiet = console.quiet = False
+    handler = RichHandler(console=console, show_time=False, show_path=False)
+    handler.addFilter(_wanted)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    logging.captureWarnings(capture=True)
+
+
+def set_output(*, verbose: bool = False, quiet: bool = False) -> None:
+    """Show more, or less, from now on.
+
+    Parameters
+    ----------
+    verbose : messages of all loggers, those of other libraries too.
+    quiet : results and errors only.
+    """
+    if verbose:
+        _wanted.verbose = True
+        logging.root.setLevel(logging.INFO)
+    if quiet:
+        _wanted.quiet = console.quiet = True
+
+
+def is_verbose() -> bool:
+    """Return whether more than usual is to be shown."""
+    return _wanted.verbose
 
 
 def say_what_is_next(bundles: Path) -> None:
@@ -41,16 +94,17 @@ class RateColumn(ProgressColumn):
 
 
 def progress_bar() -> Progress:
-    """A bar with count, rate, elapsed and remaining time, shown only on a terminal."""
+    """Return a bar with count, rate, elapsed and remaining time, shown only on a terminal."""
     return Progress(
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=24),
         MofNCompleteColumn(),
         RateColumn(),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
         console=console,
+        transient=True,
         disable=not console.is_terminal,
     )
 
@@ -59,3 +113,42 @@ def track(items: Iterable[T], description: str, total: int) -> Iterator[T]:
     """Pass ``items`` on, moving a bar of ``total`` steps."""
     with progress_bar() as bar:
         yield from bar.track(items, total=total, description=description)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Show ``what`` and the time it has taken so far, on a terminal, for work without a count.
+
+    Bars that `track` shows meanwhile appear below it.
+    """
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as shown:
+        shown.add_task(escape(what), total=None)
+        yield
+
+
+@contextmanager
+def timed_step(name: str) -> Iterator[None]:
+    """Show that a step is at work, and print the time it took once it is done.
+
+    A log file has a line at the start as well, so that a step that hangs is seen.
+    """
+    started = time.perf_counter()
+    if not console.is_terminal:
+        console.print(f"{name} …", markup=False, highlight=False)
+    with working(name):
+        yield
+    seconds = time.perf_counter() - started
+    console.print(f"{name} … {in_words(seconds)}", markup=False, highlight=False)
+
+
+def in_words(seconds: float) -> str:
+    """Return a duration as people read it: 3.2 s, 4 min 10 s, 2 h 5 min."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"

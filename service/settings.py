@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from limits import RateLimitItem, parse_many
-from pydantic import AfterValidator, Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from model_store.bundles.directory import KEPT_BUNDLES
 from model_store.feedback.cases import CaseReason
@@ -17,6 +17,7 @@ from model_store.gallery import MilvusAccess
 from model_store.images import ImageLimits
 from model_store.images.budget import DecodingBudget
 from model_store.installation import how_to_install
+from model_store.lists import as_list, as_mapping
 from model_store.processors import ProviderChoice, usable_processors
 from service.decoding.sandbox import SandboxMode
 
@@ -85,13 +86,18 @@ RecordUrl = Annotated[str, AfterValidator(_check_record_url)]
 """The address of an item's record, with ``{id}``, ``{label}`` or ``{key}`` of its metadata."""
 
 
+Item = TypeVar("Item")
+List = Annotated[tuple[Item, ...], NoDecode, BeforeValidator(as_list)]
+"""Values with commas between them; a JSON list is taken as well."""
+
+
 def _part(n: int, which: int, n_parts: int) -> int:
     """Return one part of ``n``, at least 1; none where there is nothing to share."""
     return n and max(1, n // n_parts + (which < n % n_parts))
 
 
 class Settings(BaseSettings):
-    """Read once at the start and passed on; never imported."""
+    """Read once at the start and passed on; never imported. `GROUPS` has the order of the help."""
 
     model_config = SettingsConfigDict(
         env_prefix="VOUCH_",
@@ -101,254 +107,289 @@ class Settings(BaseSettings):
         hide_input_in_errors=True,
     )
 
-    bundle: Path = Field(
-        Path("bundles/digits"),
-        description="A bundle, or a directory of bundles with a CURRENT. The option may be given "
-        "several times.",
+    bundle: List[Path] = Field(
+        (Path("bundles/digits"),),
+        min_length=1,
+        description="Bundles to serve: each is a bundle, or a directory of bundles with a file "
+        "CURRENT.",
     )
-    host: str = Field("127.0.0.1", description="Address to listen on.")
-    port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0 for any free one.")
-    tls_cert: Path | None = Field(
-        None, description="Certificates in PEM, to be asked by HTTPS; left out: by HTTP."
-    )
-    tls_key: Path | None = Field(
-        None, description="Their private key, where it is not in the same file."
-    )
-    redis_url: Annotated[SecretStr, AfterValidator(_check_redis_url)] | None = Field(
-        None, description="Where predictive distributions are cached; left out: in this process."
-    )
-    redis_timeout_s: float = Field(
-        0.1, gt=0, description="After which Redis is not waited for; it must beat encoding anew."
-    )
-    cache_ttl_s: int = Field(86_400, gt=0, description="Life of an entry in Redis, seconds.")
-    cache_secret: SecretStr | None = Field(
+    galleries: Path | None = Field(
         None,
-        min_length=16,
-        description="Of all replicas, 16 characters or more: entries in Redis that were made "
-        "without it are not believed.",
+        description="Directory for galleries that are created over HTTP. [default: none can be "
+        "created]",
     )
-    cache_bytes: int = Field(
-        64 * 2**20, ge=0, description="Bound of the cache in this process; 0 turns it off."
+    max_galleries: int = Field(
+        1_000, ge=1, description="Maximum number of galleries created over HTTP."
     )
-    milvus_uri: str | None = Field(
-        None, description="Where galleries in Milvus are found. [default: what the bundle names]"
-    )
-    milvus_token: SecretStr | None = Field(
-        None, description="What Milvus is to see: user:password, or an API key."
-    )
-    milvus_log: SecretStr | None = Field(
-        None,
-        description="The PostgreSQL that keeps the log of changes of galleries in Milvus, for "
-        "services on several machines: postgresql://user:password@host/database. [default: a file "
-        "beside the bundles]",
-    )
-    milvus_timeout_s: float = Field(5.0, gt=0, description="After which Milvus is not waited for.")
-    provider: ProviderChoice = Field(
-        "auto",
-        description="auto takes CUDA where there is a GPU, else the CPU; what is named fails where "
-        "it does not run.",
-    )
-    encoder_threads: int = Field(
-        0, ge=0, description="CPU threads of one encoding; 0: all that the CPU quota allows."
-    )
-    workers: int = Field(
-        3, ge=1, description="Threads that search and decide, of several all but one for a caller."
-    )
-    max_batch: int = Field(
-        8, ge=1, description="Images encoded at once at most; as many as pay, without any change."
-    )
-    max_batch_pixels: int = Field(
-        4_000_000, gt=0, description="Pixels encoded at once at most, at the encoder's input size."
-    )
-    pad_batches: bool = Field(
-        False, description="Encode always max_batch images, blank ones if need be: for GPUs."
-    )
-    cuda_graphs: bool = Field(
-        False,
-        description="Record the kernels of each size of a batch and start them together, for "
-        "encoders all of which runs on CUDA or TensorRT.",
-    )
-    processes: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
-        1,
-        description="Processes that answer, on one port; more than one need `redis_url`. auto: as "
-        "many as pay, tried out at the start; with `encoders` `each`, as processors. Of workers, "
-        "decoders, requests, connections and open galleries each has its part, at least one.",
-    )
-    encoders: Literal["shared", "each"] = Field(
-        "shared",
-        description="Of several processes: shared, one for all; each, one each on its processors.",
-    )
-    max_in_flight: int = Field(
-        64,
-        ge=1,
-        description="Requests worked on at once, three quarters for one caller; more are refused "
-        "with 503.",
-    )
-    max_connections: int = Field(
+    open_galleries: int = Field(
         1_000,
         ge=1,
-        description="Connections held at once, at most three quarters of the files that may be "
-        "open; the one idle for longest makes room for a new one.",
-    )
-    deadline_s: float = Field(
-        10.0, gt=0, description="After which a request is given up with 504, upload included."
-    )
-    canary_period_s: float = Field(
-        5.0, gt=0, description="Between canary queries, and between looks for another CURRENT."
+        description="Maximum number of created galleries that are open, fewer if few files may be "
+        "open. A new one closes the one that was idle longest.",
     )
     compact_after: int = Field(
         10_000,
         ge=0,
-        description="Items put into a gallery after which it is compacted into a new bundle; 0: "
-        "only when asked to.",
-    )
-    recalibrate: bool = Field(
-        True,
-        description="Whether a calibration that went stale with its gallery, or that does not know "
-        "its new labels, is fitted again from what its bundle keeps, by a process of vouch-build "
-        "where that is installed.",
+        description="Items put into a gallery before it is compacted into a new bundle; 0 compacts "
+        "on request only.",
     )
     keep_bundles: int = Field(
         KEPT_BUNDLES,
         ge=1,
-        description="Bundles of a gallery that are kept, the current one among them; older ones it "
-        "was compacted from are removed, with their changes.",
+        description="Bundles that are kept of a gallery, the current one included. Older ones that "
+        "were compacted are removed with their changes.",
     )
-    galleries: Path | None = Field(
-        None,
-        description="Directory of the galleries that are created over HTTP; left out: none are.",
+    recalibrate: bool = Field(
+        True,
+        description="Recalibrate a gallery whose calibration is stale or lacks new labels, from "
+        "queries that its bundle keeps. Needs vouch-build beside the service.",
     )
-    max_galleries: int = Field(1_000, ge=1, description="Created galleries that there may be.")
-    open_galleries: int = Field(
-        1_000,
-        ge=1,
-        description="Created galleries held open at once, fewer where few files may be open; the "
-        "one idle for longest makes room.",
-    )
-    bundle_keys: tuple[Path, ...] = Field(
+    bundle_keys: List[Path] = Field(
         (),
-        description="Files of public keys, as JSON. Only bundles that one of them has signed are "
-        "served; none: any bundle that is whole.",
+        description="Files of public keys. Only bundles that are signed with one of them are "
+        "served. [default: all complete bundles]",
     )
     signing_key: Path | None = Field(
-        None, description="The private key that compacted bundles are signed with."
-    )
-    max_image_bytes: int = Field(
-        ImageLimits().max_bytes, gt=0, description="Size of the largest image file."
-    )
-    max_image_pixels: int = Field(
-        ImageLimits().max_pixels, gt=0, description="Width × height of the largest image."
-    )
-    decoders: int = Field(
-        3,
-        ge=0,
-        description="Processes that decode images, of several all but one for a caller; 0: threads "
-        "of this one instead.",
-    )
-    decoder_sandbox: SandboxMode = Field(
-        "available",
-        description="Whether the kernel confines decoders (seccomp, Landlock): required: or they "
-        "do not start; available: as far as it can, see /readyz; off.",
-    )
-    decode_timeout_s: float = Field(
-        DecodingBudget().cpu_s, gt=0, description="Of computing, for one image; past it: refused."
-    )
-    decoder_memory_bytes: int = Field(
-        DecodingBudget().memory_bytes, gt=0, description="For one image; past it: refused."
-    )
-    max_batch_bytes: int = Field(
-        100 * 2**20, gt=0, description="Size of the largest batch, all its images together."
-    )
-    feedback: Path | None = Field(
-        None, description="File that keeps what users say of matches; left out: none is kept."
-    )
-    query_retention_s: int = Field(
-        0,
-        ge=0,
-        description="Seconds for which an answered query can be decided on, where feedback is "
-        "kept: its embedding is kept in that file, no image; 0: as long as it is cached.",
-    )
-    audit_share: float = Field(
-        0.05,
-        ge=0,
-        le=1,
-        description="Share of answers `match` drawn at random for review, where feedback is kept; "
-        "of all answers where `review_reasons` has random.",
-    )
-    review_reasons: tuple[CaseReason, ...] = Field(
-        (),
-        description="Which queries with images are kept in the file of feedback to be decided on, "
-        'as JSON, of: ["ambiguous", "absent", "alien", "contradicted", "random"]; none, unless '
-        "told.",
-    )
-    review_image: ImageKept = Field(
-        "thumbnail",
-        description="What is kept of their images: thumbnail, of 160 pixels and without metadata; "
-        "original, the file as it was sent; none.",
-    )
-    review_retention_s: int = Field(
-        2_592_000, gt=0, description="Seconds after which such a query is forgotten; 30 days."
-    )
-    review_cases: int = Field(10_000, ge=1, description="Such queries of a gallery at most.")
-    review_bytes: int = Field(2**30, ge=0, description="Size of their images at most.")
-    reviewers: int = Field(
-        1, ge=1, le=9, description="Reviewers who have to agree before a decision on one counts."
+        None, description="File of the private key that signs compacted bundles."
     )
     shadow_share: float = Field(
         0.1,
         gt=0,
         le=1,
-        description="Share of the queries with images that a bundle in the shadow answers too, "
-        "unless a request to start one says another.",
+        description="Share of the queries with images that a shadow bundle also answers, unless "
+        "the request that starts it names another share.",
     )
-    otlp_endpoint: Annotated[str, AfterValidator(_check_otlp_endpoint)] | None = Field(
-        None, description="OpenTelemetry collector that traces are sent to; left out: none are."
-    )
-    keys: Path | None = Field(
-        None, description="File of API keys, written by vouch-keys; left out: nobody needs one."
-    )
-    anonymous: bool = Field(
-        False,
-        description="Whether callers without a key are served where others than this machine's "
-        "may reach the service, or where there are keys.",
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(
+        8080, ge=0, le=65535, description="Port to listen on; 0 takes any free port."
     )
     published_host: str | None = Field(
         None,
-        description="Address under which the outside reaches the service, where it is not `host`: "
-        "that of the host that publishes a container's port.",
+        description="Address at which clients reach the service, if it is not `host`: that of the "
+        "machine that publishes the port of a container.",
     )
-    trusted_proxies: tuple[str, ...] = Field(
-        (),
-        description="Addresses and networks of proxies that are believed who asks "
-        '(X-Forwarded-For, X-Forwarded-Proto), as JSON: ["10.0.0.7", "10.1.0.0/16"]; ["*"]: '
-        "whoever connects.",
+    tls_cert: Path | None = Field(
+        None, description="PEM file of certificates for HTTPS. [default: HTTP]"
     )
-    allowed_hosts: tuple[str, ...] = Field(
+    tls_key: Path | None = Field(
+        None, description="PEM file of the private key, if `tls_cert` does not hold it."
+    )
+    allowed_hosts: List[str] = Field(
         (),
-        description="Names that the service goes by beside those of this machine, as JSON: "
-        '["search.example", "*.shop.example"]; ["*"]: any. [default: where no key is asked for on '
-        "loopback, none; else any]",
+        description="Host names that requests may name, beside those of this machine, such as "
+        "search.example,*.shop.example; * allows any. [default: any; without keys on loopback, "
+        "none]",
+    )
+    trusted_proxies: List[str] = Field(
+        (),
+        description="Proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted: addresses and "
+        "networks, such as 10.0.0.7,10.1.0.0/16; * trusts every client.",
+    )
+
+    keys: Path | None = Field(
+        None, description="File of API keys, written by vouch-keys. [default: no key is needed]"
+    )
+    anonymous: bool = Field(
+        False,
+        description="Serve callers without a key, even if there are keys or if other machines can "
+        "reach the service.",
     )
     rate_limit: RateText | None = Field(
         None,
-        description="Requests of one caller in a period, such as 600/minute; left out: no limit.",
+        description="Requests that one caller may send in a period, such as 600/minute. [default: "
+        "no limit]",
     )
-    cors_origins: tuple[str, ...] = Field(
-        (), description='Web origins that may call, as JSON: ["https://shop.example"].'
+
+    cors_origins: List[str] = Field(
+        (), description="Web origins that may call the API, such as https://shop.example."
     )
-    frame_ancestors: tuple[Origin, ...] = Field(
-        (), description="Web origins whose pages may show the page in a frame, as JSON."
+    frame_ancestors: List[Origin] = Field(
+        (), description="Web origins whose pages may show the page in a frame."
     )
-    image_origins: tuple[Origin, ...] = Field(
+    image_origins: List[Origin] = Field(
         (),
-        description="Web origins that the page may load `image_url` of items' metadata from, to "
-        "show more than previews, and pictures of dropped links, as JSON.",
+        description="Web origins from which the page may load images: those that `image_url` in "
+        "the metadata of items names, and those of dropped links.",
     )
-    record_urls: dict[str, RecordUrl] = Field(
+    record_urls: Annotated[dict[str, RecordUrl], NoDecode, BeforeValidator(as_mapping)] = Field(
         {},
-        description="Where the records of a gallery's items are, as JSON: "
-        '{"shoes": "https://shop.example/shoes/{id}"}; {label} and keys of the metadata may stand '
-        "there too.",
+        description="Addresses of the records of a gallery's items, such as "
+        "shoes=https://shop.example/shoes/{id}; {label} and keys of the metadata can be used too.",
+    )
+
+    max_in_flight: int = Field(
+        64,
+        ge=1,
+        description="Maximum number of concurrent requests, three quarters of them for one caller; "
+        "more get 503.",
+    )
+    max_connections: int = Field(
+        1_000,
+        ge=1,
+        description="Maximum number of open connections, and three quarters of the files that may "
+        "be open. A new one closes the one that was idle longest.",
+    )
+    deadline_s: float = Field(
+        10.0, gt=0, description="Request timeout in seconds, upload included; then 504."
+    )
+    max_image_bytes: int = Field(
+        ImageLimits().max_bytes, gt=0, description="Maximum size of an image file in bytes."
+    )
+    max_image_pixels: int = Field(
+        ImageLimits().max_pixels, gt=0, description="Maximum width × height of an image in pixels."
+    )
+    max_batch_bytes: int = Field(
+        100 * 2**20, gt=0, description="Maximum size of all images of a batch in bytes."
+    )
+
+    provider: ProviderChoice = Field(
+        "auto",
+        description="Execution provider of the encoder. auto takes CUDA if there is a GPU, else "
+        "the CPU; any other must be available.",
+    )
+    encoder_threads: int = Field(
+        0, ge=0, description="CPU threads of one encoding; 0 takes all that the quota allows."
+    )
+    max_batch: int = Field(
+        8,
+        ge=1,
+        description="Maximum batch size of the encoder. The service uses the fastest size that "
+        "keeps embeddings bit-identical.",
+    )
+    max_batch_pixels: int = Field(
+        4_000_000,
+        gt=0,
+        description="Maximum number of pixels in a batch, at the encoder's input size.",
+    )
+    pad_batches: bool = Field(
+        False, description="Fill each batch up to `max_batch` with blank images, for GPUs."
+    )
+    cuda_graphs: bool = Field(
+        False,
+        description="Record a CUDA graph for each batch size. The whole encoder must run on CUDA "
+        "or TensorRT.",
+    )
+
+    processes: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
+        1,
+        description="Processes that answer on one port; more than one need `redis_url`. auto tries "
+        "out at the start how many pay; with `encoders` each, it takes one per processor. They "
+        "share workers, decoders, requests, connections and open galleries.",
+    )
+    encoders: Literal["shared", "each"] = Field(
+        "shared",
+        description="Encoders of several processes. shared: one for all; each: one per process, on "
+        "its own processors.",
+    )
+    workers: int = Field(
+        3, ge=1, description="Search threads; one client can use all but one of them."
+    )
+    decoders: int = Field(
+        3,
+        ge=0,
+        description="Processes that decode images; one client can use all but one of them. 0 "
+        "decodes in threads of the service.",
+    )
+    decoder_sandbox: SandboxMode = Field(
+        "available",
+        description="Confinement of decoders by the kernel (seccomp, Landlock). required: they do "
+        "not start without it; available: as far as the kernel can, see /readyz; off: none.",
+    )
+    decode_timeout_s: float = Field(
+        DecodingBudget().cpu_s,
+        gt=0,
+        description="Maximum CPU time for decoding an image in seconds.",
+    )
+    decoder_memory_bytes: int = Field(
+        DecodingBudget().memory_bytes,
+        gt=0,
+        description="Maximum memory for decoding an image in bytes.",
+    )
+
+    redis_url: Annotated[SecretStr, AfterValidator(_check_redis_url)] | None = Field(
+        None,
+        description="Redis that caches predictive distributions: redis://, rediss:// or unix://. "
+        "[default: a cache in this process]",
+    )
+    redis_timeout_s: float = Field(
+        0.1,
+        gt=0,
+        description="Redis timeout in seconds; keep it below the time to encode an image.",
+    )
+    cache_ttl_s: int = Field(
+        86_400, gt=0, description="Lifetime of an entry in Redis in seconds."
+    )
+    cache_secret: SecretStr | None = Field(
+        None,
+        min_length=16,
+        description="Secret of all replicas, 16 characters or more. Entries in Redis that are not "
+        "signed with it are ignored.",
+    )
+    cache_bytes: int = Field(
+        64 * 2**20,
+        ge=0,
+        description="Maximum size of the cache in this process in bytes; 0 turns it off.",
+    )
+
+    milvus_uri: str | None = Field(
+        None, description="Address of Milvus. [default: the one that the bundle names]"
+    )
+    milvus_token: SecretStr | None = Field(
+        None, description="Milvus credentials: user:password, or an API key."
+    )
+    milvus_log: SecretStr | None = Field(
+        None,
+        description="PostgreSQL that keeps the log of changes to galleries in Milvus, for services "
+        "on several machines: postgresql://user:password@host/database. [default: a file beside "
+        "the bundles]",
+    )
+    milvus_timeout_s: float = Field(5.0, gt=0, description="Milvus timeout in seconds.")
+
+    feedback: Path | None = Field(
+        None, description="SQLite file for feedback and reviews. [default: none is kept]"
+    )
+    query_retention_s: int = Field(
+        0,
+        ge=0,
+        description="Seconds for which a reviewer can decide on an answered query, if feedback is "
+        "kept. Its embedding is kept in that file, and no image. 0: as long as it is cached.",
+    )
+    audit_share: float = Field(
+        0.05,
+        ge=0,
+        le=1,
+        description="Share of the verdicts `match` that are drawn at random for review, if "
+        "feedback is kept; share of all answers if `review_reasons` has random.",
+    )
+    review_reasons: List[CaseReason] = Field(
+        (),
+        description="Queries with images that are kept for review, by reason: ambiguous, absent, "
+        "alien, contradicted, random. [default: none]",
+    )
+    review_image: ImageKept = Field(
+        "thumbnail",
+        description="Image that is kept for review: thumbnail (160 pixels, no metadata), original "
+        "(the file as it was sent), or none.",
+    )
+    review_retention_s: int = Field(
+        2_592_000, gt=0, description="Seconds until a query that is kept for review is deleted."
+    )
+    review_cases: int = Field(
+        10_000, ge=1, description="Maximum number of queries kept for review in a gallery."
+    )
+    review_bytes: int = Field(
+        2**30, ge=0, description="Maximum size of the images kept for review in bytes."
+    )
+    reviewers: int = Field(
+        1, ge=1, le=9, description="Reviewers who must agree before a decision counts."
+    )
+
+    canary_period_s: float = Field(
+        5.0, gt=0, description="Seconds between canary queries, and between checks of CURRENT."
+    )
+    otlp_endpoint: Annotated[str, AfterValidator(_check_otlp_endpoint)] | None = Field(
+        None, description="OpenTelemetry collector for traces. [default: no traces]"
     )
 
     def part(self, which: int, n: int) -> Settings:
@@ -398,3 +439,37 @@ class Settings(BaseSettings):
     def decoding_budget(self) -> DecodingBudget:
         """The limits on what the decoding of one image may cost."""
         return DecodingBudget(self.decode_timeout_s, self.decoder_memory_bytes)
+
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Bundles and galleries": (
+        *("bundle", "galleries", "max_galleries", "open_galleries", "compact_after"),
+        *("keep_bundles", "recalibrate", "bundle_keys", "signing_key", "shadow_share"),
+    ),
+    "Address": (
+        *("host", "port", "published_host", "tls_cert", "tls_key", "allowed_hosts"),
+        "trusted_proxies",
+    ),
+    "Access": ("keys", "anonymous", "rate_limit"),
+    "Web pages": ("cors_origins", "frame_ancestors", "image_origins", "record_urls"),
+    "Limits": (
+        *("max_in_flight", "max_connections", "deadline_s", "max_image_bytes"),
+        *("max_image_pixels", "max_batch_bytes"),
+    ),
+    "Encoder": (
+        *("provider", "encoder_threads", "max_batch", "max_batch_pixels", "pad_batches"),
+        "cuda_graphs",
+    ),
+    "Processes": (
+        *("processes", "encoders", "workers", "decoders", "decoder_sandbox"),
+        *("decode_timeout_s", "decoder_memory_bytes"),
+    ),
+    "Cache": ("redis_url", "redis_timeout_s", "cache_ttl_s", "cache_secret", "cache_bytes"),
+    "Milvus": ("milvus_uri", "milvus_token", "milvus_log", "milvus_timeout_s"),
+    "Feedback and review": (
+        *("feedback", "query_retention_s", "audit_share", "review_reasons", "review_image"),
+        *("review_retention_s", "review_cases", "review_bytes", "reviewers"),
+    ),
+    "Monitoring": ("canary_period_s", "otlp_endpoint"),
+}
+"""The settings in groups, as help and README have them."""

@@ -4,6 +4,7 @@
 
     app            all commands, in the order of the help
     steps          train, fit, export, publish
+    command_line   help, -v, -q and Ctrl+C of all commands
     all_steps      all
     evidence       calibrate, evaluate
     unknown        unknown

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import sys
+import traceback
+from typing import Annotated
+
 import typer
+from rich.markup import escape
 
 from index_builder.commands import (
     all_steps,
@@ -18,38 +24,136 @@ from index_builder.commands import (
     steps,
     unknown,
 )
+from index_builder.commands.command_line import (
+    GLOBAL_OPTIONS,
+    CommandLine,
+    QuietOption,
+    VerboseOption,
+)
+from index_builder.progress import error_console, is_verbose, log_to_screen, set_output
+from model_store.errors import UsageError, VouchError
+from model_store.installation import version_line
+from model_store.memory import OF_INDEXING, tune_malloc
 
-app = typer.Typer(
-    help="Build what Vouch serves: train an encoder, fit its posterior, index a gallery, calibrate."
-    " Each step reads and writes files in a run directory; `all` runs every step.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+BUILD, GALLERIES, BUNDLES = "Build", "Galleries", "Bundles"
+EVIDENCE, OPERATIONS = "Evidence", "Operations"
+
+STATUSES = """\
+Exit status:
+
+  0    done
+  1    an error, described in one line on standard error
+  2    options or arguments that the command does not have, or that contradict
+       each other
+  3    a requirement of --require is not met
+  130  interrupted by Ctrl+C
+
+`vouch-build COMMAND --help` describes a command. NO_COLOR=1 turns colours off."""
+
+app = CommandLine(
+    help="Build galleries that Vouch serves: train an encoder or bring one, embed images, "
+    "calibrate, evaluate, publish.\n\nEach step reads and writes files in a run directory; `all` "
+    "runs every step.",
+    epilog=STATUSES,
+    add_completion=True,
 )
 
-app.command("all")(all_steps.all_command)
+
+def _print_version(value: bool) -> None:
+    if value:
+        print(version_line("vouch-build"))
+        raise typer.Exit
+
+
+@app.callback()
+def vouch_build(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            "-V",
+            help="Print the version and exit.",
+            rich_help_panel=GLOBAL_OPTIONS,
+            is_eager=True,
+            callback=_print_version,
+        ),
+    ] = False,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Take the options that may stand before a command as well."""
+    set_output(verbose=verbose, quiet=quiet)
+
+
+app.command("all", rich_help_panel=BUILD)(all_steps.all_command)
 for name, help_text in steps.SINGLE_STEPS.items():
-    app.command(name, help=help_text)(steps.single_step(name))
-app.command("encoder")(encoder.encoder_command)
-app.command("index")(index.index_command)
-app.command("calibrate")(evidence.calibrate_command)
-app.command("evaluate")(evidence.evaluate_command)
-app.command("compare")(evidence.compare_command)
-app.command("unknown")(unknown.unknown_command)
-app.command("publish")(steps.publish_command)
-app.command("bundles")(bundles.bundles_command)
-app.command("activate")(bundles.activate_command)
-app.command("rollback")(bundles.rollback_command)
-app.command("sign")(bundles.sign_command)
-app.command("prune")(bundles.prune_command)
-app.command("doctor")(bundles.doctor_command)
-app.add_typer(live.app, name="items")
-app.command("compact")(live.compact_command)
-app.add_typer(feedback.app, name="feedback")
-app.command("backup")(live.backup_command)
-app.command("restore")(live.restore_command)
-app.command("push")(exchange.push_command)
-app.command("pull")(exchange.pull_command)
-app.command("certify")(certify.certify_command)
-app.command("verify")(certify.verify_command)
-app.command("reproduce")(reproduce.reproduce_command)
+    app.command(name, help=help_text, rich_help_panel=BUILD)(steps.single_step(name))
+app.command("encoder", rich_help_panel=BUILD)(encoder.encoder_command)
+app.command("index", rich_help_panel=BUILD)(index.index_command)
+app.command("calibrate", rich_help_panel=BUILD)(evidence.calibrate_command)
+app.command("evaluate", rich_help_panel=BUILD)(evidence.evaluate_command)
+app.command("publish", rich_help_panel=BUILD)(steps.publish_command)
+app.add_typer(live.app, name="items", rich_help_panel=GALLERIES)
+app.command("compact", rich_help_panel=GALLERIES)(live.compact_command)
+app.command("unknown", rich_help_panel=GALLERIES)(unknown.unknown_command)
+app.add_typer(feedback.app, name="feedback", rich_help_panel=GALLERIES)
+app.command("bundles", rich_help_panel=BUNDLES)(bundles.bundles_command)
+app.command("activate", rich_help_panel=BUNDLES)(bundles.activate_command)
+app.command("rollback", rich_help_panel=BUNDLES)(bundles.rollback_command)
+app.command("prune", rich_help_panel=BUNDLES)(bundles.prune_command)
+app.command("push", rich_help_panel=BUNDLES)(exchange.push_command)
+app.command("pull", rich_help_panel=BUNDLES)(exchange.pull_command)
+app.command("sign", rich_help_panel=BUNDLES)(bundles.sign_command)
+app.command("compare", rich_help_panel=EVIDENCE)(evidence.compare_command)
+app.command("certify", rich_help_panel=EVIDENCE)(certify.certify_command)
+app.command("verify", rich_help_panel=EVIDENCE)(certify.verify_command)
+app.command("reproduce", rich_help_panel=EVIDENCE)(reproduce.reproduce_command)
+app.command("doctor", rich_help_panel=OPERATIONS)(bundles.doctor_command)
+app.command("backup", rich_help_panel=OPERATIONS)(live.backup_command)
+app.command("restore", rich_help_panel=OPERATIONS)(live.restore_command)
+
+_OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+
+
+def run(program: str) -> None:
+    """Run the command that the arguments of this process name.
+
+    Raises
+    ------
+    SystemExit : with the exit status.
+    """
+    log_to_screen()
+    tune_malloc(OF_INDEXING)
+    try:
+        sys.exit(app(prog_name=program, standalone_mode=False) or 0)
+    except typer.Abort:
+        sys.exit(1)
+    except typer.TyperException as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
+            typer.echo(error.format_message(), err=True)
+            sys.exit(2)
+        context = getattr(error, "ctx", None)
+        hint = f"Try '{context.command_path} --help' for help." if context else ""
+        _refuse(error.format_message().replace("Value error, ", ""), error.exit_code, hint)
+    except VouchError as error:
+        status = 2 if isinstance(error, UsageError) else 1
+        _refuse(str(error), status, *getattr(error, "__notes__", ()))
+    except OSError as error:
+        if error.errno not in _OF_THE_DISK:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        _refuse(
+            f"{where}{error.strerror}. Make room or give permission there, or name another "
+            "directory; then run the same command again.",
+            1,
+        )
+
+
+def _refuse(why: str, status: int, *hints: str) -> None:
+    if is_verbose():
+        traceback.print_exc()
+    # Escaped: a path or a table's name in brackets would be taken for markup.
+    error_console.print(f"[red]error:[/red] {escape(why)}", highlight=False, soft_wrap=True)
+    for hint in filter(None, hints):
+        error_console.print(hint, markup=False, highlight=False, soft_wrap=True)
+    sys.exit(status)

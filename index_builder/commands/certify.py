@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from model_store.bundles.directory import locate
-from model_store.errors import ConfigError
+from model_store.errors import UsageError
 
 
 def certify_command(
@@ -45,7 +45,7 @@ def certify_command(
             return
         key = key or new_key
     if bundle is None:
-        raise ConfigError("Name the bundle to certify, or --new-key FILE to make a key.")
+        raise UsageError("certify needs BUNDLE, or --new-key FILE to make a key.")
     # Imported late: other commands, and --help, need none of it.
     contents = importlib.import_module("index_builder.certificates.content")
     files = importlib.import_module("index_builder.certificates.files")
@@ -53,7 +53,7 @@ def certify_command(
     opened = contents.open_certified(bundle)
     directory = output or Path("certificates") / opened.manifest.id
     if directory.resolve().is_relative_to(locate(bundle).resolve()):
-        raise ConfigError(
+        raise UsageError(
             f"--output {directory} lies in the bundle, whose files do not change. Name another "
             "directory."
         )
@@ -99,4 +99,4 @@ def _day(text: str | None) -> date:
     try:
         return date.fromisoformat(text)
     except ValueError as error:
-        raise ConfigError(f"--date is {text!r}, wanted a day such as 2026-01-31.") from error
+        raise UsageError(f"--date {text!r} is no date. Give one such as 2026-01-31.") from error

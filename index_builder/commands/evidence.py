@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from index_builder.commands.command_line import given_options
 from index_builder.commands.index_options import (
     PROMISES,
     LevelsOption,
@@ -23,7 +24,7 @@ from index_builder.commands.options_class import with_options
 from index_builder.commands.steps import RunOption, opened_run, print_report, step_of
 from index_builder.output import writing
 from index_builder.progress import console
-from model_store.errors import ConfigError
+from model_store.errors import UsageError
 
 ConfigOption = Annotated[
     str | None,
@@ -46,7 +47,6 @@ ItemsOption = Annotated[
     Path | None, typer.Option(help="Of a table of vectors: a manifest, a line for each row.")
 ]
 
-
 WithinOption = Annotated[
     float | None,
     typer.Option(
@@ -55,6 +55,10 @@ WithinOption = Annotated[
         "`latitude` and `longitude` (WGS84, degrees), whatever its label. Stays with the bundle.",
     ),
 ]
+
+
+_OF_QUERIES = "items", "gallery", "gallery_items"
+_OF_LABELS = "parents", "levels", "within"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,21 +123,26 @@ def calibrate_command(options: CalibrateOptions) -> None:
     if options.captions is not None:
         _calibrate_texts(options, options.captions, named)
         return
-    evidence = (options.queries, options.items, options.gallery, options.gallery_items)
     parents = named_parents(options.parents, options.levels)
-    of_labels = (options.parents, options.levels, options.within)
-    if options.bundles is not None and not any((*evidence, options.config)):
+    elsewhere = _given(options, "queries", *_OF_QUERIES, "config")
+    if options.bundles is not None and not elsewhere:
         _calibrate_again(options, options.bundles, named)
         return
     if options.decisions is not None:
-        raise ConfigError("--decisions goes with BUNDLES alone, which is then calibrated again.")
-    others = (*evidence[1:], *of_labels, *named)
-    if _of_configuration(options.bundles, options.queries, options.config, others):
+        raise UsageError(
+            "--decisions calibrates BUNDLES again from the queries that it keeps. "
+            + (f"Remove {elsewhere}, or --decisions." if elsewhere else "Name BUNDLES.")
+        )
+    others = _given(options, *_OF_QUERIES, *_OF_LABELS, *PROMISES)
+    place = options.bundles, options.queries, options.config
+    if _of_configuration("calibrate", *place, others):
         with opened_run(str(options.config), options.run) as (build, opened):
             step_of("calibrate_step")(build, opened, options.feedback)
         return
     if options.feedback is not None:
-        raise ConfigError("--feedback corrects what was calibrated: give it without --queries.")
+        raise UsageError(
+            "--feedback corrects a calibration, --queries make a new one. Give one of them."
+        )
     assert options.bundles is not None  # noqa: S101 - or it is of a configuration
     found = _module().Evidence(
         *(options.queries, options.items, options.gallery, options.gallery_items),
@@ -148,17 +157,22 @@ def _calibrate_again(
     """Fit a bundle again to what it keeps, or correct it by feedback."""
     from index_builder.indexing import recalibrate  # noqa: PLC0415 - slow
 
-    if any((options.parents, options.levels, options.within)):
-        raise ConfigError(
-            "--parents, --levels and --within say what is true of queries. Give --queries with "
-            "them."
+    of_labels = _given(options, *_OF_LABELS)
+    if of_labels:
+        raise UsageError(
+            f"{of_labels} needs --queries: it decides which items are true matches of them."
         )
     if options.feedback is None:
         print(recalibrate.recalibrate_bundle(bundles, promises, options.decisions))
     elif options.decisions is not None:
-        raise ConfigError("--feedback corrects probabilities; give it without --decisions.")
+        raise UsageError(
+            "--feedback corrects a calibration, --decisions make a new one. Give one of them."
+        )
     elif promises:
-        raise ConfigError("--feedback corrects probabilities; give promises without it.")
+        raise UsageError(
+            f"--feedback corrects probabilities and changes no promise. Remove "
+            f"{given_options(promises)}, or calibrate without --feedback."
+        )
     else:
         print(recalibrate.correct_bundle(bundles, options.feedback))
 
@@ -167,12 +181,11 @@ def _calibrate_texts(
     options: CalibrateOptions, captions: Path, promises: Mapping[str, float]
 ) -> None:
     """Calibrate searches in words, and print what came of it."""
-    of_images = (
-        *(options.queries, options.items, options.gallery, options.gallery_items),
-        *(options.parents, options.levels, options.within),
-    )
-    if options.bundles is None or options.config or options.run or any(of_images):
-        raise ConfigError("--captions goes with BUNDLES, and calibrates searches in words alone.")
+    of_images = _given(options, "queries", *_OF_QUERIES, *_OF_LABELS, "config", "run")
+    if options.bundles is None:
+        raise UsageError("--captions needs BUNDLES, a directory of bundles.")
+    if of_images:
+        raise UsageError(f"--captions calibrates searches in words alone. Remove {of_images}.")
     from index_builder.indexing.text_evidence import (  # noqa: PLC0415 - slow
         calibrate_bundle_texts,
     )
@@ -209,7 +222,8 @@ def evaluate_command(
 
     Queries that a bundle was calibrated with say nothing about it: bring others.
     """
-    if _of_configuration(bundles, queries, config, (items, out, page, within)):
+    others = given_options({"items": items, "out": out, "page": page, "within": within})
+    if _of_configuration("evaluate", bundles, queries, config, others):
         with opened_run(str(config), run) as (build, opened):
             print_report(step_of("evaluate_step")(build, opened))
         return
@@ -258,23 +272,39 @@ def _write(report: dict[str, Any], out: Path | None, drawn: str | None, page: Pa
 
 
 def _of_configuration(
-    bundles: Path | None, queries: str | None, config: str | None, others: tuple[object, ...]
+    command: str, bundles: Path | None, queries: str | None, config: str | None, others: str
 ) -> bool:
-    """Return whether a step of a configuration is meant.
+    """Return whether a step of a configuration is meant, and not one's own queries.
+
+    Parameters
+    ----------
+    others : the options given that are for one's own queries.
 
     Raises
     ------
-    ConfigError : neither is, or both.
+    UsageError : neither is meant, or both.
     """
-    given = bundles is not None, queries is not None, config is not None
-    if given == (False, False, True) and not any(others):
-        return True
-    if given == (True, True, False):
+    if config is None:
+        if bundles is None:
+            raise UsageError(
+                f"{command} needs BUNDLES, a directory of bundles, with --queries; or --config."
+            )
+        if queries is None:
+            raise UsageError(f"{command} needs --queries: images, or vectors, to {command} with.")
         return False
-    raise ConfigError(
-        "Give either BUNDLES, with --queries or without, or --config, whose file says everything "
-        "else."
-    )
+    named = ["BUNDLES"] * (bundles is not None) + ["--queries"] * (queries is not None)
+    excluded = ", ".join([*named, *([others] if others else [])])
+    if excluded:
+        raise UsageError(
+            f"--config runs a step of a configuration and takes no {excluded}. Remove --config, or "
+            "what it does not take."
+        )
+    return True
+
+
+def _given(options: CalibrateOptions, *names: str) -> str:
+    """Return which of the options ``names`` were given; "" if none was."""
+    return given_options({name: getattr(options, name) for name in names})
 
 
 def _module() -> Any:  # noqa: ANN401 - imported late: --help needs none of it

@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
+from index_builder.commands.command_line import CommandLine
 from index_builder.output import writing
-from model_store.errors import ConfigError
+from model_store.errors import ConfigError, UsageError
 
 Kept = Annotated[Path, typer.Argument(help="The file that the service keeps (VOUCH_FEEDBACK).")]
 
-app = typer.Typer(help="Export and import the decisions of reviewers.", no_args_is_help=True)
+app = CommandLine(help="Export and import the decisions of reviewers.")
 
 
 @app.command("export")
@@ -27,7 +28,9 @@ def export_command(
 
     write = {".csv": to_csv, ".jsonl": to_jsonl}[_suffix(out)]
     if not kept.exists():
-        raise ConfigError(f"There is no feedback in {kept}. Name what VOUCH_FEEDBACK names.")
+        raise ConfigError(
+            f"{kept} does not exist. Name the file that the service keeps, as in VOUCH_FEEDBACK."
+        )
     found = FeedbackLog(kept).decided(gallery)
     with writing(str(out)):
         out.write_text(write(found), encoding="utf-8")
@@ -54,5 +57,5 @@ def import_command(
 def _suffix(path: Path) -> str:
     suffix = path.suffix.lower()
     if suffix not in {".csv", ".jsonl"}:
-        raise ConfigError(f"{path.name} is neither .csv nor .jsonl, which decisions are kept as.")
+        raise UsageError(f"{path} has no suffix .csv or .jsonl. Name a file that has one.")
     return suffix

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
+from index_builder.commands.command_line import given_options
 from index_builder.configuration.build import CalibrationConfig, parse_promises
 from index_builder.encoders.resolve import FORMS, resolve_encoder
 from index_builder.indexing.tolerance import NONE, parse_tolerance
 from index_builder.storage import Patience, Storage, is_url
 from index_builder.storage.storage import PATIENCE
 from model_store.bundles.manifest import ENCODER_FILE
-from model_store.errors import ConfigError
+from model_store.errors import UsageError
 from model_store.gallery.filters.grammar import named_fields
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, IndexSettings
 from model_store.images import MOST_PREVIEW_SIDE, THUMBNAIL_SIDE, ImageLimits
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 PROMISES = ("max_error", "max_false_match_rate", "expected_absent", "alpha", "coverage")
 """Options that are settings of ``[calibration]``."""
+
+_OF_CONFIG = frozenset({"config", "run", "milvus"})
+"""Options that the step of a configuration takes."""
 
 
 ParentsOption = Annotated[
@@ -244,29 +248,28 @@ class IndexOptions:
         ------
         ConfigError
         """
-        said = self.promises or self._of_labels
-        if self.config is None and said and not self.calibrate:
-            raise ConfigError(
-                "--max-error, --max-false-match-rate, --expected-absent, --alpha, --coverage, "
-                "--parents and --levels say what calibrated answers promise. Give --calibrate with "
-                "them."
+        if self.config is not None:
+            if self.source is not None:
+                raise UsageError("SOURCE and --config exclude each other. Give one of them.")
+            of_source = (one.name for one in fields(self) if one.name not in _OF_CONFIG)
+            excluded = self._given(*of_source)
+            if excluded:
+                raise UsageError(
+                    f"{excluded} cannot be given with --config. Set it in the file: the gallery in "
+                    "[index], promises in [calibration]. `calibrate` is a step of its own."
+                )
+            return
+        if self.source is None:
+            raise UsageError("index needs SOURCE, the images or vectors to index; or --config.")
+        of_calibration = self._given(*PROMISES, "parents", "levels")
+        if of_calibration and not self.calibrate:
+            raise UsageError(
+                f"{of_calibration} needs --calibrate: it describes calibrated answers."
             )
         parse_promises(self.promises)
-        if self.config is not None and (
-            self.calibrate or self.promises or self._of_labels or self.settings != DEFAULT_SETTINGS
-        ):
-            raise ConfigError(
-                "--calibrate and what it promises, --index, --memory-budget, --min-recall, "
-                "--filter-field and --previews are for SOURCE. With --config the tables "
-                "[calibration] and [index] say so, and `vouch-build calibrate` is a step of its "
-                "own."
-            )
-        encoders = self.encoder, self.encoder_name
-        n_encoders = sum(one is not None for one in encoders)
-        given = self.source is not None, n_encoders, self.config is not None
-        if given not in {(True, 0, False), (True, 1, False), (False, 0, True)}:
-            raise ConfigError(
-                "Give either SOURCE, with at most one of --encoder and --encoder-name, or --config."
+        if self.encoder is not None and self.encoder_name is not None:
+            raise UsageError(
+                "--encoder and --encoder-name exclude each other: vectors are made by one of them."
             )
 
     def indexing(self, source: str) -> Indexing:
@@ -303,10 +306,11 @@ class IndexOptions:
             named_parents(self.parents, self.levels),
         )
 
-    @property
-    def _of_labels(self) -> bool:
-        """True if it is said where the parents of labels are written."""
-        return self.parents is not None or self.levels is not None
+    def _given(self, *names: str) -> str:
+        """Return which of the options ``names`` have another value than by default."""
+        defaults = {one.name: one.default for one in fields(self)}
+        values = {name: getattr(self, name) for name in names}
+        return given_options({n: v for n, v in values.items() if v != defaults[n]})
 
     def _opened(self, source: str, run: Path, storage: Storage) -> tuple[Source, Path]:
         """Return the collection, and the file of its encoder."""
@@ -319,12 +323,15 @@ class IndexOptions:
 
         if self.encoder_name is not None:
             if is_url(source):
-                raise ConfigError("Vectors are read from this machine. Copy the table here first.")
+                raise UsageError(
+                    f"--encoder-name needs a table of vectors on this machine, and {source} is a "
+                    "URL. Copy the table here first."
+                )
             vectors = open_vectors(Path(source), self.items, labelled=self.labels)
             return vectors, declared(run, vectors.table, self.encoder_name)
         of_vectors = not is_url(source) and is_of_vectors(Path(source))
         if of_vectors and self.encoder is None:
-            raise ConfigError(
+            raise UsageError(
                 f"{source} holds vectors, which no encoder of images takes. Give --encoder-name "
                 "NAME, the name of the model that produced them."
             )
@@ -332,8 +339,9 @@ class IndexOptions:
         if of_vectors:
             return open_vectors(Path(source), self.items, labelled=self.labels), encoder
         if self.items is not None:
-            raise ConfigError(
-                "--items says what belongs to vectors. Of images a manifest says the same."
+            raise UsageError(
+                f"--items describes a table of vectors, and {source} holds images. Give a manifest "
+                "of the images as SOURCE instead."
             )
         return open_source(source, self.root, labelled=self.labels, storage=storage), encoder
 
@@ -356,12 +364,15 @@ def named_parents(table: Path | None, levels: str | None) -> Parents:
     """
     from index_builder.indexing.parents import Parents  # noqa: PLC0415 - slow
 
-    fields = tuple(name.strip() for name in (levels or "").split(",") if name.strip())
+    names = tuple(name.strip() for name in (levels or "").split(",") if name.strip())
     if table is not None and levels is not None:
-        raise ConfigError("Give --parents or --levels: the parents of labels are in one of them.")
-    if levels is not None and (not fields or len(set(fields)) < len(fields)):
-        raise ConfigError(f"--levels {levels!r}: wanted fields of the metadata, such as genus.")
-    return Parents(table, fields)
+        raise UsageError("--parents and --levels exclude each other. Give one of them.")
+    if levels is not None and (not names or len(set(names)) < len(names)):
+        raise UsageError(
+            f"--levels {levels!r} does not name different fields of the metadata. Give such as "
+            "genus,family."
+        )
+    return Parents(table, names)
 
 
 def parse_bytes(text: str, option: str) -> int:
@@ -374,9 +385,9 @@ def parse_bytes(text: str, option: str) -> int:
     try:
         size = TypeAdapter(ByteSize).validate_python(text)
     except ValidationError as error:
-        raise ConfigError(
+        raise UsageError(
             f"{option} {text!r} is no size. Give bytes, or a number with a unit: 512MiB."
         ) from error
     if size <= 0:
-        raise ConfigError(f"{option} {text!r} leaves nothing. Give more.")
+        raise UsageError(f"{option} {text!r} is not above 0. Give bytes, or 512MiB.")
     return size

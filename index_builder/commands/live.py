@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from index_builder.commands.command_line import CommandLine
 from model_store.bundles.directory import locate
-from model_store.errors import ConfigError, ImageError
+from model_store.errors import ImageError, UsageError
 
 if TYPE_CHECKING:
     from model_store.bundles.backup import BackupSummary
@@ -25,7 +26,7 @@ PUT_TOGETHER = 32
 
 Root = Annotated[Path, typer.Argument(help="The directory of bundles.")]
 
-app = typer.Typer(help="Put items into a live gallery, and delete them.", no_args_is_help=True)
+app = CommandLine(help="Put items into a live gallery, and delete them.")
 
 
 @app.command("put")
@@ -40,7 +41,10 @@ def put_command(
 ) -> None:
     """Put images into the current gallery; running services find them at their next look."""
     if item_id is not None and len(images) != 1:
-        raise ConfigError(f"--id names one item, but there are {len(images)} images.")
+        raise UsageError(
+            f"--id is the id of one item, and {len(images)} images were given. Give one image, or "
+            "no --id: then each item is named by its path."
+        )
     from index_builder.configuration.milvus import milvus_access  # noqa: PLC0415
     from model_store.bundles.bundle import open_bundle  # noqa: PLC0415
 
@@ -152,9 +156,13 @@ def _metadata(text: str) -> dict[str, object]:
     try:
         metadata = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"--metadata is not JSON: {error}.") from error
+        raise UsageError(
+            f"--metadata {text!r} is not JSON ({error}). Give an object: '{{\"year\": 1990}}'."
+        ) from error
     if not isinstance(metadata, dict):
-        raise ConfigError(f"--metadata is {text!r}, wanted a JSON object.")
+        raise UsageError(
+            f"--metadata {text!r} is no JSON object. Give one such as '{{\"year\": 1990}}'."
+        )
     return metadata
 
 

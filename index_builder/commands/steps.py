@@ -17,7 +17,7 @@ from rich.table import Table
 
 from index_builder.configuration.build import BuildConfig, builtin_configs, load_config
 from index_builder.pipeline.run import Run
-from index_builder.progress import say_what_is_next
+from index_builder.progress import say_what_is_next, working
 from model_store.errors import ConfigError
 
 ConfigOption = Annotated[
@@ -69,11 +69,11 @@ def step_of(name: str) -> Any:  # noqa: ANN401 - a function of `index_builder.pi
     """Import a step only when it runs, and torch only for those that need it."""
     if name != "train_step" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
-            "torchrun starts several processes, and only `train` can share its work among them. "
-            "Run the other steps without torchrun."
+            "Only `train` shares its work among the processes of torchrun. Run the other steps "
+            "without torchrun."
         )
     module = "steps" if name in _WITH_TORCH else "gallery_steps"
-    with _without_collection():
+    with working("loading libraries"), _without_collection():
         return getattr(_pipeline(module), name)
 
 

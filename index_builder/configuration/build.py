@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from index_builder.configuration.encoder import EncoderConfig
 from index_builder.configuration.section import Section
-from model_store.errors import ConfigError
+from model_store.errors import ConfigError, UsageError
 from model_store.gallery.filters.grammar import named_fields
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, IndexKind, IndexSettings
 from model_store.images import MOST_PREVIEW_SIDE, THUMBNAIL_SIDE
@@ -312,10 +312,10 @@ def parse_promises(options: Mapping[str, Any]) -> CalibrationConfig:
 
     Raises
     ------
-    ConfigError : a value is out of range.
+    UsageError : a value is out of range.
     """
     try:
         return CalibrationConfig.model_validate(options)
     except ValidationError as error:
         named = {f"--{name.replace('_', '-')}": value for name, value in options.items()}
-        raise ConfigError(f"What answers shall promise, {named}: {in_words(error)}.") from error
+        raise UsageError(f"What answers shall promise, {named}: {in_words(error)}.") from error

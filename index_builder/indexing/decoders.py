@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import resource
-import signal
 import threading
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
@@ -19,6 +18,7 @@ from index_builder.indexing.prepare import (
     prepare_files,
     prepare_vectors,
 )
+from index_builder.interrupts import children_unreached
 from model_store.encoder.contract import Encoder
 from model_store.encoder.vector_input import VectorInput
 from model_store.images import ImageLimits, Preprocessing
@@ -105,12 +105,13 @@ class DecoderProcesses:
 
     def submit(self, block: Block) -> Future[PreparedBlock]:
         """Begin with ``block``."""
-        try:
-            return self._pool.submit(self._prepare, block)
-        except BrokenExecutor:
-            self._pool.shutdown(wait=False)
-            self._pool = _started(self._n)
-            return self._pool.submit(self._prepare, block)
+        with children_unreached():
+            try:
+                return self._pool.submit(self._prepare, block)
+            except BrokenExecutor:
+                self._pool.shutdown(wait=False)
+                self._pool = _started(self._n)
+                return self._pool.submit(self._prepare, block)
 
     def result(self, future: Future[PreparedBlock], block: Block) -> PreparedBlock:
         """Return the decoded images of ``block``, whose future is done.
@@ -133,7 +134,9 @@ class DecoderProcesses:
             if self._careful is None:
                 self._careful = _started(1)
             try:
-                return self._careful.submit(self._prepare, single).result()
+                with children_unreached():
+                    future = self._careful.submit(self._prepare, single)
+                return future.result()
             except BrokenExecutor:
                 self._careful.shutdown(wait=False)
                 self._careful = None
@@ -157,7 +160,6 @@ def _started(n: int) -> ProcessPoolExecutor:
 
 def _begin() -> None:
     """Make of this process a decoder: it ends with its parent, and only then."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     tune_malloc(OF_INDEXING)
     # What C libraries print about damaged files: the reasons stand in the report.

@@ -43,7 +43,7 @@ from index_builder.pipeline.gallery_steps import (
     splits_of,
 )
 from index_builder.pipeline.run import POSTERIOR_REPORT, Run, forget
-from index_builder.progress import console
+from index_builder.progress import console, timed_step
 from index_builder.training.distributed import Group, process_group
 from index_builder.training.loop import feature_source, place_for_training, train, trunk_device
 from index_builder.training.threads import threads_for
@@ -216,8 +216,8 @@ def build_all(config: BuildConfig, run: Run, bundles: Path) -> tuple[Path, dict[
         "evaluate": lambda: evaluate_step(config, run),
     }
     for number, (name, step) in enumerate(steps.items(), start=1):
-        console.print(f"[bold]{name}[/bold] ({number} of {len(steps)})", highlight=False)
-        step()
+        with timed_step(f"{name} ({number} of {len(steps)})"):
+            step()
     report = run.read_json(EVALUATION_FILE)
     return publish_step(config, run, bundles), report
 

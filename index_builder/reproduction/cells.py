@@ -16,6 +16,7 @@ from typing import Any
 import faiss
 import torch
 
+from index_builder.interrupts import children_unreached, end_silently
 from index_builder.pipeline.run import Run, write_json
 from index_builder.pipeline.steps import export_step, fit_step, train_step
 from index_builder.progress import console
@@ -155,7 +156,9 @@ def _side_by_side(plan: Plan, cells: Sequence[tuple[str, int]], jobs: int) -> It
     threads = max(1, usable_processors() // jobs)
     with ProcessPoolExecutor(jobs, get_context("spawn"), _prepare_process, (threads,)) as pool:
         try:
-            for finished in as_completed([pool.submit(_measure, plan, *cell) for cell in cells]):
+            with children_unreached():
+                measured = [pool.submit(_measure, plan, *cell) for cell in cells]
+            for finished in as_completed(measured):
                 yield finished.result()
         finally:
             pool.shutdown(cancel_futures=True)
@@ -163,6 +166,7 @@ def _side_by_side(plan: Plan, cells: Sequence[tuple[str, int]], jobs: int) -> It
 
 def _prepare_process(threads: int) -> None:
     """Share the processors, and leave the terminal to the process that gave the work out."""
+    end_silently()
     torch.set_num_threads(threads)
     faiss.omp_set_num_threads(threads)
     console.quiet = True

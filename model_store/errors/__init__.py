@@ -77,6 +77,7 @@ nothing that a client of the service may not see.
     ├── InternalError            a mistake of ours; says nothing of the inside
     └── BuildError               a step of the index builder cannot do what it was asked
         ├── ConfigError          the configuration is wrong
+        │   └── UsageError       options of a command contradict each other
         ├── DatasetError         the data is missing or not what it should be
         │   ├── TooManyBadImages more of the images are unreadable than was allowed
         │   └── SourceUnavailable nothing can be read any more from where the images lie
@@ -110,6 +111,7 @@ from model_store.errors.building import (
     TooManyBadImages,
     TrainingDiverged,
     TransferError,
+    UsageError,
     WeightsError,
 )
 from model_store.errors.bundles import (
@@ -147,6 +149,7 @@ __all__ = [
     "TooManyBadImages",
     "TrainingDiverged",
     "TransferError",
+    "UsageError",
     "VouchError",
     "WeightsError",
 ]

@@ -11,6 +11,10 @@ class ConfigError(BuildError):
     """The configuration is wrong."""
 
 
+class UsageError(ConfigError):
+    """Options of a command contradict each other, or one has a value that it cannot have."""
+
+
 class DatasetError(BuildError):
     """The data is missing or not what it should be."""
 

@@ -23,9 +23,9 @@ from model_store.bundles.manifest import read_manifest
 from model_store.decision.calibration import ARRAYS_FILE
 from model_store.errors import (
     CalibrationError,
-    ConfigError,
     DatasetError,
     TextUnavailable,
+    UsageError,
     WriteRefused,
 )
 from model_store.gallery import Delete
@@ -280,14 +280,14 @@ class TestTheCommand:
     @pytest.mark.parametrize(
         ("arguments", "reason"),
         [
-            (["--captions", "c"], "--captions goes with BUNDLES"),
-            (["b", "--captions", "c", "--queries", "q"], "in words alone"),
-            (["-c", "digits", "--captions", "c"], "--captions goes with BUNDLES"),
+            (["--captions", "c"], "--captions needs BUNDLES"),
+            (["b", "--captions", "c", "--queries", "q"], "in words alone. Remove --queries."),
+            (["-c", "digits", "--captions", "c"], "--captions needs BUNDLES"),
         ],
     )
     def test_options_that_contradict(self, arguments: list[str], reason: str) -> None:
         result = self.run(*arguments)
-        assert isinstance(result.exception, ConfigError)
+        assert isinstance(result.exception, UsageError)
         assert reason in str(result.exception)
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 from index_builder.commands.app import app
 from model_store.bundles.bundle import open_bundle
 from model_store.bundles.directory import activate, bundle_ids, current_id
-from model_store.errors import ConfigError, ItemNotFound
+from model_store.errors import ItemNotFound, UsageError
 from tests.support.build_command import vouch_build
 from tests.support.bundle_copies import copied
 
@@ -73,12 +73,12 @@ def test_a_bad_image_is_named_and_harms_no_other(
 def test_what_cannot_be_is_said(root: Path, digits_bundle: Path) -> None:
     sample = digits_bundle / "samples" / "1.png"
     for arguments, said in (
-        (("--id", "x", sample, sample), "--id names one item"),
+        (("--id", "x", sample, sample), "--id is the id of one item"),
         (("--metadata", "[1]", sample), "JSON object"),
         (("--metadata", "{", sample), "not JSON"),
     ):
         result = run("items", "put", root, *arguments)
-        assert isinstance(result.exception, ConfigError)
+        assert isinstance(result.exception, UsageError)
         assert said in str(result.exception)
     assert isinstance(run("items", "delete", root, "nobody").exception, ItemNotFound)
 

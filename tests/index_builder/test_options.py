@@ -36,4 +36,5 @@ def test_every_command_and_every_option_says_what_it_does(name: str) -> None:
 def test_the_options_of_index_are_the_fields_of_their_class() -> None:
     index = COMMANDS["index"]
     defaults = {field.name: field.default for field in fields(IndexOptions)}
-    assert {option.name: option.default for option in index.params} == defaults
+    shared = {"verbose": False, "quiet": False}
+    assert {option.name: option.default for option in index.params} == defaults | shared

@@ -286,7 +286,7 @@ def test_a_promise_that_is_no_share_is_refused(
     option = f"--{name.replace('_', '-')}"
     command = ["index", str(many), "--encoder", str(digits_bundle), "--calibrate", option, value]
     done = vouch_build(*command, cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     said = " ".join(done.stderr.split())
     assert option in said
     assert "received" in said
@@ -299,10 +299,10 @@ def test_promises_are_for_calibrated_answers(
 ) -> None:
     option = options({name: 0.05})
     done = vouch_build("index", str(many), "--encoder", str(digits_bundle), *option, cwd=tmp_path)
-    assert done.returncode == 1
-    assert "Give --calibrate" in " ".join(done.stderr.split())
+    assert done.returncode == 2
+    assert f"{option[0]} needs --calibrate" in " ".join(done.stderr.split())
     done = vouch_build("index", "--config", "digits", *option, cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "[calibration]" in " ".join(done.stderr.split())
 
 

@@ -297,10 +297,6 @@ class TestRefused:
         said = refused(where, "calibrate", calibrated, "--vectors", "bare.npz")
         assert "has no variance" in said
 
-    def test_both_ways_at_once(self, where: Path, calibrated: Path) -> None:
-        said = refused(where, "evaluate", calibrated, "--config", "digits")
-        assert "Give either BUNDLES, with --queries or without, or --config" in said
-
 
 def test_a_query_that_cannot_be_read_is_left_out_and_named(where: Path, calibrated: Path) -> None:
     rows = (where / "others.csv").read_text().splitlines()

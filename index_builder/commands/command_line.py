@@ -1,0 +1,251 @@
+"""How all commands present themselves: their help, their output options, and Ctrl+C.
+
+Help has the layout of uv and ruff: an option on one line, its description below it, so that
+descriptions have the width of the terminal and no name is cut off.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shutil
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from index_builder.progress import error_console, set_output
+from model_store.errors import UsageError
+
+INTERRUPTED = 130
+"""Exit status after Ctrl+C: 128 and the number of SIGINT."""
+
+GLOBAL_OPTIONS = "Global options"
+
+_WIDEST, _DESCRIPTION = 100, 10
+"""Columns at most, and columns before the description of an option."""
+
+_VALUES = {"str": "TEXT", "path": "PATH", "int": "N", "float": "NUMBER"}
+"""Names for values of a type where an option has none of its own."""
+
+VerboseOption = Annotated[
+    bool,
+    typer.Option(
+        "--verbose",
+        "-v",
+        help="Show log messages of all libraries, and where an error was raised.",
+        rich_help_panel=GLOBAL_OPTIONS,
+    ),
+]
+QuietOption = Annotated[
+    bool,
+    typer.Option(
+        "--quiet",
+        "-q",
+        help="Print results and errors only: no progress, notes or warnings.",
+        rich_help_panel=GLOBAL_OPTIONS,
+    ),
+]
+
+
+class CommandLine(typer.Typer):
+    """Commands, each with ``--verbose``, ``--quiet`` and the help of this module."""
+
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - typer's own
+        settings.setdefault("add_completion", False)
+        super().__init__(
+            cls=Group,
+            no_args_is_help=True,
+            rich_markup_mode=None,
+            pretty_exceptions_enable=False,
+            context_settings={"help_option_names": ["-h", "--help"]},
+            **settings,
+        )
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[..., Any]:  # noqa: ANN401
+        """Return a decorator that adds a function as a command, as `typer.Typer.command`."""
+        add = super().command(name, cls=Command, **settings)
+        return lambda function: add(_with_output_options(function))
+
+
+class Command(TyperCommand):
+    """A command whose help is that of this module, and which Ctrl+C ends with one line."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:  # noqa: ANN401 - typer's own
+        super().__init__(*args, **settings)
+        for param in self.params:
+            if param.param_type_name == "argument":
+                param.metavar = (param.metavar or param.name).upper()
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - private types
+        """Write the help of the command."""
+        formatter.write(help_of(self, ctx))
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            error.add_note(f"Try '{ctx.command_path} --help' for help.")
+            raise
+        except KeyboardInterrupt:
+            error_console.print("interrupted", highlight=False)
+            raise typer.Exit(INTERRUPTED) from None
+
+
+class Group(TyperGroup):
+    """A group of commands whose help is that of this module."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - private types
+        """Write the help of the group."""
+        formatter.write(help_of(self, ctx))
+
+
+def given_options(values: Mapping[str, object]) -> str:
+    """Return the options that were given, as a command line has them: --max-error, --alpha.
+
+    Parameters
+    ----------
+    values : of options by the name of their field; None, or False, where one was not given.
+    """
+    given = [name for name, value in values.items() if value is not None and value is not False]
+    return ", ".join("--" + name.replace("_", "-") for name in given)
+
+
+def help_of(command: Command | Group, ctx: Any) -> str:  # noqa: ANN401
+    """Return the help of a command, as wide as the terminal but at most 100 columns."""
+    width = min(shutil.get_terminal_size().columns, _WIDEST)
+    shown = [param for param in command.get_params(ctx) if not getattr(param, "hidden", False)]
+    arguments = [param for param in shown if param.param_type_name == "argument"]
+    usage = [ctx.command_path, "[OPTIONS]", *map(_usage_of, arguments)]
+    if isinstance(command, Group):
+        usage.append(command.subcommand_metavar)
+    paragraphs = [f"{_heading('Usage')} {' '.join(usage)}", *_paragraphs(command.help, width)]
+    if isinstance(command, Group):
+        paragraphs += _commands(command, ctx, width)
+    panels: dict[str, list[Any]] = {"Arguments": arguments, "Options": []}
+    for param in shown:
+        if param.param_type_name == "option":
+            panels.setdefault(_panel_of(param), []).append(param)
+    common = panels.pop(GLOBAL_OPTIONS, [])
+    for panel, params in {**panels, GLOBAL_OPTIONS: common}.items():
+        if params:
+            entries = [line for param in params for line in _entry(param, ctx, width)]
+            paragraphs.append("\n".join([_heading(panel), *entries]))
+    return "\n\n".join([*paragraphs, *_paragraphs(command.epilog, width)]) + "\n"
+
+
+def _commands(group: Group, ctx: Any, width: int) -> Iterator[str]:  # noqa: ANN401
+    """Give the commands of each panel, in the order in which the panels were first named."""
+    panels: dict[str, list[Any]] = {}
+    for name in group.list_commands(ctx):
+        command: Any = group.get_command(ctx, name)
+        if not command.hidden:
+            panels.setdefault(command.rich_help_panel or "Commands", []).append(command)
+    longest = max(len(command.name) for commands in panels.values() for command in commands)
+    for panel, commands in panels.items():
+        lines = [_heading(panel)]
+        for command in commands:
+            brief = next(_paragraphs(command.short_help or command.help, width - longest - 4))
+            first, *others = brief.splitlines()
+            lines.append(f"  {_name(command.name)}{' ' * (longest - len(command.name) + 2)}{first}")
+            lines += [" " * (longest + 4) + line for line in others]
+        yield "\n".join(lines)
+
+
+def _entry(param: Any, ctx: Any, width: int) -> Iterator[str]:  # noqa: ANN401
+    """Give the lines of one argument or option."""
+    if param.param_type_name == "argument":
+        yield f"  {_name(_usage_of(param))}"
+    else:
+        names = sorted(param.opts, key=len)
+        indent = "  " if len(names[0]) == 2 else " " * 6
+        value = "" if param.is_flag else f" {_value_of(param, ctx)}"
+        yield (
+            indent
+            + " / ".join(_name(", ".join(one)) for one in (names, param.secondary_opts) if one)
+            + value
+        )
+    text = " ".join([param.help or "", *_notes(param)])
+    for paragraph in _paragraphs(text, width - _DESCRIPTION):
+        yield textwrap.indent(paragraph, " " * _DESCRIPTION)
+
+
+def _notes(param: Any) -> Iterator[str]:  # noqa: ANN401
+    """Give what is said of every option in the same way."""
+    default = getattr(param.default, "value", param.default)
+    if isinstance(default, bool):
+        default = param.opts[0] if default and param.secondary_opts else None
+    if param.show_default and default not in {None, "", ()}:
+        yield f"[default: {default}]"
+    if param.envvar:
+        yield f"[env: {param.envvar}]"
+    if param.required:
+        yield "[required]"
+
+
+def _usage_of(argument: Any) -> str:  # noqa: ANN401
+    name = argument.metavar + ("" if argument.nargs == 1 else "...")
+    return name if argument.required else f"[{name}]"
+
+
+def _value_of(option: Any, ctx: Any) -> str:  # noqa: ANN401
+    """Return the name of an option's value, or its choices."""
+    if option.metavar is not None:
+        return str(option.metavar)
+    shown: str = option.display_type(ctx).strip("<>").removesuffix(" range")
+    kind = shown.removeprefix("list[").removesuffix("]")
+    return _VALUES.get(kind.lower(), kind)
+
+
+def _panel_of(option: Any) -> str:  # noqa: ANN401
+    common = {"--help", "--install-completion", "--show-completion"}
+    panel: str | None = getattr(option, "rich_help_panel", None)
+    return panel or (GLOBAL_OPTIONS if common & set(option.opts) else "Options")
+
+
+def _paragraphs(text: str | None, width: int) -> Iterator[str]:
+    """Give the paragraphs of a text, each filled anew; an indented one keeps its lines."""
+    for paragraph in inspect.cleandoc(text or "").split("\n\n"):
+        if paragraph.startswith(" "):
+            yield paragraph
+        elif paragraph:
+            yield textwrap.fill(paragraph, width, break_long_words=False, break_on_hyphens=False)
+
+
+def _heading(text: str) -> str:
+    return _styled(f"{text}:", underline=True)
+
+
+def _name(text: str) -> str:
+    return _styled(text, fg="cyan")
+
+
+def _styled(text: str, *, fg: str | None = None, underline: bool | None = None) -> str:
+    """Return ``text`` in a style, unless NO_COLOR is set; typer drops it outside a terminal."""
+    if os.environ.get("NO_COLOR"):
+        return text
+    styled: str = typer.style(text, bold=True, fg=fg, underline=underline)
+    return styled
+
+
+def _with_output_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Add ``--verbose`` and ``--quiet`` to the parameters that typer sees of a command."""
+
+    @wraps(function)
+    def called(*, verbose: bool, quiet: bool, **given: Any) -> None:  # noqa: ANN401 - typer's
+        set_output(verbose=verbose, quiet=quiet)
+        function(**given)
+
+    signature = inspect.signature(function, eval_str=True)
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+        for name, kind in {"verbose": VerboseOption, "quiet": QuietOption}.items()
+    ]
+    parameters: Sequence[inspect.Parameter] = [*signature.parameters.values(), *added]
+    vars(called)["__signature__"] = signature.replace(parameters=parameters)
+    called.__annotations__ = {one.name: one.annotation for one in parameters}
+    return called

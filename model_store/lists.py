@@ -1,0 +1,68 @@
+"""Lists in options and environment variables: values with commas between them, or JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+
+def split_list(text: str) -> list[str]:
+    """Return the values of ``a,b``, or of the JSON list ``["a", "b"]``.
+
+    Raises
+    ------
+    ValueError : it begins as JSON and is none, or a value is no text.
+    """
+    if not text.lstrip().startswith("["):
+        return [value.strip() for value in text.split(",") if value.strip()]
+    values = _json(text, 'values with commas between them, or a JSON list such as ["a", "b"]')
+    if not all(isinstance(value, str) for value in values):
+        raise ValueError("must be a list of texts")
+    return list(values)
+
+
+def as_list(value: Any) -> Any:  # noqa: ANN401 - before validation
+    """Return the values of a text, or of several: of an option that was given several times.
+
+    Raises
+    ------
+    ValueError : see `split_list`.
+    """
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, Sequence):
+        return value
+    values: list[Any] = []
+    for text in texts:
+        values += split_list(text) if isinstance(text, str) else [text]
+    return values
+
+
+def as_mapping(value: Any) -> Any:  # noqa: ANN401 - before validation
+    """Return the pairs of a text such as ``a=1,b=2``, or of several; or a JSON object.
+
+    Raises
+    ------
+    ValueError : a part has no ``=``, or it begins as JSON and is none.
+    """
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, Sequence):
+        return value
+    pairs: dict[str, str] = {}
+    for text in texts:
+        if text.lstrip().startswith("{"):
+            pairs |= _json(text, 'NAME=VALUE, or a JSON object such as {"a": "b"}')
+            continue
+        for part in split_list(text):
+            name, sign, content = part.partition("=")
+            if not sign:
+                raise ValueError(f"must be NAME=VALUE with commas between, not {part!r}")
+            pairs[name.strip()] = content.strip()
+    return pairs
+
+
+def _json(text: str, wanted: str) -> Any:  # noqa: ANN401
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise ValueError(f"must be {wanted}") from None
