@@ -19,7 +19,7 @@ Two columns meet in `pipeline`: with torch
 ``methods → training → objectives → posteriors → networks``, without it
 ``indexing → calibration → datasets``. `vectors` keeps what was computed of images, for all steps.
 `storage` reads what lies in buckets and on the web. `configuration` is what users may set;
-`progress` shows how far a step is; `output` puts errors of writing into words; `interrupts` is about
+`progress` shows how far a step is; `output` puts errors of writing into words; `interrupts` is for
 Ctrl+C; `whitening` fits a last layer in closed form. `encoders` has the encoder that comes with the
 package, and finds every other by its name or path; `foreign_encoders` exports those of other
 libraries; `certificates` writes what a bundle promises as a signed

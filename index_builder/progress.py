@@ -1,4 +1,4 @@
-"""What commands show on standard error: progress for a terminal, lines for a log file."""
+"""Progress, notes and log messages of commands, on standard error."""
 
 from __future__ import annotations
 

@@ -36,6 +36,8 @@ algebra of uncertain distances, `errors` the whole error family.
     processors      processors that may be used
     memory          settings of the allocator
     installation    the installed distribution and its extras
+    lists           lists in options and environment variables
+    programs        what all programs have in common: --version, Ctrl+C, help
 """
 
 from importlib import import_module

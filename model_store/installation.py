@@ -17,11 +17,6 @@ def installed_version() -> str:
     return version(DISTRIBUTION)
 
 
-def version_line(program: str) -> str:
-    """Return what ``program --version`` prints."""
-    return f"{program} {installed_version()}"
-
-
 def installed_versions(distributions: Iterable[str]) -> dict[str, str]:
     """Return the versions of those of ``distributions`` that are installed."""
     found = {}

@@ -31,6 +31,9 @@ IndexedBy = Literal["bundle", "memory", "none"]
 """The place of the index of a field: a file of the bundle; the memory, since a filter asked for the
 field; or nowhere, so that every item was looked at."""
 
+CaseReason = Literal["ambiguous", "absent", "alien", "contradicted", "random"]
+"""The reason for which a query is kept for review; see `model_store.feedback.cases`."""
+
 Absence = Literal["absent_labels", "hidden_labels", "hidden_trained_labels", "near_misses_of_views"]
 """The kind of absent calibration queries: images of labels that neither the gallery nor anything
 fitted has seen; queries whose own label is hidden from the list and from the outlier detector,

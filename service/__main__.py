@@ -1,243 +1,30 @@
-"""``vouch-serve``: serve one or more bundles over HTTP."""
+"""Start ``vouch-serve``; see `service.start`."""
 
 from __future__ import annotations
 
-import argparse
-import logging
-import os
-import signal
-import socket
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
-from pathlib import Path
-from typing import Literal, NoReturn
+from collections.abc import Sequence
 
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
-from pydantic_settings import SettingsConfigDict, SettingsError
-
-from model_store.bundles.bundle import Bundle, open_bundle
-from model_store.bundles.galleries import GalleryFolder
-from model_store.errors import BundleMismatch, GalleryUnavailable, VouchError
-from model_store.errors.root import reason_of
-from model_store.memory import freeze_garbage, raise_gc_threshold, tune_malloc
-from model_store.processors import usable_processors
-from model_store.signing import read_public_key
-from service.encoding.hub import EncoderHub
-from service.encoding.hub_encoder import HubEncoder
-from service.encoding.process import EncoderProcess
-from service.encoding.queues import BatchLimits
-from service.encoding.shared import OpenFound, SharedEncoders
-from service.http.doors import open_doors
-from service.observability.logs import log_as_json
-from service.processes.member import Member
-from service.processes.open_files import raise_file_limit
-from service.processes.several import MEMBER, TRIAL, Family
-from service.settings import Settings
-
-logger = logging.getLogger("service")
-
-GRACE_S = 20
-"""Seconds that requests in flight may take to end after a SIGTERM; below the 30 s that compose
-gives."""
-
-
-SWITCH_INTERVAL_S = 0.0005
-"""Seconds after which a thread that computes makes way for the event loop. By Python's own 0.005
-each step of a request waits that long for every thread that filters or searches for others."""
+from model_store.programs import asks_for_version, interruptible, version_line
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point; exit status 1 and one line on standard error when it cannot serve."""
+    """Entry point; the exit status is one of those that ``vouch-serve --help`` lists."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    role, member = "", None
-    if given[:1] in ([MEMBER], [TRIAL]):
-        role, member, given = given[0], Member.read(given[1]), given[2:]
-    try:
-        settings, bundle_paths = read_command_line(given)
-        log_as_json()
-        tune_malloc()
-        if role == TRIAL and member is not None:
-            _try_out(settings, bundle_paths, member)
-        elif _processes(settings) == 1 or member is not None:
-            _serve(settings, bundle_paths, member)
-        else:
-            _serve_by_several(settings, bundle_paths, given)
-    except ValidationError as error:
-        _refuse("; ".join(f"{_variable(entry)}: {entry['msg']}" for entry in error.errors()))
-    except GalleryUnavailable as error:  # whose message leaves the reason to who reads this
-        reason = reason_of(error)
-        _refuse(f"{error} ({reason})" if reason else str(error))
-    except (VouchError, SettingsError) as error:
-        _refuse(str(error))
+    if asks_for_version(given):
+        print(version_line("vouch-serve"))
+        return
+    with interruptible():  # each import takes a third of a second or more
+        from service.command_line import read_command_line  # noqa: PLC0415
+        from service.processes.member import MEMBER, TRIAL, Member  # noqa: PLC0415
 
+        role = given[0] if given[:1] in ([MEMBER], [TRIAL]) else ""
+        member = Member.read(given[1]) if role else None
+        options = given[2:] if role else given
+        settings = read_command_line(options)
+        from service.start import start  # noqa: PLC0415
 
-def _serve_by_several(
-    settings: Settings, bundle_paths: Sequence[Path], arguments: Sequence[str]
-) -> None:
-    """Start the processes that answer, run their encoders, and watch over them."""
-    if settings.redis_url is None:
-        _refuse(
-            f"VOUCH_PROCESSES={settings.processes} needs VOUCH_REDIS_URL: what one process has "
-            "encoded or counted, the others find there. Name a Redis, or serve by one process."
-        )
-    raise_file_limit()
-    open_encoder = partial(EncoderProcess, cuda_graphs=settings.cuda_graphs)
-    hub = EncoderHub(open_encoder, BatchLimits.of(settings))
-    n = settings.processes
-    if n == "auto":
-        each = settings.encoders == "each"
-        n = usable_processors() if each else Family(arguments, hub.line).tried_out()
-    if n == 1:
-        _serve(settings, bundle_paths, None)
-    elif not Family(arguments, hub.line, _doors(settings)).run(n, GRACE_S):
-        sys.exit(1)
-
-
-def _serve(settings: Settings, bundle_paths: Sequence[Path], member: Member | None) -> None:
-    """Serve by this process, alone or as one of several.
-
-    Raises
-    ------
-    VouchError : it cannot.
-    """
-    # The parent of several needs none of this: a second, and 55 MB.
-    from service.access.access import open_access  # noqa: PLC0415
-    from service.app import create_app  # noqa: PLC0415
-    from service.http.server import serve  # noqa: PLC0415
-
-    raise_gc_threshold()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    access = open_access(settings)
-    if settings.galleries is not None:  # sooner than models are loaded
-        GalleryFolder(settings.galleries, settings.max_galleries)
-    raise_file_limit()
-    open_encoder: OpenFound = partial(EncoderProcess, cuda_graphs=settings.cuda_graphs)
-    if member is not None:
-        settings, hub = settings.part(member.which, member.n), member.open_hub()
-        if settings.encoders == "shared":
-            open_encoder = partial(HubEncoder, hub)
-    open_one = partial(open_served, settings, SharedEncoders(open_encoder))
-    bundles = open_bundles(bundle_paths, open_one)
-    doors = _doors(settings) if member is None else member.open_doors()
-    if member is None or member.which == 0:
-        fields = {"url": _url(settings, doors), "callers": access.summary}
-        logger.info("serving", extra={"fields": fields})
-    # Uvicorn drains, then sends itself the signal again: ended as asked, that is success.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    app = create_app(
-        settings, bundles, access, open_one, None if member is None else member.directory
-    )
-    del bundles  # one that is exchanged is to be freed
-    freeze_garbage()
-    started = (lambda: None) if member is None else member.answers
-    if not serve(app, settings, doors, access.account_of, GRACE_S, started):
-        sys.exit(1)
-
-
-def _try_out(settings: Settings, bundle_paths: Sequence[Path], trial: Member) -> None:
-    """Tell the parent of this process how many it is to start."""
-    from service.trial import useful_processes  # noqa: PLC0415 - as above
-
-    raise_gc_threshold()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    encoders = SharedEncoders(partial(HubEncoder, trial.open_hub()))
-    try:
-        found = useful_processes(settings, open_served(settings, encoders, bundle_paths[0]))
-    except VouchError as error:  # the service says itself what keeps it from serving
-        fields = {"why": str(error)}
-        logger.warning("processes not tried out, one will answer", extra={"fields": fields})
-    else:
-        os.write(trial.ready, str(found).encode())
-
-
-def _processes(settings: Settings) -> int | Literal["auto"]:
-    """Return how many processes are to answer; one where more could not, unless told otherwise."""
-    alone = settings.processes == "auto" and (
-        settings.redis_url is None or usable_processors() == 1
-    )
-    return 1 if alone else settings.processes
-
-
-def _url(settings: Settings, doors: Sequence[socket.socket]) -> str:
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    scheme = "http" if settings.tls_cert is None else "https"
-    return f"{scheme}://{host}:{doors[0].getsockname()[1]}/"  # of port 0, the one it got
-
-
-def _doors(settings: Settings) -> list[socket.socket]:
-    try:
-        return open_doors(settings.host, settings.port)
-    except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        _refuse(f"Cannot listen on {settings.host}, port {settings.port}: {why}. Choose others.")
-
-
-def _variable(entry: ErrorDetails) -> str:
-    return f"VOUCH_{entry['loc'][0]}".upper()
-
-
-def _refuse(why: str) -> NoReturn:
-    print(f"vouch-serve: {why}", file=sys.stderr)
-    sys.exit(1)
-
-
-def open_served(settings: Settings, encoders: SharedEncoders, path: Path) -> Bundle:
-    """Open a bundle whose encoder runs in a process of its own, as do others of that encoder."""
-    return open_bundle(
-        path,
-        settings.provider,
-        settings.encoder_threads,
-        encoders.open,
-        settings.milvus,
-        [read_public_key(file) for file in settings.bundle_keys],
-        encoders.open_text,
-    )
-
-
-def open_bundles(paths: Sequence[Path], open_one: Callable[[Path], Bundle]) -> list[Bundle]:
-    """Open every bundle; their galleries must have different names."""
-    bundles = [open_one(path) for path in paths]
-    names = [bundle.name for bundle in bundles]
-    if len(set(names)) != len(names):
-        raise BundleMismatch(f"Two bundles hold a gallery of the same name: {sorted(names)}.")
-    for bundle in bundles:
-        fields = {
-            "gallery": bundle.name,
-            "bundle": bundle.manifest.id,
-            "items": bundle.retriever.gallery.n_items,
-            "provider": bundle.retriever.encoder.provider,
-        }
-        logger.info("bundle opened", extra={"fields": fields})
-    return bundles
-
-
-class _CommandLine(Settings):
-    """Serve bundles over HTTP. Options win over environment variables."""
-
-    model_config = SettingsConfigDict(
-        cli_prog_name="vouch-serve",
-        cli_kebab_case=True,
-        cli_implicit_flags=True,
-        cli_hide_none_type=True,
-        cli_show_env_vars=True,
-    )
-
-
-def read_command_line(arguments: Sequence[str]) -> tuple[Settings, list[Path]]:
-    """Return the settings, and the bundles to serve: ``--bundle`` may be given several times.
-
-    Raises
-    ------
-    ValidationError, SettingsError : an option or a variable is not what it should be.
-    SystemExit : the help was asked for, or an option is unknown.
-    """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--bundle", type=Path, action="append", default=[])
-    given, others = parser.parse_known_args(arguments)
-    settings = _CommandLine(_cli_parse_args=others)
-    return settings, given.bundle or [settings.bundle]
+        start(settings, options, member, is_trial=role == TRIAL)
 
 
 if __name__ == "__main__":

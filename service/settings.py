@@ -12,13 +12,13 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from model_store.bundles.directory import KEPT_BUNDLES
-from model_store.feedback.cases import CaseReason
 from model_store.gallery import MilvusAccess
 from model_store.images import ImageLimits
 from model_store.images.budget import DecodingBudget
 from model_store.installation import how_to_install
 from model_store.lists import as_list, as_mapping
 from model_store.processors import ProviderChoice, usable_processors
+from model_store.verdicts import CaseReason
 from service.decoding.sandbox import SandboxMode
 
 
@@ -97,7 +97,10 @@ def _part(n: int, which: int, n_parts: int) -> int:
 
 
 class Settings(BaseSettings):
-    """Read once at the start and passed on; never imported. `GROUPS` has the order of the help."""
+    """Read once at the start and passed on; never imported.
+
+    A setting stands in its group, see `settings_in_groups`.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix="VOUCH_",
@@ -161,9 +164,7 @@ class Settings(BaseSettings):
     )
 
     host: str = Field("127.0.0.1", description="Address to listen on.")
-    port: int = Field(
-        8080, ge=0, le=65535, description="Port to listen on; 0 takes any free port."
-    )
+    port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0 takes any free port.")
     published_host: str | None = Field(
         None,
         description="Address at which clients reach the service, if it is not `host`: that of the "
@@ -183,8 +184,8 @@ class Settings(BaseSettings):
     )
     trusted_proxies: List[str] = Field(
         (),
-        description="Proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted: addresses and "
-        "networks, such as 10.0.0.7,10.1.0.0/16; * trusts every client.",
+        description="Proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted: addresses "
+        "and networks, such as 10.0.0.7,10.1.0.0/16; * trusts every client.",
     )
 
     keys: Path | None = Field(
@@ -317,9 +318,7 @@ class Settings(BaseSettings):
         gt=0,
         description="Redis timeout in seconds; keep it below the time to encode an image.",
     )
-    cache_ttl_s: int = Field(
-        86_400, gt=0, description="Lifetime of an entry in Redis in seconds."
-    )
+    cache_ttl_s: int = Field(86_400, gt=0, description="Lifetime of an entry in Redis in seconds.")
     cache_secret: SecretStr | None = Field(
         None,
         min_length=16,
@@ -441,35 +440,26 @@ class Settings(BaseSettings):
         return DecodingBudget(self.decode_timeout_s, self.decoder_memory_bytes)
 
 
-GROUPS: dict[str, tuple[str, ...]] = {
-    "Bundles and galleries": (
-        *("bundle", "galleries", "max_galleries", "open_galleries", "compact_after"),
-        *("keep_bundles", "recalibrate", "bundle_keys", "signing_key", "shadow_share"),
-    ),
-    "Address": (
-        *("host", "port", "published_host", "tls_cert", "tls_key", "allowed_hosts"),
-        "trusted_proxies",
-    ),
-    "Access": ("keys", "anonymous", "rate_limit"),
-    "Web pages": ("cors_origins", "frame_ancestors", "image_origins", "record_urls"),
-    "Limits": (
-        *("max_in_flight", "max_connections", "deadline_s", "max_image_bytes"),
-        *("max_image_pixels", "max_batch_bytes"),
-    ),
-    "Encoder": (
-        *("provider", "encoder_threads", "max_batch", "max_batch_pixels", "pad_batches"),
-        "cuda_graphs",
-    ),
-    "Processes": (
-        *("processes", "encoders", "workers", "decoders", "decoder_sandbox"),
-        *("decode_timeout_s", "decoder_memory_bytes"),
-    ),
-    "Cache": ("redis_url", "redis_timeout_s", "cache_ttl_s", "cache_secret", "cache_bytes"),
-    "Milvus": ("milvus_uri", "milvus_token", "milvus_log", "milvus_timeout_s"),
-    "Feedback and review": (
-        *("feedback", "query_retention_s", "audit_share", "review_reasons", "review_image"),
-        *("review_retention_s", "review_cases", "review_bytes", "reviewers"),
-    ),
-    "Monitoring": ("canary_period_s", "otlp_endpoint"),
+_FIRST_OF_GROUP = {
+    "bundle": "Bundles and galleries",
+    "host": "Address",
+    "keys": "Access",
+    "cors_origins": "Web pages",
+    "max_in_flight": "Limits",
+    "provider": "Encoder",
+    "processes": "Processes",
+    "redis_url": "Cache",
+    "milvus_uri": "Milvus",
+    "feedback": "Feedback and review",
+    "canary_period_s": "Monitoring",
 }
-"""The settings in groups, as help and README have them."""
+
+
+def settings_in_groups() -> dict[str, list[str]]:
+    """Return the names of the settings by the title of their group, in the order of the help."""
+    groups: dict[str, list[str]] = {}
+    title = ""
+    for name in Settings.model_fields:
+        title = _FIRST_OF_GROUP.get(name, title)
+        groups.setdefault(title, []).append(name)
+    return groups

@@ -32,8 +32,8 @@ from index_builder.commands.command_line import (
 )
 from index_builder.progress import error_console, is_verbose, log_to_screen, set_output
 from model_store.errors import UsageError, VouchError
-from model_store.installation import version_line
 from model_store.memory import OF_INDEXING, tune_malloc
+from model_store.programs import version_line
 
 BUILD, GALLERIES, BUNDLES = "Build", "Galleries", "Bundles"
 EVIDENCE, OPERATIONS = "Evidence", "Operations"

@@ -1,4 +1,4 @@
-"""How all commands present themselves: their help, their output options, and Ctrl+C.
+"""Conventions of all commands: help, output options, and Ctrl+C.
 
 Help has the layout of uv and ruff: an option on one line, its description below it, so that
 descriptions have the width of the terminal and no name is cut off.
@@ -19,9 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from index_builder.progress import error_console, set_output
 from model_store.errors import UsageError
-
-INTERRUPTED = 130
-"""Exit status after Ctrl+C: 128 and the number of SIGINT."""
+from model_store.programs import INTERRUPTED
 
 GLOBAL_OPTIONS = "Global options"
 

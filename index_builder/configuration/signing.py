@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from model_store.errors import ConfigError
+from model_store.lists import split_list
 from model_store.signing import read_private_key, read_public_key
 
 SIGNING_KEY_VARIABLE = "VOUCH_SIGNING_KEY"
@@ -32,17 +32,17 @@ def trusted_keys(named: Sequence[Path] = ()) -> list[str]:
 
     Raises
     ------
-    ConfigError : the variable is not a JSON list of files, as the service reads it.
+    ConfigError : the variable is not a list of files, as the service reads it.
     SigningKeyError : there is no such key.
     """
     text = os.environ.get(BUNDLE_KEYS_VARIABLE)
     if named or not text:
         return [read_public_key(file) for file in named]
     try:
-        files = [Path(file) for file in json.loads(text)]
-    except (ValueError, TypeError) as error:
+        files = split_list(text)
+    except ValueError as error:
         raise ConfigError(
-            f"{BUNDLE_KEYS_VARIABLE} is {text[:200]!r}, wanted files of public keys as JSON, such "
-            'as ["publisher.pub"].'
+            f"{BUNDLE_KEYS_VARIABLE} is {text[:200]!r}. Give files of public keys with commas "
+            "between them, such as publisher.pub,archive.pub."
         ) from error
-    return [read_public_key(file) for file in files]
+    return [read_public_key(Path(file)) for file in files]

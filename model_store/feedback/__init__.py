@@ -19,7 +19,6 @@ from model_store.feedback.answered import AnsweredQueries, AnsweredQuery
 from model_store.feedback.cases import (
     CASE_REASONS,
     Case,
-    CaseReason,
     CaseState,
     FoundItem,
 )
@@ -39,6 +38,7 @@ from model_store.feedback.queue import (
     Picture,
     ReviewQueue,
 )
+from model_store.verdicts import CaseReason
 
 __all__ = [
     "CASE_REASONS",

@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args
 from model_store.feedback import decisions
 from model_store.feedback.agreement import agreed
 from model_store.feedback.decisions import Decided, Selection
+from model_store.verdicts import CaseReason
 
-CaseReason = Literal["ambiguous", "absent", "alien", "contradicted", "random"]
 CASE_REASONS: tuple[CaseReason, ...] = get_args(CaseReason)
 """``ambiguous``, ``absent`` and ``alien``: the verdict was ``ambiguous``, ``no_match`` or
 ``out_of_distribution``; ``contradicted``: a reviewer says that a match is none; ``random``: drawn

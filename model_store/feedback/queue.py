@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from model_store.feedback import answered, cases, turns
 from model_store.feedback.answered import AnsweredQuery
-from model_store.feedback.cases import Case, CaseReason, CaseState
+from model_store.feedback.cases import Case, CaseState
 from model_store.feedback.file import opened
 from model_store.half_precision import HalfRows
+from model_store.verdicts import CaseReason
 
 
 @dataclass(frozen=True, slots=True)

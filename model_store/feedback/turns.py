@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from model_store.decision import Recalibration, fit_recalibration
 from model_store.feedback.agreement import n_missing
-from model_store.feedback.cases import CaseReason
 from model_store.feedback.decisions import COLUMNS, Decided
 from model_store.feedback.log import pairs_in
 from model_store.feedback.teaching import most_teaching
+from model_store.verdicts import CaseReason
 
 RANDOM_TURN = 4
 """One in so many cases that are given was drawn at random: reviewers who see but what teaches most

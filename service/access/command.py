@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from pydantic import ValidationError
-from pydantic_settings import SettingsError
 
 from model_store.errors import KeysError
+from model_store.lists import as_list
+from model_store.programs import add_global_options, interruptible, parser_of, parser_settings
 from service.access.keys import (
     MAX_NAME,
     SCOPES,
@@ -34,11 +35,12 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point; exit status 1 and one line on standard error where something cannot be done."""
-    options = _parser().parse_args(arguments)
-    try:
-        options.run(_path(options), options)
-    except (KeysError, SettingsError) as error:
-        _refuse(str(error))
+    with interruptible():
+        options = _parser().parse_args(arguments)
+        try:
+            options.run(_path(options), options)
+        except KeysError as error:
+            _refuse(str(error))
 
 
 def create(path: Path, options: argparse.Namespace) -> None:
@@ -53,7 +55,7 @@ def create(path: Path, options: argparse.Namespace) -> None:
             expires_at=expires_at,
             rate_limit=options.rate_limit,
             expected_absent=options.expected_absent,
-            galleries=None if options.galleries is None else tuple(options.galleries),
+            galleries=None if options.galleries is None else tuple(as_list(options.galleries)),
             searches=options.searches,
             max_items=options.max_items,
             max_galleries=options.max_galleries,
@@ -134,7 +136,7 @@ def _path(options: argparse.Namespace) -> Path:
     except ValidationError as error:
         _refuse("; ".join(f"{entry['loc']}: {entry['msg']}" for entry in error.errors()))
     if path is None:
-        _refuse("Which file? Name it with --file, or in VOUCH_KEYS.")
+        _refuse("No file of keys. Name it with --file, or in VOUCH_KEYS.")
     return path
 
 
@@ -168,49 +170,101 @@ def _share(text: str) -> float:
     return share
 
 
+STATUSES = """\
+Exit status:
+  0    done
+  1    an error, described in one line on standard error
+  2    arguments that the command does not have or cannot use
+  130  interrupted by Ctrl+C"""
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="vouch-keys",
-        description="API keys of a service. It keeps hashes of them alone, in one file, and "
-        "notices a change within a second.",
+    parser = parser_of(
+        "vouch-keys",
+        " COMMAND",
+        description="Make, replace, revoke and list the API keys of a service.\n\n"
+        "The file of keys holds hashes only. A running service reads a changed file\n"
+        "within a second. `vouch-keys COMMAND --help` describes a command.",
+        epilog=STATUSES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--file", type=Path, help="the file; left out: VOUCH_KEYS")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser.add_argument("--file", type=Path, metavar="PATH", help="File of keys. [env: VOUCH_KEYS]")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", title="Commands")
 
     def command(
-        name: str, run: Callable[[Path, argparse.Namespace], None], help_: str
+        name: str, run: Callable[[Path, argparse.Namespace], None], about: str, arguments: str = ""
     ) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=help_, description=help_)
+        settings = parser_settings(f"vouch-keys {name}", arguments)
+        added = commands.add_parser(name, help=about, description=about, **settings)
         added.set_defaults(run=run)
         return added
 
-    making = command("create", create, "make a key and print it, once")
-    making.add_argument("name", help="whose it is: for the list and the log")
-    making.add_argument("--scope", choices=SCOPES, default="read", help="read, unless told")
-    making.add_argument("--expires", type=_duration, help="after so long, such as 90d; or never")
-    making.add_argument("--rate-limit", type=_rate, help="such as 600/minute; or the service's")
+    making = command("create", create, "Make a key and print it, once.", " NAME")
+    making.add_argument("name", metavar="NAME", help="Name of its owner, for the list and the log.")
+    making.add_argument(
+        "--scope",
+        choices=SCOPES,
+        metavar="|".join(SCOPES),
+        default="read",
+        help="What the key allows; each scope allows what those before it do. [default: read]",
+    )
+    making.add_argument(
+        "--expires",
+        type=_duration,
+        metavar="DURATION",
+        help="Time until it expires, such as 90d. [default: never]",
+    )
+    making.add_argument(
+        "--rate-limit",
+        type=_rate,
+        metavar="RATE",
+        help="Requests in a period, such as 600/minute. [default: the service's]",
+    )
     making.add_argument(
         "--expected-absent",
         type=_share,
-        help="share of its queries without a match in a gallery, such as 0.3; or the gallery's",
+        metavar="SHARE",
+        help="Share of its queries without a match in the gallery, such as 0.3. [default: the "
+        "gallery's]",
     )
     making.add_argument(
         "--galleries",
         nargs="+",
         metavar="NAME",
-        help="that it is for, such as shoes or 'acme-*'; of others it learns nothing; or all",
+        help="Galleries that it may use, such as shoes,'acme-*'. [default: all]",
     )
-    making.add_argument("--searches", type=_rate, help="such as 100000/month; or without limit")
-    making.add_argument("--max-items", type=int, help="that it may keep in a gallery")
-    making.add_argument("--max-galleries", type=int, help="of its galleries that may be created")
-    rotating = command("rotate", rotate, "replace a key; it stays good for a time of grace")
-    rotating.add_argument("id", help="as `vouch-keys list` shows it")
+    making.add_argument(
+        "--searches",
+        type=_rate,
+        metavar="RATE",
+        help="Quota of searches, such as 100000/month. [default: no quota]",
+    )
+    making.add_argument(
+        "--max-items", type=int, metavar="N", help="Quota of items in a gallery. [default: none]"
+    )
+    making.add_argument(
+        "--max-galleries",
+        type=int,
+        metavar="N",
+        help="Quota of galleries that it may create. [default: none]",
+    )
+    rotating = command(
+        "rotate", rotate, "Replace a key; the old one stays valid for a while.", " ID"
+    )
+    rotating.add_argument("id", metavar="ID", help="Id of the key, from `vouch-keys list`.")
     rotating.add_argument(
-        "--grace", type=_duration, default=timedelta(hours=24), help="such as 24h, which it is"
+        "--grace",
+        type=_duration,
+        metavar="DURATION",
+        default=timedelta(hours=24),
+        help="Time for which the old key stays valid. [default: 24h]",
     )
-    revoking = command("revoke", revoke, "make a key good for nothing")
-    revoking.add_argument("id", help="as `vouch-keys list` shows it")
-    command("list", show, "show what is known of each key")
+    revoking = command("revoke", revoke, "Make a key invalid.", " ID")
+    revoking.add_argument("id", metavar="ID", help="Id of the key, from `vouch-keys list`.")
+    listing = command("list", show, "List the keys: id, scope, state, dates, limits and name.")
+    for added in (making, rotating, revoking, listing):
+        add_global_options(added)
+    add_global_options(parser)
     return parser
 
 

@@ -10,7 +10,8 @@
 
 and, for tools of others, each of which needs that tool's library::
 
-    mcp_server    a server of the Model Context Protocol: ``vouch-mcp``
+    mcp_server    ``vouch-mcp``, a server of the Model Context Protocol
+    mcp_tools     its tools
     langchain     a retriever of LangChain
     llama_index   a retriever of LlamaIndex
     fiftyone      a plugin of FiftyOne

@@ -14,6 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
+MEMBER, TRIAL = "--member", "--trial"
+"""The options that make a process one of several, or one that tries out how many are to be: what
+follows is a `Member`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Member:

@@ -15,14 +15,10 @@ from pathlib import Path
 
 from prometheus_client.multiprocess import mark_process_dead
 
-from service.processes.member import Member
+from service.processes.member import MEMBER, TRIAL, Member
 from service.processes.supervisor import Child, Supervisor
 
 logger = logging.getLogger("service")
-
-MEMBER, TRIAL = "--member", "--trial"
-"""The options that make a process one of several, or one that tries out how many are to be: what
-follows is a `Member`."""
 
 
 @dataclass(eq=False)

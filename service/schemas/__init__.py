@@ -20,6 +20,7 @@
     problems     errors, as RFC 9457 has them
 """
 
+from model_store.verdicts import CaseReason
 from service.schemas.bundles import (
     Activation,
     BundleList,
@@ -82,7 +83,6 @@ from service.schemas.queries import (
 from service.schemas.review import (
     CaseForgotten,
     CaseList,
-    CaseReason,
     CaseState,
     DecisionsImported,
     ExportFormat,

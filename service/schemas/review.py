@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-CaseReason = Literal["ambiguous", "absent", "alien", "contradicted", "random"]
+from model_store.verdicts import CaseReason
+
 CaseState = Literal["open", "settled"]
 ExportFormat = Literal["label_studio", "label_studio_interface", "fiftyone"]
 

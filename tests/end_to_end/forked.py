@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.support.unprivileged import give_up_privilege
 
 PRELOADED = (
-    "service.__main__",
+    "service.start",
     "service.app",
     "service.http.server",
     "uvicorn",

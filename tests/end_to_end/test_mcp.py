@@ -19,7 +19,7 @@ from PIL import Image
 
 from model_store.bundles.bundle import Bundle
 from service.client import VouchClient
-from service.client.mcp_server import mcp_server
+from service.client.mcp_tools import mcp_server
 from service.schemas import Neighbour, VectorFields
 from tests.end_to_end.processes import Service
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from index_builder.configuration.build import BuildConfig
-from service.settings import Settings
+from service.settings import Settings, settings_in_groups
 
 ROOT = Path(__file__).parents[2]
 VARIANTS = ("method", "kind")
@@ -30,7 +30,9 @@ def default_of(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True)
-    if value in (None, (), ""):
+    if isinstance(value, tuple):
+        value = ",".join(map(str, value))
+    if value in (None, "", {}):
         return ""
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
@@ -67,10 +69,12 @@ def models_of(annotation: Any) -> list[type[BaseModel]]:
 
 def settings_table() -> str:
     """Return the service's environment variables as a table."""
-    rows = [
-        f"| `VOUCH_{name.upper()}` | {default_of(field)} | {meaning_of(field)} |"
-        for name, field in Settings.model_fields.items()
-    ]
+    rows = []
+    for title, names in settings_in_groups().items():
+        rows.append(f"| **{title}** | | |")
+        for name in names:
+            field = Settings.model_fields[name]
+            rows.append(f"| `VOUCH_{name.upper()}` | {default_of(field)} | {meaning_of(field)} |")
     return "\n".join(["| variable | default | |", "|---|---|---|", *rows])
 
 

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from model_store.errors import GalleryUnavailable
-from service.__main__ import main, open_bundles, open_served, read_command_line
+from model_store.installation import installed_version
+from service.__main__ import main
+from service.command_line import read_command_line
 from service.encoding.process import EncoderProcess
 from service.encoding.shared import SharedEncoders
-from service.settings import Settings
+from service.settings import Settings, settings_in_groups
+from service.start import open_bundles, open_served
+from tests.support.help_pages import readable
 
 
 @pytest.fixture(autouse=True)
 def _logging_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log of this process is the test runner's."""
-    monkeypatch.setattr("service.__main__.log_as_json", lambda: None)
+    monkeypatch.setattr("service.start.log_as_json", lambda: None)
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 1) -> str:
     """The one line on standard error that `vouch-serve` ends with."""
     with pytest.raises(SystemExit) as ended:
         main(arguments)
-    assert ended.value.code == 1
+    assert ended.value.code == status
     printed = capsys.readouterr()
     assert printed.out == ""
     [line] = printed.err.splitlines()
@@ -66,7 +71,8 @@ def test_a_directory_of_bundles_gives_its_current_one(digits_bundle: Path) -> No
     ("name", "value"),
     [
         ("VOUCH_PORT", "http"),
-        ("VOUCH_CORS_ORIGINS", "https://shop.example"),  # wanted: JSON
+        ("VOUCH_CORS_ORIGINS", '["https://shop.example"'),
+        ("VOUCH_RECORD_URLS", "https://shop.example/{id}"),
         ("VOUCH_REDIS_URL", "localhost:6379"),
     ],
 )
@@ -79,9 +85,11 @@ def test_a_setting_that_cannot_be_is_named_in_one_line(
 ) -> None:
     monkeypatch.setenv(name, value)
     # Were it accepted, the missing bundle would be refused next, and nothing served.
-    said = refusal(capsys, "--bundle", str(digits_bundle / "none"))
-    assert name.removeprefix("VOUCH_") in said.upper()
-    assert "No bundle" not in said
+    missing = "--bundle", str(digits_bundle / "none")
+    assert refusal(capsys, *missing, status=2).startswith(f"{name}: ")
+    monkeypatch.delenv(name)
+    option = "--" + name.removeprefix("VOUCH_").replace("_", "-").lower()
+    assert refusal(capsys, *missing, option, value, status=2).startswith(f"{option}: ")
 
 
 @pytest.mark.parametrize(
@@ -96,12 +104,12 @@ def test_who_starts_a_service_whose_gallery_does_not_answer_is_told_the_reason(
     def serve(*_: object) -> None:
         raise GalleryUnavailable("Milvus does not answer.") from cause
 
-    monkeypatch.setattr("service.__main__._serve", serve)
+    monkeypatch.setattr("service.start._serve", serve)
     assert refusal(capsys) == f"Milvus does not answer.{said}"
 
 
 def test_an_unknown_provider_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "'openvino' or 'coreml'" in refusal(capsys, "--provider", "abacus")
+    assert "'openvino' or 'coreml'" in refusal(capsys, "--provider", "abacus", status=2)
 
 
 def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,16 +132,58 @@ def test_every_setting_is_an_option_with_help(capsys: pytest.CaptureFixture[str]
 def test_options_win_over_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VOUCH_PORT", "9000")
     monkeypatch.setenv("VOUCH_WORKERS", "7")
-    origins = ("--cors-origins", "https://a.example", "--cors-origins", "https://b.example")
-    options = ("--port", "9001", "--pad-batches", "--rate-limit", "60/minute", *origins)
-    settings, bundles = read_command_line(["--bundle", "a", "--bundle=b", *options])
+    monkeypatch.setenv("VOUCH_RECALIBRATE", "true")
+    origins = (
+        "--cors-origins",
+        "https://a.example",
+        "--cors-origins",
+        "https://b.example,http://c",
+    )
+    options = ("--port", "9001", "--pad-batches", "--no-recalibrate", "--rate-limit", "60/minute")
+    settings = read_command_line(["--bundle", "a", "--bundle=b", *options, *origins])
     assert (settings.port, settings.workers, settings.pad_batches) == (9001, 7, True)
-    assert settings.rate_limit == "60/minute"
-    assert settings.cors_origins == ("https://a.example", "https://b.example")
-    assert bundles == [Path("a"), Path("b")]
-    assert read_command_line([])[1] == [Path("bundles/digits")]
+    assert (settings.rate_limit, settings.recalibrate) == ("60/minute", False)
+    assert settings.cors_origins == ("https://a.example", "https://b.example", "http://c")
+    assert settings.bundle == (Path("a"), Path("b"))
+    assert read_command_line([]).bundle == (Path("bundles/digits"),)
 
 
 def test_several_processes_need_a_redis(capsys: pytest.CaptureFixture[str]) -> None:
-    said = refusal(capsys, "--processes", "2", "--bundle", "/none")
-    assert "VOUCH_PROCESSES=2 needs VOUCH_REDIS_URL" in said
+    said = refusal(capsys, "--processes", "2", "--bundle", "/none", status=2)
+    assert "--processes 2 needs --redis-url" in said
+
+
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_version_is_one_line(capsys: pytest.CaptureFixture[str], option: str) -> None:
+    main([option])
+    assert capsys.readouterr().out == f"vouch-serve {installed_version()}\n"
+    with pytest.raises(SystemExit) as ended:
+        main(["--port", "1", option])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"vouch-serve {installed_version()}\n"
+
+
+def test_help_at_80_columns_is_readable(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main(["-h"])
+    shown = capsys.readouterr().out
+    readable(shown)
+    headings = re.findall(r"^(\w[\w ]*):$", shown, re.MULTILINE)
+    assert headings == [*settings_in_groups(), "Global options", "Exit status"]
+    assert all(len(names) < 12 for names in settings_in_groups().values())
+
+
+def test_ctrl_c_before_it_answers_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("service.start._serve", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "interrupted\n"

@@ -12,7 +12,7 @@ from service.settings import Settings
 
 # name, text in the environment, the value it stands for
 FROM_ENVIRONMENT = [
-    ("bundle", "/srv/bundles/shoes", Path("/srv/bundles/shoes")),
+    ("bundle", "/srv/bundles/shoes,/srv/hats", (Path("/srv/bundles/shoes"), Path("/srv/hats"))),
     ("host", "0.0.0.0", "0.0.0.0"),
     ("port", "9000", 9000),
     ("redis_timeout_s", "0.25", 0.25),
@@ -41,10 +41,10 @@ FROM_ENVIRONMENT = [
     ("max_connections", "50", 50),
     ("tls_cert", "/srv/cert.pem", Path("/srv/cert.pem")),
     ("tls_key", "/srv/key.pem", Path("/srv/key.pem")),
-    ("trusted_proxies", '["10.0.0.7"]', ("10.0.0.7",)),
+    ("trusted_proxies", "10.0.0.7, 10.1.0.0/16", ("10.0.0.7", "10.1.0.0/16")),
     ("cache_secret", "sixteen or more characters", SecretStr("sixteen or more characters")),
     ("decoder_sandbox", "required", "required"),
-    ("allowed_hosts", '["shop.example"]', ("shop.example",)),
+    ("allowed_hosts", "shop.example", ("shop.example",)),
     ("canary_period_s", "0.5", 0.5),
     ("compact_after", "0", 0),
     ("keep_bundles", "1", 1),
@@ -53,14 +53,14 @@ FROM_ENVIRONMENT = [
     ("galleries", "/srv/galleries", Path("/srv/galleries")),
     ("max_galleries", "7", 7),
     ("open_galleries", "5", 5),
-    ("bundle_keys", '["/srv/publisher.pub"]', (Path("/srv/publisher.pub"),)),
+    ("bundle_keys", "/srv/publisher.pub", (Path("/srv/publisher.pub"),)),
     ("signing_key", "/srv/compaction.key", Path("/srv/compaction.key")),
     ("otlp_endpoint", "http://collector:4318", "http://collector:4318"),
     ("max_batch_bytes", "1000", 1000),
     ("feedback", "/srv/feedback.sqlite3", Path("/srv/feedback.sqlite3")),
     ("audit_share", "0.2", 0.2),
     ("shadow_share", "0.5", 0.5),
-    ("review_reasons", '["absent", "random"]', ("absent", "random")),
+    ("review_reasons", "absent,random", ("absent", "random")),
     ("review_image", "original", "original"),
     ("review_retention_s", "60", 60),
     ("review_cases", "5", 5),
@@ -72,15 +72,15 @@ FROM_ENVIRONMENT = [
     ("rate_limit", "600/minute", "600/minute"),
     (
         "cors_origins",
-        '["https://a.example", "https://b.example"]',
+        "https://a.example,https://b.example",
         ("https://a.example", "https://b.example"),
     ),
     ("frame_ancestors", '["https://a.example"]', ("https://a.example",)),
     ("image_origins", '["https://*.b.example:8443"]', ("https://*.b.example:8443",)),
     (
         "record_urls",
-        '{"shoes": "https://a.example/{id}"}',
-        {"shoes": "https://a.example/{id}"},
+        "shoes=https://a.example/{id}?a=1, hats=https://b.example/{label}",
+        {"shoes": "https://a.example/{id}?a=1", "hats": "https://b.example/{label}"},
     ),
 ]
 
@@ -90,6 +90,22 @@ def test_a_variable_sets_it(
     monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: object
 ) -> None:
     assert getattr(Settings(), name) != value
+    monkeypatch.setenv(f"VOUCH_{name.upper()}", text)
+    assert getattr(Settings(), name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("bundle_keys", '["a,b.pub"]', (Path("a,b.pub"),)),
+        ("cors_origins", '["https://a.example", "*"]', ("https://a.example", "*")),
+        ("review_reasons", "[]", ()),
+        ("record_urls", '{"a": "https://a.example/{id},1"}', {"a": "https://a.example/{id},1"}),
+    ],
+)
+def test_a_list_may_be_json(
+    monkeypatch: pytest.MonkeyPatch, name: str, text: str, value: object
+) -> None:
     monkeypatch.setenv(f"VOUCH_{name.upper()}", text)
     assert getattr(Settings(), name) == value
 

@@ -13,8 +13,8 @@ from model_store.bundles.bundle import open_bundle
 from model_store.errors import EncoderError
 from model_store.processors import usable_processors
 from service import trial
-from service.__main__ import _processes, _serve_by_several
 from service.settings import Settings
+from service.start import _processes, _serve_by_several
 from service.trial import Costs, useful_processes
 
 PROCESSORS = range(1, 17)
@@ -111,9 +111,9 @@ class TestTryingOut:
 def test_alone_where_more_could_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _processes(Settings(processes="auto")) == 1  # without a Redis
     with_redis = Settings.model_validate({"processes": "auto", "redis_url": "redis://localhost"})
-    monkeypatch.setattr("service.__main__.usable_processors", lambda: 2)
+    monkeypatch.setattr("service.start.usable_processors", lambda: 2)
     assert _processes(with_redis) == "auto"
-    monkeypatch.setattr("service.__main__.usable_processors", lambda: 1)
+    monkeypatch.setattr("service.start.usable_processors", lambda: 1)
     assert _processes(with_redis) == 1
 
 
@@ -133,9 +133,9 @@ def test_with_encoders_of_their_own_as_many_answer_as_there_are_processors(
             started.append(n)
             return True
 
-    monkeypatch.setattr("service.__main__.Family", Family)
-    monkeypatch.setattr("service.__main__._doors", lambda _: [])
-    monkeypatch.setattr("service.__main__.usable_processors", lambda: 3)
+    monkeypatch.setattr("service.start.Family", Family)
+    monkeypatch.setattr("service.start._doors", lambda _: [])
+    monkeypatch.setattr("service.start.usable_processors", lambda: 3)
     settings = {"processes": "auto", "encoders": "each", "redis_url": "redis://localhost"}
-    _serve_by_several(Settings.model_validate(settings), [], [])
+    _serve_by_several(Settings.model_validate(settings), [])
     assert started == [3]

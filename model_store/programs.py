@@ -1,0 +1,75 @@
+"""Conventions of all four programs: ``--version``, Ctrl+C, and help in two lines an option."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from model_store.installation import installed_version
+
+INTERRUPTED = 130
+"""Exit status after Ctrl+C: 128 and the number of SIGINT."""
+
+_layout = partial(argparse.RawDescriptionHelpFormatter, max_help_position=10)
+"""Descriptions below their option, at the width of the terminal."""
+
+
+def parser_of(program: str, arguments: str = "", **settings: Any) -> argparse.ArgumentParser:  # noqa: ANN401
+    """Return the parser of a program, or what is needed to make that of a command.
+
+    Parameters
+    ----------
+    arguments : what follows the options in the usage.
+    settings : of `argparse.ArgumentParser`, in place of those here.
+    """
+    return argparse.ArgumentParser(**parser_settings(program, arguments) | settings)
+
+
+def parser_settings(program: str, arguments: str = "") -> dict[str, Any]:
+    """Return what the parsers of all programs, and of their commands, have in common."""
+    return {
+        "prog": program,
+        "usage": f"{program} [OPTIONS]{arguments}",
+        "formatter_class": _layout,
+        "allow_abbrev": False,
+        "add_help": False,
+    }
+
+
+def add_global_options(parser: argparse.ArgumentParser) -> None:
+    """Add ``--version`` and ``--help`` to a parser, below all other options."""
+    group = parser.add_argument_group("Global options")
+    version = version_line(parser.prog.partition(" ")[0])
+    group.add_argument(
+        "-V", "--version", action="version", version=version, help="Print the version and exit."
+    )
+    group.add_argument("-h", "--help", action="help", help="Show this message and exit.")
+
+
+def version_line(program: str) -> str:
+    """Return what ``program --version`` prints."""
+    return f"{program} {installed_version()}"
+
+
+def asks_for_version(arguments: Sequence[str]) -> bool:
+    """Return whether a program is asked for its version alone, which needs none of its imports."""
+    return list(arguments) in (["--version"], ["-V"])
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """End with one line and status 130 after Ctrl+C, which may come while modules are imported.
+
+    Raises
+    ------
+    SystemExit
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None

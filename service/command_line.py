@@ -1,0 +1,142 @@
+"""The command line of ``vouch-serve``: an option for each setting, in groups."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pydantic import SecretStr, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from model_store.programs import add_global_options, parser_of
+from service.settings import Settings, settings_in_groups
+
+DESCRIPTION = """\
+Serve bundles over HTTP.
+
+Each option is an environment variable too; options win. Lists have commas
+between their values. Write secrets into variables: other users of the machine
+can read a command line."""
+
+STATUSES = """\
+Exit status:
+  0    ended by SIGTERM or Ctrl+C, after requests in flight were answered
+  1    the service cannot start, or stopped by an error
+  2    an option or a variable that the service does not have or cannot use
+  130  interrupted by Ctrl+C before it answered"""
+
+_UNITS = {
+    "s": "SECONDS",
+    "bytes": "BYTES",
+    "pixels": "PIXELS",
+    "share": "SHARE",
+    "limit": "RATE",
+    "url": "URL",
+    "uri": "URL",
+    "endpoint": "URL",
+    "urls": "GALLERY=URL",
+    "host": "HOST",
+    "hosts": "HOST",
+    "proxies": "ADDRESS",
+    "origins": "ORIGIN",
+    "ancestors": "ORIGIN",
+    "reasons": "REASON",
+}
+"""Names of values, by the last word of a setting; others are named by their type."""
+
+_TYPES = {int: "N", float: "NUMBER", str: "TEXT", SecretStr: "TEXT", Path: "PATH"}
+
+
+def read_command_line(arguments: Sequence[str]) -> Settings:
+    """Return the settings that options and environment variables make together.
+
+    Raises
+    ------
+    SystemExit : help or the version was asked for; or, with status 2, one of them cannot be used.
+    """
+    given = vars(_parser().parse_args(arguments))
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        refuse("; ".join(_problem(one, given) for one in error.errors()), 2)
+
+
+def refuse(why: str, status: int = 1) -> NoReturn:
+    """End the process with one line on standard error."""
+    print(f"vouch-serve: {why}", file=sys.stderr)
+    sys.exit(status)
+
+
+def _problem(error: ErrorDetails, given: Mapping[str, object]) -> str:
+    """Return what is wrong with an option, or with a variable."""
+    name = str(error["loc"][0])
+    place = _option(name) if name in given else _variable(name)
+    return f"{place}: {error['msg'].removeprefix('Value error, ')}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = parser_of(
+        "vouch-serve",
+        description=DESCRIPTION,
+        epilog=STATUSES,
+        argument_default=argparse.SUPPRESS,
+    )
+    for title, names in settings_in_groups().items():
+        group = parser.add_argument_group(title)
+        for name in names:
+            _add(group, name, Settings.model_fields[name])
+    add_global_options(parser)
+    return parser
+
+
+def _add(group: Any, name: str, field: FieldInfo) -> None:  # noqa: ANN401 - argparse's is private
+    """Add the option of a setting."""
+    text = " ".join([field.description or "", *_notes(name, field)]).replace("%", "%%")
+    if field.annotation is bool:
+        group.add_argument(_option(name), action=argparse.BooleanOptionalAction, help=text)
+        return
+    several = typing.get_origin(field.annotation) in {tuple, dict}
+    action = "append" if several else "store"
+    value = _value_of(name, field.annotation)
+    group.add_argument(_option(name), action=action, metavar=value, help=text)
+
+
+def _notes(name: str, field: FieldInfo) -> Iterator[str]:
+    """Give the default of a setting, where its description does not, and its variable."""
+    default = field.get_default(call_default_factory=True)
+    if isinstance(default, tuple):
+        default = ",".join(map(str, default))
+    if isinstance(default, bool):
+        default = _option(name) if default else None
+    if default not in (None, "", {}) and "[default:" not in str(field.description):
+        yield f"[default: {default}]"
+    yield f"[env: {_variable(name)}]"
+
+
+def _value_of(name: str, kind: Any) -> str:  # noqa: ANN401 - a type
+    """Return what the help calls the value of a setting."""
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        return "|".join(map(str, parts))
+    if origin in {typing.Union, types.UnionType}:
+        return "|".join(_value_of(name, part) for part in parts if part is not types.NoneType)
+    unit = _UNITS.get(name.rpartition("_")[2])
+    if origin is typing.Annotated:
+        return _value_of(name, parts[0])
+    if origin in {tuple, dict}:
+        return f"{unit or _value_of(name, parts[0])},..."
+    return unit or _TYPES[kind]
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _variable(name: str) -> str:
+    return f"VOUCH_{name.upper()}"
