@@ -115,6 +115,26 @@ def track(items: Iterable[T], description: str, total: int) -> Iterator[T]:
         yield from bar.track(items, total=total, description=description)
 
 
+def track_parts(n_items: int, size: int, description: str) -> Iterator[int]:
+    """Give the start of each part of ``size`` items, moving a bar of ``n_items`` steps."""
+    with progress_bar() as bar:
+        task = bar.add_task(description, total=n_items)
+        for start in range(0, n_items, size):
+            yield start
+            bar.advance(task, min(size, n_items - start))
+
+
+def waiting_for(items: Iterable[T], what: str) -> Iterator[T]:
+    """Pass ``items`` on; while the next one is awaited, `working` shows ``what``."""
+    remaining = iter(items)
+    while True:
+        with working(what):
+            found = next(remaining, None)
+        if found is None:
+            return
+        yield found
+
+
 @contextmanager
 def working(what: str) -> Iterator[None]:
     """Show ``what`` and the time it has taken so far, on a terminal, for work without a count.

@@ -26,7 +26,7 @@ from index_builder.calibration.retrieval import (
     look_up_hidden,
 )
 from index_builder.configuration.build import CalibrationConfig
-from index_builder.progress import track
+from index_builder.progress import track_parts
 from model_store.decision import Calibration, LabelMeans, OutlierDetector, label_means
 from model_store.encoder.contract import Embeddings, TextEncoder
 from model_store.errors import CalibrationError
@@ -191,10 +191,9 @@ def _require_enough(matched: Captions, absent: Captions) -> None:
 
 def _embedded(encoder: TextEncoder, texts: Sequence[str]) -> Embeddings:
     """Embed texts, some at a time."""
-    starts = range(0, len(texts), BATCH)
     parts = [
         encoder.encode(encoder.tokenize(texts[start : start + BATCH]))
-        for start in track(starts, "captions", len(starts))
+        for start in track_parts(len(texts), BATCH, "captions")
     ]
     return Embeddings.concatenate(parts)
 

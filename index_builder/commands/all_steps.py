@@ -20,7 +20,7 @@ from index_builder.configuration.photographs import (
 )
 from index_builder.encoders.resolve import FORMS, resolve_encoder
 from index_builder.pipeline.run import Run
-from index_builder.progress import console, say_what_is_next
+from index_builder.progress import console, say_what_is_next, working
 from index_builder.storage import Storage, is_url
 from model_store.errors import ConfigError
 
@@ -101,8 +101,10 @@ class AllOptions:
         raise ConfigError(_EITHER)
 
     def _of_images(self, images: str) -> BuildConfig:
-        folder, encoder = self._folder(images), resolve_encoder(self.encoder)
-        n_features = _n_features(encoder)
+        folder = self._folder(images)
+        with working("loading the encoder"):
+            encoder = resolve_encoder(self.encoder)
+            n_features = _n_features(encoder)
         return encoder_config(folder, encoder, n_features, self.name, labelled=self.labels)
 
     def _of_vectors(self, table: Path) -> BuildConfig:
@@ -132,7 +134,7 @@ class AllOptions:
         called = name_of(images)
         run = Run(self._run(self.name or gallery_name(called)))
         folder = run.directory / "images" / called
-        with run.occupied():
+        with run.occupied(), working("copying images"):
             left_out = copy_images(images, folder, Storage(), labelled=self.labels)
         for sentence in left_out.sentences:
             console.print(f"[yellow]{escape(sentence)}[/yellow]", soft_wrap=True)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from index_builder.configuration.signing import SIGNING_KEY_VARIABLE
+from index_builder.progress import waiting_for, working
 from model_store.bundles.directory import (
     KEPT_BUNDLES,
     activate,
@@ -42,7 +43,7 @@ def activate_command(
             "lists those there are."
         )
     hold = importlib.import_module("model_store.bundles.retention").Hold
-    with hold(bundle_directory(directory, bundle_id)):  # nobody removes it while it is verified
+    with working("verifying"), hold(bundle_directory(directory, bundle_id)):  # nobody removes it
         read_manifest(bundle_directory(directory, bundle_id))
         activate(directory, bundle_id)
 
@@ -62,7 +63,9 @@ def sign_command(
     signatures = importlib.import_module("model_store.bundles.signatures")
     signing = importlib.import_module("model_store.signing")
     directory = locate(bundle)
-    signatures.write_signature(directory, read_manifest(directory), signing.read_private_key(key))
+    with working("verifying"):
+        manifest = read_manifest(directory)
+    signatures.write_signature(directory, manifest, signing.read_private_key(key))
     print(directory)
 
 
@@ -86,9 +89,10 @@ def doctor_command(
     ] = None,
 ) -> None:
     """Look at an installation, bundles or a run; say what to do, and fail if anything is wrong."""
-    examine = importlib.import_module("index_builder.commands.doctor").examine
+    with working("loading libraries"):
+        examine = importlib.import_module("index_builder.commands.doctor").examine
     states = set()
-    for finding in examine(path):
+    for finding in waiting_for(examine(path), "examining"):
         states.add(finding.state)
         print(f"{finding.state:5} {finding.what}")
         if finding.advice:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from index_builder.progress import working
 from model_store.bundles.directory import locate
 from model_store.errors import UsageError
 
@@ -50,7 +51,8 @@ def certify_command(
     contents = importlib.import_module("index_builder.certificates.content")
     files = importlib.import_module("index_builder.certificates.files")
     signing = importlib.import_module("model_store.signing")
-    opened = contents.open_certified(bundle)
+    with working("verifying"):
+        opened = contents.open_certified(bundle)
     directory = output or Path("certificates") / opened.manifest.id
     if directory.resolve().is_relative_to(locate(bundle).resolve()):
         raise UsageError(
@@ -81,7 +83,8 @@ def verify_command(
     verification = importlib.import_module("index_builder.certificates.verification")
     read = files.read_certificate(certificate)
     wanted = None if public_key is None else signing.read_public_key(public_key)
-    found = verification.differences(read, bundle, wanted)
+    with working("verifying"):
+        found = verification.differences(read, bundle, wanted)
     for line in found:
         print(line)
     if found:

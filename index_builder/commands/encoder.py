@@ -15,7 +15,7 @@ from index_builder.commands.index_options import declared
 from index_builder.commands.options_class import with_options
 from index_builder.encoders.resolve import ENCODERS, file_name
 from index_builder.foreign_encoders.choices import Door, Pooling, Precision
-from index_builder.progress import console
+from index_builder.progress import console, working
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.errors import ConfigError, OutputError
 
@@ -189,15 +189,16 @@ def encoder_command(options: EncoderOptions) -> None:
         options.text,
     )
     small = options.precision is not Precision.float32
-    images = parity_images(options.images, MOST_IMAGES * (8 if small else 1))
-    source = DOORS[door](name, choices)
-    written = write_encoder(
-        options.out or _directory(name),
-        source,
-        images,
-        options.precision,
-        options.recall_tolerance,
-    )
+    with working(f"exporting {name}"):
+        images = parity_images(options.images, MOST_IMAGES * (8 if small else 1))
+        source = DOORS[door](name, choices)
+        written = write_encoder(
+            options.out or _directory(name),
+            source,
+            images,
+            options.precision,
+            options.recall_tolerance,
+        )
     table = Table("encoder", "")
     for row in written.rows:
         table.add_row(row[0], escape(row[1]))

@@ -23,7 +23,7 @@ from index_builder.commands.index_options import (
 from index_builder.commands.options_class import with_options
 from index_builder.commands.steps import RunOption, opened_run, print_report, step_of
 from index_builder.output import writing
-from index_builder.progress import console
+from index_builder.progress import console, timed_step, working
 from model_store.errors import UsageError
 
 ConfigOption = Annotated[
@@ -137,44 +137,50 @@ def calibrate_command(options: CalibrateOptions) -> None:
     place = options.bundles, options.queries, options.config
     if _of_configuration("calibrate", *place, others):
         with opened_run(str(options.config), options.run) as (build, opened):
-            step_of("calibrate_step")(build, opened, options.feedback)
+            calibrate_step = step_of("calibrate_step")
+            with timed_step("calibrate"):
+                calibrate_step(build, opened, options.feedback)
         return
     if options.feedback is not None:
         raise UsageError(
             "--feedback corrects a calibration, --queries make a new one. Give one of them."
         )
     assert options.bundles is not None  # noqa: S101 - or it is of a configuration
-    found = _module().Evidence(
-        *(options.queries, options.items, options.gallery, options.gallery_items),
-        *(parents, options.within),
-    )
-    print(_module().calibrate_bundle(options.bundles, found, named))
+    with working("calibrating"):
+        found = _module().Evidence(
+            *(options.queries, options.items, options.gallery, options.gallery_items),
+            *(parents, options.within),
+        )
+        bundle = _module().calibrate_bundle(options.bundles, found, named)
+    print(bundle)
 
 
 def _calibrate_again(
     options: CalibrateOptions, bundles: Path, promises: Mapping[str, float]
 ) -> None:
     """Fit a bundle again to what it keeps, or correct it by feedback."""
-    from index_builder.indexing import recalibrate  # noqa: PLC0415 - slow
-
     of_labels = _given(options, *_OF_LABELS)
     if of_labels:
         raise UsageError(
             f"{of_labels} needs --queries: it decides which items are true matches of them."
         )
-    if options.feedback is None:
-        print(recalibrate.recalibrate_bundle(bundles, promises, options.decisions))
-    elif options.decisions is not None:
+    if options.feedback is not None and options.decisions is not None:
         raise UsageError(
             "--feedback corrects a calibration, --decisions make a new one. Give one of them."
         )
-    elif promises:
+    if options.feedback is not None and promises:
         raise UsageError(
             f"--feedback corrects probabilities and changes no promise. Remove "
             f"{given_options(promises)}, or calibrate without --feedback."
         )
-    else:
-        print(recalibrate.correct_bundle(bundles, options.feedback))
+    with working("calibrating"):
+        from index_builder.indexing import recalibrate  # noqa: PLC0415 - slow
+
+        if options.feedback is not None:
+            bundle = recalibrate.correct_bundle(bundles, options.feedback)
+        else:
+            bundle = recalibrate.recalibrate_bundle(bundles, promises, options.decisions)
+    print(bundle)
 
 
 def _calibrate_texts(
@@ -186,13 +192,14 @@ def _calibrate_texts(
         raise UsageError("--captions needs BUNDLES, a directory of bundles.")
     if of_images:
         raise UsageError(f"--captions calibrates searches in words alone. Remove {of_images}.")
-    from index_builder.indexing.text_evidence import (  # noqa: PLC0415 - slow
-        calibrate_bundle_texts,
-    )
+    with working("calibrating"):
+        from index_builder.indexing.text_evidence import (  # noqa: PLC0415 - slow
+            calibrate_bundle_texts,
+        )
 
-    bundle, calibration = calibrate_bundle_texts(
-        options.bundles, captions, promises, feedback=options.feedback
-    )
+        bundle, calibration = calibrate_bundle_texts(
+            options.bundles, captions, promises, feedback=options.feedback
+        )
     measured = calibration.report["cross_fitted"]
     table = Table("searches in words", "cross-fitted")
     table.add_row("captions", str(calibration.report["n_matched"]))
@@ -225,10 +232,14 @@ def evaluate_command(
     others = given_options({"items": items, "out": out, "page": page, "within": within})
     if _of_configuration("evaluate", bundles, queries, config, others):
         with opened_run(str(config), run) as (build, opened):
-            print_report(step_of("evaluate_step")(build, opened))
+            evaluate_step = step_of("evaluate_step")
+            with timed_step("evaluate"):
+                report = evaluate_step(build, opened)
+        print_report(report)
         return
-    evidence = _module().Evidence(queries, items, within=within)
-    report, drawn = _module().evaluate_bundle(bundles, evidence, with_page=page is not None)
+    with working("evaluating"):
+        evidence = _module().Evidence(queries, items, within=within)
+        report, drawn = _module().evaluate_bundle(bundles, evidence, with_page=page is not None)
     print_report(report)
     _write(report, out, drawn, page)
 
@@ -250,8 +261,9 @@ def compare_command(
 
     An answer is right that calls a true match one, or that calls nothing one where nothing is.
     """
-    evidence = _module().Evidence(queries, items, within=within)
-    report, drawn = _module().compare_bundles((old, new), evidence, with_page=page is not None)
+    with working("comparing"):
+        evidence = _module().Evidence(queries, items, within=within)
+        report, drawn = _module().compare_bundles((old, new), evidence, with_page=page is not None)
     table = Table("compared", "old", "new")
     for part in ("promised", "thresholds", "measured"):
         for name, values in report[part].items():

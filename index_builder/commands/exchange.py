@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from index_builder.configuration.signing import BUNDLE_KEYS_VARIABLE, trusted_keys
-from index_builder.progress import console, say_what_is_next
+from index_builder.progress import console, say_what_is_next, working
 from model_store.bundles.directory import locate
 
 ADDRESS = "A directory of bundles, s3://BUCKET/PREFIX (or gs://, az://), or hf://OWNER/NAME."
@@ -43,13 +43,15 @@ def push_command(
     directory = locate(bundle)
     place = place_at(destination, public=public)
     with Hold(directory):
-        manifest = read_manifest(directory)
+        with working("verifying"):
+            manifest = read_manifest(directory)
         if directory != bundle and changes_path(bundle, manifest.id).exists():
             console.print(
                 "Changes of the live gallery are not in its bundle: `vouch-build compact` puts "
                 "them into one."
             )
-        print(place.put(directory, manifest))
+        sent = place.put(directory, manifest)
+    print(sent)
 
 
 def pull_command(
@@ -81,11 +83,8 @@ def pull_command(
     from index_builder.exchange.pull import pull  # noqa: PLC0415
 
     root = directory or Path("bundles") / last_part(source)
-    pulled = pull(
-        place_at(source),
-        root,
-        trusted_keys(trust or ()),
-        activated=not keep_current,
-    )
+    keys = trusted_keys(trust or ())
+    with working("pulling"):
+        pulled = pull(place_at(source), root, keys, activated=not keep_current)
     print(pulled)
     say_what_is_next(root)

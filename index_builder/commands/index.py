@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,9 +12,10 @@ from rich.table import Table
 
 from index_builder.commands.index_options import IndexOptions
 from index_builder.commands.options_class import with_options
+from index_builder.commands.steps import step_of
 from index_builder.configuration.build import in_milvus, load_config
 from index_builder.pipeline.run import Run
-from index_builder.progress import console, say_what_is_next
+from index_builder.progress import console, say_what_is_next, timed_step, working
 
 if TYPE_CHECKING:
     from index_builder.datasets.image_files import LeftOut
@@ -32,20 +32,24 @@ def index_command(options: IndexOptions) -> None:
     """
     options.require_consistent()
     if options.source is not None:
-        indexing = options.indexing(options.source)
+        with working("loading libraries"):
+            indexing = options.indexing(options.source)
         _preview(indexing) if options.dry_run else _index(indexing)
     elif options.config is not None:
         build = in_milvus(load_config(options.config), options.milvus)
         run = Run(options.run or Path("runs") / build.name)
         with run.occupied():
-            importlib.import_module("index_builder.pipeline.gallery_steps").index_step(build, run)
+            index_step = step_of("index_step")
+            with timed_step("index"):
+                index_step(build, run)
 
 
 def _preview(indexing: Indexing) -> None:
     """Print what can be known without embedding anything."""
-    from index_builder.indexing.dry_run import inspect_collection  # noqa: PLC0415
+    with working("looking through the source"):
+        from index_builder.indexing.dry_run import inspect_collection  # noqa: PLC0415
 
-    preview = inspect_collection(indexing)
+        preview = inspect_collection(indexing)
     _print_table("before anything is embedded", preview.rows())
     _say(preview.left_out)
 
@@ -55,7 +59,8 @@ def _index(indexing: Indexing) -> None:
     from index_builder.indexing.collection import index_collection  # noqa: PLC0415
 
     try:
-        outcome = index_collection(indexing)
+        with working("indexing"):
+            outcome = index_collection(indexing)
     except KeyboardInterrupt:
         console.print("interrupted; the same command goes on from here")
         raise typer.Exit(130) from None

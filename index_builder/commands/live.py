@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from index_builder.commands.command_line import CommandLine
+from index_builder.progress import error_console, track_parts, working
 from model_store.bundles.directory import locate
 from model_store.errors import ImageError, UsageError
 
@@ -52,7 +52,7 @@ def put_command(
     bundle = open_bundle(directory, "cpu", milvus=milvus_access())
     live = bundle.require_live()
     refused = 0
-    for start in range(0, len(images), PUT_TOGETHER):
+    for start in track_parts(len(images), PUT_TOGETHER, "putting"):
         upserts = []
         for path in images[start : start + PUT_TOGETHER]:
             try:
@@ -60,7 +60,7 @@ def put_command(
             except (ImageError, OSError) as error:
                 refused += 1
                 said = f"{path}: {error}"
-                Console(stderr=True).print(said, markup=False, highlight=False, soft_wrap=True)
+                error_console.print(said, markup=False, highlight=False, soft_wrap=True)
         live.commit(upserts)
     print(f"{len(images) - refused} items put, the gallery has {live.snapshot().n_items}")
     if refused:
@@ -103,7 +103,8 @@ def compact_command(directory: Root) -> None:
         from index_builder.indexing.recalibrate import calibration_of  # noqa: PLC0415 - slow
 
         calibrate = calibration_of(before, {})
-    with Compaction(directory, bundle.manifest, live, signing_key(), calibrate) as compaction:
+    compaction = Compaction(directory, bundle.manifest, live, signing_key(), calibrate)
+    with working("compacting"), compaction:
         prepared = compaction.prepare()
         compaction.switch()
     print(prepared)
@@ -115,7 +116,9 @@ def backup_command(
     """Write the current bundle and its live changes to one file, while it is served."""
     from model_store.bundles.backup import back_up  # noqa: PLC0415
 
-    _say(back_up(directory, archive))
+    with working("writing"):
+        summary = back_up(directory, archive)
+    _say(summary)
 
 
 def restore_command(
@@ -125,7 +128,9 @@ def restore_command(
     """Make a directory of bundles of a backup, once every byte of it is verified."""
     from model_store.bundles.backup import restore  # noqa: PLC0415
 
-    _say(restore(archive, directory))
+    with working("verifying"):
+        summary = restore(archive, directory)
+    _say(summary)
 
 
 def _upsert(

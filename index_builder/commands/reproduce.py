@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from index_builder.progress import working
+
 
 def reproduce_command(
     protocol: Annotated[
@@ -51,7 +53,8 @@ def reproduce_command(
 
     What is finished is not done again: interrupt it as you like, and give the command again.
     """
-    reproduction = importlib.import_module("index_builder.reproduction.command")
+    with working("loading libraries"):
+        reproduction = importlib.import_module("index_builder.reproduction.command")
     directory = Path("runs/reproduce") / "-".join(filter(None, (protocol, objective)))
     report = reproduction.reproduce(
         protocol,

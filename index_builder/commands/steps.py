@@ -17,7 +17,7 @@ from rich.table import Table
 
 from index_builder.configuration.build import BuildConfig, builtin_configs, load_config
 from index_builder.pipeline.run import Run
-from index_builder.progress import say_what_is_next, working
+from index_builder.progress import say_what_is_next, timed_step, working
 from model_store.errors import ConfigError
 
 ConfigOption = Annotated[
@@ -123,7 +123,8 @@ def single_step(name: str) -> Callable[[str, Path | None], None]:
     def command(config: ConfigOption, run: RunOption = None) -> None:
         with opened_run(config, run) as (build, opened):
             step = step_of(f"{name}_step")
-            step(build, opened, _pipeline("gallery_steps").splits_of(build))
+            with timed_step(name):
+                step(build, opened, _pipeline("gallery_steps").splits_of(build))
 
     return command
 
@@ -134,5 +135,8 @@ def publish_command(
     """Turn the staged parts into a verified bundle, by one rename, and make it the current one."""
     with opened_run(config, run, to_write=False) as (build, opened):
         published = bundles or Path("bundles") / build.name
-        print(step_of("publish_step")(build, opened, published))
+        publish_step = step_of("publish_step")
+        with working("publishing"):
+            bundle = publish_step(build, opened, published)
+    print(bundle)
     say_what_is_next(published)

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from index_builder.commands.evidence import ItemsOption
 from index_builder.output import writing
-from index_builder.progress import console
+from index_builder.progress import console, working
 
 _N_SHOWN = 10
 
@@ -51,9 +51,10 @@ def unknown_command(
     What two images of one identity look like is learned from the gallery's labels, of which at
     least four need two items each.
     """
-    module = importlib.import_module("index_builder.indexing.unknown")  # slow
-    evidence = module.Evidence(queries, items)
-    found = module.group_unknown(bundles, evidence, precision, expected_absent)
+    with working("grouping"):
+        module = importlib.import_module("index_builder.indexing.unknown")  # slow
+        evidence = module.Evidence(queries, items)
+        found = module.group_unknown(bundles, evidence, precision, expected_absent)
     report = found.report()
     shown = Table("group", "queries", "P(same)", "medoid")
     for group in report["groups"][:_N_SHOWN]:

@@ -15,7 +15,7 @@ from index_builder.configuration.milvus import milvus_access
 from index_builder.indexing.holding_out import note_groups, note_held_out
 from index_builder.indexing.shards import Position, ShardStore
 from index_builder.indexing.workdir import Work
-from index_builder.progress import track
+from index_builder.progress import track_parts
 from model_store.encoder.contract import Embeddings
 from model_store.errors import DatasetError
 from model_store.gallery import (
@@ -140,7 +140,7 @@ def _parts(
     """Read embeddings and items in the order of the gallery, some at a time."""
     n_items, dim = shape
     found = connection.execute(_BY_ID)
-    for _ in track(range(0, n_items, at_once), "assembling", -(-n_items // at_once)):
+    for _ in track_parts(n_items, at_once, "assembling"):
         rows = found.fetchmany(at_once)
         mean, variance, pictures = store.gather([Position(*row[4:]) for row in rows], dim)
         items = [

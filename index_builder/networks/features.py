@@ -14,7 +14,7 @@ from index_builder.datasets import LabelledImages
 from index_builder.datasets.images import Read
 from index_builder.networks import MetricEncoder
 from index_builder.networks.feature_blocks import FeatureBlocks
-from index_builder.progress import track
+from index_builder.progress import track_parts
 
 _PIXELS = 800_000
 """Pixels of a block: a thousand small images, or fifteen photographs."""
@@ -62,8 +62,7 @@ def feature_blocks(encoder: MetricEncoder, images: LabelledImages) -> Iterator[T
     size = max(1, _PIXELS // math.prod(preprocessing.shape[:2]))
     known = _REMEMBERED.of(trunk_fingerprint(encoder))
     n_kept = _REMEMBERED_BYTES // (4 * encoder.trunk.n_features)
-    starts = range(0, len(images), size)
-    for start in track(starts, "features", len(starts)):
+    for start in track_parts(len(images), size, "features"):
         part = images.subset(range(start, min(start + size, len(images))))
         places = [(part.read, int(row)) for row in part.rows]
         if not all(place in known for place in places):

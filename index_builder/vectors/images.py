@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from index_builder.datasets import LabelledImages
 from index_builder.datasets.images import Pixels
-from index_builder.progress import track
+from index_builder.progress import progress_bar
 from index_builder.vectors.store import Vector, VectorFile
 from model_store.encoder.contract import EncoderInput
 from model_store.installation import installed_versions
@@ -70,13 +70,16 @@ class ImageVectors:
         """
         n = usable_processors()
         at_once = AT_ONCE * -(-4 * n * self.batch // AT_ONCE)
-        starts = range(0, len(images), at_once)
-        with ThreadPoolExecutor(n, thread_name_prefix="vectors") as pool:
-            for start in track(starts, description, len(starts)):
+        with ThreadPoolExecutor(n, thread_name_prefix="vectors") as pool, progress_bar() as bar:
+            task = bar.add_task(description, total=len(images))
+            computed = partial(bar.advance, task)
+            for start in range(0, len(images), at_once):
                 positions = np.arange(start, min(start + at_once, len(images)))
-                compute = partial(self._computed_by, pool, images, positions, seen)
+                compute = partial(self._computed_by, pool, images, positions, seen, computed)
                 contents = images.subset(positions).contents()
-                yield positions, self._looked_up(contents, len(positions), compute)
+                found = self._looked_up(contents, len(positions), compute)
+                bar.update(task, completed=start + len(positions))
+                yield positions, found
 
     def of_prepared(self, images: Pixels, contents: Sequence[bytes] | None) -> Vector:
         """Return vectors (n, size) of n images that are at the network's input size already.
@@ -111,12 +114,22 @@ class ImageVectors:
         images: LabelledImages,
         positions: Positions,
         seen: Seen | None,
+        computed: Callable[[int], None],
         rows: Positions,
     ) -> Vector:
-        """Return the vectors of the images at ``positions[rows]``, a batch a thread at a time."""
+        """Return the vectors of the images at ``positions[rows]``, a batch a thread at a time.
+
+        Parameters
+        ----------
+        computed : told how many images more are done.
+        """
         chosen = positions[rows]
         batches = [chosen[i : i + self.batch] for i in range(0, len(chosen), self.batch)]
-        return np.concatenate(list(pool.map(partial(self._decoded, images, seen), batches)))
+        parts = []
+        for part in pool.map(partial(self._decoded, images, seen), batches):
+            parts.append(part)
+            computed(len(part))
+        return np.concatenate(parts)
 
     def _decoded(self, images: LabelledImages, seen: Seen | None, positions: Positions) -> Vector:
         """Decode images and return their vectors."""
