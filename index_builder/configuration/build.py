@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from index_builder.configuration.encoder import EncoderConfig
-from index_builder.configuration.section import Section
+from index_builder.configuration.section import FilePath, Section
 from model_store.errors import ConfigError, UsageError
 from model_store.gallery.filters.grammar import named_fields
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, IndexKind, IndexSettings
@@ -33,8 +33,12 @@ class DatasetConfig(Section):
         "VOUCH_DATA_DIR or downloaded; a folder has one sub-folder of images for each label; "
         "vectors are a table of what another system has made of images."
     )
-    path: Path | None = Field(None, description="The folder, or the table of vectors.")
-    items: Path | None = Field(
+    path: FilePath | None = Field(
+        None,
+        description="The folder, or the table of vectors; a relative path is relative to the "
+        "configuration file.",
+    )
+    items: FilePath | None = Field(
         None, description="For kind = 'vectors': a manifest, a line for each row of the table."
     )
     labels: Literal["folders", "none"] = Field(
@@ -219,6 +223,19 @@ class CalibrationConfig(Section):
     )
 
 
+class SampleConfig(Section):
+    """A query image that visitors of the page can search with."""
+
+    file: FilePath = Field(
+        description="An image file; a relative path is relative to the configuration file."
+    )
+    caption: str = Field(min_length=1, description="What the image shows, for a person.")
+    label: str | None = Field(
+        None,
+        description="The label of the gallery that it matches; left out: the gallery has no match.",
+    )
+
+
 class BuildConfig(EncoderConfig):
     """A whole build."""
 
@@ -226,6 +243,8 @@ class BuildConfig(EncoderConfig):
     outliers: OutlierConfig = OutlierConfig()
     index: IndexConfig = IndexConfig()
     calibration: CalibrationConfig = CalibrationConfig()
+    samples: tuple[SampleConfig, ...] = ()
+    """Query images that come with the bundle; where there are none, a few evaluation queries."""
 
     @property
     def gallery_share(self) -> float | None:
@@ -256,6 +275,8 @@ class BuildConfig(EncoderConfig):
             )
         if {self.outliers.calibration, self.outliers.evaluation} != {"none"}:
             raise ValueError("[outliers] are pictures, which an encoder of vectors cannot take")
+        if self.samples:
+            raise ValueError("[[samples]] are images, which an encoder of vectors cannot take")
         return self
 
 
@@ -268,21 +289,25 @@ def builtin_configs() -> list[str]:
 def load_config(source: str | Path) -> BuildConfig:
     """Read a configuration: a TOML file, or the name of a built-in one.
 
+    Relative paths in a file are relative to its folder.
+
     Raises
     ------
     ConfigError : no such file or name, not TOML, or a value that is missing or out of range.
     """
+    folder = None
     if str(source) in builtin_configs():
         text = (resources.files("index_builder") / "configs" / f"{source}.toml").read_text("utf-8")
     elif Path(source).is_file():
         text = Path(source).read_text(encoding="utf-8")
+        folder = Path(source).parent
     else:
         raise ConfigError(
             f"No configuration {str(source)!r}: neither a file nor a built-in name "
             f"({', '.join(builtin_configs())})."
         )
     try:
-        return BuildConfig.model_validate(tomllib.loads(text))
+        return BuildConfig.model_validate(tomllib.loads(text), context={"folder": folder})
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source} is not valid TOML: {error}.") from error
     except ValidationError as error:

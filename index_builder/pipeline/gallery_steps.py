@@ -150,7 +150,8 @@ def publish_step(config: BuildConfig, run: Run, bundles: Path) -> Path:
     report = run.require(run.staging / EVALUATION_FILE, "evaluate")
     retriever = open_parts(run.staging, "cpu", milvus=milvus_access())
     of_images = retriever.encoder.metadata.takes_images
-    samples = write_samples(run.staging, splits_of(config)) if of_images else ()
+    splits = splits_of(config)
+    samples = write_samples(run.staging, splits, config.samples) if of_images else ()
     metrics = json.loads(report.read_text(encoding="utf-8"))
     index = index_description(run.staging)
     manifest = describe(retriever, index, config.name, config.description, metrics, samples)

@@ -43,6 +43,7 @@ from index_builder.pipeline.gallery_steps import (
     splits_of,
 )
 from index_builder.pipeline.run import POSTERIOR_REPORT, Run, forget
+from index_builder.pipeline.sample_queries import read_samples
 from index_builder.progress import console, timed_step
 from index_builder.training.distributed import Group, process_group
 from index_builder.training.loop import feature_source, place_for_training, train, trunk_device
@@ -204,9 +205,10 @@ def export_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
 
 def build_all(config: BuildConfig, run: Run, bundles: Path) -> tuple[Path, dict[str, Any]]:
     """Every step in turn, into a clean staging directory."""
-    Plan.of_splits(splits_of(config), config.calibration).require_feasible()
-    shutil.rmtree(run.staging, ignore_errors=True)
     splits = splits_of(config)
+    Plan.of_splits(splits, config.calibration).require_feasible()
+    read_samples(config.samples, splits)
+    shutil.rmtree(run.staging, ignore_errors=True)
     steps: Mapping[str, Callable[[], object]] = {
         "train": lambda: train_step(config, run, splits),
         "fit": lambda: fit_step(config, run, splits),

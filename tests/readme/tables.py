@@ -89,15 +89,15 @@ def _rows(model: type[BaseModel], table: str, variant: str = "") -> Iterator[str
     for name, field in model.model_fields.items():
         models = models_of(field.annotation)
         if models:
-            nested.append((name, models))
+            nested.append((name, models, typing.get_origin(field.annotation) is tuple))
         elif not variant or name not in VARIANTS:
             meaning = meaning_of(field)
             yield f"| {table}{variant} | `{name}` | {default_of(field)} | {meaning} |"
-    for name, models in nested:
+    for name, models, repeated in nested:
         inside = f"{table.strip('`[]')}.{name}".lstrip(".")
         for each in models:
             called = _variant_of(each) if len(models) > 1 else ""
-            yield from _rows(each, f"`[{inside}]`", called)
+            yield from _rows(each, f"`[[{inside}]]`" if repeated else f"`[{inside}]`", called)
 
 
 def _variant_of(model: type[BaseModel]) -> str:
