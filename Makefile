@@ -17,7 +17,7 @@ SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs 4 --output-sync=target
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo      install, build the demo bundle, serve it at http://127.0.0.1:$(VOUCH_PORT)/"
+	@echo "make demo      install, build a gallery of photographs, serve it at http://127.0.0.1:$(VOUCH_PORT)/"
 	@echo "make check     install, lint, run the tests that take less than a second each; a minute"
 	@echo "make test      install, lint, run the whole suite"
 	@echo "make coverage  branch coverage of model_store and service by their own tests; at least 95 %"
@@ -80,9 +80,9 @@ test: lint .venv/.browser
 coverage: install
 	$(PYTEST) --quiet --numprocesses 2 --dist worksteal tests/model_store tests/service \
 	  --cov --cov-report=term:skip-covered --cov-fail-under=95
-demo: .venv/.installed bundles/digits/CURRENT
+demo: .venv/.installed bundles/photographs/CURRENT
 	@echo "Vouch is at http://127.0.0.1:$(VOUCH_PORT)/ once its startup is complete; Ctrl+C ends it."
-	VOUCH_FEEDBACK=$${VOUCH_FEEDBACK-build/feedback.sqlite3} $(BIN)/vouch-serve --bundle bundles/digits
+	VOUCH_FEEDBACK=$${VOUCH_FEEDBACK-build/feedback.sqlite3} $(BIN)/vouch-serve --bundle bundles/photographs
 
 lint: install
 	@$(SIDE_BY_SIDE) types style
@@ -171,8 +171,8 @@ crash-writes: install bundles/digits/CURRENT
 tables: install
 	$(BIN)/python -m tests.readme.tables
 
-pictures: install bundles/digits/CURRENT
-	$(BIN)/python -m tests.readme.pictures bundles/digits .github/pictures
+pictures: install bundles/photographs/CURRENT .venv/.browser
+	$(BIN)/python -m tests.readme.pictures bundles/photographs .github/pictures
 
 linearizability: install bundles/digits/CURRENT
 	$(BIN)/python -m tests.torture.linearizability bundles/digits
@@ -198,6 +198,9 @@ try-fiftyone: install
 
 clean:
 	rm -rf .venv build bundles runs
+
+bundles/photographs/CURRENT: | .venv/.installed
+	$(BIN)/vouch-build all --config docs/demo/photographs.toml
 
 bundles/digits/CURRENT: | .venv/.installed
 	$(BIN)/vouch-build all --config digits

@@ -38,6 +38,9 @@ RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     pip install --no-deps --no-cache-dir /wheels/*.whl \
  && rm /usr/local/bin/vouch-serve
 
+# The photographs of the demo, and their configuration.
+COPY docs/demo /demo
+
 # ONNX Runtime sends usage data to its maker unless told not to.
 ENV ORT_DISABLE_TELEMETRY=1 PYTHONUNBUFFERED=1
 USER 10001:10001
