@@ -111,7 +111,7 @@ class Settings(BaseSettings):
     )
 
     bundle: List[Path] = Field(
-        (Path("bundles/digits"),),
+        (Path("bundles/photographs"),),
         min_length=1,
         description="Bundles to serve: each is a bundle, or a directory of bundles with a file "
         "CURRENT.",

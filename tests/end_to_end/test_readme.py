@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 import warnings
 from collections.abc import Iterator
 from functools import reduce
@@ -37,6 +38,9 @@ PAGES = [
 README = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 """All of them: a command stands in one place."""
 
+DEMO = ROOT / "docs" / "demo" / "photographs.toml"
+"""The gallery of `make demo`."""
+
 LONGEST = 250
 """Lines of the README at the top."""
 
@@ -56,14 +60,19 @@ def block(language: str, part: str) -> str:
 
 @pytest.fixture(scope="module")
 def place(digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with what the README's reader has: a demo bundle, a photo, a folder of images.
+    """A directory with what the README's reader has: the demo, a photo, a folder of images.
+
+    The digits, which take less time, stand for bundles of the reader's own.
 
     The folder has what calibrating takes: all images of the labels that are withheld, and of the
     others every fourth.
     """
     place = tmp_path_factory.mktemp("reader")
     shutil.copytree(digits_bundle, place / "bundles" / "digits")
-    shutil.copy(digits_bundle / "samples" / "1.png", place / "photo.png")
+    run_here(f"vouch-build all --config {DEMO}", place)
+    shutil.copy(
+        locate(place / "bundles" / "photographs") / "samples" / "1.png", place / "photo.png"
+    )
     data = load_digits()
     for row, (image, label) in enumerate(zip(data.images, data.target, strict=True)):
         if row % 4 and label not in {3, 8}:
@@ -87,7 +96,7 @@ def few(place: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def demo(place: Path) -> Iterator[Service]:
-    with Service(place / "bundles" / "digits", place / "demo.log") as running:
+    with Service(place / "bundles" / "photographs", place / "demo.log") as running:
         yield running
 
 
@@ -110,6 +119,27 @@ def run_here(command: str, place: Path) -> str:
     done = vouch_build(*arguments, cwd=place)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+VERDICTS = {
+    "flamingo.webp": "match",
+    "schooner.webp": "ambiguous",
+    "dolphin.webp": "no_match",
+    "chart.png": "out_of_distribution",
+}
+"""The samples of the demo, in the order of the page."""
+
+
+def test_the_samples_of_the_demo_get_the_four_verdicts(demo: Service) -> None:
+    files = [Path(one["file"]) for one in tomllib.loads(DEMO.read_text("utf-8"))["samples"]]
+    gallery = demo.http.get("/v1/galleries/photographs").json()
+    verdicts = {
+        file.name: demo.answer(demo.http.get(sample["image_url"]).content, gallery="photographs")
+        for file, sample in zip(files, gallery["samples"], strict=True)
+    }
+    assert {name: answer["verdict"] for name, answer in verdicts.items()} == VERDICTS
+    look_alikes = verdicts["schooner.webp"]["results"]
+    assert {result["label"] for result in look_alikes} == {"ketch", "schooner"}
 
 
 def test_the_query_is_answered_and_looks_as_shown(place: Path, demo: Service) -> None:
@@ -157,7 +187,7 @@ def test_filters_and_groups_are_heeded(place: Path, demo: Service) -> None:
         answer = json.loads(run(here.replace("curl ", "curl -s ", 1), place))
         labels.append([result["label"] for result in answer["results"]])
     filtered, grouped = labels
-    assert set(filtered) <= {"1", "7"}
+    assert set(filtered) <= {"ketch", "schooner"}
     assert len(filtered) == 10
     assert len(set(grouped)) == len(grouped) > 1
 
@@ -165,7 +195,7 @@ def test_filters_and_groups_are_heeded(place: Path, demo: Service) -> None:
 def test_the_client_answers(place: Path, demo: Service) -> None:
     code = block("python", "vouch.search(").replace("127.0.0.1:8080", f"127.0.0.1:{demo.port}")
     shown = run(f"{sys.executable} - <<'EOF'\n{code}\nEOF", place)
-    assert re.match(r"\w+ digit-\d+ [01]\.\d+\n", shown), shown
+    assert re.match(r"\w+ [a-z-]+/\d+\.webp [01]\.\d+\n", shown), shown
 
 
 def test_the_retriever_answers(place: Path, demo: Service) -> None:
@@ -175,7 +205,7 @@ def test_the_retriever_answers(place: Path, demo: Service) -> None:
 
 def test_the_library_answers(place: Path) -> None:
     code = block("python", "retriever.search(")
-    assert "digit-" in run(f"{sys.executable} - <<'EOF'\n{code}\nEOF", place)
+    assert ".webp" in run(f"{sys.executable} - <<'EOF'\n{code}\nEOF", place)
 
 
 def test_neighbours_of_another_store_are_decided_on(place: Path) -> None:

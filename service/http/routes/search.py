@@ -97,7 +97,7 @@ class AssessmentForm(BaseModel):
 async def search(request: Request, gallery: str) -> schemas.SearchAnswer:
     """Find the items most like an uploaded image, and say how sure that is.
 
-    `curl -F image=@photo.jpg -F limit=5 http://127.0.0.1:8080/v1/galleries/digits/search`
+    `curl -F image=@photo.jpg -F limit=5 http://127.0.0.1:8080/v1/galleries/photographs/search`
     """
     state = await state_of(request)
     async with form_of(request, SearchForm) as form, leased(gallery, state) as lease:
