@@ -56,7 +56,7 @@ help:
 	@echo "make mutants   40 small faults put into the code, one at a time: which do the tests see? half an hour"
 	@echo "make fuzz-images   10,000 hostile files over HTTP; some minutes"
 	@echo "make pictures  the pictures of the README"
-	@echo "make tables    the tables of settings in the READMEs"
+	@echo "make tables    the tables of settings in the READMEs, and the JSON schema of builds"
 	@echo "make install   make .venv with everything for development"
 	@echo "make lint      format, lint, types, import contracts, dependencies, dead code, the lock file"
 	@echo "make audit     known vulnerabilities of what uv.lock names, from OSV where it can be reached"

@@ -8,6 +8,7 @@
     all_steps      all
     evidence       calibrate, evaluate
     unknown        unknown
+    config         config show, init, schema
     encoder        encoder
     index          index
     index_options  the options of index

@@ -11,17 +11,22 @@ from rich.markup import escape
 
 from index_builder.commands.index_options import declared
 from index_builder.commands.options_class import with_options
-from index_builder.commands.steps import BundlesOption, RunOption, print_report, step_of
-from index_builder.configuration.build import BuildConfig, in_milvus, load_config
-from index_builder.configuration.photographs import (
-    encoder_config,
-    gallery_name,
-    vectors_config,
+from index_builder.commands.steps import (
+    BundlesOption,
+    RunOption,
+    opened_run,
+    print_report,
+    step_of,
+    with_trunk,
 )
-from index_builder.encoders.resolve import FORMS, resolve_encoder
-from index_builder.pipeline.run import Run
+from index_builder.configuration.build import BuildConfig, in_milvus, load_config
+from index_builder.configuration.defaults import gallery_name
+from index_builder.configuration.photographs import encoder_config, vectors_config
+from index_builder.configuration.signing import signing_key
+from index_builder.encoders.resolve import FORMS
 from index_builder.progress import console, say_what_is_next, working
 from index_builder.storage import Storage, is_url
+from model_store.bundles.manifest import ENCODER_FILE
 from model_store.errors import ConfigError
 
 _EITHER = (
@@ -83,11 +88,11 @@ class AllOptions:
 
     @property
     def build(self) -> BuildConfig:
-        """The build that is asked for; other sources than folders are copied or declared first.
+        """The build that is asked for, once `prepare` has fetched what it reads.
 
         Raises
         ------
-        ConfigError : options contradict each other.
+        ConfigError : options contradict each other, or a value is wrong.
         """
         images, vectors = self.images, self.vectors
         of_vectors = vectors, self.items, self.encoder_name
@@ -97,51 +102,51 @@ class AllOptions:
         if self.config is None and vectors is not None and self.labels and images is None:
             return self._of_vectors(vectors)
         if self.config is None and images is not None and not any(of_vectors):
-            return self._of_images(images)
+            folder = self._copied or Path(images)
+            return encoder_config(folder, self.encoder, self.name, labelled=self.labels)
         raise ConfigError(_EITHER)
 
-    def _of_images(self, images: str) -> BuildConfig:
-        folder = self._folder(images)
-        with working("loading the encoder"):
-            encoder = resolve_encoder(self.encoder)
-            n_features = _n_features(encoder)
-        return encoder_config(folder, encoder, n_features, self.name, labelled=self.labels)
+    def prepare(self) -> None:
+        """Copy images from elsewhere, and write the encoder that vectors only name."""
+        if self._copied is not None:
+            from index_builder.indexing.local_copy import copy_images  # noqa: PLC0415 - slow
+
+            images, labelled = str(self.images), self.labels
+            with working("copying images"):
+                left_out = copy_images(images, self._copied, Storage(), labelled=labelled)
+            for sentence in left_out.sentences:
+                console.print(f"[yellow]{escape(sentence)}[/yellow]", soft_wrap=True)
+        if self.vectors is not None and self.encoder_name is not None:
+            from index_builder.vectors.table import open_table  # noqa: PLC0415 - slow
+
+            declared(self._run(self.vectors.stem), open_table(self.vectors), self.encoder_name)
+
+    @property
+    def _copied(self) -> Path | None:
+        """The folder that images are copied to; None where they are in a folder already."""
+        images = self.images
+        if images is None:
+            return None
+        path = Path(images).expanduser()
+        if not is_url(images) and (path.is_dir() or not path.exists()):
+            return None
+        from index_builder.indexing.sources import name_of  # noqa: PLC0415 - slow
+
+        called = name_of(images)
+        return self._run(called) / "images" / called
 
     def _of_vectors(self, table: Path) -> BuildConfig:
         """Return the build of a table of vectors, whose encoder may only be named."""
-        from index_builder.vectors.table import open_table  # noqa: PLC0415 - slow
-
         if (self.encoder is None) == (self.encoder_name is None):
             raise ConfigError(
                 "--vectors needs --encoder-name, or an --encoder that takes vectors. Give one."
             )
-        if self.encoder is None:
-            run = self._run(self.name or gallery_name(table.stem))
-            encoder = declared(run, open_table(table), str(self.encoder_name))
-        else:
-            encoder = resolve_encoder(self.encoder)
-        made_by, n_features = self.encoder_name or encoder.name, _n_features(encoder)
-        return vectors_config(table, self.items, encoder, made_by, n_features, self.name)
+        encoder = self.encoder or self._run(table.stem) / ENCODER_FILE
+        return vectors_config(table, self.items, encoder, self.encoder_name, self.name)
 
-    def _folder(self, images: str) -> Path:
-        """Return a folder of images; any other source is copied into the run's directory first."""
-        path = Path(images).expanduser()
-        if not is_url(images) and (path.is_dir() or not path.exists()):
-            return Path(images)
-        from index_builder.indexing.local_copy import copy_images  # noqa: PLC0415 - slow
-        from index_builder.indexing.sources import name_of  # noqa: PLC0415
-
-        called = name_of(images)
-        run = Run(self._run(self.name or gallery_name(called)))
-        folder = run.directory / "images" / called
-        with run.occupied(), working("copying images"):
-            left_out = copy_images(images, folder, Storage(), labelled=self.labels)
-        for sentence in left_out.sentences:
-            console.print(f"[yellow]{escape(sentence)}[/yellow]", soft_wrap=True)
-        return folder
-
-    def _run(self, name: str) -> Path:
-        return self.run or Path("runs") / name
+    def _run(self, source: str) -> Path:
+        """Return the directory to work in, of a source that is called so."""
+        return self.run or Path("runs") / (self.name or gallery_name(source))
 
 
 @with_options(AllOptions)
@@ -150,25 +155,18 @@ def all_command(options: AllOptions) -> None:
 
     The plan comes first: what the build has to calibrate with, and what can be promised with it.
     """
-    build = in_milvus(options.build, options.milvus)
-    opened = Run(options.run or Path("runs") / build.name)
-    published = options.bundles or Path("bundles") / build.name
-    with opened.occupied():
-        plan = step_of("plan_of")(build)
+    config = in_milvus(options.build, options.milvus)
+    signing_key()  # one that cannot be read is refused now, not when all is done
+    published = options.bundles or Path("bundles") / config.name
+    with opened_run(config, options.run, reads_trunk=True, prepare=options.prepare) as opened:
+        plan = step_of("plan_of")(config)
         for line in plan.lines():
             console.print(line, highlight=False, soft_wrap=True)
         plan.require_feasible()
         if options.dry_run:
             return
+        build = with_trunk(config, opened)
         bundle, report = step_of("build_all")(build, opened, published)
     print_report(report)
     print(bundle)
     say_what_is_next(published)
-
-
-def _n_features(encoder: Path) -> int:
-    """Return the size of an encoder's penultimate layer."""
-    from index_builder.vectors.encoder_file import find_encoder  # noqa: PLC0415 - slow
-    from model_store.encoder.onnx import OnnxEncoder  # noqa: PLC0415
-
-    return OnnxEncoder(find_encoder(encoder), "cpu", threads=1).n_features

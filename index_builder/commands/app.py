@@ -14,6 +14,7 @@ from index_builder.commands import (
     all_steps,
     bundles,
     certify,
+    config,
     encoder,
     evidence,
     exchange,
@@ -88,6 +89,7 @@ def vouch_build(
 app.command("all", rich_help_panel=BUILD)(all_steps.all_command)
 for name, help_text in steps.SINGLE_STEPS.items():
     app.command(name, help=help_text, rich_help_panel=BUILD)(steps.single_step(name))
+app.add_typer(config.app, name="config", rich_help_panel=BUILD)
 app.command("encoder", rich_help_panel=BUILD)(encoder.encoder_command)
 app.command("index", rich_help_panel=BUILD)(index.index_command)
 app.command("calibrate", rich_help_panel=BUILD)(evidence.calibrate_command)

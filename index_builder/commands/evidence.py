@@ -22,6 +22,7 @@ from index_builder.commands.index_options import (
 )
 from index_builder.commands.options_class import with_options
 from index_builder.commands.steps import RunOption, opened_run, print_report, step_of
+from index_builder.configuration.build import load_config
 from index_builder.output import writing
 from index_builder.progress import console, timed_step, working
 from model_store.errors import UsageError
@@ -136,7 +137,8 @@ def calibrate_command(options: CalibrateOptions) -> None:
     others = _given(options, *_OF_QUERIES, *_OF_LABELS, *PROMISES)
     place = options.bundles, options.queries, options.config
     if _of_configuration("calibrate", *place, others):
-        with opened_run(str(options.config), options.run) as (build, opened):
+        build = load_config(str(options.config))
+        with opened_run(build, options.run) as opened:
             calibrate_step = step_of("calibrate_step")
             with timed_step("calibrate"):
                 calibrate_step(build, opened, options.feedback)
@@ -231,7 +233,8 @@ def evaluate_command(
     """
     others = given_options({"items": items, "out": out, "page": page, "within": within})
     if _of_configuration("evaluate", bundles, queries, config, others):
-        with opened_run(str(config), run) as (build, opened):
+        build = load_config(str(config))
+        with opened_run(build, run) as opened:
             evaluate_step = step_of("evaluate_step")
             with timed_step("evaluate"):
                 report = evaluate_step(build, opened)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -12,9 +11,8 @@ from rich.table import Table
 
 from index_builder.commands.index_options import IndexOptions
 from index_builder.commands.options_class import with_options
-from index_builder.commands.steps import step_of
+from index_builder.commands.steps import opened_run, step_of
 from index_builder.configuration.build import in_milvus, load_config
-from index_builder.pipeline.run import Run
 from index_builder.progress import console, say_what_is_next, timed_step, working
 
 if TYPE_CHECKING:
@@ -37,8 +35,7 @@ def index_command(options: IndexOptions) -> None:
         _preview(indexing) if options.dry_run else _index(indexing)
     elif options.config is not None:
         build = in_milvus(load_config(options.config), options.milvus)
-        run = Run(options.run or Path("runs") / build.name)
-        with run.occupied():
+        with opened_run(build, options.run) as run:
             index_step = step_of("index_step")
             with timed_step("index"):
                 index_step(build, run)

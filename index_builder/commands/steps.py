@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from index_builder.configuration.build import BuildConfig, builtin_configs, load_config
+from index_builder.encoders.configured import as_named, with_encoder
+from index_builder.pipeline.inputs import require_inputs
 from index_builder.pipeline.run import Run
 from index_builder.progress import say_what_is_next, timed_step, working
 from model_store.errors import ConfigError
@@ -51,18 +53,40 @@ _WITH_TORCH = frozenset({"train_step", "fit_step", "export_step", "build_all"})
 
 @contextmanager
 def opened_run(
-    config_source: str, run: Path | None, *, to_write: bool = True
-) -> Iterator[tuple[BuildConfig, Run]]:
-    """Give a configuration and the run of its build, which no other command works in meanwhile.
+    config: BuildConfig,
+    run: Path | None,
+    *,
+    to_write: bool = True,
+    reads_trunk: bool = False,
+    prepare: Callable[[], None] | None = None,
+) -> Iterator[Run]:
+    """Give the run of a build, locked and with its configuration, once the build has its files.
 
     Parameters
     ----------
     to_write : see `Run.occupied`.
+    reads_trunk : whether the command reads the weights or the encoder of the configuration.
+    prepare : fetches files that the build reads.
+
+    Raises
+    ------
+    VouchError : a file is missing.
     """
-    config = load_config(config_source)
     opened = Run(run or Path("runs") / config.name)
     with opened.occupied(to_write=to_write):
-        yield config, opened
+        if prepare is not None:
+            prepare()
+        require_inputs(config, reads_trunk=reads_trunk)
+        if to_write:
+            opened.write_config(config)
+        yield opened
+
+
+def with_trunk(config: BuildConfig, opened: Run) -> BuildConfig:
+    """Return the build with its encoder at hand, and its dimensions in the run's configuration."""
+    build = with_encoder(config)
+    opened.write_config(as_named(build, config))
+    return build
 
 
 def step_of(name: str) -> Any:  # noqa: ANN401 - a function of `index_builder.pipeline.steps`
@@ -121,7 +145,9 @@ def single_step(name: str) -> Callable[[str, Path | None], None]:
     """Return the command that runs the step ``name`` of `SINGLE_STEPS`."""
 
     def command(config: ConfigOption, run: RunOption = None) -> None:
-        with opened_run(config, run) as (build, opened):
+        build = load_config(config)
+        with opened_run(build, run, reads_trunk=True) as opened:
+            build = with_trunk(build, opened)
             step = step_of(f"{name}_step")
             with timed_step(name):
                 step(build, opened, _pipeline("gallery_steps").splits_of(build))
@@ -133,7 +159,8 @@ def publish_command(
     config: ConfigOption, run: RunOption = None, bundles: BundlesOption = None
 ) -> None:
     """Turn the staged parts into a verified bundle, by one rename, and make it the current one."""
-    with opened_run(config, run, to_write=False) as (build, opened):
+    build = load_config(config)
+    with opened_run(build, run, to_write=False) as opened:
         published = bundles or Path("bundles") / build.name
         publish_step = step_of("publish_step")
         with working("publishing"):

@@ -4,7 +4,11 @@
 
     build        the TOML file of a build
     encoder      its tables that decide what the encoder becomes
-    photographs  a build of a folder, without a file
+    defaults     defaults that follow from other keys
+    file         the file as text: in full, and to begin with
+    schema       its JSON schema
+    problems     errors of a file, in its own words
+    photographs  a build of a folder or of vectors, without a file
     objective    its table [training.objective]
     posterior    its table [posterior]
     section      the base of all tables

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
+from index_builder.configuration.defaults import of_build
 from index_builder.configuration.encoder import EncoderConfig
-from index_builder.configuration.section import FilePath, Section
+from index_builder.configuration.objective import OF_VIEWS
+from index_builder.configuration.problems import Problems, did_you_mean
+from index_builder.configuration.section import (
+    Contradiction,
+    FilePath,
+    Section,
+    derived,
+    folder_of,
+)
 from model_store.errors import ConfigError, UsageError
 from model_store.gallery.filters.grammar import named_fields
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, IndexKind, IndexSettings
@@ -19,6 +36,8 @@ from model_store.images import MOST_PREVIEW_SIDE, THUMBNAIL_SIDE
 from model_store.verdicts import Order
 
 OutlierKind = Literal["none", "photographs", "digits", "mnist"]
+
+_OUTLIER_RULE = "`digits` with a folder, `none` with vectors, else `photographs`"
 
 
 TRAINED_GALLERY_SHARE = 0.6
@@ -28,23 +47,31 @@ TRAINED_GALLERY_SHARE = 0.6
 class DatasetConfig(Section):
     """The images of a build, and their division by purpose."""
 
-    kind: Literal["digits", "fashion-mnist", "mnist", "folder", "vectors"] = Field(
-        description="digits come with scikit-learn; fashion-mnist and mnist are read from "
-        "VOUCH_DATA_DIR or downloaded; a folder has one sub-folder of images for each label; "
-        "vectors are a table of what another system has made of images."
+    model_config = ConfigDict(
+        json_schema_extra={"anyOf": [{"required": ["kind"]}, {"required": ["path"]}]}
+    )
+
+    kind: Literal["folder", "vectors", "digits", "fashion-mnist", "mnist"] = derived(
+        ...,
+        "`folder` with a `path`, or `vectors` where it ends in .npy, .npz, .parquet or .arrow",
+        description="folder: one sub-folder of images for each label. vectors: a table of "
+        "embeddings that another system has made. digits come with scikit-learn; fashion-mnist and "
+        "mnist are read from VOUCH_DATA_DIR, or downloaded.",
     )
     path: FilePath | None = Field(
         None,
-        description="The folder, or the table of vectors; a relative path is relative to the "
-        "configuration file.",
+        description="The folder of images, or the table of vectors. A relative path starts from "
+        "the folder of the file.",
     )
     items: FilePath | None = Field(
-        None, description="For kind = 'vectors': a manifest, a line for each row of the table."
+        None,
+        examples=["items.csv"],
+        description="With vectors: a manifest (id, label, metadata), a line for each row.",
     )
     labels: Literal["folders", "none"] = Field(
         "folders",
-        description="none: nobody knows what belongs together. Every image is a thing of its own, "
-        "and views of it, made up, are what the gallery is calibrated with.",
+        description="none: labels are unknown. Each image is its own class, and calibration uses "
+        "augmented views.",
     )
     withheld_labels: tuple[str, ...] = Field(
         (),
@@ -60,6 +87,7 @@ class DatasetConfig(Section):
     )
     gallery_share: float | None = Field(
         None,
+        examples=[0.6],
         gt=0,
         lt=1,
         description="Where the data has no split of its own: share of each label that is trained "
@@ -79,31 +107,40 @@ class DatasetConfig(Section):
     @classmethod
     def _is_of_this_machine(cls, path: object) -> object:
         if "://" in str(path):
-            raise ValueError("a build reads a folder; `vouch-build all --images URL` copies it")
+            raise ValueError("a build reads a folder. `vouch-build all --images URL` copies it.")
         return path
 
-    @model_validator(mode="after")
-    def _folder_has_path(self) -> DatasetConfig:
-        if (self.kind in {"folder", "vectors"}) != (self.path is not None):
-            raise ValueError("`path` goes with kind = 'folder' or 'vectors', and only with these")
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Give the keys that go with another kind."""
+        if self.kind in {"folder", "vectors"} and self.path is None:
+            yield "path", f'kind = "{self.kind}" needs `path`.'
+        if self.kind not in {"folder", "vectors"} and self.path is not None:
+            yield "path", f'kind = "{self.kind}" has no path. Drop `path` or `kind`.'
         if self.items is not None and self.kind != "vectors":
-            raise ValueError("`items` goes with kind = 'vectors'")
-        if self.labels == "none" and (
-            self.kind != "folder" or self.withheld_labels or self.unseen_share
-        ):
-            raise ValueError("labels = 'none' is for a folder; it leaves no labels to withhold")
+            yield "items", 'it goes with kind = "vectors". Drop it.'
+        if self.labels == "none":
+            if self.kind != "folder":
+                yield "labels", 'labels = "none" is for kind = "folder". Drop it.'
+            for key in ("withheld_labels", "unseen_share"):
+                if getattr(self, key):
+                    yield key, f'labels = "none" leaves no labels to divide. Drop `{key}`.'
         if self.unseen_share and self.kind in {"fashion-mnist", "mnist"}:
-            raise ValueError("`unseen_share` is for data without a split of its own")
-        return self
+            yield "unseen_share", f'kind = "{self.kind}" has a split of its own. Drop it.'
 
 
 class OutlierConfig(Section):
-    """Images from another world: one kind to calibrate with, another to be tested on."""
+    """Images of another kind than the gallery's, to calibrate and to evaluate with."""
 
-    calibration: OutlierKind = "photographs"
-    evaluation: OutlierKind = "photographs"
-    n_images: int | None = Field(
-        None, ge=1, description="Images of each of the two, at most; all where it is left out."
+    calibration: OutlierKind = derived(
+        "photographs",
+        _OUTLIER_RULE,
+        description="photographs: grey crops of the two that come with scikit-learn.",
+    )
+    evaluation: OutlierKind = derived(
+        "photographs", _OUTLIER_RULE, description="Other images than those for calibration."
+    )
+    n_images: int | None = derived(
+        None, "250 with a folder, else all", ge=1, description="Images of each of the two, at most."
     )
 
 
@@ -118,21 +155,22 @@ class IndexConfig(Section):
     )
     milvus_uri: str | None = Field(
         None,
-        description="Put the gallery into the Milvus there, not into files of the bundle: "
+        examples=["http://127.0.0.1:19530"],
+        description="Address of the Milvus that holds the gallery in place of the bundle's files: "
         "http://host:19530, or a file that ends in .db for milvus-lite.",
     )
     memory_budget_bytes: int = Field(
-        DEFAULT_SETTINGS.memory_budget_bytes, gt=0, description="Of what stays in memory."
+        DEFAULT_SETTINGS.memory_budget_bytes, gt=0, description="Memory of the index, in bytes."
     )
     min_recall: float = Field(
         DEFAULT_SETTINGS.min_recall,
         gt=0,
         le=1,
-        description="Share of the ten nearest items that a search is to find; the index is "
-        "searched no wider than that takes.",
+        description="Share of the ten nearest items that a search finds, on average.",
     )
     filter_fields: tuple[str, ...] | None = Field(
         None,
+        examples=[["year", "brand.name"]],
         description="Fields of the metadata to index for filters, as a filter names them: "
         '`["year", "brand.name"]`. Left out: those that most items have, in at most 256 bytes an '
         "item. Any other is indexed in memory when a filter first asks for it.",
@@ -140,10 +178,11 @@ class IndexConfig(Section):
 
     previews: int | None = Field(
         None,
+        examples=[1024],
         gt=THUMBNAIL_SIDE,
         le=MOST_PREVIEW_SIDE,
-        description="Longest side of pictures to compare by, pixels, such as 1024; they are kept "
-        "in the bundle beside thumbnails, 100 to 250 kB a photograph at 1,024. Not with Milvus.",
+        description="Longest side, in pixels, of pictures for comparison that the bundle keeps "
+        "beside thumbnails: 100 to 250 kB a photograph at 1,024. Not with Milvus.",
     )
 
     @field_validator("filter_fields")
@@ -155,18 +194,30 @@ class IndexConfig(Section):
             raise ValueError(str(error)) from None
         return names
 
-    def settings(self, seed: int) -> IndexSettings:
-        """Return the settings of an index.
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Give the keys that a gallery in Milvus has no use for."""
+        if self.milvus_uri is None:
+            return
+        from model_store.gallery.milvus.collection import require_bare  # noqa: PLC0415 - slow
+        from model_store.gallery.milvus.writer import INDEX_TYPES  # noqa: PLC0415
 
-        Raises
-        ------
-        ConfigError : there would be previews in Milvus.
-        """
-        if self.previews is not None and self.milvus_uri is not None:
-            raise ConfigError(
-                f"The index has previews = {self.previews} and a gallery in Milvus, which takes no "
-                "pictures of that size. Leave one of them out."
+        try:
+            require_bare(self.milvus_uri)
+        except ConfigError as error:
+            yield "milvus_uri", str(error)
+        if self.previews is not None:
+            yield (
+                "previews",
+                (
+                    "a gallery in Milvus takes no pictures of that size. Drop `previews` or "
+                    "`milvus_uri`."
+                ),
             )
+        if self.kind != "auto" and self.kind not in INDEX_TYPES:
+            yield "kind", f"Milvus has {', '.join(INDEX_TYPES)}. Take one, or auto."
+
+    def settings(self, seed: int) -> IndexSettings:
+        """Return the settings of an index."""
         return IndexSettings(
             self.kind,
             self.memory_budget_bytes,
@@ -181,45 +232,50 @@ class CalibrationConfig(Section):
     """The promises that answers are to keep."""
 
     alpha: float = Field(
-        0.05, gt=0, lt=1, description="Share of ordinary queries that may be called outliers."
+        0.05,
+        gt=0,
+        lt=1,
+        description="Highest share of in-distribution queries that are called outliers.",
     )
     coverage: float = Field(
         0.95,
         gt=0,
         lt=1,
-        description="Share of result sets that hold a true match, where the gallery has one.",
+        description="Share of result sets with a true match, where the gallery has one.",
     )
     max_error: float = Field(
         0.05,
         gt=0,
         lt=1,
-        description="Share of wrong ones among `match` verdicts that is promised not to be "
-        "exceeded; where the calibration is too small to promise it, no `match` is given.",
+        description="Highest share of wrong verdicts among `match` verdicts. Where the calibration "
+        "has too few queries to bound it, no `match` is given.",
     )
     max_false_match_rate: float | None = Field(
         None,
+        examples=[0.01],
         gt=0,
         lt=1,
-        description="Share of the queries without a match in the gallery that may get `match` "
-        "(FPIR), promised likewise; left out: any.",
+        description="Highest share of `match` verdicts among absent queries (FPIR), bounded "
+        "likewise. Left out: not bounded.",
     )
     delta: float = Field(
         0.1,
         gt=0,
         lt=0.5,
-        description="Each promise is kept with probability 1 − delta over calibrations.",
+        description="Each bound holds with probability 1 − delta over calibrations.",
     )
     expected_absent: float | None = Field(
         None,
+        examples=[0.02],
         gt=0,
         lt=1,
-        description="Share of ordinary-looking queries without a match in the gallery; left out: "
-        "0.05 to begin with, then estimated from the queries that are served.",
+        description="Share of absent queries among in-distribution queries. Left out: 0.05 at "
+        "first, then estimated from the queries that are served.",
     )
     order: Order = Field(
         "similarity",
-        description="Of lists where a request names none. similarity: nearest first. probability: "
-        "by match probability, items of one label nearest first.",
+        description="Order of results where a request names none. similarity: nearest first. "
+        "probability: by match probability, items of one label nearest first.",
     )
 
 
@@ -227,11 +283,15 @@ class SampleConfig(Section):
     """A query image that visitors of the page can search with."""
 
     file: FilePath = Field(
-        description="An image file; a relative path is relative to the configuration file."
+        examples=["query.jpg"],
+        description="An image file; a relative path is relative to the configuration file.",
     )
-    caption: str = Field(min_length=1, description="What the image shows, for a person.")
+    caption: str = Field(
+        min_length=1, examples=["a new photo"], description="What the image shows, for a person."
+    )
     label: str | None = Field(
         None,
+        examples=["crab"],
         description="The label of the gallery that it matches; left out: the gallery has no match.",
     )
 
@@ -239,12 +299,13 @@ class SampleConfig(Section):
 class BuildConfig(EncoderConfig):
     """A whole build."""
 
-    dataset: DatasetConfig
+    dataset: DatasetConfig = Field(description="Give `path`, the folder of your images, or `kind`.")
     outliers: OutlierConfig = OutlierConfig()
     index: IndexConfig = IndexConfig()
     calibration: CalibrationConfig = CalibrationConfig()
-    samples: tuple[SampleConfig, ...] = ()
-    """Query images that come with the bundle; where there are none, a few evaluation queries."""
+    samples: tuple[SampleConfig, ...] = Field(
+        (), description="Query images for the page. Left out: a few evaluation queries."
+    )
 
     @property
     def gallery_share(self) -> float | None:
@@ -258,26 +319,46 @@ class BuildConfig(EncoderConfig):
 
     @model_validator(mode="before")
     @classmethod
-    def _vectors_have_no_pictures_of_another_world(cls, fields: Any) -> Any:  # noqa: ANN401 - not validated yet
-        dataset = fields.get("dataset") if isinstance(fields, Mapping) else None
-        if isinstance(dataset, Mapping) and dataset.get("kind") == "vectors":
-            return {"outliers": {"calibration": "none", "evaluation": "none"}, **fields}
-        return fields
+    def _defaults(cls, fields: Any, info: ValidationInfo) -> Any:  # noqa: ANN401 - not validated yet
+        return of_build(fields, folder_of(info)) if isinstance(fields, Mapping) else fields
 
-    @model_validator(mode="after")
-    def _vectors_are_taken(self) -> BuildConfig:
-        if self.dataset.kind != "vectors":
-            return self
-        if self.network.encoder is None:
-            raise ValueError(
-                "kind = 'vectors' goes with trunk = 'onnx' and, as `encoder`, what made the "
-                "vectors: `vouch-build encoder --vectors TABLE --encoder-name NAME`"
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Give the keys that contradict those of another table."""
+        yield from super().contradictions()
+        if self.dataset.kind == "vectors":
+            yield from self._of_vectors()
+        objective, training = self.training.objective.kind, self.training
+        two_views = objective in OF_VIEWS and self.dataset.labels != "none"
+        if training.epochs and two_views and not training.augmented:
+            yield (
+                "training.objective",
+                (
+                    f'"{objective}" compares two views of each image, and there is one of each. '
+                    "Train a trunk with training.crop, such as 0.3, jitter, flip or shift."
+                ),
             )
-        if {self.outliers.calibration, self.outliers.evaluation} != {"none"}:
-            raise ValueError("[outliers] are pictures, which an encoder of vectors cannot take")
+        if getattr(self.posterior, "prior_chosen_by", None) == "validation" and (
+            self.dataset.validation_share == 0 and self.dataset.labels != "none"
+        ):
+            yield (
+                "posterior.prior_chosen_by",
+                "dataset.validation_share = 0 leaves no images for it. Give a share, such as 0.05.",
+            )
+
+    def _of_vectors(self) -> Iterator[Contradiction]:
+        if self.network.encoder is None:
+            yield (
+                "network.encoder",
+                (
+                    'kind = "vectors" needs the encoder that made them, as `vouch-build encoder '
+                    "--vectors TABLE --encoder-name NAME` writes it."
+                ),
+            )
+        for key in ("calibration", "evaluation"):
+            if getattr(self.outliers, key) != "none":
+                yield f"outliers.{key}", 'an encoder of vectors takes no images. Give "none".'
         if self.samples:
-            raise ValueError("[[samples]] are images, which an encoder of vectors cannot take")
-        return self
+            yield "samples", "an encoder of vectors takes no images. Drop [[samples]]."
 
 
 def builtin_configs() -> list[str]:
@@ -289,47 +370,74 @@ def builtin_configs() -> list[str]:
 def load_config(source: str | Path) -> BuildConfig:
     """Read a configuration: a TOML file, or the name of a built-in one.
 
-    Relative paths in a file are relative to its folder.
+    Relative paths in a file start from its folder.
 
     Raises
     ------
-    ConfigError : no such file or name, not TOML, or a value that is missing or out of range.
+    ConfigError : no such file or name, not TOML, or keys or values that are wrong: all of them, a
+        line for each with its place.
     """
-    folder = None
     if str(source) in builtin_configs():
-        text = (resources.files("index_builder") / "configs" / f"{source}.toml").read_text("utf-8")
+        file = resources.files("index_builder") / "configs" / f"{source}.toml"
     elif Path(source).is_file():
-        text = Path(source).read_text(encoding="utf-8")
-        folder = Path(source).parent
+        file = Path(source)
     else:
+        known = builtin_configs()
         raise ConfigError(
             f"No configuration {str(source)!r}: neither a file nor a built-in name "
-            f"({', '.join(builtin_configs())})."
+            f"({', '.join(known)}).{did_you_mean(str(source), known)}"
         )
     try:
-        return BuildConfig.model_validate(tomllib.loads(text), context={"folder": folder})
+        text = file.read_text(encoding="utf-8")
+        fields = tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"{source} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{source} is not UTF-8 text, as TOML is.") from error
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{source} is not valid TOML: {error}.") from error
+        found = re.search(r"at line (\d+)", str(error))
+        line = found[1] if found else text.count("\n") + 1
+        raise ConfigError(f"{source}:{line}: not valid TOML: {error}.") from error
+    config, refused = None, None
+    try:
+        config = BuildConfig.model_validate(fields, context={"folder": Path(source).parent})
     except ValidationError as error:
-        raise ConfigError(f"{source}: {in_words(error)}") from error
+        refused = error
+    problems = Problems(BuildConfig, fields, refused, typed=True)
+    if config is None or problems.found:
+        raise ConfigError(problems.of_file(source, text)) from refused
+    return config
+
+
+def build_config(fields: Mapping[str, Any], options: Mapping[str, str]) -> BuildConfig:
+    """Return the build that options of a command line describe.
+
+    Parameters
+    ----------
+    fields : the tables of its file.
+    options : the option that each key comes from, such as ``--encoder`` for ``network.encoder``.
+
+    Raises
+    ------
+    UsageError : a value is out of range.
+    """
+    try:
+        return BuildConfig.model_validate(fields)
+    except ValidationError as error:
+        raise UsageError(Problems(BuildConfig, fields, error).of_options(options)) from error
 
 
 def in_milvus(config: BuildConfig, uri: str | None) -> BuildConfig:
-    """The same build with its gallery in the Milvus at ``uri``; None leaves it as it is."""
+    """The same build with its gallery in the Milvus at ``uri``; None leaves it as it is.
+
+    Raises
+    ------
+    ConfigError : the index has settings that are not for Milvus.
+    """
     if uri is None:
         return config
-    index = config.index.model_copy(update={"milvus_uri": uri})
-    return config.model_copy(update={"index": index})
-
-
-def in_words(error: ValidationError) -> str:
-    """One line for each thing that is wrong."""
-    lines = []
-    for problem in error.errors():
-        place = ".".join(str(part) for part in problem["loc"]) or "the file"
-        received: Any = problem.get("input")
-        lines.append(f"{place}: {problem['msg']} (received {received!r})")
-    return "; ".join(lines)
+    index = {**config.index.model_dump(), "milvus_uri": uri}
+    return build_config({**dict(config), "index": index}, {"index.milvus_uri": "--milvus"})
 
 
 def parse_promises(options: Mapping[str, Any]) -> CalibrationConfig:
@@ -342,5 +450,6 @@ def parse_promises(options: Mapping[str, Any]) -> CalibrationConfig:
     try:
         return CalibrationConfig.model_validate(options)
     except ValidationError as error:
-        named = {f"--{name.replace('_', '-')}": value for name, value in options.items()}
-        raise UsageError(f"What answers shall promise, {named}: {in_words(error)}.") from error
+        named = {name: f"--{name.replace('_', '-')}" for name in options}
+        problems = Problems(CalibrationConfig, options, error)
+        raise UsageError(problems.of_options(named)) from error

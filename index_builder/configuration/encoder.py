@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
+from index_builder.configuration.defaults import (
+    ENCODER_IN_THE_BOX,
+    N_FEATURES,
+    WHITENED_DIM,
+    of_encoder,
+    of_network,
+)
 from index_builder.configuration.objective import ContrastiveConfig, ObjectiveConfig
 from index_builder.configuration.posterior import (
     OF_ANY_OBJECTIVE,
@@ -16,16 +30,48 @@ from index_builder.configuration.posterior import (
     MonteCarloDropoutConfig,
     PosteriorConfig,
 )
-from index_builder.configuration.section import Section
+from index_builder.configuration.problems import did_you_mean
+from index_builder.configuration.section import (
+    Contradiction,
+    Section,
+    absolute,
+    as_text,
+    derived,
+    folder_of,
+)
 from model_store.bundles.directory import GALLERY_NAME
 
 PHOTOGRAPH = 224
 """Height and width that ImageNet's networks were trained at, pixels."""
 
+NAMED_WEIGHTS: Mapping[str, tuple[str, ...]] = {
+    "resnet18": ("IMAGENET1K_V1", "DEFAULT"),
+    "resnet50": ("IMAGENET1K_V1", "IMAGENET1K_V2", "DEFAULT"),
+    "mobilenet_v2": ("IMAGENET1K_V1", "IMAGENET1K_V2", "DEFAULT"),
+    "mobilenet_v3_large": ("IMAGENET1K_V1", "IMAGENET1K_V2", "DEFAULT"),
+    "googlenet": ("IMAGENET1K_V1", "DEFAULT"),
+    "vit_b_16": (
+        "IMAGENET1K_V1",
+        "IMAGENET1K_SWAG_E2E_V1",
+        "IMAGENET1K_SWAG_LINEAR_V1",
+        "DEFAULT",
+    ),
+}
+"""Torchvision's names of weights, which importing torchvision would take seconds to tell."""
+
+WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".npz")
+
 
 class NetworkConfig(Section):
     """The encoder: a trunk, and the linear last layer on its features."""
 
+    encoder: Annotated[str, BeforeValidator(as_text)] | None = derived(
+        None,
+        f"`{ENCODER_IN_THE_BOX}` with a folder",
+        description=f"A pretrained encoder, which stays as it is. {ENCODER_IN_THE_BOX}: the one "
+        "that comes with Vouch. Or a model of a library, as `vouch-build all --encoder` names it "
+        "(timm:NAME). Or a path: what `vouch-build encoder` wrote, a bundle, or an .onnx file.",
+    )
     trunk: Literal[
         "small_cnn",
         "colour_cnn",
@@ -36,107 +82,179 @@ class NetworkConfig(Section):
         "googlenet",
         "vit_b_16",
         "onnx",
-    ] = Field(
+    ] = derived(
         "small_cnn",
-        description="small_cnn (grey, 28 × 28) and colour_cnn (32 × 32) are the papers' own; onnx "
-        "is the `encoder` named; the others are torchvision's.",
-    )
-    encoder: Path | None = Field(
-        None,
-        description="For trunk = 'onnx', which is always frozen: what `vouch-build encoder` wrote, "
-        "a bundle, or an encoder's .onnx file.",
+        "`onnx` with an `encoder`, else `small_cnn`",
+        description="In place of `encoder`: a network to train, from random numbers or from "
+        "`weights`. small_cnn (grey, 28 × 28) and colour_cnn (32 × 32) are the papers' own, for "
+        "characters and silhouettes; the others are torchvision's. onnx: the `encoder` named.",
     )
     weights: str | None = Field(
         None,
-        description="Pretrained weights: a name of torchvision's (IMAGENET1K_V1, downloaded), a "
-        "local .safetensors, .pth or .npz file, or the checkpoint.safetensors of another run.",
+        examples=["IMAGENET1K_V1"],
+        description="Pretrained weights of `trunk`: a name of torchvision's (IMAGENET1K_V1, "
+        "downloaded), a local .safetensors, .pth, .pt or .npz file, or the checkpoint.safetensors "
+        "of another run.",
     )
-    frozen: bool = Field(False, description="Leave the trunk as it is; only the last layer learns.")
-    last_layer: Literal["random", "whitening", "loaded"] = Field(
+    frozen: bool = derived(
+        False,
+        "`true` with an `encoder`",
+        description="Leave the trunk as it is; only the last layer learns.",
+    )
+    last_layer: Literal["random", "whitening", "loaded"] = derived(
         "random",
-        description="How the last layer begins: at random, as the learned whitening of the "
-        "trunk's features, or as the linear layer that comes with the weights.",
+        "`whitening` on a frozen trunk, else `random`",
+        description="How the last layer begins. random: with random numbers, to be trained. "
+        "whitening: as the learned whitening of the trunk's features. loaded: as the linear layer "
+        "that comes with the weights.",
     )
     pooling: Literal["average", "gem"] = Field(
-        "average", description="Of a convolutional trunk's last feature map."
+        "average", description="Pooling of a convolutional trunk's last feature map."
     )
     input_size: int = Field(
         PHOTOGRAPH,
         ge=32,
         multiple_of=32,
-        description="Of torchvision's trunks, pixels; small_cnn has 28, colour_cnn 32.",
+        description="Side of the images that torchvision's trunks take, in pixels.",
     )
-    embedding_dim: int = Field(128, ge=2)
-    dropout: float = Field(0.0, ge=0, lt=1, description="On the features, while training.")
+    embedding_dim: int | None = derived(
+        128,
+        f"128; {WHITENED_DIM} of a whitened last layer, or as many as there are features",
+        ge=2,
+        description="Dimensions of the embedding.",
+    )
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="Share of the features that training drops."
+    )
     feature_norm: bool = Field(
         False,
-        description="One more batch normalisation, without parameters, of the features; a "
-        "pretrained trunk's own stay as they were.",
+        description="Normalise the features over each batch, without parameters. Batch "
+        "normalisation within a pretrained trunk keeps its statistics.",
     )
     dropout_inside: bool = Field(
-        False, description="The same share between the convolutions of small_cnn as well."
+        False, description="Drop the same share between the convolutions of small_cnn."
     )
 
     @model_validator(mode="before")
     @classmethod
-    def _a_graph_is_frozen(cls, fields: Any) -> Any:  # noqa: ANN401 - not validated yet
-        if isinstance(fields, Mapping) and fields.get("trunk") == "onnx":
-            return {"frozen": True, **fields}
-        return fields
+    def _defaults(cls, fields: Any) -> Any:  # noqa: ANN401 - not validated yet
+        return of_network(fields) if isinstance(fields, Mapping) else fields
 
-    @model_validator(mode="after")
-    def _nothing_is_ignored(self) -> NetworkConfig:
-        if (self.trunk == "onnx") != (self.encoder is not None):
-            raise ValueError("`encoder` goes with trunk = 'onnx', and only with it")
+    @field_validator("encoder")
+    @classmethod
+    def _absolute_encoder(cls, spec: str | None, info: ValidationInfo) -> str | None:
+        if spec is None or spec == ENCODER_IN_THE_BOX or ":" in spec:
+            return spec
+        is_path = "/" in spec or (folder_of(info) / spec).exists()
+        return absolute(spec, info) if is_path else spec
+
+    @field_validator("weights")
+    @classmethod
+    def _absolute_weights(cls, weights: str | None, info: ValidationInfo) -> str | None:
+        return absolute(weights, info) if weights and Path(weights).suffix else weights
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Give the keys that go with another network."""
         if self.encoder is not None:
-            if self.weights is not None or not self.frozen or self.last_layer == "loaded":
-                raise ValueError(
-                    "trunk = 'onnx' is frozen and brings its weights: drop `weights`, `frozen` and "
-                    "last_layer = 'loaded'"
-                )
-            if self.feature_norm:
-                raise ValueError("trunk = 'onnx' stays as it is: drop `feature_norm`")
-            if self.pooling != "average" or self.input_size != PHOTOGRAPH:
-                raise ValueError("trunk = 'onnx' has both itself: drop `pooling` and `input_size`")
-            return self
+            yield from self._with_encoder()
+        else:
+            yield from self._of_trunk()
+
+    def _with_encoder(self) -> Iterator[Contradiction]:
+        if self.trunk != "onnx":
+            yield "trunk", "`encoder` brings its own network. Drop `trunk` or `encoder`."
+            return
+        another = "Drop it, or name the `trunk` that it is for."
+        if self.weights is not None:
+            yield "weights", f"`encoder` brings its own weights. {another}"
+        if not self.frozen:
+            yield "frozen", "an encoder stays as it is. Drop `frozen`, or train a `trunk`."
+        if self.last_layer == "loaded":
+            yield "last_layer", 'it needs `weights`. With `encoder`: "whitening" or "random".'
+        if self.feature_norm:
+            yield "feature_norm", f"an encoder stays as it is. {another}"
+        if self.pooling != "average":
+            yield "pooling", f"`encoder` brings its own pooling. {another}"
+        if self.input_size != PHOTOGRAPH:
+            yield "input_size", f"`encoder` brings its own input size. {another}"
+        if self.dropout_inside:
+            yield "dropout_inside", 'it needs trunk = "small_cnn". Drop it.'
+
+    def _of_trunk(self) -> Iterator[Contradiction]:
+        if self.trunk == "onnx":
+            yield "encoder", 'trunk = "onnx" needs `encoder`: a library\'s model, or a path.'
+            return
+        own = self.trunk in {"small_cnn", "colour_cnn"}
         if self.feature_norm and (self.frozen or self.dropout_inside):
-            raise ValueError(
-                "`feature_norm` learns from the features of each batch: drop `frozen` and "
-                "`dropout_inside`"
-            )
-        if self.weights is None and (self.frozen or self.last_layer == "loaded"):
-            raise ValueError("`frozen` and last_layer = 'loaded' need `weights`")
-        if self.trunk in {"small_cnn", "colour_cnn", "vit_b_16"} and self.pooling != "average":
-            raise ValueError(f"{self.trunk} has no feature map to pool: drop `pooling`")
-        if self.trunk in {"small_cnn", "colour_cnn"} and self.input_size != PHOTOGRAPH:
-            raise ValueError(f"{self.trunk} has an input size of its own: drop `input_size`")
+            other = "frozen" if self.frozen else "dropout_inside"
+            yield "feature_norm", f"it learns from the features of each batch. Drop `{other}`."
+        if self.weights is None and self.frozen:
+            yield "frozen", "a frozen trunk needs `weights`, or an `encoder` in its place."
+        if self.weights is None and self.last_layer == "loaded":
+            yield "last_layer", "a loaded last layer needs `weights`."
+        if self.weights is not None:
+            yield from _of_weights(self.trunk, self.weights)
+        if self.pooling != "average" and (own or self.trunk == "vit_b_16"):
+            yield "pooling", f"{self.trunk} has no feature map to pool. Drop `pooling`."
+        if self.input_size != PHOTOGRAPH and own:
+            yield "input_size", f"{self.trunk} has an input size of its own. Drop `input_size`."
         if self.dropout_inside and (self.trunk != "small_cnn" or not self.dropout):
-            raise ValueError("`dropout_inside` is for trunk = 'small_cnn', and needs `dropout`")
-        return self
+            yield "dropout_inside", 'it needs trunk = "small_cnn" and `dropout`, such as 0.2.'
+        n_features = N_FEATURES[self.trunk]
+        if self.last_layer == "whitening" and (self.embedding_dim or 0) > n_features:
+            yield (
+                "embedding_dim",
+                (
+                    f"{self.trunk} has {n_features} features, and whitening adds none. Ask for "
+                    "fewer dimensions."
+                ),
+            )
+
+
+def _of_weights(trunk: str, weights: str) -> Iterator[Contradiction]:
+    """Give what is wrong with the name of weights, which need not exist yet."""
+    names, suffix = NAMED_WEIGHTS.get(trunk, ()), Path(weights).suffix
+    files = WEIGHT_SUFFIXES if names else (".safetensors",)
+    if weights not in names and suffix not in files:
+        named = f"{', '.join(names)}, or " if names else ""
+        meant = did_you_mean(weights, names)
+        yield "weights", f"wanted {named}a file ({', '.join(files)}) for {trunk}.{meant}"
 
 
 class TrainingConfig(Section):
     """Training: of the encoder, and of whatever the objective learns beside it."""
 
-    objective: ObjectiveConfig = ContrastiveConfig()
-    epochs: int = Field(10, ge=0, description="0 takes the encoder as it is loaded or whitened.")
-    labels_per_batch: int = Field(10, ge=2)
+    objective: ObjectiveConfig = Field(
+        ContrastiveConfig(), description="The loss that training minimises."
+    )
+    epochs: int = derived(
+        10,
+        "0 with pretrained features and a whitened last layer, unless [training] or "
+        "`posterior.method` describes a training; else 10",
+        ge=0,
+        description="Passes over the training images. 0 takes the encoder as it is loaded or "
+        "whitened.",
+    )
+    labels_per_batch: int = Field(10, ge=2, description="Labels in a batch of training images.")
     images_per_label: int = Field(
         25,
         ge=2,
-        description="Objectives that need no positives in a batch (cross_entropy, center, proxies, "
-        "views) draw labels_per_batch × images_per_label images of whatever label.",
+        description="Images of each label in a batch. Objectives that need no positives in a batch "
+        "(cross_entropy, center, proxies, views) draw labels_per_batch × images_per_label images, "
+        "whatever their labels.",
     )
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    momentum: float = Field(0.9, ge=0, lt=1, description="Of sgd; above 0 it is Nesterov's.")
-    learning_rate: float = Field(1e-3, gt=0)
-    weight_decay: float = Field(1e-4, ge=0)
+    optimizer: Literal["adamw", "sgd"] = Field("adamw", description="adamw or sgd.")
+    momentum: float = Field(
+        0.9, ge=0, lt=1, description="Of sgd; above 0 it is Nesterov's momentum."
+    )
+    learning_rate: float = Field(1e-3, gt=0, description="Of the encoder, at its highest.")
+    weight_decay: float = Field(1e-4, ge=0, description="Of the encoder's weights.")
     margin: float = Field(
         1.0,
         gt=0,
         lt=2,
-        description="Distance beyond which negatives rest: of the contrastive loss, and of the "
-        "Laplace posterior's curvature, whatever the objective.",
+        description="Distance beyond which negatives have no effect: in the contrastive loss, and "
+        "in the Laplace posterior's curvature with any objective.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto",
@@ -145,8 +263,8 @@ class TrainingConfig(Section):
     )
     precision: Literal["auto", "full", "mixed"] = Field(
         "auto",
-        description="Of the trunk in training: mixed computes in bfloat16 what bears it, twice as "
-        "fast; auto does so on a GPU.",
+        description="Of the trunk in training. mixed: bfloat16 where it is precise enough, twice "
+        "as fast. auto: mixed on a GPU, else full.",
     )
     flip: bool = Field(False, description="Mirror half of the training images.")
     shift: int = Field(0, ge=0, description="Move training images by up to so many pixels.")
@@ -172,12 +290,24 @@ class TrainingConfig(Section):
 class EncoderConfig(Section):
     """An encoder with its posterior."""
 
-    name: str = Field(pattern=GALLERY_NAME, description="Of the gallery.")
-    description: str = ""
-    seed: int = Field(0, ge=0)
+    name: str = derived(
+        ...,
+        "the name of the folder, the table or the data set",
+        pattern=GALLERY_NAME,
+        description="Of the gallery, its run and its bundles.",
+    )
+    description: str = derived(
+        "", "the folder or table, and the encoder", description="Of the gallery, for people."
+    )
+    seed: int = Field(0, ge=0, description="Of everything that is drawn at random.")
     network: NetworkConfig = NetworkConfig()
     training: TrainingConfig = TrainingConfig()
     posterior: PosteriorConfig = LaplaceConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, fields: Any) -> Any:  # noqa: ANN401 - not validated yet
+        return of_encoder(fields) if isinstance(fields, Mapping) else fields
 
     def changed_since(self, stored: Mapping[str, Any]) -> set[str]:
         """Parts that differ from those of a configuration ``stored`` as JSON.
@@ -191,42 +321,72 @@ class EncoderConfig(Section):
             return set(now)
         return {part for part in now if now[part] != then[part]}
 
-    @model_validator(mode="after")
-    def _something_is_learned(self) -> EncoderConfig:
-        if self.training.epochs:
-            if self.network.frozen and self.training.augmented:
-                raise ValueError(
-                    "a frozen trunk sees each image once: drop flip, shift, crop and jitter"
-                )
-            if self.network.dropout and self.posterior.method == "online_laplace":
-                raise ValueError("online_laplace takes the curvature of whole features: no dropout")
-            if self.network.encoder is not None and self.posterior.method == "ensemble":
-                raise ValueError("members of an ensemble train their trunks: not trunk = 'onnx'")
-        elif self.network.last_layer == "random":
-            raise ValueError("with training.epochs = 0, network.last_layer must not be 'random'")
-        elif self.posterior.method not in POST_HOC:
-            raise ValueError(f"posterior.method = '{self.posterior.method}' needs training.epochs")
-        return self
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Give the keys that contradict those of another table."""
+        yield from self._of_training()
+        yield from self._of_posterior()
 
-    @model_validator(mode="after")
-    def _one_loss_trains(self) -> EncoderConfig:
-        asked = self.training.objective
-        if asked != ContrastiveConfig() and self.posterior.method not in OF_ANY_OBJECTIVE:
-            raise ValueError(
-                f"posterior.method = '{self.posterior.method}' trains with a loss of its own: drop "
-                f"training.objective, or take one of {', '.join(sorted(OF_ANY_OBJECTIVE))}"
+    def _of_training(self) -> Iterator[Contradiction]:
+        network, training, method = self.network, self.training, self.posterior.method
+        if training.epochs:
+            for key in ("flip", "shift", "crop", "jitter"):
+                if network.frozen and getattr(training, key) != getattr(TrainingConfig(), key):
+                    yield f"training.{key}", f"a frozen trunk sees each image once. Drop `{key}`."
+            return
+        if network.weights is None and network.encoder is None:
+            yield (
+                "training.epochs",
+                (
+                    "a network of random numbers has to be trained. Give `epochs`, such as 10, or "
+                    "a pretrained network.encoder."
+                ),
             )
-        return self
+        elif network.last_layer == "random":
+            yield (
+                "training.epochs",
+                (
+                    "a last layer of random numbers has to be trained. Give `epochs`, such as 10, "
+                    'or network.last_layer = "whitening".'
+                ),
+            )
+        if method not in POST_HOC:
+            yield "posterior.method", f'"{method}" is trained. Give training.epochs, such as 10.'
 
-    @model_validator(mode="after")
-    def _dropout_says_something(self) -> EncoderConfig:
-        asked = self.posterior
+    def _of_posterior(self) -> Iterator[Contradiction]:
+        network, asked = self.network, self.posterior
+        if self.training.epochs and asked.method == "online_laplace" and network.dropout:
+            yield (
+                "network.dropout",
+                (
+                    'posterior.method = "online_laplace" takes the curvature of whole features. '
+                    "Drop `dropout`."
+                ),
+            )
+        if asked.method == "ensemble" and network.encoder is not None:
+            yield (
+                "posterior.method",
+                (
+                    "the members of an ensemble train their trunks, and network.encoder stays as "
+                    "it is. Name a network.trunk, or another method."
+                ),
+            )
+        objective = self.training.objective
+        if objective != ContrastiveConfig() and asked.method not in OF_ANY_OBJECTIVE:
+            yield (
+                "training.objective",
+                (
+                    f'posterior.method = "{asked.method}" trains with a loss of its own. Drop '
+                    f"`objective`, or take one of {', '.join(sorted(OF_ANY_OBJECTIVE))}."
+                ),
+            )
         if isinstance(asked, MonteCarloDropoutConfig):
-            if not self.network.dropout:
-                raise ValueError("posterior.method = 'mc_dropout' needs network.dropout, e.g. 0.2")
-            if (asked.n_passes is not None) and not self.network.dropout_inside:
-                raise ValueError(
-                    "dropout before the last layer alone needs no passes, its moments are exact: "
-                    "drop posterior.n_passes, or set network.dropout_inside"
+            if not network.dropout:
+                yield "posterior.method", '"mc_dropout" needs network.dropout, such as 0.2.'
+            if asked.n_passes is not None and not network.dropout_inside:
+                yield (
+                    "posterior.n_passes",
+                    (
+                        "the moments of dropout before the last layer are exact without passes. "
+                        "Drop `n_passes`, or set network.dropout_inside."
+                    ),
                 )
-        return self

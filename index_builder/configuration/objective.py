@@ -5,11 +5,12 @@ The defaults are those of the papers that the objectives come from, each named i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
-from index_builder.configuration.section import Section
+from index_builder.configuration.section import Contradiction, Section
 
 Mining = Literal["all", "semihard", "hard"]
 
@@ -63,11 +64,12 @@ class TripletConfig(_ObjectiveConfig):
         None, gt=0, description="Of the hinge; left out: 0.2. Soft triplets have none."
     )
 
-    @model_validator(mode="after")
-    def _soft_has_no_margin(self) -> TripletConfig:
-        if self.form == "soft" and (self.margin is not None or self.mining == "semihard"):
-            raise ValueError("form = 'soft' has no margin: drop `margin`, and mining = 'semihard'")
-        return self
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Give the keys that need the margin, which soft triplets have not."""
+        if self.form == "soft" and self.margin is not None:
+            yield "margin", 'form = "soft" has no margin. Drop `margin`.'
+        if self.form == "soft" and self.mining == "semihard":
+            yield "mining", 'form = "soft" has no margin. Give "all" or "hard".'
 
 
 class MarginConfig(_Learning):

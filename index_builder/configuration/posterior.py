@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag
 
-from index_builder.configuration.section import Section
+from index_builder.configuration.section import Contradiction, Section, derived
 
 
 class _LaplaceConfig(Section):
@@ -14,10 +15,13 @@ class _LaplaceConfig(Section):
 
     method: str
     approximation: Literal["full", "positives", "fixed"] = Field(
-        "fixed", description="How the curvature that negatives make indefinite is kept positive."
+        "fixed",
+        description="How the curvature is kept positive, which negative pairs make indefinite.",
     )
     split: Literal["euclidean", "arccos"] = Field(
-        "euclidean", description="Whether normalisation counts to the network or to the loss."
+        "euclidean",
+        description="Whether normalisation belongs to the network (euclidean) or to the loss "
+        "(arccos).",
     )
     scaling: Literal["per_anchor", "global"] = Field(
         "per_anchor",
@@ -32,10 +36,11 @@ class _LaplaceConfig(Section):
         "combinations of features the training images had.",
     )
     prior_precision: float | None = Field(
-        None, gt=0, description="Left out: chosen as `prior_chosen_by` says."
+        None, gt=0, examples=[1.0], description="Left out: `prior_chosen_by` chooses it."
     )
-    prior_chosen_by: Literal["curvature", "validation", "marginal_likelihood"] = Field(
+    prior_chosen_by: Literal["curvature", "validation", "marginal_likelihood"] = derived(
         "curvature",
+        "`marginal_likelihood` of a whitened last layer that is not trained, else `curvature`",
         description="curvature: a fixed fraction of the mean curvature of the training images, so "
         "that the posterior keeps its shape. validation: by how well sampled neighbours predict "
         "the label of images that the encoder was not trained on; it acts as a temperature, and "
@@ -110,13 +115,12 @@ class BayesianTripletConfig(Section):
     )
     n_triplets: int = Field(5000, ge=1, description="Drawn from a minibatch, at most.")
 
-    @model_validator(mode="after")
-    def _von_mises_fisher_is_on_the_sphere(self) -> BayesianTripletConfig:
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Give the keys that the von Mises-Fisher prior does not go with."""
         if self.prior == "von_mises_fisher" and self.variance == "diagonal":
-            raise ValueError("the von Mises-Fisher prior needs variance = 'isotropic'")
+            yield "prior", 'the von Mises-Fisher prior needs variance = "isotropic".'
         if self.prior == "von_mises_fisher" and not self.normalised:
-            raise ValueError("the von Mises-Fisher prior is one on the sphere: drop `normalised`")
-        return self
+            yield "normalised", "the von Mises-Fisher prior is one on the sphere. Drop it."
 
     @property
     def name(self) -> str:

@@ -2,23 +2,93 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    model_validator,
+)
+
+RULE = "rule"
+"""The key in a field's JSON schema of the rule that its default follows."""
+
+Contradiction = tuple[str, str]
+"""A key within its table, such as ``epochs`` or ``training.epochs``, and why it cannot stay so."""
+
+
+class Contradictions(ValueError):
+    """Values that are allowed alone and not together.
+
+    Attributes
+    ----------
+    found : each with its key.
+    """
+
+    def __init__(self, found: Iterable[Contradiction]) -> None:
+        self.found = tuple(found)
+        super().__init__(" ".join(f"{key}: {why}" for key, why in self.found))
 
 
 class Section(BaseModel):
     """A frozen table of the file; unknown keys are errors, so a typing slip is not ignored."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Give the keys of this table whose values contradict each other."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        found = list(self.contradictions())
+        if found:
+            raise Contradictions(found)
+        return self
 
 
-def _from_the_file(path: Path, info: ValidationInfo) -> Path:
-    """Return a path of a file from the working directory; any other stays as it is."""
+def derived(default: Any, rule: str, **constraints: Any) -> Any:  # noqa: ANN401 - a field's
+    """Return a field whose default follows from other keys; see `configuration.defaults`.
+
+    Parameters
+    ----------
+    default : where nothing else is said; ``...`` where something always is.
+    rule : the default in words, for people.
+    constraints : as pydantic's ``Field`` takes them.
+    """
+    return Field(default, json_schema_extra={RULE: rule}, **constraints)
+
+
+def as_text(value: object) -> object:
+    """Return a path as text, and anything else as it is."""
+    return str(value) if isinstance(value, Path) else value
+
+
+def absolute(path: str | Path, info: ValidationInfo) -> str:
+    """Return a path that means the same in any working directory.
+
+    Parameters
+    ----------
+    info : of the validation, whose context has the ``folder`` of the file that is read. Paths of a
+        file are relative to its folder, others to the working directory.
+    """
+    return str((folder_of(info) / Path(path).expanduser()).absolute())
+
+
+def folder_of(info: ValidationInfo) -> Path:
+    """Return the folder that relative paths start from."""
     folder: Path | None = (info.context or {}).get("folder")
-    return path if folder is None else folder / path.expanduser()
+    return folder or Path()
 
 
-FilePath = Annotated[Path, AfterValidator(_from_the_file)]
-"""A path, which a configuration file gives from its own folder."""
+def _absolute_path(path: Path, info: ValidationInfo) -> Path:
+    return Path(absolute(path, info))
+
+
+FilePath = Annotated[Path, AfterValidator(_absolute_path)]
+"""A path that is made absolute."""

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from difflib import get_close_matches
 from pathlib import Path
 
+from index_builder.configuration.defaults import ENCODER_IN_THE_BOX
 from index_builder.foreign_encoders.card import is_encoder, replacing_encoder, write_card
 from index_builder.foreign_encoders.choices import Door
 from index_builder.output import writing
@@ -19,8 +20,6 @@ from model_store.installation import installed_version
 
 ENCODERS = Path("encoders")
 """The directory that encoders are written to, in the working directory."""
-
-IN_THE_BOX = "mobilenet_v2"
 
 WEIGHTS_SHA256 = "b8385e2ad30f6789e50a7c1873275495bcef4cf55da7dd6b5f2b5028e23da301"
 """The SHA-256 of the weights of the encoder in the box."""
@@ -48,7 +47,7 @@ def resolve_encoder(spec: str | None, directory: Path = ENCODERS) -> Path:
 
     Parameters
     ----------
-    spec : one of `FORMS`; or the path of an encoder; None for the encoder in the box.
+    spec : one of `FORMS`; or the path of an encoder; `ENCODER_IN_THE_BOX` or None for that.
     directory : where exported encoders are kept.
 
     Raises
@@ -58,9 +57,10 @@ def resolve_encoder(spec: str | None, directory: Path = ENCODERS) -> Path:
     ParityError : the exported encoder disagrees with the library.
     OutputError : the encoder cannot be written to ``directory``.
     """
-    if spec is None:
+    if spec in {None, ENCODER_IN_THE_BOX}:
         origin = _origin_in_the_box()
-        return _written(directory / IN_THE_BOX, origin, _write_encoder_in_the_box)
+        return _written(directory / ENCODER_IN_THE_BOX, origin, _write_encoder_in_the_box)
+    assert spec is not None  # noqa: S101 - the encoder in the box is written
     if Path(spec).expanduser().exists():
         return Path(spec).expanduser()
     library, colon, name = spec.partition(":")
@@ -122,7 +122,7 @@ def _write_encoder_in_the_box(target: Path) -> None:
 
 def _origin_in_the_box() -> dict[str, str]:
     """Return the origin of the encoder in the box: another release may write another graph."""
-    return {"name": IN_THE_BOX, "weights": WEIGHTS_SHA256, "vouch": installed_version()}
+    return {"name": ENCODER_IN_THE_BOX, "weights": WEIGHTS_SHA256, "vouch": installed_version()}
 
 
 def _export(target: Path, spec: str, door: Door, model: str, weights: str | None) -> None:

@@ -32,11 +32,11 @@ class BayesianTriplet(Method):
         generator: torch.Generator,
     ) -> BayesianTripletLoss:
         """Return the loss with an untrained variance head."""
-        settings = self.settings
-        prior_variance = settings.prior_variance or 1 / config.network.embedding_dim
+        settings, dim = self.settings, encoder.last_layer.out_features
+        prior_variance = settings.prior_variance or 1 / dim
         head = VarianceHead(
             encoder.trunk.n_features,
-            config.network.embedding_dim,
+            dim,
             isotropic=settings.variance == "isotropic",
             initial_variance=prior_variance,
         )

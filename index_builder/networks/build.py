@@ -7,6 +7,7 @@ from typing import cast
 
 import torch
 
+from index_builder.configuration.defaults import WHITENED_DIM
 from index_builder.configuration.encoder import NetworkConfig
 from index_builder.networks.colour_cnn import ColourCNN
 from index_builder.networks.encoder import MetricEncoder
@@ -33,11 +34,12 @@ def build_encoder(config: NetworkConfig, generator: torch.Generator) -> MetricEn
     """
     with drawn_from(generator):
         trunk = _trunk(config, generator)
+        dim = config.embedding_dim or min(WHITENED_DIM, trunk.n_features)
         if isinstance(trunk, GraphTrunk):
-            return GraphTrunkEncoder(trunk, config.embedding_dim)
+            return GraphTrunkEncoder(trunk, dim)
         return MetricEncoder(
             trunk,
-            config.embedding_dim,
+            dim,
             pretrained=config.weights is not None,
             frozen=config.frozen,
             feature_norm=config.feature_norm,
@@ -110,7 +112,7 @@ def _trunk(config: NetworkConfig, generator: torch.Generator) -> Trunk:
     if config.trunk == "colour_cnn":
         return ColourCNN()
     if config.encoder is not None:
-        return GraphTrunk(config.encoder)
+        return GraphTrunk(Path(config.encoder))
     return TorchvisionTrunk(
         cast("TorchvisionName", config.trunk),
         config.pooling,

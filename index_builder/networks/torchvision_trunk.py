@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from index_builder.configuration.defaults import N_FEATURES
 from index_builder.networks.pooling import AveragePooling, GeneralisedMeanPooling
 from index_builder.networks.trunk import Trunk
 from model_store.errors import WeightsError
@@ -19,14 +20,6 @@ TorchvisionName = Literal[
 ]
 PoolingName = Literal["average", "gem"]
 
-_N_FEATURES: Mapping[TorchvisionName, int] = {
-    "resnet18": 512,
-    "resnet50": 2048,
-    "mobilenet_v2": 1280,
-    "mobilenet_v3_large": 960,
-    "googlenet": 1024,
-    "vit_b_16": 768,
-}
 _OPTIONS: Mapping[TorchvisionName, Mapping[str, bool]] = {
     "googlenet": {"aux_logits": False, "init_weights": False}
 }
@@ -64,7 +57,7 @@ class TorchvisionTrunk(Trunk):
         super().__init__()
         self.preprocessing = Preprocessing(input_size, input_size, decoding="reduced")
         self.name: TorchvisionName = name
-        self.n_features = _N_FEATURES[name]
+        self.n_features = N_FEATURES[name]
         options: dict[str, int] = {**_OPTIONS.get(name, {})}
         if name == "vit_b_16":
             options["image_size"] = input_size

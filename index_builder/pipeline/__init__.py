@@ -3,6 +3,7 @@
 ::
 
     run               the directory of a build
+    inputs            the files that a build needs
     steps             train, fit, export, and all of them (torch)
     gallery_steps     index, calibrate, evaluate, publish (no torch)
     checkpoints       what train and fit left, read back

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from index_builder.configuration.build import BuildConfig
+from index_builder.configuration.file import effective_file
 from model_store.errors import StepNotReady
 from model_store.files import json_text, replacing
 
 POSTERIOR_REPORT = "posterior.json"
+CONFIG_FILE = "config.toml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,7 @@ class Run:
 
         <run>/
           lock                    held by the command that works here
+          config.toml             every key of the build, as the last command understood it
           checkpoint.safetensors  training.json     train
           objective.safetensors
           trunk.onnx                                train, of a trunk that is only read
@@ -97,12 +101,18 @@ class Run:
         """
         from index_builder.indexing.workdir import occupied  # noqa: PLC0415 - slow
 
-        is_first = int(os.environ.get("RANK", "0")) == 0
-        if is_first and (to_write or os.access(self.directory, os.W_OK)):
+        if _is_first() and (to_write or os.access(self.directory, os.W_OK)):
             with occupied(self.directory):
                 yield
         else:
             yield
+
+    def write_config(self, config: BuildConfig) -> None:
+        """Write the configuration of the build, as a file that builds the same again."""
+        if _is_first():
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with replacing(self.directory / CONFIG_FILE) as partial:
+                partial.write_text(effective_file(config), encoding="utf-8")
 
     def require(self, path: Path, step: str) -> Path:
         """Return ``path``, or say which step makes it.
@@ -124,6 +134,11 @@ class Run:
         """Write a report of a step."""
         self.directory.mkdir(parents=True, exist_ok=True)
         write_json(self.directory / name, content)
+
+
+def _is_first() -> bool:
+    """Return whether this process is the one that writes, among those of ``torchrun``."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

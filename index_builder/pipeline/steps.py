@@ -27,7 +27,6 @@ from index_builder.networks import (
     save_checkpoint,
 )
 from index_builder.networks.features import feature_blocks, trunk_fingerprint
-from index_builder.objectives import Objective
 from index_builder.pipeline.checkpoints import (
     TRAINING_REPORT,
     load_fitted,
@@ -139,7 +138,8 @@ def _train_alone(config: EncoderConfig, splits: Splits, run: Run, group: Group) 
         if config.network.last_layer == "whitening":
             _whiten(encoder, images, labels)
     objective = method_of(config).objective(config, encoder, labels, generator)
-    _require_views(config, objective, splits)
+    if objective.sampling == "views" and not splits.labelled:
+        objective.sampling = "pairs"  # each image comes with a view of it, whose label is the image
     history = []
     if config.training.epochs:
         place_for_training(encoder, config.training)
@@ -249,23 +249,6 @@ def _require_input(encoder: MetricEncoder, images: LabelledImages) -> None:
             f"The vectors of {expected.made_by!r} have a variance, whose place a posterior that is "
             "fitted to them would take. Leave `variance` out of the table; or keep it, with "
             "`vouch-build index`."
-        )
-
-
-def _require_views(config: EncoderConfig, objective: Objective, splits: Splits) -> None:
-    """Take two views of each image from where there are any, or refuse.
-
-    Images without labels come with a view of each, whose label is the image.
-    """
-    if objective.sampling != "views" or not config.training.epochs:
-        return
-    if not splits.labelled:
-        objective.sampling = "pairs"
-    elif not config.training.augmented:
-        raise ConfigError(
-            f"training.objective = '{config.training.objective.kind}' compares two views of each "
-            "image, and nothing makes two of one. Set training.crop (0.3, say), jitter, flip or "
-            "shift, of a trunk that is trained."
         )
 
 

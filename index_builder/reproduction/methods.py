@@ -13,10 +13,10 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 
-from index_builder.configuration.build import in_words
 from index_builder.configuration.encoder import EncoderConfig
 from index_builder.configuration.objective import ContrastiveConfig
 from index_builder.configuration.posterior import OF_ANY_OBJECTIVE, LaplaceConfig
+from index_builder.configuration.problems import Problems
 from model_store.errors import ConfigError
 
 Config = TypeVar("Config", bound=EncoderConfig)
@@ -164,7 +164,9 @@ def configured(base: Config, name: str, checkpoint: Path | None = None) -> Confi
     try:
         return type(base).model_validate(fields)
     except ValidationError as error:
-        raise ConfigError(f"{name}: {in_words(error)}") from error
+        raise ConfigError(
+            f"{name}: {Problems(type(base), fields, error).of_options({})}"
+        ) from error
 
 
 def _carried_over(base: EncoderConfig, method: PaperMethod) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def posterior(scratch: Path) -> dict[str, Any]:
         *("encoder", "--torchvision", "resnet50", "--untrained", "--out", "resnet50"),
         where=scratch,
     )
-    config = encoder_config(scratch, scratch / "resnet50", N_FEATURES)
+    config = encoder_config(scratch, scratch / "resnet50")
     run = Run(scratch / "run")
     generator = np.random.default_rng(0)
     few = _drawn(generator, 64, 8)

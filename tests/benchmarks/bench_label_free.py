@@ -31,7 +31,6 @@ from scipy.stats import binom
 
 from index_builder.configuration.photographs import encoder_config
 from index_builder.datasets.images import LabelledImages, from_files
-from index_builder.encoders.mobilenet_v2 import N_FEATURES
 from index_builder.encoders.resolve import resolve_encoder
 from index_builder.indexing.embed import open_encoder
 from index_builder.metrics import expected_calibration_error
@@ -95,7 +94,7 @@ def measure(name: str, data: Path, seed: int) -> dict[str, float]:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes((pictures.root / item).read_bytes())
         box = resolve_encoder(None, Path(scratch) / "encoders")
-        config = encoder_config(folder, box, N_FEATURES, "items", labelled=False)
+        config = encoder_config(folder, box, "items", labelled=False)
         bundle, _ = build_all(config, Run(Path(scratch) / "run"), Path(scratch) / "bundles")
         retriever = open_bundle(bundle, "cpu", threads=1).retriever
         encoder = open_encoder(bundle / ENCODER_FILE, "cpu")

@@ -185,7 +185,6 @@ def built() -> None:
     if (BUNDLES / "CURRENT").exists():
         return
     from index_builder.configuration.photographs import encoder_config
-    from index_builder.encoders.mobilenet_v2 import N_FEATURES
     from index_builder.encoders.resolve import resolve_encoder
     from index_builder.pipeline.run import Run
     from index_builder.pipeline.steps import build_all
@@ -195,7 +194,7 @@ def built() -> None:
     IMAGES.mkdir(parents=True, exist_ok=True)
     root = unpacked("caltech101_half", data, IMAGES)
     encoder = resolve_encoder(None, IMAGES.parent / "encoders")
-    config = encoder_config(root, encoder, N_FEATURES, "caltech101_half")
+    config = encoder_config(root, encoder, "caltech101_half")
     CONFIG.write_text(config.model_dump_json(), encoding="utf-8")
     build_all(config, Run(RUN), BUNDLES)
 

@@ -32,13 +32,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from index_builder.configuration.build import BuildConfig
-from index_builder.configuration.photographs import encoder_config
 from index_builder.datasets import LabelledImages, load_splits
 from index_builder.datasets.corruption import corrupted
 from index_builder.datasets.idx import idx_dataset
 from index_builder.datasets.images import joined
 from index_builder.datasets.outliers import outliers
-from index_builder.encoders.mobilenet_v2 import N_FEATURES
 from index_builder.methods.laplace import MIN_CORRELATED
 from index_builder.metrics import auroc
 from index_builder.networks import load_encoder
@@ -135,15 +133,18 @@ def _omniglot(source: Path, into: Path) -> Path:
 
 def config_of(name: str, root: Path, weights: Path) -> BuildConfig:
     """What `vouch-build all --images` does, with a trunk of torch and on the first labels only."""
-    fields = encoder_config(root, weights, N_FEATURES, name).model_dump()
-    fields["dataset"]["unseen_share"] = UNSEEN[name]
-    fields["network"] |= {
-        "trunk": "mobilenet_v2",
-        "encoder": None,
-        "weights": str(weights),
-        "input_size": INPUT_SIZE.get(name, 224),
-    }
-    return BuildConfig.model_validate(fields)
+    return BuildConfig.model_validate(
+        {
+            "name": name,
+            "dataset": {"path": root, "unseen_share": UNSEEN[name]},
+            "network": {
+                "trunk": "mobilenet_v2",
+                "weights": str(weights),
+                "frozen": True,
+                "input_size": INPUT_SIZE.get(name, 224),
+            },
+        }
+    )
 
 
 def recall(

@@ -33,6 +33,7 @@ images_per_label = 3
 flip = true
 shift = 1
 [network]
+trunk = "small_cnn"
 dropout = 0.1
 """
 

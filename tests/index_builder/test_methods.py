@@ -39,7 +39,7 @@ def test_no_two_methods_are_the_same(digits_config: BuildConfig) -> None:
 
 
 def test_post_hoc_methods_take_an_encoder_that_is_there(digits_config: BuildConfig) -> None:
-    checkpoint = Path("run/checkpoint.safetensors")
+    checkpoint = Path("/run/checkpoint.safetensors")
     taken = configured(digits_config, "lam_posthoc_full_arccos", checkpoint)
     assert (taken.network.weights, taken.training.epochs) == (str(checkpoint), 0)
     own = configured(digits_config, "btl", checkpoint)
@@ -54,7 +54,9 @@ def test_an_unknown_method_lists_the_known(digits_config: BuildConfig) -> None:
 def test_a_method_that_does_not_go_with_the_build_says_why(digits_config: BuildConfig) -> None:
     network = digits_config.network.model_copy(update={"dropout": 0.1})
     base = digits_config.model_copy(update={"network": network})
-    with pytest.raises(ConfigError, match=r"^lam_online_full: .*no dropout"):
+    with pytest.raises(
+        ConfigError, match=r"^lam_online_full: network.dropout = 0.1: .*Drop `dropout`"
+    ):
         configured(base, "lam_online_full")
 
 

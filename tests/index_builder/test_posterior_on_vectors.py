@@ -24,7 +24,7 @@ from model_store.bundles.bundle import Bundle
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.decision import Calibration
 from model_store.encoder.onnx import OnnxEncoder
-from model_store.errors import ConfigError, DatasetError, InvalidVector
+from model_store.errors import DatasetError, InvalidVector
 from model_store.gallery import open_gallery
 from model_store.vector_queries import predictive_of
 from service.app import create_app
@@ -289,16 +289,3 @@ class TestRefused:
         done = vouch_build("all", *table, cwd=tmp_path)
         assert done.returncode == 1
         assert "have a variance, whose place a posterior" in " ".join(done.stderr.split())
-
-    @pytest.mark.parametrize(
-        ("text", "reason"),
-        [
-            ("", "goes with trunk = 'onnx'"),
-            ('[network]\ntrunk="onnx"\nencoder="a"\n[outliers]\ncalibration="digits"', "pictures"),
-        ],
-    )
-    def test_a_configuration_that_cannot_be(self, text: str, reason: str, tmp_path: Path) -> None:
-        path = tmp_path / "a.toml"
-        path.write_text(f'name="a"\n[dataset]\nkind="vectors"\npath="v.npy"\n{text}\n')
-        with pytest.raises(ConfigError, match=reason):
-            load_config(path)

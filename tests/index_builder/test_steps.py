@@ -53,6 +53,8 @@ description = "digits in folders"
 kind = "folder"
 path = "{path}"
 withheld_labels = ["3", "8"]
+[network]
+trunk = "small_cnn"
 [outliers]
 calibration = "none"
 evaluation = "none"
@@ -189,7 +191,11 @@ def test_too_few_queries_are_told_before_anything_is_computed(
         for path in sorted((folder_of_digits / label).glob("0*.png"))[:30]:
             shutil.copy(path, tmp_path / "few" / label)
     config = BuildConfig.model_validate(
-        {"name": "few", "dataset": {"kind": "folder", "path": tmp_path / "few", "labels": labels}}
+        {
+            "name": "few",
+            "dataset": {"kind": "folder", "path": tmp_path / "few", "labels": labels},
+            "network": {"trunk": "small_cnn"},
+        }
     )
     with pytest.raises(DatasetError, match="queries to calibrate with") as refused:
         build_all(config, Run(tmp_path / "run"), tmp_path / "bundles")
@@ -384,9 +390,10 @@ def test_a_posterior_is_fitted_to_an_encoder_that_is_there(
 
 
 def test_whitening_adds_no_dimensions(digits_config: BuildConfig, tmp_path: Path) -> None:
-    fields = digits_config.model_dump()
-    fields["network"] |= {"last_layer": "whitening", "embedding_dim": 10_000}
-    config = BuildConfig.model_validate(fields)
+    """The configuration knows the features of trunks; those of an encoder are counted here."""
+    too_many = {"last_layer": "whitening", "embedding_dim": 10_000}
+    network = digits_config.network.model_copy(update=too_many)
+    config = digits_config.model_copy(update={"network": network})
     with pytest.raises(ConfigError, match="embedding_dim = 10000, but the trunk has 1024"):
         train_step(config, Run(tmp_path), splits_of(config))
 
@@ -410,8 +417,8 @@ def test_too_few_images_are_refused_before_anything_is_computed(tmp_path: Path) 
         for number in (1, 2):  # pictures of their own: copies are never divided
             shade = (80 * number, ord(label), 0)
             Image.new("RGB", (9, 9), shade).save(tmp_path / label / f"{number}.png")
-    config = encoder_config(tmp_path, tmp_path / "none", 64, "few")
-    with pytest.raises(DatasetError, match="There are 2 images to learn from, at most 1 of one"):
+    config = encoder_config(tmp_path, name="few")
+    with pytest.raises(DatasetError, match="There are 4 images to learn from, at most 2 of one"):
         train_step(config, Run(tmp_path / "run"), splits_of(config))
 
 

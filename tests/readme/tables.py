@@ -1,5 +1,7 @@
 """Tables of settings in the READMEs, made from the models that read them: ``make tables``.
 
+So is the JSON schema of a build's file.
+
 A table lies between ``<!-- NAME: make tables -->`` and ``<!-- end of NAME -->``.
 """
 
@@ -16,6 +18,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from index_builder.configuration.build import BuildConfig
+from index_builder.configuration.file import schema_file
+from index_builder.configuration.schema import SCHEMA_FILE
+from index_builder.configuration.section import RULE
 from service.settings import Settings, settings_in_groups
 
 ROOT = Path(__file__).parents[2]
@@ -27,9 +32,16 @@ PLACES = {"settings": "service/README.md", "configuration": "index_builder/READM
 
 def default_of(field: FieldInfo) -> str:
     """Return a field's default as a reader writes it."""
+    extra = field.json_schema_extra
+    if isinstance(extra, dict) and RULE in extra:
+        return str(extra[RULE])
     if field.is_required():
         return "required"
-    value = field.get_default(call_default_factory=True)
+    return _as_written(field.get_default(call_default_factory=True))
+
+
+def _as_written(value: object) -> str:
+    """Return a value as a reader writes it."""
     if isinstance(value, tuple):
         value = ",".join(map(str, value))
     if value in (None, "", {}):
@@ -121,3 +133,4 @@ if __name__ == "__main__":
     for name, make in TABLES.items():
         path = ROOT / PLACES[name]
         path.write_text(with_table(path.read_text("utf-8"), name, make()), "utf-8")
+    SCHEMA_FILE.write_text(schema_file(), "utf-8")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from index_builder.configuration.defaults import WHITENED_DIM
 from index_builder.configuration.posterior import (
     DeterministicConfig,
     EmbeddingNormConfig,
@@ -154,7 +155,7 @@ def _sizes(config: ProtocolConfig, data: ProtocolData) -> dict[str, int]:
         "queries": len(data.test.queries),
         "gallery": len(data.test.gallery),
         "outliers": len(next(iter(data.test_outliers.values())).images),
-        "dimensions": config.network.embedding_dim,
+        "dimensions": config.network.embedding_dim or WHITENED_DIM,
     }
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from index_builder.configuration.build import in_words
 from index_builder.configuration.objective import OF_VIEWS
 from index_builder.configuration.posterior import LaplaceConfig
+from index_builder.configuration.problems import Problems
 from index_builder.datasets.idx import DATA_DIR_VARIABLE
 from index_builder.reproduction.datasets import Origin
 from index_builder.reproduction.protocols import published
@@ -126,6 +126,7 @@ PROTOCOLS: Mapping[str, Protocol] = {
                 "weights": "IMAGENET1K_V1",
                 "frozen": True,
                 "last_layer": "whitening",
+                "embedding_dim": 128,
                 "input_size": 160,
             },
             "training": {
@@ -278,27 +279,27 @@ def protocol_config(
     }
     if objective in OF_VIEWS and not training.keys() & {"shift", "flip"}:
         training["crop"] = SMALLEST_CROP
+    tables = {
+        "name": name,
+        "description": PROTOCOLS[name].title,
+        "seed": seed,
+        "dataset": {
+            "protocol": name,
+            "path": data,
+            "allow_partial": allow_partial,
+            "download": download,
+            "validation_share": 0.05 if name == "digits" else 0.02,
+        },
+        "network": {**fields.get("network", {}), **(network or {})},
+        "training": training,
+        "posterior": _LAPLACE,
+        "calibration": {"expected_absent": EXPECTED_ABSENT},
+    }
     try:
-        return ProtocolConfig.model_validate(
-            {
-                "name": name,
-                "description": PROTOCOLS[name].title,
-                "seed": seed,
-                "dataset": {
-                    "protocol": name,
-                    "path": data,
-                    "allow_partial": allow_partial,
-                    "download": download,
-                    "validation_share": 0.05 if name == "digits" else 0.02,
-                },
-                "network": {**fields.get("network", {}), **(network or {})},
-                "training": training,
-                "posterior": _LAPLACE,
-                "calibration": {"expected_absent": EXPECTED_ABSENT},
-            }
-        )
+        return ProtocolConfig.model_validate(tables)
     except ValidationError as error:
-        raise ConfigError(f"{name}: {in_words(error)}") from error
+        problems = Problems(ProtocolConfig, tables, error)
+        raise ConfigError(f"{name}: {problems.of_options({})}") from error
 
 
 def load_protocol(config: ProtocolConfig) -> ProtocolData:

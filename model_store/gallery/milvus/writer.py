@@ -54,7 +54,7 @@ WRITTEN_BYTES = 2**24
 N_QUERIES = 100
 """That the recall of an approximate index is measured with."""
 
-_TYPES: Mapping[str, str] = {"flat": "FLAT", "hnsw": "HNSW", "ivf_sq8": "IVF_SQ8"}
+INDEX_TYPES: Mapping[str, str] = {"flat": "FLAT", "hnsw": "HNSW", "ivf_sq8": "IVF_SQ8"}
 
 
 def write_milvus_gallery(
@@ -139,16 +139,16 @@ def _plan(shape: tuple[int, int], settings: IndexSettings) -> tuple[str, dict[st
     wanted = settings.kind
     if wanted == "auto":
         wanted = "flat" if 4 * shape[0] * shape[1] <= EXACT_BYTES else "hnsw"
-    if wanted not in _TYPES:
+    if wanted not in INDEX_TYPES:
         raise ConfigError(
-            f"index.kind = {wanted!r} is not for Milvus; wanted auto, {', '.join(_TYPES)}."
+            f"index.kind = {wanted!r} is not for Milvus; wanted auto, {', '.join(INDEX_TYPES)}."
         )
     parameters = {
         "flat": {},
         "hnsw": {"M": HNSW_LINKS, "efConstruction": 200},
         "ivf_sq8": {"nlist": lists_for(shape[0])},
     }
-    return _TYPES[wanted], parameters[wanted]
+    return INDEX_TYPES[wanted], parameters[wanted]
 
 
 @dataclass(frozen=True, slots=True)

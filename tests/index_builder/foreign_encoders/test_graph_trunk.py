@@ -90,7 +90,7 @@ class TestABuild:
     @pytest.fixture
     def config(self, tmp_path: Path) -> EncoderConfig:
         written, _ = brought(linear(tmp_path / "a.onnx"))
-        return encoder_config(tmp_path, written.directory, N_FEATURES, "things")
+        return encoder_config(tmp_path, written.directory, "things")
 
     @pytest.fixture
     def splits(self) -> Splits:
@@ -116,12 +116,13 @@ class TestABuild:
         self, config: EncoderConfig, splits: Splits, tmp_path: Path
     ) -> None:
         assert config.network.frozen
-        assert config.network.embedding_dim == N_FEATURES
+        assert config.network.embedding_dim is None
         run = Run(tmp_path / "run")
         train_step(config, run, splits)
         fit_step(config, run, splits)
         export_step(config, run, splits)
         found = OnnxEncoder(run.staging / "encoder.onnx", "cpu").encode(some_images())
+        assert found.mean.shape[1] == N_FEATURES
         before = OnnxEncoder(tmp_path / "encoder" / "encoder.onnx", "cpu").encode(some_images())
         np.testing.assert_array_equal(found.features, before.features)
         assert (found.variance > 0).all()
@@ -137,13 +138,15 @@ class TestTheConfiguration:
     @pytest.mark.parametrize(
         ("fields", "reason"),
         [
-            ({"trunk": "onnx"}, "`encoder` goes with trunk = 'onnx'"),
-            ({"trunk": "small_cnn", "encoder": "a"}, "`encoder` goes with trunk = 'onnx'"),
-            ({"trunk": "onnx", "encoder": "a", "weights": "b"}, "drop `weights`"),
-            ({"trunk": "onnx", "encoder": "a", "frozen": False}, "is frozen"),
-            ({"trunk": "onnx", "encoder": "a", "last_layer": "loaded"}, "last_layer = 'loaded'"),
-            ({"trunk": "onnx", "encoder": "a", "pooling": "gem"}, "drop `pooling`"),
-            ({"trunk": "onnx", "encoder": "a", "input_size": 64}, "`input_size`"),
+            ({"trunk": "onnx"}, 'encoder: trunk = "onnx" needs `encoder`'),
+            ({"trunk": "small_cnn", "encoder": "a"}, "Drop `trunk` or `encoder`"),
+            ({"encoder": "a", "weights": "b"}, "weights: `encoder` brings its own"),
+            ({"encoder": "a", "frozen": False}, "frozen: an encoder stays as it is"),
+            ({"encoder": "a", "last_layer": "loaded"}, "last_layer: it needs `weights`"),
+            ({"encoder": "a", "feature_norm": True}, "feature_norm: an encoder stays"),
+            ({"encoder": "a", "pooling": "gem"}, "pooling: `encoder` brings its own"),
+            ({"encoder": "a", "input_size": 64}, "input_size: `encoder` brings its own"),
+            ({"encoder": "a", "dropout_inside": True}, "dropout_inside: it needs trunk"),
         ],
     )
     def test_nothing_is_ignored(self, fields: dict[str, object], reason: str) -> None:
@@ -153,7 +156,7 @@ class TestTheConfiguration:
     def test_members_of_an_ensemble_train_their_trunks(self) -> None:
         network = {"trunk": "onnx", "encoder": "a"}
         fields = {"name": "a", "network": network, "posterior": {"method": "ensemble"}}
-        with pytest.raises(ValidationError, match="members of an ensemble train their trunks"):
+        with pytest.raises(ValidationError, match="the members of an ensemble train"):
             EncoderConfig.model_validate(fields)
 
     def test_there_is_no_such_encoder(self, tmp_path: Path) -> None:

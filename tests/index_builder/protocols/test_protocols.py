@@ -107,6 +107,6 @@ def test_the_seed_decides_what_is_held_out() -> None:
 
 def test_a_build_knows_no_protocol() -> None:
     with pytest.raises(
-        ValueError, match="'digits', 'fashion-mnist', 'mnist', 'folder' or 'vectors'"
+        ValueError, match="'folder', 'vectors', 'digits', 'fashion-mnist' or 'mnist'"
     ):
         BuildConfig.model_validate({"name": "x", "dataset": {"kind": "protocol"}})

@@ -1,0 +1,154 @@
+"""A configuration as a TOML file: the effective one of a run, and a commented one to begin with."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from textwrap import wrap
+from typing import Any
+
+import tomli_w
+
+from index_builder.configuration.build import BuildConfig
+from index_builder.configuration.schema import (
+    SCHEMA_FILE,
+    Schema,
+    accepted,
+    bounds_of,
+    choices_of,
+    is_array_of_tables,
+    is_table,
+    published_schema,
+    schema_of,
+    tags_of,
+    variants_of,
+)
+from index_builder.configuration.section import RULE
+from model_store.installation import installed_version
+
+FIRST = (
+    "name",
+    "dataset.path",
+    "dataset.withheld_labels",
+    "network.encoder",
+    "calibration.max_error",
+    "calibration.max_false_match_rate",
+    "index.previews",
+)
+"""The keys that people change first: `starting_file` has them, and their tables, at the top."""
+
+EXAMPLE = "For example:"
+"""Words before a key that has no default, and stands there with some value."""
+
+_FOLDER = "photographs"
+"""The folder of images that `starting_file` names."""
+
+_WIDTH = 96
+
+_HEAD = """\
+#:schema {schema}
+# A build of Vouch: `vouch-build all --config {file}`.
+# A line that begins with "#" and a key has the default. Remove the "#" to change it.
+# `vouch-build config show --config {file}` prints every key with the value that it gets.
+"""
+
+
+def effective_file(config: BuildConfig) -> str:
+    """Return the file of a build with every key, defaults and all.
+
+    It means the same wherever it lies, and builds the same again.
+    """
+    dumped = config.model_dump(mode="json", exclude_none=True)
+    order = dict.fromkeys(("name", "description", "seed", *_tables(), *dumped))
+    tables = {name: dumped[name] for name in order if dumped.get(name, []) != []}
+    return (
+        f"# Every key of this build, as Vouch {installed_version()} understands it.\n"
+        f"# Keys that are left out have no value.\n{tomli_w.dumps(tables)}"
+    )
+
+
+def starting_file(called: str) -> str:
+    """Return a commented file of a build of photographs, to be edited.
+
+    Parameters
+    ----------
+    called : the file's name.
+    """
+    config = BuildConfig.model_validate({"dataset": {"path": _FOLDER}})
+    values = config.model_dump(mode="json", exclude_none=True)
+    values["dataset"]["path"] = _FOLDER
+    schema = schema_of(BuildConfig)
+    parts = [_HEAD.format(schema=SCHEMA_FILE.as_uri(), file=called)]
+    parts += _of_table(schema, "", values)
+    for table in _tables():
+        node = schema["properties"][table]
+        parts.append(f"\n[{table}]")
+        parts += _of_table(node, table, values[table])
+    for name, node in schema["properties"].items():
+        if is_array_of_tables(node):  # none is there, so that every value is an example
+            parts.append(f"\n# {node.get('description', '')} {EXAMPLE}\n#[[{name}]]")
+            keys = node["items"]["properties"]
+            parts += _of_table(node["items"], name, {key: _example(keys[key]) for key in keys})
+    return "\n".join(parts)
+
+
+def schema_file() -> str:
+    """Return the content of `SCHEMA_FILE`, as the models give it."""
+    return json.dumps(published_schema(BuildConfig), indent=1, ensure_ascii=False) + "\n"
+
+
+def _tables() -> list[str]:
+    """Return the names of the tables, those that people change first at the front."""
+    first = [key.partition(".")[0] for key in FIRST if "." in key]
+    nodes = schema_of(BuildConfig)["properties"]
+    return list(dict.fromkeys([*first, *(name for name in nodes if is_table(nodes[name]))]))
+
+
+def _of_table(node: Schema, table: str, values: Mapping[str, Any]) -> Iterator[str]:
+    """Give the keys of a table, each as a paragraph; of several tables those of the default."""
+    chosen, *others = variants_of(node)
+    keys = list(chosen["properties"])
+    for key in sorted(keys, key=lambda one: _place_among_first(f"{table}.{one}".lstrip("."))):
+        about = chosen["properties"][key]
+        variants = variants_of(about)
+        if not table and (is_table(about) or is_array_of_tables(about)):  # sections of their own
+            continue
+        value, text = values.get(key), about.get("description", "")
+        if is_table(about):
+            value = values[key]["kind"]
+            text = f"{text} One of {_names(variants)}; or a table [{table}.{key}] with `kind` and "
+            text += "keys of its own, which `vouch-build config schema` lists."
+        elif others and key == (tags_of(chosen) or [""])[0]:
+            text = f"One of {_names([chosen, *others])}. Each has keys of its own, which "
+            text += "`vouch-build config schema` lists; these are the default's."
+        elif not set(choices_of(about)) <= set(re.findall(r"[\w-]+", text)) or bounds_of(about):
+            text = f"{text} Wanted: {accepted(about)}."
+        yield _paragraph(key, text, value, about, given=f"{table}.{key}" == "dataset.path")
+
+
+def _paragraph(key: str, text: str, value: object, about: Schema, *, given: bool) -> str:
+    """Return a key below its meaning, behind a ``#`` unless it is ``given``."""
+    if RULE in about:
+        text += f" Default: {about[RULE]}."
+    lines = [f"# {line}" for line in wrap(text, _WIDTH - 2, break_on_hyphens=False)]
+    if value is None:
+        lines.append(f"# Default: none. {EXAMPLE}")
+        value = _example(about)
+    literal = json.dumps(value, ensure_ascii=False)
+    return "\n".join([*lines, f"{'' if given else '#'}{key} = {literal}"]) + "\n"
+
+
+def _example(about: Schema) -> object:
+    """Return a value that a key may have."""
+    if "examples" in about:
+        return about["examples"][0]
+    return {"number": 0.5, "integer": about.get("minimum", 1), "string": "…"}[about["type"]]
+
+
+def _place_among_first(key: str) -> int:
+    return FIRST.index(key) if key in FIRST else len(FIRST)
+
+
+def _names(variants: list[Schema]) -> str:
+    return ", ".join(name for tag in map(tags_of, variants) if tag for name in tag[1])

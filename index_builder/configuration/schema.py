@@ -1,0 +1,207 @@
+"""The JSON schema of a configuration's file, from its models.
+
+It is written to `SCHEMA_FILE` for editors, and read here for errors, ``config init`` and tables.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema
+
+from index_builder.configuration.section import RULE
+from model_store.bundles.directory import GALLERY_NAME
+
+Schema = Mapping[str, Any]
+
+SCHEMA_FILE = Path(__file__).with_name("build.schema.json")
+"""The schema of a build's file, as it is shipped."""
+
+_PATTERNS = {
+    GALLERY_NAME: "up to 64 lower-case letters, digits, `.`, `_` and `-`, the first a letter or "
+    "digit"
+}
+
+_DIALECT = "http://json-schema.org/draft-07/schema#"
+"""The newest dialect that Taplo, which editors check TOML with, knows."""
+
+
+class _Untitled(GenerateJsonSchema):
+    """A schema without the titles that say a key's name again."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ANN401, ARG002 - pydantic's
+        return False
+
+
+@cache
+def schema_of(model: type[BaseModel]) -> Schema:
+    """Return the schema of a model's tables.
+
+    There are no references in it, and no nulls, which TOML does not have. A key whose default
+    follows from others has it in words, as `RULE`, and is not required.
+    """
+    schema = model.model_json_schema(schema_generator=_Untitled)
+    found: Schema = _plain(schema, schema.get("$defs", {}))
+    return found
+
+
+def published_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the schema as a file for editors."""
+    return {"$schema": _DIALECT, "title": "A build of Vouch", **_without_rules(schema_of(model))}
+
+
+def keys_of(schema: Schema, table: str = "") -> Iterator[tuple[str, str, Schema, Schema]]:
+    """Give each key of a schema: its table, its name, its own schema, and that of its table.
+
+    A table that is one of several, such as [posterior], has its keys once for each of these.
+    """
+    for variant in variants_of(schema):
+        for name, node in variant.get("properties", {}).items():
+            if not is_table(node) and not is_array_of_tables(node):
+                yield table, name, node, variant
+    for name, node in schema.get("properties", {}).items():
+        inside = f"{table}.{name}".lstrip(".")
+        if is_table(node):
+            yield from keys_of(node, inside)
+        elif is_array_of_tables(node):
+            yield from keys_of(node["items"], inside)
+
+
+def variants_of(schema: Schema) -> list[Schema]:
+    """Return the tables that a table may be: itself, as a rule."""
+    several = [one for one in schema.get("oneOf", ()) if "properties" in one]
+    return several or [schema]
+
+
+def is_table(node: Schema) -> bool:
+    """Return whether a key is a table."""
+    return any("properties" in one for one in variants_of(node))
+
+
+def is_array_of_tables(node: Schema) -> bool:
+    """Return whether a key is a list of tables, each of which a file begins with ``[[key]]``."""
+    return node.get("type") == "array" and is_table(node["items"])
+
+
+def tags_of(variant: Schema) -> tuple[str, list[str]] | None:
+    """Return the key that says which of several tables a table is, and its values."""
+    for key in ("kind", "method"):
+        node = variant.get("properties", {}).get(key, {})
+        if "const" in node:
+            return key, [node["const"]]
+        if "enum" in node:
+            return key, list(node["enum"])
+    return None
+
+
+def fits(value: object, node: Schema) -> bool:
+    """Return whether a value of a file has one of a key's types."""
+    kind = node.get("type")
+    if "anyOf" in node:
+        return any(fits(value, one) for one in node["anyOf"])
+    if is_table(node):
+        return isinstance(value, Mapping)
+    if kind == "array":
+        return isinstance(value, list) and all(fits(one, node["items"]) for one in value)
+    if isinstance(value, bool):
+        return kind == "boolean"
+    types = {"integer": int, "number": int | float, "boolean": bool}
+    return isinstance(value, types.get(str(kind), str))
+
+
+def choices_of(node: Schema) -> list[str]:
+    """Return the texts that a key takes."""
+    own = [*node.get("enum", ()), *([node["const"]] if "const" in node else [])]
+    return own + [name for one in node.get("anyOf", ()) for name in choices_of(one)]
+
+
+def accepted(node: Schema) -> str:
+    """Return the values that a key takes, in words."""
+    if is_table(node) or is_array_of_tables(node):
+        return "a table" if is_table(node) else "a list of tables"
+    choices = [json.dumps(name, ensure_ascii=False) for name in choices_of(node)]
+    others = [accepted(one) for one in node.get("anyOf", ()) if not choices_of(one)]
+    if others:
+        return listed([*others, *choices])
+    if len(choices) > 1:
+        return f"one of {listed(choices)}"
+    words = {
+        "integer": f"a whole number {bounds_of(node)}",
+        "number": f"a number {bounds_of(node)}",
+        "boolean": "true or false",
+        "array": 'a list of texts in quotes, such as ["a", "b"]',
+        "string": _PATTERNS.get(node.get("pattern", ""), "text in quotes"),
+    }
+    return choices[0] if choices else words[node["type"]].strip()
+
+
+def bounds_of(node: Schema) -> str:
+    """Return the bounds of a number in words; empty where there are none."""
+    words = {
+        "exclusiveMinimum": "above",
+        "minimum": "of at least",
+        "exclusiveMaximum": "below",
+        "maximum": "at most",
+        "multipleOf": "a multiple of",
+    }
+    bounds = [f"{word} {node[key]:g}" for key, word in words.items() if key in node]
+    return listed(bounds, "and") if bounds else ""
+
+
+def listed(names: Sequence[str], word: str = "or") -> str:
+    """Return names as a list within a sentence."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {word} {names[-1]}"
+
+
+def _plain(node: Any, definitions: Schema) -> Any:  # noqa: ANN401 - JSON
+    """Return a schema without references and nulls."""
+    if isinstance(node, list):
+        return [_plain(one, definitions) for one in node]
+    if not isinstance(node, Mapping):
+        return node
+    if "$ref" in node:
+        name = str(node["$ref"]).rpartition("/")[2]
+        own = {key: value for key, value in node.items() if key not in {"$ref", "default"}}
+        return {**_plain(definitions[name], definitions), **own}
+    plain = {
+        key: _plain(value, definitions)
+        for key, value in node.items()
+        if key not in {"$defs", "title", "discriminator", "format"}
+    }
+    if "oneOf" in plain:
+        plain.pop("default", None)
+    options = [one for one in plain.get("anyOf", ()) if one != {"type": "null"}]
+    if len(options) == 1:
+        plain = {**options[0], **{key: value for key, value in plain.items() if key != "anyOf"}}
+    if plain.get("default", ...) in (None, []):
+        del plain["default"]
+    if RULE in plain:
+        plain.pop("default", None)
+    if "properties" in plain:
+        wanted = [
+            name for name in plain.get("required", ()) if RULE not in plain["properties"][name]
+        ]
+        plain.pop("required", None)
+        plain |= {"required": wanted} if wanted else {}
+    return plain
+
+
+def _without_rules(node: Any) -> Any:  # noqa: ANN401 - JSON
+    """Return a schema whose descriptions say what `RULE` does."""
+    if isinstance(node, list):
+        return [_without_rules(one) for one in node]
+    if not isinstance(node, Mapping):
+        return node
+    plain = {key: _without_rules(value) for key, value in node.items() if key != RULE}
+    tags = [tag for tag in map(tags_of, variants_of(node)) if tag is not None]
+    if "oneOf" in node and tags[0][0] == "kind":  # the name alone is enough
+        names = [name for _, values in tags for name in values]
+        plain["anyOf"] = [{"type": "string", "enum": names}, *plain.pop("oneOf")]
+    if isinstance(node.get(RULE), str):
+        plain["description"] = f"{node.get('description', '')} Default: {node[RULE]}.".strip()
+    return plain

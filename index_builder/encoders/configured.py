@@ -1,0 +1,43 @@
+"""The encoder of a configuration: from its specification to the file that a build opens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from index_builder.configuration.build import BuildConfig
+from index_builder.configuration.defaults import WHITENED_DIM
+from index_builder.encoders.resolve import resolve_encoder
+
+
+def with_encoder(config: BuildConfig) -> BuildConfig:
+    """Return the build with the path of its encoder, which is exported if it is not yet.
+
+    Raises
+    ------
+    VouchError : there is no such encoder; see `resolve_encoder`.
+    """
+    spec = config.network.encoder
+    if spec is None:
+        return config
+    place = resolve_encoder(spec).absolute()
+    network = config.network.model_copy(update={"encoder": str(place)})
+    return with_dimensions(config.model_copy(update={"network": network}))
+
+
+def as_named(build: BuildConfig, config: BuildConfig) -> BuildConfig:
+    """Return ``build`` with the specification of its encoder that ``config`` has."""
+    named = {"encoder": config.network.encoder}
+    return build.model_copy(update={"network": build.network.model_copy(update=named)})
+
+
+def with_dimensions(config: BuildConfig) -> BuildConfig:
+    """Return the build with the dimensions of its embedding, where its encoder exists by now."""
+    network = config.network
+    if network.embedding_dim is not None or not Path(str(network.encoder)).exists():
+        return config
+    from index_builder.vectors.encoder_file import find_encoder  # noqa: PLC0415 - slow
+    from model_store.encoder.onnx import OnnxEncoder  # noqa: PLC0415
+
+    encoder = OnnxEncoder(find_encoder(Path(str(network.encoder))), "cpu", threads=1)
+    counted = {"embedding_dim": min(WHITENED_DIM, encoder.n_features)}
+    return config.model_copy(update={"network": network.model_copy(update=counted)})

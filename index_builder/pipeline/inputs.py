@@ -1,0 +1,56 @@
+"""The files that a build needs, looked for before torch is imported or data are read."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
+
+from index_builder.configuration.build import BuildConfig
+from model_store.errors import ConfigError, DatasetError, WeightsError
+from model_store.installation import how_to_install
+
+
+def require_inputs(config: BuildConfig, *, reads_trunk: bool) -> None:
+    """Raise where a file that the configuration names is missing.
+
+    Parameters
+    ----------
+    reads_trunk : whether the weights of its trunk are read, too.
+
+    Raises
+    ------
+    DatasetError : there is no such folder or table, or no such label in the folder.
+    WeightsError : there is no file of weights.
+    ConfigError : the client of Milvus is not installed.
+    """
+    dataset, weights = config.dataset, config.network.weights
+    for path in (dataset.path, dataset.items):
+        if path is not None and not path.exists():
+            raise DatasetError(f"{path} does not exist. Name the folder or file that has the data.")
+    if dataset.kind == "folder" and dataset.path is not None:
+        _require_labels(dataset.path, dataset.withheld_labels)
+    if reads_trunk and weights is not None and Path(weights).suffix and not Path(weights).is_file():
+        raise WeightsError(f"network.weights: {weights} does not exist, or is not a file.")
+    if config.index.milvus_uri is not None and find_spec("pymilvus") is None:
+        raise ConfigError(
+            "index.milvus_uri: pymilvus, the client of Milvus, is not installed. "
+            + how_to_install("milvus")
+        )
+
+
+def _require_labels(folder: Path, withheld: tuple[str, ...]) -> None:
+    """Raise where a withheld label has no sub-folder."""
+    if not folder.is_dir():
+        raise DatasetError(f"{folder} is not a folder. `vouch-build all --images` takes others.")
+    missing = [name for name in withheld if not (folder / name).is_dir()]
+    if not missing:
+        return
+    labels = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    close = get_close_matches(missing[0], labels, 1)
+    meant = f" Did you mean {close[0]!r}?" if close else ""
+    listed = ", ".join(labels[:20]) + (", …" if len(labels) > 20 else "")
+    raise DatasetError(
+        f"dataset.withheld_labels names {missing}, but {folder} has no such sub-folders.{meant} "
+        f"It has {listed or 'none'}."
+    )
