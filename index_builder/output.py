@@ -1,17 +1,20 @@
-"""Errors of reading and writing, in words."""
+"""Errors of reading and writing, in words; and reports as tables for people."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from model_store.errors import DatasetError, OutputError
 
 T = TypeVar("T")
+
+CALIBRATION_TABLE = "calibration.md"
+"""All numbers of a calibration, for people; in the run."""
 
 
 @contextmanager
@@ -57,3 +60,34 @@ def read_from(entries: Iterable[T], scratch: Path) -> Iterator[T]:
             f"{name} cannot be read: {error.strerror}. Give permission there, or name a source "
             "without it."
         ) from error
+
+
+def write_table(path: Path, title: str, report: Mapping[str, Any]) -> None:
+    """Write all numbers of a report as a table in Markdown.
+
+    Raises
+    ------
+    OutputError : the file cannot be written.
+    """
+    rows = [f"| {name} | {value} |" for name, value in _rows(report)]
+    with writing(str(path)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        head = [f"# {title}", "", "| number | value |", "|---|---:|"]
+        path.write_text("\n".join([*head, *rows, ""]), encoding="utf-8")
+
+
+def _rows(report: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Flatten a report into lines of a table."""
+    rows = []
+    for name, value in report.items():
+        label = f"{prefix}{name.replace('_', ' ')}"
+        if isinstance(value, Mapping):
+            rows += _rows(value, f"{label}: ")
+        elif isinstance(value, list):  # an interval is printed, a curve is not
+            if len(value) == 2 and all(isinstance(one, float) for one in value):
+                rows.append((label, f"{value[0]:.4f} to {value[1]:.4f}"))
+        elif isinstance(value, float):
+            rows.append((label, f"{value:.4f}"))
+        else:
+            rows.append((label, "not defined" if value is None else str(value)))
+    return rows

@@ -38,3 +38,25 @@ Absence = Literal["absent_labels", "hidden_labels", "hidden_trained_labels", "ne
 """The kind of absent calibration queries: images of labels that neither the gallery nor anything
 fitted has seen; queries whose own label is hidden from the list and from the outlier detector,
 of an encoder that has not learned it, or that has; or items, hidden, where queries are views."""
+
+OutcomeBasis = Literal["evaluation", "calibration"]
+"""The source of the numbers of a gallery's outcome: queries used for nothing else, or the
+calibration queries, each judged by fits that have not seen it."""
+
+OUTCOME_NUMBERS = (
+    "n_queries",
+    "recall_at_1",
+    "match_share",
+    "match_error",
+    "match_error_bound",
+    "max_error",
+    "false_match_rate",
+    "false_match_bound",
+    "flagged_share",
+    "absent_flagged_share",
+)
+"""Names of the numbers of a gallery's outcome; all but ``n_queries`` are shares."""
+
+OutcomeSeverity = Literal["fact", "warning", "failure"]
+"""The weight of a line of an outcome: a `warning` names a shortfall; a `failure` makes a gallery of
+little use."""

@@ -171,6 +171,7 @@ def _cross_fit(
     if queries.absent_of is not None:
         rivals = n_labels / max(n_labels - 1, 1)
     evidence = _evidence(parts, examples, probabilities, choices, queries.absence, rivals)
+    evidence = replace(evidence, outlier_p_values=_outlier_p_values(parts, queries.n_put))
     if gallery.rule.hierarchy is not None:
         withheld = [name for part in parts for name in part.labels or [None] * len(part.observed)]
         known = gallery.rule.hierarchy, gallery.labels, withheld
@@ -374,6 +375,18 @@ def _weighted(parts: list[_Part], assumed: float) -> list[Group]:
         )
         for part in parts
     ]
+
+
+def _outlier_p_values(parts: list[_Part], n_put: int) -> Floats:
+    """Return the outlier p-values (N,) of all queries, of ordinary ones among the others."""
+    ordinary = np.sort(np.r_[parts[0].scores, parts[1].scores[:n_put]])
+    n, p_values = len(ordinary), []
+    for place, part in enumerate(parts):
+        at_least = n - np.searchsorted(ordinary, part.scores)
+        n_ordinary = {0: len(part.scores), 1: n_put}.get(place, 0)
+        is_ordinary = np.arange(len(part.scores)) < n_ordinary
+        p_values.append(np.where(is_ordinary, at_least / n, (1 + at_least) / (n + 1)))
+    return np.concatenate(p_values)
 
 
 def _evidence(

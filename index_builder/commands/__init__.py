@@ -5,6 +5,7 @@
     app            all commands, in the order of the help
     steps          train, fit, export, publish
     command_line   help, -v, -q and Ctrl+C of all commands
+    outcome        the outcome of a build, on the terminal and as JSON; --require
     all_steps      all
     evidence       calibrate, evaluate
     unknown        unknown

@@ -11,11 +11,11 @@ from rich.markup import escape
 
 from index_builder.commands.index_options import declared
 from index_builder.commands.options_class import with_options
+from index_builder.commands.outcome import JsonOption, OutcomeReport, RequireOption
 from index_builder.commands.steps import (
     BundlesOption,
     RunOption,
     opened_run,
-    print_report,
     step_of,
     with_trunk,
 )
@@ -24,6 +24,7 @@ from index_builder.configuration.defaults import gallery_name
 from index_builder.configuration.photographs import encoder_config, vectors_config
 from index_builder.configuration.signing import signing_key
 from index_builder.encoders.resolve import FORMS
+from index_builder.pipeline.run import EVALUATION_TABLE
 from index_builder.progress import console, say_what_is_next, working
 from index_builder.storage import Storage, is_url
 from model_store.bundles.manifest import ENCODER_FILE
@@ -85,6 +86,8 @@ class AllOptions:
     ] = False
     run: RunOption = None
     bundles: BundlesOption = None
+    require: RequireOption = None
+    as_json: JsonOption = False
 
     @property
     def build(self) -> BuildConfig:
@@ -151,14 +154,16 @@ class AllOptions:
 
 @with_options(AllOptions)
 def all_command(options: AllOptions) -> None:
-    """Run every step, from images or vectors to a published bundle, and print its evaluation.
+    """Run every step, from images or vectors to a published bundle, and print its outcome.
 
     The plan comes first: what the build has to calibrate with, and what can be promised with it.
     """
+    shown = OutcomeReport.of(options.require, options.as_json)
     config = in_milvus(options.build, options.milvus)
     signing_key()  # one that cannot be read is refused now, not when all is done
     published = options.bundles or Path("bundles") / config.name
     with opened_run(config, options.run, reads_trunk=True, prepare=options.prepare) as opened:
+        shown.table = opened.directory / EVALUATION_TABLE
         plan = step_of("plan_of")(config)
         for line in plan.lines():
             console.print(line, highlight=False, soft_wrap=True)
@@ -166,7 +171,6 @@ def all_command(options: AllOptions) -> None:
         if options.dry_run:
             return
         build = with_trunk(config, opened)
-        bundle, report = step_of("build_all")(build, opened, published)
-    print_report(report)
-    print(bundle)
+        bundle, _ = step_of("build_all")(build, opened, published, shown.check)
+    shown.show(bundle)
     say_what_is_next(published)

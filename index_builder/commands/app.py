@@ -32,7 +32,7 @@ from index_builder.commands.command_line import (
     VerboseOption,
 )
 from index_builder.progress import error_console, is_verbose, log_to_screen, set_output
-from model_store.errors import UsageError, VouchError
+from model_store.errors import RequirementNotMet, UsageError, VouchError
 from model_store.memory import OF_INDEXING, tune_malloc
 from model_store.programs import version_line
 
@@ -138,8 +138,7 @@ def run(program: str) -> None:
         hint = f"Try '{context.command_path} --help' for help." if context else ""
         _refuse(error.format_message().replace("Value error, ", ""), error.exit_code, hint)
     except VouchError as error:
-        status = 2 if isinstance(error, UsageError) else 1
-        _refuse(str(error), status, *getattr(error, "__notes__", ()))
+        _refuse(str(error), _status_of(error), *getattr(error, "__notes__", ()))
     except OSError as error:
         if error.errno not in _OF_THE_DISK:
             raise
@@ -149,6 +148,13 @@ def run(program: str) -> None:
             "directory; then run the same command again.",
             1,
         )
+
+
+def _status_of(error: VouchError) -> int:
+    """Return the exit status after an error; see `STATUSES`."""
+    if isinstance(error, RequirementNotMet):
+        return 3
+    return 2 if isinstance(error, UsageError) else 1
 
 
 def _refuse(why: str, status: int, *hints: str) -> None:

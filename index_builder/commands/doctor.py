@@ -8,7 +8,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -25,6 +25,7 @@ from model_store.bundles.bundle import open_bundle
 from model_store.bundles.changes import changes_path
 from model_store.bundles.directory import CURRENT_FILE, bundle_directory, bundle_ids, current_id
 from model_store.bundles.manifest import MANIFEST_FILE, read_manifest
+from model_store.decision import outcome_of
 from model_store.errors import PointerUnreadable, VouchError
 from model_store.files import lock_between_processes
 from model_store.gallery import ChangesFile
@@ -193,7 +194,7 @@ def _redis(url: str) -> Finding:
     return Finding("wrong", f"{where} is not Redis: it answers {reply!r}", advice)
 
 
-def _bundle(directory: Path) -> Iterator[Finding]:
+def _bundle(directory: Path, *, with_outcome: bool = True) -> Iterator[Finding]:
     name = directory.resolve().name
     try:
         opened = open_bundle(directory, "cpu", milvus=milvus_access())
@@ -214,19 +215,17 @@ def _bundle(directory: Path) -> Iterator[Finding]:
     )
     if retriever.stale is not None:
         yield Finding("note", f"bundle {name}: its calibration does not hold", retriever.stale)
-    if retriever.calibration is None:
-        yield Finding(
-            "note",
-            f"bundle {name} is not calibrated: answers have no probabilities",
-            "Build it with `vouch-build all`, which calibrates; or serve it as it is.",
-        )
+    if with_outcome:
+        for line in outcome_of(retriever.calibration, opened.manifest.metrics).lines:
+            yield Finding("good" if line.severity == "fact" else "note", line.sentence)
 
 
 def _bundles(root: Path) -> Iterator[Finding]:
     ids = bundle_ids(root)
-    yield from _pointer(root, ids)
+    current = yield from _pointer(root, ids)
     for bundle_id in ids:
-        yield from _bundle(bundle_directory(root, bundle_id))
+        with_outcome = bundle_id == current
+        yield from _bundle(bundle_directory(root, bundle_id), with_outcome=with_outcome)
         yield from _changes(root, bundle_id)
     for partial in sorted(root.glob(".*.partial")):
         yield Finding(
@@ -236,20 +235,21 @@ def _bundles(root: Path) -> Iterator[Finding]:
         )
 
 
-def _pointer(root: Path, ids: list[str]) -> Iterator[Finding]:
-    """Check that `CURRENT` names a bundle that is there."""
+def _pointer(root: Path, ids: list[str]) -> Generator[Finding, None, str | None]:
+    """Check that `CURRENT` names a bundle that is there, and return its id."""
     advice = f"vouch-build activate {root} with one of: {', '.join(ids) or 'none there'}"
     try:
         current = current_id(root)
     except PointerUnreadable as error:
         yield Finding("wrong", str(error), advice)
-        return
+        return None
     if current is None:
         yield Finding(
             "wrong", f"{root} names no current bundle", f"vouch-build activate {root} BUNDLE"
         )
     elif current not in ids:
         yield Finding("wrong", f"{root / CURRENT_FILE} names {current}, which is not there", advice)
+    return current
 
 
 def _changes(root: Path, bundle_id: str) -> Iterator[Finding]:

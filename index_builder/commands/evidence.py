@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -21,11 +21,18 @@ from index_builder.commands.index_options import (
     promise,
 )
 from index_builder.commands.options_class import with_options
-from index_builder.commands.steps import RunOption, opened_run, print_report, step_of
+from index_builder.commands.outcome import JsonOption, OutcomeReport, RequireOption
+from index_builder.commands.steps import RunOption, opened_run, step_of
 from index_builder.configuration.build import load_config
-from index_builder.output import writing
+from index_builder.output import CALIBRATION_TABLE, write_table, writing
+from index_builder.pipeline.run import EVALUATION_TABLE
 from index_builder.progress import console, timed_step, working
+from model_store.bundles.directory import locate
 from model_store.errors import UsageError
+
+if TYPE_CHECKING:
+    from index_builder.configuration.requirements import Check
+    from model_store.decision import Calibration, Outcome
 
 ConfigOption = Annotated[
     str | None,
@@ -109,6 +116,8 @@ class CalibrateOptions:
             "were drawn at random, and decided on, are calibration queries as well."
         ),
     ] = None
+    require: RequireOption = None
+    as_json: JsonOption = False
 
 
 @with_options(CalibrateOptions)
@@ -119,16 +128,20 @@ def calibrate_command(options: CalibrateOptions) -> None:
     live changes taken in; promises that are not named stay as they were. With BUNDLES alone it is
     fitted again, to the gallery as it is by now, from the queries that the bundle keeps.
     """
+    shown = OutcomeReport.of(options.require, options.as_json)
+    shown.show(_calibrated(options, shown))
+
+
+def _calibrated(options: CalibrateOptions, shown: OutcomeReport) -> Path | None:
+    """Calibrate, and return the published bundle; None of a step, which publishes nothing."""
     promises = {name: getattr(options, name) for name in PROMISES}
     named = {name: value for name, value in promises.items() if value is not None}
     if options.captions is not None:
-        _calibrate_texts(options, options.captions, named)
-        return
+        return _calibrate_texts(options, options.captions, named, shown.check)
     parents = named_parents(options.parents, options.levels)
     elsewhere = _given(options, "queries", *_OF_QUERIES, "config")
     if options.bundles is not None and not elsewhere:
-        _calibrate_again(options, options.bundles, named)
-        return
+        return _calibrate_again(options, options.bundles, named, shown.check)
     if options.decisions is not None:
         raise UsageError(
             "--decisions calibrates BUNDLES again from the queries that it keeps. "
@@ -141,8 +154,10 @@ def calibrate_command(options: CalibrateOptions) -> None:
         with opened_run(build, options.run) as opened:
             calibrate_step = step_of("calibrate_step")
             with timed_step("calibrate"):
-                calibrate_step(build, opened, options.feedback)
-        return
+                calibration = calibrate_step(build, opened, options.feedback)
+            shown.table = opened.directory / CALIBRATION_TABLE
+            shown.check(_outcome_of(calibration))
+        return None
     if options.feedback is not None:
         raise UsageError(
             "--feedback corrects a calibration, --queries make a new one. Give one of them."
@@ -153,13 +168,13 @@ def calibrate_command(options: CalibrateOptions) -> None:
             *(options.queries, options.items, options.gallery, options.gallery_items),
             *(parents, options.within),
         )
-        bundle = _module().calibrate_bundle(options.bundles, found, named)
-    print(bundle)
+        bundle: Path = _module().calibrate_bundle(options.bundles, found, named, check=shown.check)
+    return bundle
 
 
 def _calibrate_again(
-    options: CalibrateOptions, bundles: Path, promises: Mapping[str, float]
-) -> None:
+    options: CalibrateOptions, bundles: Path, promises: Mapping[str, float], check: Check
+) -> Path:
     """Fit a bundle again to what it keeps, or correct it by feedback."""
     of_labels = _given(options, *_OF_LABELS)
     if of_labels:
@@ -179,16 +194,14 @@ def _calibrate_again(
         from index_builder.indexing import recalibrate  # noqa: PLC0415 - slow
 
         if options.feedback is not None:
-            bundle = recalibrate.correct_bundle(bundles, options.feedback)
-        else:
-            bundle = recalibrate.recalibrate_bundle(bundles, promises, options.decisions)
-    print(bundle)
+            return recalibrate.correct_bundle(bundles, options.feedback, check)
+        return recalibrate.recalibrate_bundle(bundles, promises, options.decisions, check)
 
 
 def _calibrate_texts(
-    options: CalibrateOptions, captions: Path, promises: Mapping[str, float]
-) -> None:
-    """Calibrate searches in words, and print what came of it."""
+    options: CalibrateOptions, captions: Path, promises: Mapping[str, float], check: Check
+) -> Path:
+    """Calibrate searches in words."""
     of_images = _given(options, "queries", *_OF_QUERIES, *_OF_LABELS, "config", "run")
     if options.bundles is None:
         raise UsageError("--captions needs BUNDLES, a directory of bundles.")
@@ -199,17 +212,9 @@ def _calibrate_texts(
             calibrate_bundle_texts,
         )
 
-        bundle, calibration = calibrate_bundle_texts(
-            options.bundles, captions, promises, feedback=options.feedback
+        return calibrate_bundle_texts(
+            options.bundles, captions, promises, feedback=options.feedback, check=check
         )
-    measured = calibration.report["cross_fitted"]
-    table = Table("searches in words", "cross-fitted")
-    table.add_row("captions", str(calibration.report["n_matched"]))
-    for name in ("recall_at_1", "top1_ece", "error_auroc", "absent_auroc", "match_coverage"):
-        found = measured[name]
-        table.add_row(name.replace("_", " "), "not defined" if found is None else f"{found:.4f}")
-    console.print(table)
-    print(bundle)
 
 
 def evaluate_command(
@@ -226,11 +231,14 @@ def evaluate_command(
     within: WithinOption = None,
     config: ConfigOption = None,
     run: RunOption = None,
+    require: RequireOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure a bundle as it will be served: of a configuration, or with one's own queries.
 
     Queries that a bundle was calibrated with say nothing about it: bring others.
     """
+    shown = OutcomeReport.of(require, as_json, to_stdout=True)
     others = given_options({"items": items, "out": out, "page": page, "within": within})
     if _of_configuration("evaluate", bundles, queries, config, others):
         build = load_config(str(config))
@@ -238,13 +246,29 @@ def evaluate_command(
             evaluate_step = step_of("evaluate_step")
             with timed_step("evaluate"):
                 report = evaluate_step(build, opened)
-        print_report(report)
-        return
-    with working("evaluating"):
-        evidence = _module().Evidence(queries, items, within=within)
-        report, drawn = _module().evaluate_bundle(bundles, evidence, with_page=page is not None)
-    print_report(report)
-    _write(report, out, drawn, page)
+        shown.table, directory = opened.directory / EVALUATION_TABLE, opened.staging
+    else:
+        assert bundles is not None  # noqa: S101 - or it is of a configuration
+        with working("evaluating"):
+            evidence = _module().Evidence(queries, items, within=within)
+            report, drawn = _module().evaluate_bundle(bundles, evidence, with_page=page is not None)
+        _write(report, out, drawn, page)
+        if out is not None:
+            shown.table = out.with_suffix(".md")
+            write_table(shown.table, f"Evaluation of {bundles}", report)
+        directory = locate(bundles)
+    from model_store.decision import Calibration  # noqa: PLC0415 - slow
+
+    shown.check(_outcome_of(Calibration.load(directory), report))
+    shown.show()
+
+
+def _outcome_of(
+    calibration: Calibration | None, evaluation: Mapping[str, Any] | None = None
+) -> Outcome:
+    from model_store.decision import outcome_of  # noqa: PLC0415 - slow
+
+    return outcome_of(calibration, evaluation)
 
 
 def compare_command(

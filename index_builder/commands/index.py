@@ -11,6 +11,7 @@ from rich.table import Table
 
 from index_builder.commands.index_options import IndexOptions
 from index_builder.commands.options_class import with_options
+from index_builder.commands.outcome import OutcomeReport
 from index_builder.commands.steps import opened_run, step_of
 from index_builder.configuration.build import in_milvus, load_config
 from index_builder.progress import console, say_what_is_next, timed_step, working
@@ -29,10 +30,11 @@ def index_command(options: IndexOptions) -> None:
     command goes on from where it was and ends with the same bundle.
     """
     options.require_consistent()
+    shown = OutcomeReport.of(options.require, options.as_json)
     if options.source is not None:
         with working("loading libraries"):
             indexing = options.indexing(options.source)
-        _preview(indexing) if options.dry_run else _index(indexing)
+        _preview(indexing) if options.dry_run else _index(indexing, shown)
     elif options.config is not None:
         build = in_milvus(load_config(options.config), options.milvus)
         with opened_run(build, options.run) as run:
@@ -51,19 +53,21 @@ def _preview(indexing: Indexing) -> None:
     _say(preview.left_out)
 
 
-def _index(indexing: Indexing) -> None:
-    """Make a bundle of a collection, and print what became of it."""
+def _index(indexing: Indexing, shown: OutcomeReport) -> None:
+    """Make a bundle of a collection, and print its outcome."""
     from index_builder.indexing.collection import index_collection  # noqa: PLC0415
+    from index_builder.indexing.workdir import Work  # noqa: PLC0415
 
+    shown.table = Work(indexing.directory).calibration_table if indexing.calibrate else None
     try:
         with working("indexing"):
-            outcome = index_collection(indexing)
+            outcome = index_collection(indexing, shown.check)
     except KeyboardInterrupt:
         console.print("interrupted; the same command goes on from here")
         raise typer.Exit(130) from None
     _print_table("indexed", outcome.rows(indexing.directory))
     _say(outcome.left_out)
-    print(outcome.bundle)
+    shown.show(outcome.bundle)
     say_what_is_next(indexing.bundles)
 
 

@@ -11,6 +11,7 @@ import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from index_builder.commands.command_line import given_options
+from index_builder.commands.outcome import JsonOption, RequireOption
 from index_builder.configuration.build import CalibrationConfig, parse_promises
 from index_builder.encoders.resolve import FORMS, resolve_encoder
 from index_builder.indexing.tolerance import NONE, parse_tolerance
@@ -219,6 +220,8 @@ class IndexOptions:
         float,
         typer.Option(min=1, help="With a URL: seconds to fetch one image in, all tries together."),
     ] = PATIENCE.file_s
+    require: RequireOption = None
+    as_json: JsonOption = False
     provider: Annotated[ProviderChoice, typer.Option(help="What the encoder runs on.")] = "auto"
 
     @property
@@ -267,6 +270,8 @@ class IndexOptions:
                 f"{of_calibration} needs --calibrate: it describes calibrated answers."
             )
         parse_promises(self.promises)
+        if self.require is not None and not (self.calibrate or self.dry_run):
+            raise UsageError("--require needs --calibrate: it limits calibrated answers.")
         if self.encoder is not None and self.encoder_name is not None:
             raise UsageError(
                 "--encoder and --encoder-name exclude each other: vectors are made by one of them."

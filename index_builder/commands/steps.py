@@ -12,8 +12,6 @@ from types import ModuleType
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from index_builder.configuration.build import BuildConfig, builtin_configs, load_config
 from index_builder.encoders.configured import as_named, with_encoder
@@ -114,31 +112,6 @@ def _without_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def print_report(report: dict[str, Any]) -> None:
-    """Print what an evaluation has measured."""
-    table = Table("measured on queries used for nothing else", "value")
-    for name, value in _rows(report):
-        table.add_row(name, value)
-    Console().print(table)
-
-
-def _rows(report: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Flatten a report into lines of a table."""
-    rows = []
-    for name, value in report.items():
-        label = f"{prefix}{name.replace('_', ' ')}"
-        if isinstance(value, dict):
-            rows += _rows(value, f"{label}: ")
-        elif isinstance(value, list):  # an interval is printed, a curve is not
-            if len(value) == 2 and all(isinstance(one, float) for one in value):
-                rows.append((label, f"{value[0]:.4f} to {value[1]:.4f}"))
-        elif isinstance(value, float):
-            rows.append((label, f"{value:.4f}"))
-        else:
-            rows.append((label, "not defined" if value is None else str(value)))
-    return rows
 
 
 def single_step(name: str) -> Callable[[str, Path | None], None]:

@@ -11,6 +11,7 @@
     photographs  a build of a folder or of vectors, without a file
     objective    its table [training.objective]
     posterior    its table [posterior]
+    requirements what a build's outcome must reach, as --require has it
     section      the base of all tables
     signing      the key that bundles are signed with, from the environment
     milvus       the address and token of Milvus, from the environment

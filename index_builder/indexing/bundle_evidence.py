@@ -23,6 +23,7 @@ from index_builder.calibration.leave_one_out import whole_groups
 from index_builder.calibration.queries import TruthRule
 from index_builder.configuration.build import CalibrationConfig, parse_promises
 from index_builder.configuration.milvus import milvus_access
+from index_builder.configuration.requirements import Check, accept_any
 from index_builder.configuration.signing import signing_key
 from index_builder.indexing.bundle_manifest import summarise
 from index_builder.indexing.comparison import Side, compared
@@ -40,6 +41,7 @@ from index_builder.vectors.table import VectorTable, holds_vectors, open_table
 from model_store.bundles.bundle import open_bundle
 from model_store.bundles.compaction import Compaction
 from model_store.bundles.manifest import EVALUATION_FILE, Manifest
+from model_store.decision import outcome_of
 from model_store.errors import CalibrationError
 from model_store.images import ImageLimits
 from model_store.retriever import Retriever
@@ -89,7 +91,11 @@ class Evidence:
 
 
 def calibrate_bundle(
-    root: Path, evidence: Evidence, promises: Mapping[str, float], seed: int = 0
+    root: Path,
+    evidence: Evidence,
+    promises: Mapping[str, float],
+    seed: int = 0,
+    check: Check = accept_any,
 ) -> Path:
     """Fit the calibration of the current bundle of ``root`` to queries, and publish it.
 
@@ -99,6 +105,7 @@ def calibrate_bundle(
     ----------
     promises : what answers shall promise, by the names of `CalibrationConfig`; the rest is as it
         was, or the default of a bundle that was not calibrated.
+    check : see `Check`.
 
     Raises
     ------
@@ -113,6 +120,7 @@ def calibrate_bundle(
 
         def calibrate(gallery: Gallery, staging: Path, manifest: Manifest) -> Manifest:
             fitted = _fitted(room, gallery, before, config, seed, staging)
+            check(outcome_of(fitted))
             fitted.save(staging)
             (staging / EVALUATION_FILE).unlink(missing_ok=True)  # of what was promised before
             return replace(manifest, calibration=summarise(fitted), metrics=None)

@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.configuration.milvus import milvus_access
+from index_builder.configuration.requirements import Check, accept_any
 from index_builder.configuration.signing import signing_key
 from index_builder.datasets.image_files import N_SHOWN, LeftOut, Reason
 from index_builder.indexing.assemble import assemble
@@ -39,7 +40,7 @@ from index_builder.indexing.reports import (
 from index_builder.indexing.sources import Source, VectorSource
 from index_builder.indexing.tolerance import Tolerance
 from index_builder.indexing.workdir import Work, occupied
-from index_builder.output import read_from, writing
+from index_builder.output import read_from, write_table, writing
 from index_builder.progress import console
 from index_builder.storage import Storage
 from index_builder.vectors.encoder import StoredEncoder
@@ -49,7 +50,7 @@ from index_builder.vectors.table import VECTOR_SUFFIXES
 from model_store.bundles.bundle import open_parts
 from model_store.bundles.manifest import ENCODER_FILE
 from model_store.bundles.publish import publish
-from model_store.decision import Calibration
+from model_store.decision import Calibration, outcome_of
 from model_store.encoder.contract import Encoder
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.encoder.vector_input import VectorInput
@@ -259,14 +260,17 @@ class Outcome:
             ),
             ("copies of others", f"{copies}: {work.duplicates}" if self.n_copies else "0"),
             ("held out", f"{self.n_held_out:,}: {work.held_out}" if self.n_held_out else "0"),
-            ("calibrated", _said_of(self.calibration)),
         ]
 
 
-def index_collection(indexing: Indexing) -> Outcome:
+def index_collection(indexing: Indexing, check: Check = accept_any) -> Outcome:
     """Embed the collection and publish it as the current bundle.
 
     Whatever interrupts it, the same call goes on from where it was and ends with the same bundle.
+
+    Parameters
+    ----------
+    check : see `Check`.
 
     Raises
     ------
@@ -303,7 +307,7 @@ def index_collection(indexing: Indexing) -> Outcome:
             raise
         seconds, cpu_seconds = time.perf_counter() - started, _cpu_seconds() - computed
         with writing(f"the bundle of {indexing.name}", progress.sentence):
-            outcome = _published(indexing, work, catalogue, encoder, progress, left_out)
+            outcome = _published(indexing, work, catalogue, encoder, progress, left_out, check)
             end = {
                 "state": "published",
                 "bundle": str(outcome.bundle),
@@ -368,6 +372,7 @@ def _published(
     encoder: Encoder,
     progress: Progress,
     left_out: LeftOut,
+    check: Check,
 ) -> Outcome:
     write_quarantine(work, progress.failures, left_out)
     write_losses(work, progress.losses)
@@ -396,6 +401,9 @@ def _published(
             hierarchy=indexing.parents.of(gallery),
         )
         calibration.save(work.bundle)
+        title = f"Calibration of {indexing.name}"
+        write_table(work.calibration_table, title, calibration.report)
+    check(outcome_of(calibration))
     shutil.copyfile(indexing.encoder, work.bundle / ENCODER_FILE)
     for path in text_files(indexing.encoder, encoder.fingerprint):
         shutil.copyfile(path, work.bundle / path.name)
@@ -415,18 +423,6 @@ def _published(
         calibration,
         progress.losses,
         progress.failures,
-    )
-
-
-def _said_of(calibration: Calibration | None) -> str:
-    if calibration is None:
-        return "no: answers say `not_calibrated`"
-    report = calibration.report
-    queries = "views of items" if report["queries"] == "views_of_items" else "held-out images"
-    return (
-        f"with {calibration.n_queries:,} {queries}; by cross-fitting, an error of the probabilities"
-        f" of {report['cross_fitted']['top1_ece']:.3f} and the verdict `match` for"
-        f" {report['cross_fitted']['match_coverage']:.0%}"
     )
 
 

@@ -12,6 +12,7 @@ from index_builder.calibration.fit_again import NOTHING_KEPT, Refit, fit_again
 from index_builder.calibration.kept_queries import KEPT_QUERIES_FILE
 from index_builder.configuration.build import CalibrationConfig, parse_promises
 from index_builder.configuration.milvus import milvus_access
+from index_builder.configuration.requirements import Check, accept_any
 from index_builder.configuration.signing import signing_key
 from index_builder.indexing.bundle_manifest import summarise
 from index_builder.progress import console
@@ -20,7 +21,7 @@ from model_store.bundles.compaction import Calibrate, Compaction
 from model_store.bundles.directory import is_bundle_id, locate
 from model_store.bundles.manifest import EVALUATION_FILE, Manifest, read_manifest
 from model_store.bundles.retention import Hold
-from model_store.decision import Calibration
+from model_store.decision import Calibration, outcome_of
 from model_store.errors import CalibrationError, ConfigError, WriteRefused
 from model_store.feedback import DrawnQuery, FeedbackLog, drawn_queries
 from model_store.gallery import LiveGallery, open_gallery
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 
 
 def recalibrate_bundle(
-    root: Path, promises: Mapping[str, float], decisions: Path | None = None
+    root: Path,
+    promises: Mapping[str, float],
+    decisions: Path | None = None,
+    check: Check = accept_any,
 ) -> Path:
     """Fit the calibration of the current bundle of ``root`` again, and publish it.
 
@@ -43,6 +47,7 @@ def recalibrate_bundle(
         was.
     decisions : the service's file of feedback: queries that were drawn at random, and decided on,
         are calibration queries as well.
+    check : see `Check`.
 
     Raises
     ------
@@ -62,7 +67,8 @@ def recalibrate_bundle(
         # What is kept of a gallery that was created over HTTP is kept under its id.
         key = root.name if is_bundle_id(root.name) else str(name)
         drawn = drawn_queries(decisions, key, before.encoder_fingerprint)
-    return _published(root, directory, calibration_of(before, promises, drawn, must=True))
+    calibrate = calibration_of(before, promises, drawn, must=True, check=check)
+    return _published(root, directory, calibrate)
 
 
 def _published(root: Path, directory: Path, calibrate: Calibrate) -> Path:
@@ -92,10 +98,14 @@ def _published(root: Path, directory: Path, calibrate: Calibrate) -> Path:
     return prepared
 
 
-def correct_bundle(root: Path, feedback: Path) -> Path:
+def correct_bundle(root: Path, feedback: Path, check: Check = accept_any) -> Path:
     """Correct the match probabilities of the current bundle by decisions, and publish it.
 
     `vouch-build rollback` goes back to the one before.
+
+    Parameters
+    ----------
+    check : see `Check`.
 
     Raises
     ------
@@ -120,6 +130,7 @@ def correct_bundle(root: Path, feedback: Path) -> Path:
                 f"none better (log loss {report['log_loss_after']:.4f}, as they are "
                 f"{report['log_loss_before']:.4f}). Nothing is published."
             )
+        check(outcome_of(corrected))
         corrected.save(staging)
         (staging / EVALUATION_FILE).unlink(missing_ok=True)
         return replace(manifest, calibration=summarise(corrected), metrics=None)
@@ -141,6 +152,7 @@ def calibration_of(
     drawn: Sequence[DrawnQuery] = (),
     *,
     must: bool = False,
+    check: Check = accept_any,
 ) -> Calibrate:
     """Return what a compaction calibrates with.
 
@@ -151,6 +163,7 @@ def calibration_of(
     drawn : queries that were decided on.
     must : whether to refuse, or else to leave the calibration as it was, where the bundle keeps too
         little, or a new one foretells the queries worse.
+    check : see `Check`.
     """
     fields = {name: getattr(before, name) for name in CalibrationConfig.model_fields}
     config = parse_promises({**fields, **promises})
@@ -165,6 +178,7 @@ def calibration_of(
                 raise
             console.print(f"The calibration stays as it was. {error}", markup=False)
             return manifest
+        check(outcome_of(refit.calibration))
         refit.calibration.save(staging)
         (staging / EVALUATION_FILE).unlink(missing_ok=True)  # of what was promised before
         console.print(

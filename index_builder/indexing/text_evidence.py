@@ -9,13 +9,14 @@ from pathlib import Path
 from index_builder.calibration import corrected_by_feedback
 from index_builder.calibration.captions import calibrate_texts
 from index_builder.configuration.build import CalibrationConfig, parse_promises
+from index_builder.configuration.requirements import Check, accept_any
 from index_builder.configuration.signing import signing_key
 from index_builder.indexing.bundle_evidence import opened
 from index_builder.indexing.bundle_manifest import text_described
 from index_builder.indexing.captions import read_captions
 from model_store.bundles.compaction import Compaction
 from model_store.bundles.manifest import Manifest
-from model_store.decision import Calibration
+from model_store.decision import outcome_of
 from model_store.feedback import FeedbackLog
 from model_store.gallery import Gallery
 from model_store.retriever import Retriever
@@ -28,7 +29,8 @@ def calibrate_bundle_texts(
     promises: Mapping[str, float],
     seed: int = 0,
     feedback: Path | None = None,
-) -> tuple[Path, Calibration]:
+    check: Check = accept_any,
+) -> Path:
     """Fit the calibration of texts of the current bundle of ``root`` to captions, and publish it.
 
     The calibration of images stays what it is. Changes of the gallery since are taken in, and those
@@ -40,6 +42,7 @@ def calibrate_bundle_texts(
     promises : what answers shall promise, by the names of `CalibrationConfig`; the rest is as it
         was for texts, or else as it is for images.
     feedback : a file that the service kept feedback in; match probabilities are corrected by it.
+    check : see `Check`.
 
     Raises
     ------
@@ -48,7 +51,6 @@ def calibrate_bundle_texts(
     DatasetError, CalibrationError : the captions are not what they should be, or too few.
     WriteRefused : the bundle takes no changes, or its gallery lies in Milvus.
     """
-    found: list[Calibration] = []
     with opened(root) as bundle:
         retriever = bundle.retriever
         encoder, live = text_encoder(retriever), bundle.require_log()
@@ -59,15 +61,15 @@ def calibrate_bundle_texts(
             fitted = calibrate_texts(encoder, gallery, known, config, seed)
             if feedback is not None:
                 fitted = corrected_by_feedback(fitted, FeedbackLog(feedback))
+            check(outcome_of(fitted))
             fitted.save(staging, "text")
-            found.append(fitted)
             whole = Retriever(retriever.encoder, gallery, retriever.calibration, encoder, fitted)
             return replace(manifest, encoder={**manifest.encoder, **text_described(whole)})
 
         with Compaction(root, bundle.manifest, live, signing_key(), calibrate) as compaction:
             prepared = compaction.prepare()
             compaction.switch()
-    return prepared, found[0]
+    return prepared
 
 
 def _config(retriever: Retriever, promises: Mapping[str, float]) -> CalibrationConfig:

@@ -11,7 +11,7 @@ from pathlib import Path
 from filelock import Timeout
 
 from index_builder.indexing.shards import ShardStore
-from index_builder.output import writing
+from index_builder.output import CALIBRATION_TABLE, writing
 from model_store.errors import RunInUse
 from model_store.files import lock_between_processes
 
@@ -31,6 +31,7 @@ class Work:
       duplicates.jsonl  ids of images with the same content
       losses.jsonl      images that lost something when they were decoded, and what
       held_out.jsonl    ids of images that are queries to calibrate with, and not in the gallery
+      calibration.md    all numbers of the calibration, for people
       catalogue.sqlite  the source's entries, read anew by every run
       source/           what of the source is copied or unpacked, to be read at any place
       fetched/          images that are about to be decoded, of those that lie elsewhere
@@ -65,6 +66,11 @@ class Work:
     def held_out(self) -> Path:
         """Ids of the images that were kept out of the gallery, one JSON object a line."""
         return self.directory / "held_out.jsonl"
+
+    @property
+    def calibration_table(self) -> Path:
+        """All numbers of the calibration, for people."""
+        return self.directory / CALIBRATION_TABLE
 
     @property
     def catalogue(self) -> Path:

@@ -25,7 +25,8 @@ from index_builder.indexing.bundle_manifest import describe
 from index_builder.indexing.embed import open_encoder
 from index_builder.indexing.from_images import build_gallery
 from index_builder.indexing.sources import open_vectors
-from index_builder.pipeline.run import POSTERIOR_REPORT, Run, forget, write_json
+from index_builder.output import CALIBRATION_TABLE, write_table
+from index_builder.pipeline.run import EVALUATION_TABLE, POSTERIOR_REPORT, Run, forget, write_json
 from index_builder.pipeline.sample_queries import write_samples
 from index_builder.vectors.encoder import StoredEncoder
 from index_builder.vectors.halves import Halves
@@ -33,6 +34,7 @@ from index_builder.vectors.store import VectorFile
 from model_store.bundles.bundle import open_parts
 from model_store.bundles.manifest import ENCODER_FILE, EVALUATION_FILE
 from model_store.bundles.publish import publish
+from model_store.decision import Calibration
 from model_store.decision.calibration import CALIBRATION_FILE
 from model_store.encoder.contract import Encoder
 from model_store.encoder.onnx import OnnxEncoder
@@ -68,7 +70,7 @@ def index_step(config: BuildConfig, run: Run) -> None:
     )
 
 
-def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) -> None:
+def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) -> Calibration:
     """Gallery and calibration queries → calibration.json and calibration.npz.
 
     Parameters
@@ -115,6 +117,9 @@ def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) 
     if feedback is not None:
         calibration = corrected_by_feedback(calibration, FeedbackLog(feedback))
     calibration.save(run.staging)
+    title = f"Calibration of {config.name}"
+    write_table(run.directory / CALIBRATION_TABLE, title, calibration.report)
+    return calibration
 
 
 def _item_queries(
@@ -142,6 +147,7 @@ def evaluate_step(config: BuildConfig, run: Run) -> dict[str, Any]:
         report["posterior"] = {name: posterior[name] for name in _OF_POSTERIOR if name in posterior}
     run.write_json(EVALUATION_FILE, report)
     write_json(run.staging / EVALUATION_FILE, report)
+    write_table(run.directory / EVALUATION_TABLE, f"Evaluation of {config.name}", report)
     return report
 
 

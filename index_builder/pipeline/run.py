@@ -18,6 +18,9 @@ from model_store.files import json_text, replacing
 POSTERIOR_REPORT = "posterior.json"
 CONFIG_FILE = "config.toml"
 
+EVALUATION_TABLE = "evaluation.md"
+"""All numbers of an evaluation, for people."""
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -37,6 +40,8 @@ class Run:
           images/                                   all, of a source that is no folder here
           vectors.sqlite                            what was computed of images, by any step
           index/                                    index, while it works
+          calibration.md                            calibrate
+          evaluation.json  evaluation.md            evaluate
           bundle/                                   export, index, calibrate, evaluate
     """
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from index_builder.calibration.plan import Plan
 from index_builder.configuration.build import BuildConfig
 from index_builder.configuration.encoder import EncoderConfig
+from index_builder.configuration.requirements import Check, accept_any
 from index_builder.datasets import LabelledImages, Splits
 from index_builder.methods import method_of
 from index_builder.networks import (
@@ -51,6 +52,7 @@ from index_builder.vectors.halves import OnnxTrunk, trunk_metadata
 from index_builder.vectors.store import VectorFile
 from index_builder.whitening import learned_whitening
 from model_store.bundles.manifest import ENCODER_FILE, EVALUATION_FILE
+from model_store.decision import Calibration, outcome_of
 from model_store.encoder.contract import EncoderMetadata
 from model_store.encoder.vector_input import VectorInput
 from model_store.errors import ConfigError, DatasetError
@@ -203,8 +205,15 @@ def export_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
     console.print(f"encoder.onnx agrees with torch to {difference:.1e} of the largest value")
 
 
-def build_all(config: BuildConfig, run: Run, bundles: Path) -> tuple[Path, dict[str, Any]]:
-    """Every step in turn, into a clean staging directory."""
+def build_all(
+    config: BuildConfig, run: Run, bundles: Path, check: Check = accept_any
+) -> tuple[Path, dict[str, Any]]:
+    """Every step in turn, into a clean staging directory.
+
+    Parameters
+    ----------
+    check : see `Check`.
+    """
     splits = splits_of(config)
     Plan.of_splits(splits, config.calibration).require_feasible()
     read_samples(config.samples, splits)
@@ -221,6 +230,7 @@ def build_all(config: BuildConfig, run: Run, bundles: Path) -> tuple[Path, dict[
         with timed_step(f"{name} ({number} of {len(steps)})"):
             step()
     report = run.read_json(EVALUATION_FILE)
+    check(outcome_of(Calibration.load(run.staging), report))
     return publish_step(config, run, bundles), report
 
 

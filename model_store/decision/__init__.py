@@ -12,6 +12,7 @@ match is among them, and `promises` all that is promised of a stream of queries.
 the fitted whole; `verdict` decides; `drift` watches by its `drift_bets` whether all of that still
 holds, `staleness` says that the gallery is another, and `error_watch` how often a match is wrong,
 the first and the last by `betting`. Bounds of shares and of error rates are found by `crossing`.
+`outcome` puts into a few sentences what a calibration promises, and what it lacks.
 """
 
 from model_store.decision.absent_share import ServedShare, ShareEstimate, estimate_absent_share
@@ -24,6 +25,7 @@ from model_store.decision.hierarchy import Hierarchy, RollUp, likeliest_parents
 from model_store.decision.label_means import LabelMeans, label_means
 from model_store.decision.logistic import LogisticModel, bounded_logit, choice_probabilities
 from model_store.decision.operating import OperatingPoint, Stream
+from model_store.decision.outcome import Outcome, OutcomeLine, outcome_of
 from model_store.decision.outliers import OUTLIER_SIGNALS, OutlierDetector, OutlierFusion
 from model_store.decision.promises import MatchPromise, Promises
 from model_store.decision.recalibration import Recalibration, fit_recalibration
@@ -52,6 +54,8 @@ __all__ = [
     "LogisticModel",
     "MatchPromise",
     "OperatingPoint",
+    "Outcome",
+    "OutcomeLine",
     "OutlierDetector",
     "OutlierFusion",
     "Promises",
@@ -76,6 +80,7 @@ __all__ = [
     "label_means",
     "labels_found",
     "likeliest_parents",
+    "outcome_of",
     "signals",
     "size_classes",
 ]

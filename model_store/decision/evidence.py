@@ -69,6 +69,8 @@ class Evidence:
         be: n / (n − 1) where each has one of the gallery's n labels hidden from it; n / (n − m)
         where they were judged before m of them came; else 1.
     levels : of the levels above labels; None where labels have no parents.
+    outlier_p_values : (N,) of the outlier score among those of ordinary queries; None of
+        calibrations before release 0.3.
     """
 
     first_probabilities: Floats
@@ -87,9 +89,12 @@ class Evidence:
     absence: Absence
     rivals: float
     levels: LevelEvidence | None = None
+    outlier_p_values: Floats | None = None
 
     def __post_init__(self) -> None:
         lengths = {len(getattr(self, name)) for name in ARRAYS}
+        if self.outlier_p_values is not None:
+            lengths.add(len(self.outlier_p_values))
         if len(lengths) > 1:
             raise ValueError(f"evidence of {sorted(lengths)} queries; wanted arrays of one length")
         if self.absence not in get_args(Absence):
@@ -103,6 +108,9 @@ class Evidence:
         return replace(
             self,
             levels=None if self.levels is None else self.levels.at(chosen),
+            outlier_p_values=None
+            if self.outlier_p_values is None
+            else self.outlier_p_values[chosen],
             **{name: getattr(self, name)[chosen] for name in ARRAYS},
         )
 
@@ -147,7 +155,7 @@ class Evidence:
 ARRAYS = tuple(
     field.name
     for field in fields(Evidence)
-    if field.name not in {"source_names", "absence", "rivals", "levels"}
+    if field.name not in {"source_names", "absence", "rivals", "levels", "outlier_p_values"}
 )
 
 

@@ -119,8 +119,19 @@ class Promises:
     @property
     def point(self) -> OperatingPoint:
         """The rates that follow from calling first items a match, all size classes together."""
-        accepted = self.stream.probabilities >= self._thresholds[self._first_classes]
+        return self.point_of(self.accepted)
+
+    def point_of(self, accepted: NDArray[np.bool_]) -> OperatingPoint:
+        """Return the rates that follow from calling the first items ``accepted`` (N,) a match."""
         return self._told(self.stream.point_of(accepted, float(self._thresholds.min())))
+
+    @property
+    def accepted(self) -> NDArray[np.bool_]:
+        """(N,) whether the first item of each calibration query is called a match."""
+        of_first: NDArray[np.bool_] = (
+            self.stream.probabilities >= self._thresholds[self._first_classes]
+        )
+        return of_first
 
     @property
     def gives_matches(self) -> bool:

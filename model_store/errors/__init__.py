@@ -89,6 +89,7 @@ nothing that a client of the service may not see.
         ├── StepNotReady         an earlier step has not been run
         ├── ParityError          the exported encoder disagrees with the trained one
         ├── CalibrationError     too few queries, or none of a kind that is needed
+        ├── RequirementNotMet    the outcome of a build is not as required
         ├── CertificateError     a certificate or its feedback cannot be read or written
         └── TransferError        a bundle cannot be brought to another place, or from it
 
@@ -105,6 +106,7 @@ from model_store.errors.building import (
     EncoderSourceError,
     OutputError,
     ParityError,
+    RequirementNotMet,
     RunInUse,
     SourceUnavailable,
     StepNotReady,
@@ -142,6 +144,7 @@ __all__ = [
     "OutputError",
     "ParityError",
     "PointerUnreadable",
+    "RequirementNotMet",
     "RunInUse",
     "SigningKeyError",
     "SourceUnavailable",

@@ -59,6 +59,10 @@ class CalibrationError(BuildError):
     """Too few queries, or none of a kind that is needed."""
 
 
+class RequirementNotMet(BuildError):
+    """The outcome of a build is not as required."""
+
+
 class CertificateError(BuildError):
     """A certificate, its key or its feedback cannot be read or written."""
 

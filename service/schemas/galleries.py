@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from model_store.verdicts import Absence, Order
+from model_store.verdicts import Absence, Order, OutcomeBasis, OutcomeSeverity
 from service.schemas.bundles import BundleState, CalibrationState, CalibrationStatus
 from service.schemas.feedback import ErrorsOverTime, FeedbackCorrection, FeedbackSummary
 
@@ -207,6 +207,53 @@ class OperatingPointAnswer(BaseModel):
     )
 
 
+class OutcomeLine(BaseModel):
+    """One line on a gallery's outcome."""
+
+    code: str = Field(description="Stable name of the line's subject, such as `recall_low`.")
+    severity: OutcomeSeverity = Field(
+        description="`warning` names a shortfall; `failure` makes the gallery of little use."
+    )
+    parameters: dict[str, float | int | str | None] = Field(
+        description="The values in the line; shares are between 0 and 1."
+    )
+    sentence: str = Field(description="The line in English.")
+
+
+class GalleryOutcome(BaseModel):
+    """Quality of the gallery's answers, measured when it was calibrated, and its shortfalls.
+
+    A number is null where it is not known.
+    """
+
+    basis: OutcomeBasis | None = Field(
+        description="The source of the numbers: an `evaluation` on queries used for nothing else, "
+        "or the queries of the `calibration`, cross-fitted. Null without calibration."
+    )
+    n_queries: int | None = Field(description="Queries with a match in the gallery.")
+    recall_at_1: float | None = Field(description="Share of them whose first result is right.")
+    match_share: float | None = Field(description="Share of them with verdict `match`.")
+    match_error: float | None = Field(
+        description="Observed share of wrong ones among matches, with absent queries in their "
+        "expected share."
+    )
+    match_error_bound: float | None = Field(description="Upper confidence bound of it.")
+    max_error: float | None = Field(description="Largest error of matches that is accepted.")
+    false_match_rate: float | None = Field(
+        description="Share of absent queries with verdict `match`."
+    )
+    false_match_bound: float | None = Field(description="Upper confidence bound of it.")
+    flagged_share: float | None = Field(
+        description="Share of queries with a match that are flagged out of distribution."
+    )
+    absent_flagged_share: float | None = Field(
+        description="Share of absent queries that are flagged out of distribution."
+    )
+    lines: list[OutcomeLine] = Field(
+        description="Facts, then shortfalls with their causes and next steps; ten at most."
+    )
+
+
 class GalleryDetail(BaseModel):
     """One gallery."""
 
@@ -227,6 +274,9 @@ class GalleryDetail(BaseModel):
     calibration: dict[str, Any] | None = Field(description="How the decision layer was fitted.")
     metrics: dict[str, Any] | None = Field(
         description="Measured on queries used for nothing else when the bundle was built."
+    )
+    outcome: GalleryOutcome = Field(
+        description="As it was calibrated; `bundle.calibration` says whether that still holds."
     )
     samples: list[Sample]
     record_url: str | None = Field(

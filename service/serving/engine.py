@@ -10,7 +10,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TypeVar
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.intact import BundleFiles
 from model_store.bundles.secret import secret_of
+from model_store.decision import Outcome, outcome_of
 from model_store.encoder.contract import Embeddings, Inputs, QueryKind
 from model_store.encoder.vector_input import VectorInput
 from model_store.errors import InternalError, QueryNotFound
@@ -107,6 +108,11 @@ class SearchEngine:
         self.canary_s = math.nan
         self.shadow: Shadow | None = None
         self.closed = False
+
+    @cached_property
+    def outcome(self) -> Outcome:
+        """The outcome of the gallery's calibration, as it was fitted."""
+        return outcome_of(self.bundle.retriever.calibration, self.bundle.manifest.metrics)
 
     @classmethod
     async def start(cls, bundle: Bundle, resources: EngineResources) -> SearchEngine:

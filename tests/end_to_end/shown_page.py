@@ -73,6 +73,17 @@ ANSWER: dict[str, Any] = {
     "cache": "miss",
     "timing_ms": {"total": 12.6, "decode": 3.25, "search": 9.0},
 }
+OUTCOME: dict[str, Any] = {
+    "recall_at_1": 0.87,
+    "lines": [
+        {
+            "code": "recall_at_1",
+            "severity": "fact",
+            "parameters": {},
+            "sentence": "The first result is right for 87 % of 1,234 calibration queries.",
+        }
+    ],
+}
 GALLERY: dict[str, Any] = {
     "name": "shoes",
     "description": "Shoes of a shop.",
@@ -80,7 +91,7 @@ GALLERY: dict[str, Any] = {
     "n_labels": 3,
     "labels": ["boot", "clog"],
     "bundle": {"calibration": CALIBRATION},
-    "metrics": {"recall_at_1": 0.87},
+    "outcome": OUTCOME,
     "samples": [],
     "record_url": None,
     "image_origins": [],

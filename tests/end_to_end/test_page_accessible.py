@@ -206,6 +206,7 @@ SPEAKERS = {  # modules whose sentences reach a visitor, and where in them these
         *("_doubt", "_error_shortfall", "_rate_shortfall"),
         *("_whom", "_too_few_withheld", "_why_absence_is_unknown"),
     },
+    "model_store/decision/outcome.py": {"_RECALL", "_ABSENCE", "_TEXTS", "_ACCEPT"},
     "model_store/decision/result_sets.py": {"_why_not"},
     "model_store/decision/verdict.py": {"SETS_UNDER_A_FILTER"},
     "service/serving/drift.py": {"DRIFTED"},
@@ -240,7 +241,8 @@ def _texts_in(node: ast.AST) -> Iterator[str]:
         numbers = itertools.count()
         yield "".join(f"{{{next(numbers)}}}" if part is None else str(part) for part in parts)
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-        yield node.value
+        numbers = itertools.count()
+        yield re.sub(r"\{[a-z]\w*\}", lambda _: f"{{{next(numbers)}}}", node.value)
     else:
         for child in ast.iter_child_nodes(node):
             yield from _texts_in(child)

@@ -8,7 +8,15 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from service.schemas.galleries import CalibrationReport
-from tests.end_to_end.shown_page import ANSWER, CALIBRATION, GALLERY, NBSP, Shown, result
+from tests.end_to_end.shown_page import (
+    ANSWER,
+    CALIBRATION,
+    GALLERY,
+    NBSP,
+    OUTCOME,
+    Shown,
+    result,
+)
 
 pytestmark = pytest.mark.browser
 
@@ -191,4 +199,42 @@ def test_it_fits_a_phone(browser: Browser) -> None:
     shown = Shown(browser, viewport={"width": 360, "height": 740})
     opened(shown)
     assert shown.found("believe").evaluate("node => node.scrollWidth - node.clientWidth") <= 0
+    shown.page.close()
+
+
+FAILURE: dict[str, Any] = {
+    "code": "match_never_queries",
+    "severity": "failure",
+    "parameters": {"max_error": 0.05, "n_queries": 30, "n_more": 60},
+    "sentence": "The verdict is never `match` at 5 % error: 30 queries with a match are too few. "
+    "About 60 more labelled queries would allow it.",
+}
+
+
+def test_outcome_of_the_build_is_shown_and_failures_stand_beside_the_gallery(
+    shown: Shown,
+) -> None:
+    facts = OUTCOME["lines"]
+    shown.gallery = {**GALLERY, "outcome": {**OUTCOME, "lines": [*facts, FAILURE]}}
+    opened(shown)
+    lines = shown.found("outcome").locator("li")
+    expect(lines).to_have_text([facts[0]["sentence"], FAILURE["sentence"]])
+    expect(lines.nth(0)).not_to_have_class("warning")
+    expect(lines.nth(1)).to_have_class("warning")
+    expect(shown.found("failure")).to_have_text(FAILURE["sentence"])
+
+
+def test_outcome_is_said_in_german(browser: Browser) -> None:
+    shown = Shown(browser, locale="de-DE")
+    shown.gallery = {**GALLERY, "outcome": {**OUTCOME, "lines": [*OUTCOME["lines"], FAILURE]}}
+    opened(shown)
+    expect(shown.found("outcome").locator("li")).to_have_text(
+        [
+            "Das erste Ergebnis ist richtig bei 87 % von 1,234 Anfragen zur Kalibrierung.",
+            (
+                "Das Urteil ist bei 5 % Fehler nie „Treffer“: 30 Anfragen mit Treffer sind zu "
+                "wenige. Etwa 60 weitere Anfragen mit Label würden es erlauben."
+            ),
+        ]
+    )
     shown.page.close()

@@ -184,7 +184,7 @@ def test_a_dialog_that_is_closed_is_gone(shared: Shown) -> None:
     ("changes", "report", "said"),
     [
         ({}, {}, "1,500 items, calibrated on 1,234 queries. First result right: 87 %."),
-        ({"metrics": None}, {"queries": "views_of_items"}, "on 1,234 views made of its own items."),
+        ({"outcome": None}, {"queries": "views_of_items"}, "on 1,234 views made of its own items."),
         ({"labels": [], "n_labels": 0}, {}, "First result right: 87 %.\nHow far"),
         ({"n_labels": 2}, {},
          "\nLabels: boot, clog.\nHow far can it be believed?\n \nLook through it\n \n"),

@@ -56,7 +56,7 @@ def test_without_calibration_no_number_is_invented(shown: Shown) -> None:
         "ood": {"flag": None, "reason": None, "p_value": None, "alpha": 0.01, "method": "fusion"},
     }
     missing = {"status": "missing", "n_queries": 0, "fitted_at": None, "reason": None}
-    shown.gallery = {**GALLERY, "bundle": {"calibration": missing}, "metrics": None}
+    shown.gallery = {**GALLERY, "bundle": {"calibration": missing}, "outcome": None}
     shown.ask(
         verdict="not_calibrated",
         no_match_probability=None,

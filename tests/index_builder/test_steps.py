@@ -110,7 +110,9 @@ def test_a_folder_becomes_a_bundle_step_by_step(
         assert done.returncode == 0, done.stderr
         said += done.stdout + done.stderr
     assert "0/broken.png" in caplog.text
-    assert "recall at 1" in said
+    assert said.count("The first result is right for ") == 2  # calibrate, evaluate
+    assert "All numbers: runs/folder/calibration.md" in said
+    assert "All numbers: runs/folder/evaluation.md" in said
     assert done.stderr.splitlines()[-1] == "Next: vouch-serve --bundle bundles/folder"
     bundle = open_bundle(tmp_path / "bundles" / "folder")
     assert bundle.directory.name in said

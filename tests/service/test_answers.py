@@ -15,6 +15,7 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle
+from model_store.decision import outcome_of
 from model_store.gallery import Gallery
 from service.settings import Settings
 from tests.end_to_end.questions import assess, picture, search
@@ -268,6 +269,9 @@ class TestWithoutCalibration:
         gallery = start(bare_bundle).get("/v1/galleries/digits").json()
         assert gallery["bundle"]["calibration"]["status"] == "missing"
         assert gallery["calibration"] is gallery["metrics"] is None
+        assert gallery["outcome"]["recall_at_1"] is gallery["outcome"]["basis"] is None
+        [line] = gallery["outcome"]["lines"]
+        assert (line["code"], line["severity"]) == ("not_calibrated", "warning")
 
 
 class TestLabels:
@@ -323,6 +327,10 @@ class TestAGallery:
         }
         evaluation = json.loads((bundle.directory / "evaluation.json").read_text("utf-8"))
         assert gallery["metrics"] == evaluation
+        outcome = outcome_of(retriever.calibration, evaluation).as_json()
+        assert gallery["outcome"] == json.loads(json.dumps(outcome))
+        assert gallery["outcome"]["basis"] == "evaluation"
+        assert gallery["outcome"]["lines"][0]["sentence"].startswith("The first result is right")
         assert gallery["calibration"]["n_queries"] > 0
 
     def test_its_samples_can_be_fetched(self, client: TestClient, bundle: Bundle) -> None:

@@ -10,7 +10,12 @@ from datetime import UTC, datetime
 from urllib.parse import quote
 
 from model_store.bundles.bundle import Bundle
-from model_store.decision import Calibration, MatchPromise, OperatingPoint, error_interval
+from model_store.decision import (
+    Calibration,
+    MatchPromise,
+    OperatingPoint,
+    error_interval,
+)
 from model_store.decision.calibration import FILES
 from model_store.feedback import FeedbackSummary
 from model_store.verdicts import Order
@@ -58,6 +63,7 @@ def gallery_detail(
         text=_text_state(lease),
         calibration=None if manifest.calibration is None else dict(manifest.calibration),
         metrics=None if manifest.metrics is None else dict(manifest.metrics),
+        outcome=schemas.GalleryOutcome.model_validate(lease.engine.outcome.as_json()),
         samples=[
             schemas.Sample(
                 id=sample.id,

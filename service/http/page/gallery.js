@@ -2,16 +2,18 @@
 
 import { el, picture } from "./elements.js";
 import { t } from "./language.js";
+import { said } from "./service_texts.js";
 import { QUERIES, brief, count, estimateSentence, isNumber, percent } from "./words.js";
 
 /** A gallery by its description and the `report` on its calibration. `open` has what its buttons
  * open: the `report`, the `items` and, where the service keeps them, the `decisions`. */
 export function galleryParts(gallery, report, open) {
-  const { description, n_items: n, n_labels, labels = [], bundle, metrics } = gallery;
+  const { description, n_items: n, n_labels, labels = [], bundle, outcome } = gallery;
   const { status, n_queries: nQueries } = bundle.calibration;
   const queries = QUERIES[report.queries] ?? t`queries`;
   const estimate = report.absent ? estimateSentence(report.absent) : "";
-  const recall = metrics?.recall_at_1;
+  const recall = outcome?.recall_at_1;
+  const failures = (outcome?.lines ?? []).filter(({ severity }) => severity === "failure");
   const more = n_labels - labels.length;
   const shown = labels.map(brief).join(", ");
   return [
@@ -21,6 +23,7 @@ export function galleryParts(gallery, report, open) {
         : t`calibrated on ${count(nQueries)} ${queries}`,
       status === "stale" && el("strong", {}, t`, which is out of date`),
       isNumber(recall) ? t`. First result right: ${percent(recall)}.` : "."),
+    ...failures.map(({ sentence }) => el("p.warning", { "data-testid": "failure" }, said(sentence))),
     estimate && el("p.facts", { "data-testid": "estimate" }, estimate),
     labels.length ? el("p.facts", {}, more > 0
       ? t`Labels: ${shown} and ${count(more)} more.` : t`Labels: ${shown}.`) : "",

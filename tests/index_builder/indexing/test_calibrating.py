@@ -243,7 +243,9 @@ def test_what_was_held_out_is_said(calibrated: Outcome, asked: Indexing) -> None
     assert summary["n_items"] + summary["n_held_out"] == N_IMAGES + 1
     said = dict(calibrated.rows(asked.directory))
     assert said["held out"].startswith(f"{calibrated.n_held_out}: ")
-    assert said["calibrated"].startswith(f"with {calibrated.n_held_out} held-out images; ")
+    table = (asked.directory / "calibration.md").read_text(encoding="utf-8")
+    assert f"| n matched | {calibrated.n_held_out} |" in table
+    assert "| cross fitted: recall at 1 | " in table
 
 
 PROMISES = {

@@ -116,7 +116,9 @@ def test_a_bundle_from_elsewhere_is_calibrated_and_measured(where: Path, calibra
     )
     report = json.loads((where / "report.json").read_text())
     stream = report["stream"]
-    assert "stream: fpir: interval" in told
+    assert "The first result is right for " in told
+    assert "All numbers: report.md" in told
+    assert "| stream: fpir: interval | " in (where / "report.md").read_text(encoding="utf-8")
     low, high = stream["fpir"]["interval"]
     assert low <= stream["fpir"]["share"] <= high
     assert stream["fpir"]["share"] == report["verdicts"]["near"].get("match", 0)

@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,7 +16,7 @@ from index_builder.datasets.image_files import LeftOut
 from index_builder.indexing import dry_run
 from index_builder.indexing.blocks import Block, Entry, Failure, Place, PreparedBlock
 from index_builder.indexing.catalogue import Catalogue, Contents
-from index_builder.indexing.collection import Outcome, _said_of
+from index_builder.indexing.collection import Outcome
 from index_builder.indexing.dry_run import DryRun
 from index_builder.indexing.reports import (
     write_duplicates,
@@ -28,7 +26,6 @@ from index_builder.indexing.reports import (
 )
 from index_builder.indexing.workdir import Work
 from index_builder.vectors.encoder import batch_size
-from model_store.decision import Calibration
 from model_store.encoder.contract import Embeddings
 from tests.support.collection_files import lines
 from tests.support.fakes import FakeEncoder
@@ -91,7 +88,6 @@ def test_an_outcome_names_the_reports_that_say_something(tmp_path: Path) -> None
     assert nothing["items"] == "1,000"
     for name in ("unreadable", "of other formats", "copies of others", "held out"):
         assert nothing[name] == "0"
-    assert "not_calibrated" in nothing["calibrated"]
     some = dict(Outcome(tmp_path, 1, 7, 2, 3, left_out("a.heic"), 4).rows(tmp_path))
     assert some["embedded by an earlier run"] == "7"
     assert some["unreadable"] == f"2: {Work(tmp_path).quarantine}"
@@ -101,20 +97,6 @@ def test_an_outcome_names_the_reports_that_say_something(tmp_path: Path) -> None
     assert some["of other formats"] == f"1: 1 .heic; see {Work(tmp_path).quarantine}"
     assert some["copies of others"] == f"3: {Work(tmp_path).duplicates}"
     assert some["held out"] == f"4: {Work(tmp_path).held_out}"
-
-
-@pytest.mark.parametrize(
-    ("queries", "said"),
-    [("views_of_items", "1,234 views of items"), ("held_out", "1,234 held-out images")],
-)
-def test_a_calibration_is_said_in_a_line(queries: str, said: str) -> None:
-    measured = {"top1_ece": 0.01234, "match_coverage": 0.876}
-    fitted: Any = SimpleNamespace(
-        n_queries=1_234, report={"queries": queries, "cross_fitted": measured}
-    )
-    line = _said_of(cast("Calibration", fitted))
-    assert line.startswith(f"with {said}; ")
-    assert "probabilities of 0.012 and the verdict `match` for 88%" in line
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,17 @@ export function believe(gallery, report, { line, moved, within }) {
     "aria-labelledby": "believe-title", "data-testid": "believe",
   },
   dialogHeader(el("h2", { id: "believe-title" }, t`How far can it be believed?`)),
+  outcomeParts(gallery.outcome),
   report.status === "missing"
     ? el("p", {}, t`This gallery has not been calibrated: there is nothing to believe yet.`)
     : [origin(report, gallery.bundle.calibration), lineParts(report, line, moved), reliabilityPart(report), rest(report)]);
   openDialog(dialog, within);
 }
+
+/** The same sentences as the build ends with. */
+const outcomeParts = (outcome) => el("ul.plain", { "data-testid": "outcome" },
+  (outcome?.lines ?? []).map(({ severity, sentence }) =>
+    el(severity === "fact" ? "li" : "li.warning", {}, said(sentence))));
 
 function origin({ status, n_queries: n, queries, absent, sources = [], written_at: at }, { reason }) {
   const day = at && new Date(at).toLocaleDateString(language, { dateStyle: "long" });

@@ -1,0 +1,108 @@
+"""The outcome of a build on the terminal or as JSON, and the requirements on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from index_builder.configuration.requirements import Requirement, parse_requirements
+from index_builder.progress import console, error_console
+from model_store.errors import RequirementNotMet
+
+if TYPE_CHECKING:
+    from model_store.decision import Outcome
+
+RequireOption = Annotated[
+    str | None,
+    typer.Option(
+        "--require",
+        help="Limits of the outcome, such as recall_at_1>=0.8,match_share>=0.3: where one is not "
+        "met, nothing is published, and the exit status is 3. Names: the numbers of --json.",
+    ),
+]
+JsonOption = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="Print the outcome as one JSON object on stdout, and nothing else there."
+    ),
+]
+
+_STYLES = {"fact": "", "warning": "yellow", "failure": "red"}
+
+
+@dataclass(slots=True)
+class OutcomeReport:
+    """Checks the outcome of a command, and shows it.
+
+    Attributes
+    ----------
+    requirements : see `parse_requirements`.
+    as_json : show it as JSON on stdout, else in sentences.
+    to_stdout : whether the sentences are the command's result; else stdout is for the bundle.
+    table : the file with all numbers; named if it exists.
+    outcome : the one that was checked.
+    """
+
+    requirements: tuple[Requirement, ...]
+    as_json: bool
+    to_stdout: bool = False
+    table: Path | None = None
+    outcome: Outcome | None = None
+
+    @classmethod
+    def of(cls, require: str | None, as_json: bool, *, to_stdout: bool = False) -> OutcomeReport:
+        """Read the options.
+
+        Raises
+        ------
+        UsageError : see `parse_requirements`.
+        """
+        return cls(() if require is None else parse_requirements(require), as_json, to_stdout)
+
+    def check(self, outcome: Outcome) -> None:
+        """Check the requirements before anything is published.
+
+        Raises
+        ------
+        RequirementNotMet : one is not met; the outcome has been shown.
+        """
+        self.outcome = outcome
+        unmet = [one for one in (each.shortfall(outcome) for each in self.requirements) if one]
+        if unmet:
+            self.show(unmet=unmet)
+            end = "" if self.to_stdout else " Nothing is published."
+            raise RequirementNotMet(
+                f"The outcome does not meet --require: {', '.join(unmet)}.{end}"
+            )
+
+    def show(self, bundle: Path | None = None, unmet: Sequence[str] = ()) -> None:
+        """Print the outcome that was checked, and the path of the published bundle on stdout.
+
+        Parameters
+        ----------
+        unmet : requirements that are not met.
+        """
+        assert self.outcome is not None  # noqa: S101 - it is checked before it is shown
+        table = self.table if self.table is not None and self.table.exists() else None
+        if self.as_json:
+            paths = {"bundle": bundle, "report": table}
+            shown = {name: None if path is None else str(path) for name, path in paths.items()}
+            print(json.dumps({**shown, "unmet": [*unmet], **self.outcome.as_json()}, indent=1))
+            return
+        terminal = Console() if self.to_stdout else console
+        for line in self.outcome.lines:
+            style, where = _STYLES[line.severity], terminal
+            if line.severity == "failure" and not self.to_stdout:
+                where = error_console  # also with --quiet
+            where.print(Text(line.sentence, style), soft_wrap=True, highlight=False)
+        if table is not None:
+            terminal.print(Text(f"All numbers: {table}"), soft_wrap=True, highlight=False)
+        if bundle is not None:
+            print(bundle)

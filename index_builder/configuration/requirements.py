@@ -1,0 +1,91 @@
+"""Requirements on the outcome of a build: ``recall_at_1>=0.8,match_share>=0.3``."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from model_store.errors import UsageError
+from model_store.verdicts import OUTCOME_NUMBERS
+
+if TYPE_CHECKING:
+    from model_store.decision import Outcome
+
+Check = Callable[["Outcome"], object]
+"""Called with the outcome of a build before it is published; raises to prevent that."""
+
+_COMPARISON = re.compile(r"\s*([a-z_0-9]+)\s*(>=|<=)\s*(\S+)\s*")
+_COUNTS = frozenset({"n_queries"})
+"""Numbers that are no shares."""
+
+
+def accept_any(_: Outcome) -> None:
+    """Require nothing of an outcome."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """A limit of one number of an outcome.
+
+    Attributes
+    ----------
+    name : one of `OUTCOME_NUMBERS`.
+    operator : ``>=`` or ``<=``.
+    limit : a share between 0 and 1, or a count.
+    """
+
+    name: str
+    operator: str
+    limit: float
+
+    def shortfall(self, outcome: Outcome) -> str | None:
+        """Return how an outcome fails the requirement; None where it is met.
+
+        A number that is not known meets no requirement.
+        """
+        value = outcome.numbers()[self.name]
+        wanted = f"(wanted {self.operator} {self.limit:g})"
+        if value is None:
+            return f"{self.name} is not known {wanted}"
+        met = value >= self.limit if self.operator == ">=" else value <= self.limit
+        return None if met else f"{self.name} is {value:.4g} {wanted}"
+
+
+def parse_requirements(text: str) -> tuple[Requirement, ...]:
+    """Read requirements, separated by commas.
+
+    Raises
+    ------
+    UsageError : one is no comparison, names no number of an outcome, or its limit is no share.
+    """
+    return tuple(_parsed(one) for one in text.split(","))
+
+
+def _parsed(text: str) -> Requirement:
+    found = _COMPARISON.fullmatch(text)
+    if found is None:
+        raise UsageError(
+            f"--require {text.strip()!r} is no comparison. Write NAME>=NUMBER or NAME<=NUMBER, "
+            "such as recall_at_1>=0.8."
+        )
+    name, operator, number = found.groups()
+    if name not in OUTCOME_NUMBERS:
+        near = difflib.get_close_matches(name, OUTCOME_NUMBERS, 1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise UsageError(
+            f"--require {name!r} is no number of an outcome.{hint} Accepted: "
+            f"{', '.join(OUTCOME_NUMBERS)}."
+        )
+    try:
+        limit = float(number)
+    except ValueError:
+        limit = math.nan
+    most = math.inf if name in _COUNTS else 1.0
+    if not 0 <= limit <= most:
+        wanted = "a number from 0 on" if name in _COUNTS else "a share between 0 and 1"
+        raise UsageError(f"--require {name}{operator}{number}: wanted {wanted}, such as 0.8.")
+    return Requirement(name, operator, limit)

@@ -1,0 +1,575 @@
+"""The outcome of a build in a few sentences, each made from a code and its parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.decision.calibration import Calibration
+from model_store.decision.evidence import SIZE_CLASSES, Evidence
+from model_store.decision.operating import Stream, exact_interval
+from model_store.decision.promises import Promises
+from model_store.verdicts import OUTCOME_NUMBERS, OutcomeBasis, OutcomeSeverity
+
+LEAST_RECALL = 0.5
+"""Recall at 1 below which a gallery is of no use."""
+
+LEAST_MATCH_SHARE = 0.5
+"""Share of verdict `match` below which the outcome names what would raise it."""
+
+LEAST_CLASS_SHARE = 0.05
+"""Share of the queries from which on a size class of labels is named that gets no `match`."""
+
+ACCEPTABLE_ERRORS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
+"""Errors to accept, the smallest first, where the gallery's own allows too few matches."""
+
+LEAST_GAIN = 0.1
+"""Share of verdict `match` that an error must add to be named."""
+
+MOST_LINES = 10
+
+_CONFIDENCE = 0.9
+"""Confidence of the interval of an observed error that must lie above the bound to be named."""
+
+_MANY_TIMES = 50.0
+"""Multiple of the calibration queries beyond which no number of them is planned."""
+
+Parameters = Mapping[str, float | int | str | None]
+
+_RECALL: Mapping[str, str] = {
+    "evaluation": "The first result is right for {recall_at_1} of {n_queries} evaluation queries.",
+    "held_out": "The first result is right for {recall_at_1} of {n_queries} calibration queries.",
+    "left_out": "The first result is right for {recall_at_1} of {n_queries} queries: {n_held_out} "
+    "held out, {n_left_out} items left out of their own lists.",
+    "items": "The first result is right for {recall_at_1} of {n_queries} items left out of their "
+    "own lists.",
+    "views": "The first result is right for {recall_at_1} of {n_queries} augmented views of items.",
+    "captions": "The first result is right for {recall_at_1} of {n_queries} captions.",
+}
+"""Sentences on recall, by what the queries are."""
+
+_QUERIES = {"left_out_items": "items", "views_of_items": "views", "captions": "captions"}
+"""Names of queries by those of a calibration's report; others are held out."""
+
+_ABSENCE: Mapping[str, str] = {
+    "absent_labels": "Judged by queries of labels kept out of the gallery.",
+    "hidden_labels": "Judged by queries with their own label hidden; other kinds may differ.",
+    "near_misses_of_views": "Judged by items hidden from their own lists; other kinds may differ.",
+}
+"""Sentences on absent queries, by what they are."""
+
+_TEXTS: Mapping[str, tuple[str, ...]] = {
+    "match_share": (
+        "The verdict is `match` for {match_share} of them.",
+        "At most {max_error} of matches are wrong, with {confidence} confidence.",
+        "Observed: {match_error}.",
+    ),
+    "absent": (
+        "Of queries without a match in the gallery, {false_match_rate} get the verdict `match`.",
+        "Upper bound of the calibration: {false_match_bound}.",
+        "Of these queries, {absent_flagged_share} are flagged `out_of_distribution`.",
+    ),
+    "flagged": (
+        "About {alpha} of ordinary queries are flagged `out_of_distribution`.",
+        "Observed: {flagged_share}.",
+    ),
+    "not_calibrated": (
+        "Answers have no probabilities: the gallery is not calibrated.",
+        (
+            "Next: `vouch-build index SOURCE --calibrate`, or `vouch-build calibrate BUNDLES "
+            "--queries FILE --gallery SOURCE`."
+        ),
+    ),
+    "recall_low": (
+        "Recall at 1 is {recall_at_1}: this encoder does not separate such images.",
+        "Try another encoder: `--encoder timm:NAME`.",
+    ),
+    "match_never_queries": (
+        (
+            "The verdict is never `match` at {max_error} error: {n_queries} queries with a match "
+            "are too few."
+        ),
+        "About {n_more} more labelled queries would allow it.",
+    ),
+    "match_never_absent_queries": (
+        (
+            "The verdict is never `match` at {max_error} error: {n_absent} queries without a match "
+            "are too few."
+        ),
+        "About {n_more} more queries without a match would allow it.",
+    ),
+    "match_never_errors": (
+        "The verdict is never `match` at {max_error} error: too many first results are wrong.",
+    ),
+    "match_never_bounded": ("The verdict is never `match`.", "{reason}"),
+    "match_limited": (
+        (
+            "The limit of {max_false_match_rate} on the false-match rate allows `match` for "
+            "{match_share} of queries."
+        ),
+        "Without this limit, {possible_share} would get it.",
+    ),
+    "match_seldom_queries": (
+        "The calibration queries are too few for more matches at {max_error} error.",
+        "With many more labelled queries, up to {possible_share} of queries would get `match`.",
+    ),
+    "match_seldom_errors": (
+        "With more matches at {max_error} error, too many would be wrong.",
+        "Try another encoder (`--encoder timm:NAME`), or correct the labels.",
+    ),
+    "match_not_for_labels": (
+        "First results of labels with {size} never get the verdict `match`.",
+        "There are {n_queries} such queries with a match; about {n_more} more would allow it.",
+    ),
+    "match_not_for_labels_errors": (
+        "First results of labels with {size} never get the verdict `match`: too many are wrong.",
+    ),
+    "error_above_bound": (
+        "The observed error of matches is {match_error}, above the bound of {max_error}.",
+        "Calibrate with queries like these: `vouch-build calibrate BUNDLES --queries FILE`.",
+    ),
+    "false_match_rate_unknown": ("The false-match rate is not known: {reason}.",),
+    "false_match_rate_uncertain": ("The false-match rate may be higher: {reason}.",),
+    "only_views": (
+        "Augmented views are easier than new photographs.",
+        "Calibrate with real queries: `vouch-build calibrate BUNDLES --queries FILE`.",
+    ),
+    "never_flagged": (
+        (
+            "No query can be flagged `out_of_distribution` at {alpha}: there are {n_queries} "
+            "calibration queries, and {n_needed} are needed."
+        ),
+    ),
+}
+"""Sentences by code. One with a parameter that is None is left out. Shares are shown in percent,
+``…_number`` as they are."""
+
+_ACCEPT = (
+    "With an error of {accepted_error} (`vouch-build calibrate BUNDLES --max-error "
+    "{accepted_error_number}`), {accepted_share} of queries get `match`."
+)
+"""The last sentence of lines on too few matches."""
+
+_SIZES = {"one": "one item", "few": "2 to 5 items", "many": "more than 5 items"}
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeLine:
+    """One line of an outcome.
+
+    Attributes
+    ----------
+    code : stable name of the line's subject.
+    severity : ``fact``; ``warning``, of a shortfall; ``failure``, of a gallery that is of little
+        use as it is.
+    parameters : values in the line; None where one is not known. Shares are between 0 and 1.
+    """
+
+    code: str
+    severity: OutcomeSeverity
+    parameters: Parameters
+
+    @property
+    def sentence(self) -> str:
+        """The line in plain words: one sentence or more."""
+        texts = list(_TEXTS.get(self.code, ()))
+        if self.code == "recall_at_1":
+            texts.append(_RECALL[str(self.parameters["queries"])])
+        elif self.code == "absent":
+            texts += [text for name, text in _ABSENCE.items() if name == self.parameters["absence"]]
+        elif "accepted_error" in self.parameters:
+            texts.append(_ACCEPT)
+        shown: dict[str, str] = {}
+        for name, value in self.parameters.items():
+            if isinstance(value, float):
+                shown |= {name: percent(value), f"{name}_number": f"{value:g}"}
+            elif value is not None:
+                shown[name] = f"{value:,}" if isinstance(value, int) else value
+        return " ".join(text.format(**shown) for text in texts if _is_known(text, shown))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object of the line and its sentence."""
+        return {**asdict(self), "sentence": self.sentence}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The outcome of a build: numbers, and lines on them. A number is None where it is not known.
+
+    Attributes
+    ----------
+    basis : the source of the numbers: an evaluation; or the calibration queries, each judged by
+        fits that have not seen it.
+    n_queries : queries with a match in the gallery.
+    recall_at_1 : share of them whose first result is right.
+    match_share : share of them with verdict `match`.
+    match_error : observed share of wrong ones among all matches, with absent queries in their
+        expected share.
+    match_error_bound : upper confidence bound of it, by the calibration.
+    max_error : largest error of matches that the gallery accepts.
+    false_match_rate : share of absent queries with verdict `match`.
+    false_match_bound : upper confidence bound of it, by the calibration.
+    flagged_share : share of queries with a match that are flagged out of distribution.
+    absent_flagged_share : share of absent queries that are flagged.
+    lines : facts, then shortfalls, failures before warnings; at most `MOST_LINES`.
+    """
+
+    basis: OutcomeBasis | None = None
+    n_queries: int | None = None
+    recall_at_1: float | None = None
+    match_share: float | None = None
+    match_error: float | None = None
+    match_error_bound: float | None = None
+    max_error: float | None = None
+    false_match_rate: float | None = None
+    false_match_bound: float | None = None
+    flagged_share: float | None = None
+    absent_flagged_share: float | None = None
+    lines: tuple[OutcomeLine, ...] = ()
+
+    def sentences(self) -> list[str]:
+        """Return the lines in plain words."""
+        return [line.sentence for line in self.lines]
+
+    def numbers(self) -> dict[str, float | int | None]:
+        """Return the numbers by name."""
+        return {name: getattr(self, name) for name in OUTCOME_NUMBERS}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON object: the basis, the numbers, and the lines with their sentences."""
+        lines = [line.as_json() for line in self.lines]
+        return {"basis": self.basis, **self.numbers(), "lines": lines}
+
+
+def outcome_of(
+    calibration: Calibration | None, evaluation: Mapping[str, Any] | None = None
+) -> Outcome:
+    """Return the outcome of a build.
+
+    Parameters
+    ----------
+    calibration : of the gallery; None where it is not calibrated.
+    evaluation : the report of an evaluation, or the ``metrics`` of a manifest; its numbers take the
+        place of those of the calibration queries. The latter ignore the flag of
+        out-of-distribution queries where the calibration is of a release before 0.3.
+    """
+    if calibration is None:
+        return Outcome(lines=(OutcomeLine("not_calibrated", "warning", {}),))
+    evidence, promises = calibration.evidence.of_order(calibration.order), calibration.promises()
+    found = _cross_fitted(calibration, evidence, promises)
+    verdicts = {} if evaluation is None else evaluation.get("verdicts", {})
+    if evaluation is not None and "matched" in verdicts:
+        found = replace(found, **_evaluated(calibration, evaluation))
+    absent_evaluated = "near" in verdicts
+    if absent_evaluated:
+        found = replace(
+            found,
+            false_match_rate=float(verdicts["near"].get("match", 0.0)),
+            absent_flagged_share=float(verdicts["near"].get("out_of_distribution", 0.0)),
+        )
+    shortfalls = [
+        *_of_recall(found),
+        *_of_matches(calibration, evidence, promises, found),
+        *_of_evidence(calibration, promises, found, absent_evaluated=absent_evaluated),
+    ]
+    shortfalls.sort(key=lambda line: line.severity != "failure")
+    facts = _facts(calibration, promises, found, absent_evaluated=absent_evaluated)
+    return replace(found, lines=(*facts, *shortfalls)[:MOST_LINES])
+
+
+def percent(share: float) -> str:
+    """Return a share in percent, such as "94 %" and "1.9 %"; only 1 is "100 %", only 0 "0 %"."""
+    value = 100 * share
+    if 0 < value < 0.1:
+        return "under 0.1 %"
+    if 99.9 < value < 100:
+        return "over 99.9 %"
+    digits = 0 if 10 <= value <= 99 else 1
+    return f"{value:.{digits}f}".removesuffix(".0") + " %"
+
+
+def _is_known(text: str, shown: Mapping[str, str]) -> bool:
+    """Return whether all parameters of a sentence are known."""
+    return {part.split("}")[0] for part in text.split("{")[1:]} <= set(shown)
+
+
+def _cross_fitted(calibration: Calibration, evidence: Evidence, promises: Promises) -> Outcome:
+    """Return the numbers of the calibration queries."""
+    present, called = ~evidence.absent, _called(calibration, promises)
+    point, flagged = promises.point_of(called), _flagged(calibration)
+    absent_known = evidence.absent.any() and promises.unknown_absence is None
+    return Outcome(
+        basis="calibration",
+        n_queries=int(present.sum()),
+        recall_at_1=float(evidence.correct[present].mean()),
+        match_share=_called_share(calibration),
+        match_error=point.error if called.any() else None,
+        match_error_bound=point.error_bound if called.any() else None,
+        max_error=calibration.max_error,
+        false_match_rate=point.false_match_rate if absent_known else None,
+        false_match_bound=point.false_match_bound if absent_known else None,
+        flagged_share=None if flagged is None else float(flagged[present].mean()),
+        absent_flagged_share=float(flagged[~present].mean())
+        if flagged is not None and absent_known
+        else None,
+    )
+
+
+def _flagged(calibration: Calibration) -> NDArray[np.bool_] | None:
+    """Return which calibration queries (N,) are flagged out of distribution; None if not known."""
+    p_values = calibration.evidence.outlier_p_values
+    return None if p_values is None else p_values <= calibration.alpha
+
+
+def _called(calibration: Calibration, promises: Promises) -> NDArray[np.bool_]:
+    """Return which calibration queries (N,) get the verdict `match`."""
+    flagged = _flagged(calibration)
+    return promises.accepted if flagged is None else promises.accepted & ~flagged
+
+
+def _evaluated(calibration: Calibration, evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of an evaluation's queries with a match."""
+    matched, absent = evaluation["verdicts"]["matched"], evaluation["verdicts"].get("near")
+    share = 0.0 if absent is None else calibration.default_share
+    match_share = float(matched.get("match", 0.0))
+    of_present = (1 - share) * match_share
+    of_absent = 0.0 if absent is None else share * float(absent.get("match", 0.0))
+    wrong = of_present * (evaluation["orders"][calibration.order]["match_error"] or 0.0) + of_absent
+    answered = of_present + of_absent
+    return {
+        "basis": "evaluation",
+        "n_queries": int(evaluation["n_queries"]),
+        "recall_at_1": float(evaluation["recall_at_1"]),
+        "match_share": match_share,
+        "match_error": wrong / answered if answered else None,
+        "flagged_share": float(matched.get("out_of_distribution", 0.0)),
+    }
+
+
+def _called_share(calibration: Calibration) -> float:
+    """Return the share of calibration queries with a match that get the verdict `match`."""
+    called = _called(calibration, calibration.promises())
+    return float(called[~calibration.evidence.absent].mean())
+
+
+def _facts(
+    calibration: Calibration, promises: Promises, found: Outcome, *, absent_evaluated: bool
+) -> Iterator[OutcomeLine]:
+    """Yield the lines on the numbers.
+
+    Parameters
+    ----------
+    absent_evaluated : whether the evaluation had absent queries.
+    """
+    report = calibration.report
+    n_left_out = int(report.get("n_leave_one_out", 0))
+    queries = _QUERIES.get(str(report.get("queries")), "left_out" if n_left_out else "held_out")
+    yield _fact(
+        "recall_at_1",
+        queries="evaluation" if found.basis == "evaluation" else queries,
+        recall_at_1=found.recall_at_1,
+        n_queries=found.n_queries,
+        n_held_out=int((~calibration.evidence.absent).sum()) - n_left_out,
+        n_left_out=n_left_out,
+    )
+    if promises.gives_matches:
+        yield _fact(
+            "match_share",
+            match_share=found.match_share,
+            max_error=found.max_error,
+            confidence=1 - calibration.delta,
+            match_error=found.match_error,
+            match_error_bound=found.match_error_bound,
+        )
+    if promises.gives_matches and found.false_match_rate is not None:
+        yield _fact(
+            "absent",
+            absence="absent_labels" if absent_evaluated else calibration.evidence.absence,
+            false_match_rate=found.false_match_rate,
+            false_match_bound=found.false_match_bound,
+            absent_flagged_share=found.absent_flagged_share,
+        )
+    yield _fact("flagged", alpha=calibration.alpha, flagged_share=found.flagged_share)
+
+
+def _fact(code: str, **parameters: float | str | None) -> OutcomeLine:
+    return OutcomeLine(code, "fact", parameters)
+
+
+def _of_recall(found: Outcome) -> Iterator[OutcomeLine]:
+    if found.recall_at_1 is not None and found.recall_at_1 < LEAST_RECALL:
+        yield OutcomeLine("recall_low", "failure", {"recall_at_1": found.recall_at_1})
+
+
+def _of_matches(
+    calibration: Calibration, evidence: Evidence, promises: Promises, found: Outcome
+) -> Iterator[OutcomeLine]:
+    """Yield lines on too few matches and on too many wrong ones.
+
+    Parameters
+    ----------
+    evidence : of lists in the gallery's order.
+    """
+    if not promises.gives_matches:
+        code, parameters = _why_never(calibration, evidence, promises)
+        yield OutcomeLine(code, "failure", parameters)
+        return
+    present, match_share = ~evidence.absent, found.match_share or 0.0
+    for place, promise in enumerate(promises.matches):
+        rows = evidence.first_classes == place
+        n_queries = int((rows & present).sum())
+        if promise.point is None and n_queries >= LEAST_CLASS_SHARE * present.sum():
+            n_more = _more_queries(promises.stream.at_rows(rows), calibration.max_error)
+            code, parameters = "match_not_for_labels_errors", {"size": _SIZES[promise.size_class]}
+            if n_more is not None:
+                code = "match_not_for_labels"
+                parameters |= {"n_queries": n_queries, "n_more": _about(n_more)}
+            yield OutcomeLine(code, "warning", parameters)
+    if match_share < LEAST_MATCH_SHARE:
+        code, parameters = _why_seldom(calibration, promises, match_share)
+        yield OutcomeLine(code, "warning" if match_share else "failure", parameters)
+    error = found.match_error or 0.0
+    n_matches = round(match_share * (found.n_queries or 0))
+    if found.basis == "evaluation" and error > calibration.max_error:
+        least, _ = exact_interval(error, n_matches, _CONFIDENCE)
+        if least > calibration.max_error:
+            yield OutcomeLine(
+                "error_above_bound",
+                "warning",
+                {"match_error": error, "max_error": calibration.max_error},
+            )
+
+
+def _why_never(
+    calibration: Calibration, evidence: Evidence, promises: Promises
+) -> tuple[str, Parameters]:
+    """Return why no first item is called a match, as a code and its parameters.
+
+    Of the size class that most queries with a match find first.
+    """
+    present, max_error = ~evidence.absent, calibration.max_error
+    place = int(np.bincount(evidence.first_classes[present], minlength=len(SIZE_CLASSES)).argmax())
+    stream = promises.stream.at_rows(evidence.first_classes == place)
+    no_error = promises.doubt is not None and promises.unknown_absence is not None
+    if no_error or stream.widest(max_error) is not None:
+        return "match_never_bounded", {"reason": promises.matches[place].shortfall}
+    parameters = {"max_error": max_error, **_accepted(calibration, 0.0)}
+    times = _multiple(stream, stream.absent, max_error)
+    if evidence.absence == "absent_labels" and times is not None:
+        n_absent = int(evidence.absent.sum())
+        n_more = _about((times - 1) * n_absent)
+        return "match_never_absent_queries", {"n_absent": n_absent, "n_more": n_more, **parameters}
+    n_more_of_class = _more_queries(stream, max_error)
+    if n_more_of_class is None:
+        return "match_never_errors", parameters
+    n_queries, n_present = int((~stream.absent).sum()), int(present.sum())
+    n_more = _about(n_more_of_class * n_present / n_queries)
+    return "match_never_queries", {"n_queries": n_present, "n_more": n_more, **parameters}
+
+
+def _why_seldom(
+    calibration: Calibration, promises: Promises, match_share: float
+) -> tuple[str, Parameters]:
+    """Return why only a share of queries gets `match`, as a code and its parameters."""
+    enough = match_share + LEAST_GAIN
+    if calibration.max_false_match_rate is not None:
+        without = _called_share(replace(calibration, max_false_match_rate=None))
+        if without >= enough:
+            return "match_limited", {
+                "max_false_match_rate": calibration.max_false_match_rate,
+                "match_share": match_share,
+                "possible_share": without,
+            }
+    possible = _possible_share(promises, calibration.max_error)
+    accepted = {"max_error": calibration.max_error, **_accepted(calibration, match_share)}
+    if possible >= enough:
+        return "match_seldom_queries", {"possible_share": possible, **accepted}
+    return "match_seldom_errors", accepted
+
+
+def _more_queries(stream: Stream, max_error: float) -> float | None:
+    """Plan how many more queries with a match promise ``max_error``.
+
+    As many as are likely to by their probabilities, and as would if they were wrong as often as
+    those observed.
+
+    Returns
+    -------
+    None where no number would.
+    """
+    n = int((~stream.absent).sum())
+    times = _multiple(stream, np.ones_like(stream.absent), max_error)
+    if times is None:
+        return None
+    return max((stream.queries_needed(max_error) or n) - n, (times - 1) * n)
+
+
+def _multiple(stream: Stream, rows: NDArray[np.bool_], max_error: float) -> float | None:
+    """Return how many times the queries ``rows`` (n,), with these outcomes, promise ``max_error``.
+
+    None where no number would.
+    """
+    times = 1.0
+    while rows.any() and times < _MANY_TIMES:
+        times *= 1.1
+        if _times(stream, rows, times).widest(max_error) is not None:
+            return times
+    return None
+
+
+def _times(stream: Stream, rows: NDArray[np.bool_], times: float) -> Stream:
+    """Return the stream with each of the queries ``rows`` (n,) counting as ``times`` as many."""
+    effects = np.where(rows, stream.design_effects / times, stream.design_effects)
+    return replace(stream, design_effects=effects)
+
+
+def _possible_share(promises: Promises, max_error: float) -> float:
+    """Return the share of `match` that many more queries, with these outcomes, would allow."""
+    stream = promises.stream
+    threshold = _times(stream, np.ones_like(stream.absent), _MANY_TIMES).widest(max_error)
+    if threshold is None:
+        return 0.0
+    return float((stream.probabilities[~stream.absent] >= threshold).mean())
+
+
+def _about(n: float) -> int:
+    """Return ``n`` rounded up to a number that does not look exact: 57 is 60, 123 is 150."""
+    step = 5 * 10 ** max(int(math.log10(max(n, 1))) - 1, 0)
+    return int(step * math.ceil(n / step))
+
+
+def _accepted(calibration: Calibration, match_share: float) -> dict[str, float | None]:
+    """Return the smallest error to accept that adds matches, and their share with it.
+
+    Parameters
+    ----------
+    match_share : share of queries with a match that get `match` as it is.
+    """
+    for error in ACCEPTABLE_ERRORS:
+        if error > calibration.max_error:
+            share = _called_share(replace(calibration, max_error=error))
+            if share >= match_share + LEAST_GAIN:
+                return {"accepted_error": error, "accepted_share": share}
+    return {"accepted_error": None, "accepted_share": None}
+
+
+def _of_evidence(
+    calibration: Calibration, promises: Promises, found: Outcome, *, absent_evaluated: bool
+) -> Iterator[OutcomeLine]:
+    """Yield lines on what the calibration queries say too little of."""
+    if promises.unknown_rate is not None:
+        known = absent_evaluated or promises.unknown_absence is None
+        code = "false_match_rate_uncertain" if known else "false_match_rate_unknown"
+        yield OutcomeLine(code, "warning", {"reason": promises.unknown_rate})
+    if calibration.report.get("queries") == "views_of_items" and found.basis == "calibration":
+        yield OutcomeLine("only_views", "warning", {})
+    n, alpha = len(calibration.outlier_scores), calibration.alpha
+    if alpha * (n + 1) < 1:
+        n_needed = math.ceil(1 / alpha) - 1
+        parameters = {"alpha": alpha, "n_queries": n, "n_needed": n_needed}
+        yield OutcomeLine("never_flagged", "warning", parameters)
