@@ -131,6 +131,7 @@ def fit_calibration(
         report={},
         hierarchy=gallery.rule.hierarchy,
         within=gallery.rule.within,
+        absent_outlier_scores=np.sort(next(part.scores for part in parts if part.absent)),
     )
     by_kind = {name: auroc(scores, ordinary) for name, scores in of_kinds.items()}
     measured = _measured(calibration, fitted.choices, fitted.examples) | {"outlier_auroc": by_kind}

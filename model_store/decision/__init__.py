@@ -9,15 +9,15 @@ of these probabilities roll up. `outliers` measures how alien a query is. `evide
 what came of each calibration query; `operating` computes from it what a threshold on a probability
 leads to, `roll_ups` where one above labels may lie, `result_sets` which items to return so that a
 match is among them, and `promises` all that is promised of a stream of queries. `calibration` holds
-the fitted whole; `verdict` decides; `drift` watches by its `drift_bets` whether all of that still
-holds, `staleness` says that the gallery is another, and `error_watch` how often a match is wrong,
+the fitted whole; `verdict` decides; `drift` tests whether served queries still resemble those that
+were calibrated with, `staleness` says that the gallery is another, and `error_watch` how often a match is wrong,
 the first and the last by `betting`. Bounds of shares and of error rates are found by `crossing`.
 `outcome` puts into a few sentences what a calibration promises, and what it lacks.
 """
 
 from model_store.decision.absent_share import ServedShare, ShareEstimate, estimate_absent_share
 from model_store.decision.calibration import Calibration
-from model_store.decision.drift import DriftState, DriftTest
+from model_store.decision.drift import DriftReference, DriftState, DriftTest, reference_of
 from model_store.decision.error_watch import ErrorTest, error_interval
 from model_store.decision.evidence import SIZE_CLASSES, Evidence, LevelEvidence, size_classes
 from model_store.decision.found_labels import Retrieved, Terms
@@ -43,6 +43,7 @@ __all__ = [
     "Assessment",
     "Calibration",
     "Decision",
+    "DriftReference",
     "DriftState",
     "DriftTest",
     "ErrorTest",
@@ -81,6 +82,7 @@ __all__ = [
     "labels_found",
     "likeliest_parents",
     "outcome_of",
+    "reference_of",
     "signals",
     "size_classes",
 ]

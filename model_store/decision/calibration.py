@@ -84,6 +84,8 @@ class Calibration:
     report : how it was fitted and how well it does, for people.
     hierarchy : labels above labels, to roll up to; None where labels have no parents.
     within : metres from a query to a true match; None where a match has the same label.
+    absent_outlier_scores : (n,) of the absent calibration queries, sorted; None in bundles of
+        releases that did not keep them.
     """
 
     encoder_fingerprint: str
@@ -113,6 +115,7 @@ class Calibration:
     report: Mapping[str, Any]
     hierarchy: Hierarchy | None = None
     within: float | None = None
+    absent_outlier_scores: NDArray[np.float64] | None = None
 
     @property
     def default_share(self) -> float:
