@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,65 +16,88 @@ from numpy.typing import NDArray
 from model_store.decision import DriftState
 
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS drift (
-  bundle TEXT PRIMARY KEY,
-  numbers TEXT NOT NULL,
-  scores BLOB NOT NULL,
+CREATE TABLE IF NOT EXISTS drift_streams (
+  bundle TEXT NOT NULL,
+  caller TEXT NOT NULL,
+  state TEXT NOT NULL,
   seen BLOB NOT NULL,
-  saved_at REAL NOT NULL
+  saved_at REAL NOT NULL,
+  PRIMARY KEY (bundle, caller)
 ) WITHOUT ROWID
 """
 
 
+ALL_CALLERS = ""
+"""The caller that stands for all of them together."""
+
+
 @dataclass(frozen=True, slots=True)
 class SavedDrift:
-    """A drift test, and which queries it has seen.
+    """A drift test, and the queries that it has counted.
 
     Attributes
     ----------
-    test : of the drift test.
+    caller : whose queries they are; empty for all callers together.
+    test : state of the drift test.
     seen : (m,) uint64, the first 8 bytes of the ids of the last queries, oldest first.
     """
 
+    caller: str
     test: DriftState
     seen: NDArray[np.uint64]
 
 
 class DriftStates:
-    """A table of a SQLite file, one row a bundle.
+    """A table of a SQLite file, one row for each bundle and caller.
 
     Where several processes share the file, each tests the queries that it answers, and a restart
-    goes on from what was saved last: still a valid test, of the queries of one of them.
+    continues from what was saved last: a valid test of the queries of one of them.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def save(self, bundle: str, saved: SavedDrift) -> None:
-        """Keep the state of a bundle, in place of what was kept before."""
-        row = (
-            bundle,
-            json.dumps(saved.test.numbers),
-            saved.test.scores.astype("<f8").tobytes(),
-            saved.seen.astype("<u8").tobytes(),
-            time.time(),
-        )
+    def save(self, bundle: str, saved: Sequence[SavedDrift]) -> None:
+        """Save the tests of a bundle in place of those saved before for the same callers."""
+        if not saved:
+            return
+        rows = [
+            (
+                bundle,
+                one.caller,
+                json.dumps(asdict(one.test)),
+                one.seen.astype("<u8").tobytes(),
+                time.time(),
+            )
+            for one in saved
+        ]
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with closing(sqlite3.connect(self._path)) as connection, connection:
             connection.execute(_SCHEMA)
-            connection.execute("INSERT OR REPLACE INTO drift VALUES (?, ?, ?, ?, ?)", row)
+            statement = "INSERT OR REPLACE INTO drift_streams VALUES (?, ?, ?, ?, ?)"
+            connection.executemany(statement, rows)
 
-    def load(self, bundle: str) -> SavedDrift | None:
-        """Return what was saved of a bundle; None where nothing was."""
+    def load(self, bundle: str, since: float = 0.0, limit: int = 257) -> list[SavedDrift]:
+        """Return at most ``limit`` tests of a bundle, the one saved last at the end.
+
+        Parameters
+        ----------
+        since : seconds since 1970; tests that were saved before are not wanted.
+        """
         if not self._path.exists():
-            return None
+            return []
         with closing(sqlite3.connect(self._path)) as connection, connection:
             connection.execute(_SCHEMA)
-            row = connection.execute(
-                "SELECT numbers, scores, seen FROM drift WHERE bundle = ?", (bundle,)
-            ).fetchone()
-        if row is None:
-            return None
-        numbers, scores, seen = row
-        state = DriftState(np.frombuffer(scores, "<f8").astype(np.float64), json.loads(numbers))
-        return SavedDrift(state, np.frombuffer(seen, "<u8").astype(np.uint64))
+            rows = connection.execute(
+                "SELECT caller, state, seen FROM drift_streams WHERE bundle = ? AND saved_at >= ? "
+                "ORDER BY saved_at DESC, caller LIMIT ?",
+                (bundle, since, limit),
+            ).fetchall()
+        return [
+            SavedDrift(
+                caller,
+                DriftState(**json.loads(state)),
+                np.frombuffer(seen, "<u8").astype(np.uint64),
+            )
+            for caller, state, seen in reversed(rows)
+        ]

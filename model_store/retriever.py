@@ -184,6 +184,7 @@ class Retriever:
         source: str | None = None,
         filter_means: FilterMeans = "show",
         stale: str | None = None,
+        drift: str | None = None,
         order: Order | None = None,
     ) -> Answer:
         """Search and decide for one query.
@@ -205,6 +206,7 @@ class Retriever:
         source : where the query comes from; None for anywhere.
         filter_means : whether the caller knows that a true match passes ``where``.
         stale : why the calibration does not hold, beside `Retriever.stale`.
+        drift : why its guarantees do not hold, though verdicts are given.
         order : what the list is ordered by; None for the gallery's own.
 
         Raises
@@ -223,6 +225,7 @@ class Retriever:
             filter_means,
             of_kind.stale or stale,
             of_kind.order_of(order),
+            drift,
         )
         return of_kind._answer(predictive, limit, terms, exclude, where, diversity)
 

@@ -284,6 +284,7 @@ async def _set_up(
         BatchLimits.of(settings),
         feedback,
         settings.audit_share,
+        settings.on_drift,
         *_kept_queries(settings),
         EncoderQueues([share, *decoder.shares]),
     )

@@ -70,6 +70,9 @@ def _check_origin(text: str) -> str:
 ImageKept = Literal["none", "thumbnail", "original"]
 """The part of an image that is kept for reviewers."""
 
+OnDrift = Literal["warn", "withhold"]
+"""The effect of drift on the verdict `match`."""
+
 Origin = Annotated[str, AfterValidator(_check_origin)]
 
 
@@ -360,6 +363,11 @@ class Settings(BaseSettings):
         le=1,
         description="Share of the verdicts `match` that are drawn at random for review, if "
         "feedback is kept; share of all answers if `review_reasons` has random.",
+    )
+    on_drift: OnDrift = Field(
+        "warn",
+        description="Answers to a caller whose recent queries differ from the calibration queries. "
+        "warn: the verdict, without a guarantee. withhold: never match.",
     )
     review_reasons: List[CaseReason] = Field(
         (),

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from model_store.decision import Calibration, DriftTest, ErrorTest, error_interval
-from model_store.drift_states import DriftStates
+from model_store.drift_states import ALL_CALLERS, DriftStates
 from model_store.errors import CertificateError
 from model_store.feedback import FeedbackLog
 
@@ -32,13 +32,13 @@ class Said(_Strict):
 
 
 class Drift(_Strict):
-    """The drift test of the service that saved it last.
+    """The drift test of all queries of the service that saved it last.
 
     Attributes
     ----------
     n_served : queries of its present period.
-    log_capital : evidence against "queries are as they were", in nats.
-    alarmed : whether it has fired lately.
+    log_capital : evidence that they differ from the calibration queries, in nats.
+    alarmed : whether an alarm lasts.
     """
 
     n_served: _Count
@@ -78,13 +78,13 @@ def observed(feedback: Path, bundle_id: str, calibration: Calibration) -> Observ
     log = FeedbackLog(feedback)
     try:
         reviews, said = log.reviews(bundle_id), log.summary(bundle_id)
-        saved = DriftStates(feedback).load(bundle_id)
+        saved = {one.caller: one.test for one in DriftStates(feedback).load(bundle_id)}
     except sqlite3.Error as error:
         raise CertificateError(f"{feedback} is no file of feedback ({error}).") from error
     drift = None
-    if saved is not None:
-        test = DriftTest.of(calibration)
-        test.restore(saved.test)
+    test = DriftTest.of(calibration)
+    if ALL_CALLERS in saved and test is not None:
+        test.restore(saved[ALL_CALLERS])
         drift = Drift(n_served=test.n_served, log_capital=test.log_capital, alarmed=test.drifted)
     return Observed(
         n_asked=reviews.n_asked,

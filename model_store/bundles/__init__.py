@@ -5,6 +5,7 @@
     manifest      the description of a bundle, with digests
     directory     bundles side by side; `CURRENT` and `PREVIOUS`
     shadow        `SHADOW`: a bundle that is tried beside the current one
+    operator      `OPERATOR`: the adopted share of absent queries, acknowledged drift
     publish       staged files → a bundle
     bundle        a bundle, opened
     signatures    who published a bundle

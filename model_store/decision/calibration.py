@@ -39,7 +39,7 @@ FILES: Mapping[QueryKind, tuple[str, str]] = {
 """Numbers and arrays of the calibrations, by the kind of the queries that they judge."""
 
 DEFAULT_ABSENT = 0.05
-"""Share of absent queries as long as nobody names one, and too few were served to estimate it."""
+"""Share of absent queries where neither request, key, operator nor configuration names one."""
 
 UNKNOWN_CLASS = -1
 """The class of a label that came after the calibration, and was compacted since."""
@@ -64,8 +64,7 @@ class Calibration:
     max_false_match_rate : largest FPIR, the share of absent queries that get a match; None for any.
     delta : each promise is kept with probability 1 − δ over calibrations.
     assumed_absent : share of absent queries that the probabilities were fitted with.
-    expected_absent : share that the gallery's owner expects; None where it is to be estimated from
-        served queries.
+    expected_absent : share that the gallery's configuration expects; None for `DEFAULT_ABSENT`.
     order : of lists where a request names none.
     uncertainties : (n,) of the calibration queries, sorted.
     outlier_scores : (n,) of the calibration queries, sorted.
@@ -119,18 +118,16 @@ class Calibration:
 
     @property
     def default_share(self) -> float:
-        """The share of absent queries where nobody names one and none is estimated."""
+        """The share of absent queries where neither request, key nor operator names one."""
         return DEFAULT_ABSENT if self.expected_absent is None else self.expected_absent
 
     @property
-    def follows_estimate(self) -> bool:
-        """True if a share that is estimated from served queries may be used.
+    def estimate_is_hint(self) -> bool:
+        """True if a share that is estimated from served queries is far off, if anything.
 
-        Else it is shown only. Where labels were hidden it may be far off, and the default share is
-        further: where 0.9 of the queries was absent the ECE of CUB was about 0.35 by the estimate
-        and 0.6 without, that of Fashion-MNIST, whose labels the encoder had learned, 0.08 and 0.6.
+        Then absent calibration queries are views of items with the item hidden.
         """
-        return self.evidence.absence != "near_misses_of_views"
+        return self.evidence.absence == "near_misses_of_views"
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -56,7 +56,8 @@ class Terms:
     expected_absent : share of absent queries among those that are asked; None for the default.
     source : where the query comes from; None for anywhere.
     filter_means : what a filter says.
-    stale : why the calibration does not hold; None where it does.
+    stale : why the calibration does not hold, so that nothing is a match; None where it does.
+    drift : why its guarantees do not hold though verdicts are given; None where they do.
     order : what the first items come first by.
     """
 
@@ -67,6 +68,7 @@ class Terms:
     filter_means: FilterMeans = "show"
     stale: str | None = None
     order: Order = "similarity"
+    drift: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

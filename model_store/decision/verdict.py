@@ -76,6 +76,7 @@ class Decision:
     verdict : the word that a front end switches on.
     assessment : of the query alone.
     reason : why less is promised than the request wants; None where nothing is missing.
+    guaranteed : whether the guarantees of the calibration hold for this answer.
     ranking : (m,) the order of the list, as places in `Retrieved.listed`; of it the first k are
         described.
     absent_share : share of absent queries that the probabilities are for.
@@ -104,6 +105,7 @@ class Decision:
     assumed_no_match: float | None = None
     result_set: ResultSet | None = None
     roll_up: RollUp | None = None
+    guaranteed: bool = False
 
 
 def assess(calibration: Calibration | None, predictive: Predictive) -> Assessment:
@@ -183,6 +185,7 @@ def decide(
         _roll_up(calibration, promises, found, probabilities, allowed, retrieved.parents)
         if verdict == "ambiguous" and terms.stale is None
         else None,
+        guaranteed=(terms.stale or promises.doubt or terms.drift) is None,
     )
 
 
@@ -204,10 +207,10 @@ def _verdict(
     nothing: float,
 ) -> tuple[Verdict, str | None]:
     """Return the verdict on a first item of ``probability``, and what is missing for a better."""
-    reason = terms.stale or promises.matches[size_class].shortfall or promises.doubt
-    doubt = terms.stale or promises.doubt
+    doubt = terms.stale or promises.doubt or terms.drift
+    reason = terms.stale or promises.matches[size_class].shortfall or doubt
     if assessment.is_outlier(terms.alpha):
-        return "out_of_distribution", terms.stale
+        return "out_of_distribution", terms.stale or terms.drift
     if terms.stale is None and probability >= promises.threshold(size_class):
         return "match", doubt
     if nothing > LEAST_THRESHOLD:
@@ -261,7 +264,7 @@ def _result_set(
     """
     coverage = calibration.coverage if terms.coverage is None else terms.coverage
     labels = np.arange(found.n_in_list)
-    places, missing = found.places, terms.stale
+    places, missing = found.places, terms.stale or terms.drift
     if allowed is not None:
         labels = np.flatnonzero(allowed.any(axis=1))
         places = allowed.argmax(axis=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from ipaddress import ip_address, ip_network
 
 from limits import RateLimitItem
 
@@ -59,6 +60,22 @@ class Caller:
     rate: RateLimitItem | None
     expected_absent: float | None = None
     limits: KeyLimits = NO_LIMITS
+
+    @property
+    def stream(self) -> str:
+        """The name that the caller's queries are tested for drift under.
+
+        A key, or a network address; of IPv6 the network of 64 bits that one subscriber has.
+        """
+        if self.name is not None:
+            return self.account
+        try:
+            address = ip_address(self.id)
+        except ValueError:
+            return self.account  # of a Unix socket
+        if address.version == 6:
+            return account_of_address(str(ip_network((address, 64), strict=False)))
+        return account_of_address(str(address))
 
     def sees(self, gallery: str) -> bool:
         """Return whether there is a gallery of that name as far as the caller knows."""

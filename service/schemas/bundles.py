@@ -6,21 +6,22 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-CalibrationStatus = Literal["valid", "stale", "missing"]
-"""`stale`: fitted, but for another gallery or search than is served now, or for other queries than
-come in; its numbers are shown, and are no promise."""
+CalibrationStatus = Literal["valid", "drifting", "stale", "missing"]
+"""`drifting`: the caller's recent queries differ from the calibration queries; verdicts are given
+without a guarantee. `stale`: fitted for another gallery or search than is served now, or reviews
+show too many errors; its numbers are shown without a guarantee."""
 
 
 class CalibrationState(BaseModel):
     """The state of a bundle's calibration.
 
-    A stale calibration still gives probabilities, but no verdict `match` and no promise. A missing
-    one gives no probabilities.
+    A stale calibration still gives probabilities, but no verdict `match` and no guarantee. A
+    missing one gives no probabilities. The status `drifting` is of the caller's own queries.
     """
 
     status: CalibrationStatus
     n_queries: int
-    reason: str | None = Field(description="Why it is stale, and what to do.")
+    reason: str | None = Field(description="Why it is stale or drifting, and what to do.")
 
 
 class BundleState(BaseModel):

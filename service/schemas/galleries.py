@@ -96,7 +96,9 @@ class AbsentState(BaseModel):
     """The share of queries without a match in the gallery, and the source of that share."""
 
     assumed: float = Field(description="What probabilities were fitted with.")
-    expected: float | None = Field(description="What the gallery's owner expects.")
+    expected: float | None = Field(description="What the configuration of the gallery names.")
+    adopted: float | None = Field(description="What the operator adopted; null for nothing.")
+    adopted_at: str | None = Field(description="When that was.")
     estimated: float | None = Field(
         description="Maximum likelihood over the queries that were served and not out of "
         "distribution; null as long as they are too few."
@@ -107,10 +109,54 @@ class AbsentState(BaseModel):
     n_served: int = Field(description="Queries that the estimate rests on.")
     used: float = Field(description="Where neither request nor key names a share.")
     is_hint: bool = Field(
-        description="Whether the estimate is only shown: views of items say too little of absent "
-        "queries to follow it."
+        description="Whether the estimate may be far off: views of items say too little of absent "
+        "queries to adopt it."
     )
     basis: Absence = Field(description="What stood for absent queries in calibration.")
+    warning: str | None = Field(
+        description="What to do where the interval excludes the share that is used; else null."
+    )
+
+
+class DriftReport(BaseModel):
+    """The tests of whether served queries still resemble the calibration queries.
+
+    The queries of each key, or of each address where there are no keys, are tested by themselves:
+    an alarm withdraws the guarantees from answers to that caller. All queries together are tested
+    as well, for the operator; that alarm changes no answer. A change of the share of absent queries is
+    no drift.
+    """
+
+    reason: str | None = Field(description="Why drift is not tested; null where it is.")
+    n_served: int = Field(description="Queries of all callers in this period of the test.")
+    log_capital: float = Field(description="Evidence of a drift in these, in nats; alarm at 5.7.")
+    drifted: bool = Field(description="Whether these raised an alarm that still lasts.")
+    n_streams: int = Field(description="Callers whose queries are tested.")
+    n_alarmed: int = Field(description="Of these, callers with an alarm that still lasts.")
+
+
+class AdoptedShare(BaseModel):
+    """The share of absent queries that is used from now on."""
+
+    share: float = Field(
+        gt=0, lt=1, description="Share of queries that have no match in the gallery."
+    )
+
+
+class OperatorDecision(BaseModel):
+    """What holds after a decision of the operator."""
+
+    gallery: str
+    absent_share: float = Field(description="Where neither request nor key names a share.")
+    adopted_at: str | None = Field(description="When that was adopted; null: it is configured.")
+    alarmed: list[str] = Field(
+        description="Callers whose alarms this decision ended, in this process: `key <id>` or "
+        "`address <address>`."
+    )
+    persisted: bool = Field(
+        description="Whether a restart and other processes follow it: the directory of bundles "
+        "could be written to."
+    )
 
 
 class ReliabilityBin(BaseModel):
@@ -158,6 +204,7 @@ class CalibrationReport(BaseModel):
         "1 − delta over calibrations."
     )
     absent: AbsentState | None
+    drift: DriftReport
     order: Order | None = Field(
         description="Of the lists whose first results are spoken of: by which they come first."
     )

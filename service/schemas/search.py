@@ -15,9 +15,9 @@ from service.schemas.items import ItemDetail
 from service.schemas.problems import Problem
 from service.schemas.queries import Query, Uncertainty
 
-ShareOrigin = Literal["request", "key", "bundle", "estimated"]
-"""The origin of a share of absent queries: the request, the caller's key, the gallery's owner, or
-an estimate from the queries that were served."""
+ShareOrigin = Literal["request", "key", "adopted", "bundle"]
+"""The origin of a share of absent queries: the request, the caller's key, the operator who adopted
+it while serving, or the configuration that the gallery was calibrated with."""
 
 OnUncertain = Literal["answer", "refuse"]
 """The condition for showing results: `answer` always, `refuse` only with verdict `match`."""
@@ -71,8 +71,8 @@ class DecisionOptions(BaseModel):
         gt=0,
         lt=1,
         description="Share of the caller's queries that have no match in the gallery: all "
-        "probabilities and verdicts follow it. Left out: what the caller's key or the gallery's "
-        "owner says, else what is estimated from the queries that were served.",
+        "probabilities and verdicts follow it. Left out: the share of the caller's key, else the "
+        "one that the operator adopted, else the configured one (0.05 by default).",
     )
     source: str | None = Field(
         None,
@@ -226,11 +226,22 @@ ROLL_UP = Field(
 )
 
 
+GUARANTEED = Field(
+    description="Whether the guarantees of the calibration hold for this answer, as far as there "
+    "are any. They do not for a gallery that is not calibrated or whose calibration is stale, "
+    "while the caller's recent queries differ from the calibration queries, and for a share of absent "
+    "queries too large for the calibration; `reason` says why."
+)
+
+
 class AbsentShare(BaseModel):
     """The share of queries without a match in the gallery that the probabilities are for."""
 
     share: float
     origin: ShareOrigin
+    adopted_at: str | None = Field(
+        None, description="When the operator adopted it; null for another origin."
+    )
     basis: Absence = Field(
         description="What stood for absent queries in calibration: `absent_labels`, images of "
         "labels that were kept out of everything; `hidden_labels`, queries whose own label was "
@@ -250,6 +261,7 @@ class SearchAnswer(BaseModel):
         description="What the calibration does not promise, and how many queries would do: why the "
         "verdict is less than it could be, or why probabilities may be far off; else null."
     )
+    guaranteed: bool = GUARANTEED
     roll_up: RollUp | None = ROLL_UP
     no_match_probability: float | None = Field(
         description="Probability that nothing in the gallery, or under a filter nothing that "

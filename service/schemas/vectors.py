@@ -13,6 +13,7 @@ from model_store.verdicts import Verdict
 from service.schemas.bundles import BundleState
 from service.schemas.queries import Query
 from service.schemas.search import (
+    GUARANTEED,
     ROLL_UP,
     AbsentShare,
     DecisionOptions,
@@ -123,6 +124,7 @@ class DecisionAnswer(BaseModel):
     gallery: str = Field(description="Whose calibration decided.")
     verdict: Verdict
     reason: str | None = Field(description="Why less is promised than was asked for; else null.")
+    guaranteed: bool = GUARANTEED
     roll_up: RollUp | None = ROLL_UP
     no_match_probability: float | None
     absent: AbsentShare | None

@@ -1,21 +1,27 @@
-"""The share of served queries without a match: its estimate, and the share in use."""
+"""The share of queries without a match: the share in use, and what served queries suggest."""
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from model_store.bundles.operator import OperatorSettings
 from model_store.decision import Absence, Calibration, Decision, ServedShare, ShareEstimate
 from model_store.share_states import SavedShare
 from service.schemas import ShareOrigin
 
-ESTIMATED_EVERY = 50
-"""Served queries after which the share is estimated anew: in between, equal queries get equal
-answers."""
+logger = logging.getLogger(__name__)
 
-DIGITS = 2
-"""Decimals of an estimate that is used: its interval is wider."""
+ESTIMATED_EVERY = 50
+"""Served queries after which the share is estimated anew."""
+
+OTHER_SHARE = (
+    "Served queries suggest a share of {lower:.2f} to {upper:.2f} absent queries (95 % interval); "
+    "probabilities and guarantees are for {used:g}. Send `expected_absent` with each request, or "
+    "adopt another share (`POST …/calibration/absent-share`)."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,28 +30,39 @@ class AbsentState:
 
     assumed: float
     expected: float | None
+    adopted: float | None
+    adopted_at: str | None
     estimated: float | None
     interval: tuple[float, float] | None
     n_served: int
     used: float
     is_hint: bool
     basis: Absence
+    warning: str | None
 
 
 class AbsentShareWatch:
-    """Estimates the share of absent queries among those that are served.
+    """Estimates the share of absent queries among those that are served; no answer follows it.
 
-    The estimate is used where the gallery's owner names no share, unless the absent calibration
-    queries are views of items, which say too little of absent queries.
+    Parameters
+    ----------
+    gallery : its name, for the log.
+
+    Attributes
+    ----------
+    operator : what the gallery's operator adopted.
     """
 
-    def __init__(self, calibration: Calibration) -> None:
+    def __init__(self, calibration: Calibration, gallery: str = "") -> None:
         self._calibration = calibration
+        self._gallery = gallery
         self._served = ServedShare(calibration.assumed_absent)
         self._n_served = 0
         # What the histogram would have forgotten need not be kept either.
         self._unsaved: deque[float] = deque(maxlen=ServedShare.memory)
         self._estimate: ShareEstimate | None = None
+        self._warned_of: float | None = None
+        self.operator = OperatorSettings()
 
     @property
     def assumed(self) -> float:
@@ -53,34 +70,36 @@ class AbsentShareWatch:
         return self._calibration.assumed_absent
 
     @property
+    def used(self) -> float:
+        """The share that is used where neither request nor key names one."""
+        adopted = self.operator.absent_share
+        return self._calibration.default_share if adopted is None else adopted
+
+    @property
     def state(self) -> AbsentState:
         """The current share of absent queries and its sources."""
-        calibration, estimate = self._calibration, self._estimate
-        is_hint = not calibration.follows_estimate
-        used = calibration.default_share
-        if estimate is not None and calibration.expected_absent is None and not is_hint:
-            used = round(estimate.value, DIGITS)
+        calibration, estimate, used = self._calibration, self._estimate, self.used
         return AbsentState(
             calibration.assumed_absent,
             calibration.expected_absent,
+            self.operator.absent_share,
+            self.operator.adopted_at,
             None if estimate is None else estimate.value,
             None if estimate is None else (estimate.lower, estimate.upper),
             self._n_served,
             used,
-            is_hint,
+            calibration.estimate_is_hint,
             calibration.evidence.absence,
+            self._warning(used),
         )
 
     def choose(self, of_request: float | None, of_key: float | None) -> tuple[float, ShareOrigin]:
-        """Return the share to use, and who named it."""
+        """Return the share to use, and its origin; served queries do not change it."""
         if of_request is not None:
             return of_request, "request"
         if of_key is not None:
             return of_key, "key"
-        state = self.state
-        if state.estimated is None or state.expected is not None or state.is_hint:
-            return state.used, "bundle"
-        return state.used, "estimated"
+        return self.used, "bundle" if self.operator.absent_share is None else "adopted"
 
     def observe(self, decision: Decision) -> None:
         """Count a served query, unless it is out of distribution."""
@@ -89,7 +108,7 @@ class AbsentShareWatch:
         self._unsaved.append(decision.assumed_no_match)
         self._count(decision.assumed_no_match)
         if self._n_served % ESTIMATED_EVERY == 0:
-            self._estimate = self._served.estimate()
+            self._estimate_anew()
 
     def unsaved(self) -> list[float]:
         """Return P(no match) of what was served since it was asked for last, oldest first."""
@@ -110,7 +129,23 @@ class AbsentShareWatch:
         for no_match in self._unsaved:
             self._count(no_match)
         if self._n_served // ESTIMATED_EVERY != rounds:
-            self._estimate = self._served.estimate()
+            self._estimate_anew()
+
+    def _estimate_anew(self) -> None:
+        """Estimate, and log once for each share in use that the interval excludes it."""
+        self._estimate, used = self._served.estimate(), self.used
+        warning = self._warning(used)
+        if warning is not None and self._warned_of != used:
+            self._warned_of = used
+            fields = {"gallery": self._gallery, "reason": warning}
+            logger.warning("another share of absent queries", extra={"fields": fields})
+
+    def _warning(self, used: float) -> str | None:
+        """Return what to do where the interval of the estimate excludes the share in use."""
+        estimate = self._estimate
+        if estimate is None or estimate.lower <= used <= estimate.upper:
+            return None
+        return OTHER_SHARE.format(lower=estimate.lower, upper=estimate.upper, used=used)
 
     def _count(self, no_match: float) -> None:
         self._served.observe(no_match)

@@ -1,61 +1,193 @@
-"""The drift test of a gallery's queries against those that it was calibrated with."""
+"""The drift tests of a gallery: one for each caller, and one of all queries together."""
 
 from __future__ import annotations
 
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
 import numpy as np
 
-from model_store.decision import Calibration, DriftTest
-from model_store.decision.drift import PERIOD
-from model_store.drift_states import SavedDrift
+from model_store.decision import Calibration, DriftTest, reference_of
+from model_store.decision.drift import NOT_TESTED, PERIOD
+from model_store.drift_states import ALL_CALLERS, SavedDrift
+
+logger = logging.getLogger(__name__)
 
 DRIFTED = (
-    "Recent queries are not such as the gallery was calibrated with, so that its probabilities may "
-    "be wrong. Look at what is being sent, then run `vouch-build calibrate` with queries like it."
+    "Your recent queries differ from the calibration queries, so that the guarantees do not hold "
+    "for them: probabilities may be wrong. The operator looks at the queries, and either "
+    "acknowledges them (`POST …/calibration/acknowledge`) or runs `vouch-build calibrate` with "
+    "queries like them."
 )
+
+MAX_STREAMS = 256
+"""Callers whose queries are tested; the one that was idle for longest is dropped."""
+
+MAX_SEEN = 2_000
+"""Queries of a caller that are known to have been counted."""
 
 _KEY_DIGITS = 16
 """Hexadecimal digits of a query's id that are kept: 64 bits tell 10,000 queries apart."""
 
 
+@dataclass(slots=True)
+class _Stream:
+    """The queries of one caller; ``seen`` are ids, oldest first."""
+
+    test: DriftTest
+    seen: dict[int, None] = field(default_factory=dict)
+    is_saved: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DriftReport:
+    """The state of a gallery's drift tests.
+
+    Attributes
+    ----------
+    reason : why drift is not tested; None where it is.
+    n_served : queries of all callers in this period.
+    log_capital : evidence of a drift in the queries of all callers, in nats.
+    drifted : whether these raised an alarm.
+    n_streams : callers that are tested.
+    alarmed : those whose queries raised an alarm.
+    """
+
+    reason: str | None
+    n_served: int = 0
+    log_capital: float = 0.0
+    drifted: bool = False
+    n_streams: int = 0
+    alarmed: tuple[str, ...] = ()
+
+
 class DriftWatch:
-    """Lets the drift test see each picture once, cached or not: copies are not exchangeable."""
+    """Tests the queries of each caller, so that no caller moves the answers of another.
 
-    def __init__(self, calibration: Calibration | None) -> None:
+    All queries together are tested as well; that is reported, and changes no answer.
+
+    Each test counts each image once, cached or not: copies are not exchangeable.
+
+    Parameters
+    ----------
+    gallery : its name, for the log.
+    """
+
+    def __init__(self, calibration: Calibration | None, gallery: str = "") -> None:
+        self._gallery = gallery
         self._calibrated = calibration is not None
-        self._test = DriftTest([]) if calibration is None else DriftTest.of(calibration)
+        self._reference = None if calibration is None else reference_of(calibration)
+        lacks = calibration is not None and calibration.absent_outlier_scores is None
+        self._reason = NOT_TESTED if lacks else None
+        self._streams: OrderedDict[str, _Stream] = OrderedDict()
         self._seen: dict[int, None] = {}
-        self._saved = True
 
     @property
-    def reason(self) -> str | None:
-        """Why the calibration does not hold any more; None while it does."""
-        return DRIFTED if self._test.drifted else None
+    def report(self) -> DriftReport:
+        """The state of the tests."""
+        everyone = self._streams.get(ALL_CALLERS)
+        of_callers = {name: one for name, one in self._streams.items() if name != ALL_CALLERS}
+        alarmed = tuple(sorted(name for name, one in of_callers.items() if one.test.drifted))
+        if everyone is None:
+            return DriftReport(self._reason)
+        test = everyone.test
+        return DriftReport(
+            self._reason,
+            test.n_served,
+            test.log_capital,
+            test.drifted,
+            len(of_callers),
+            alarmed,
+        )
 
-    @property
-    def log_capital(self) -> float:
-        """Evidence that queries are no longer like the calibration's, in nats."""
-        return self._test.log_capital
+    def reason(self, caller: str) -> str | None:
+        """Return why the guarantees do not hold for a caller; None where they do."""
+        stream = self._streams.get(caller)
+        alarmed = caller != ALL_CALLERS and stream is not None and stream.test.drifted
+        return DRIFTED if alarmed else None
 
-    def observe(self, query_id: str, outlier_score: float) -> bool:
-        """Take notice of a query; return whether it is a new picture in a calibrated gallery."""
-        key = int(query_id[:_KEY_DIGITS], 16)
-        if not self._calibrated or key in self._seen:
+    def observe(self, query_id: str, outlier_score: float, caller: str) -> bool:
+        """Count a query; return whether it is a new image in a calibrated gallery."""
+        if not self._calibrated:
             return False
-        self._seen[key] = None
-        if len(self._seen) > PERIOD:
-            del self._seen[next(iter(self._seen))]
-        self._test.observe(outlier_score)
-        self._saved = False
-        return True
+        key = int(query_id[:_KEY_DIGITS], 16)
+        is_new = _is_new(self._seen, key, PERIOD)
+        if self._reference is not None:
+            if is_new:
+                self._count(ALL_CALLERS, outlier_score)
+            if caller != ALL_CALLERS and _is_new(self._stream(caller).seen, key, MAX_SEEN):
+                self._count(caller, outlier_score)
+        return is_new
 
-    def unsaved(self) -> SavedDrift | None:
-        """Return what is to be kept; None where nothing was seen since it was asked for last."""
-        if self._saved:
-            return None
-        self._saved = True
-        return SavedDrift(self._test.state(), np.array([*self._seen], dtype=np.uint64))
+    def acknowledge(self) -> tuple[str, ...]:
+        """End all alarms, begin all tests again, and return the callers that were alarmed."""
+        alarmed = self.report.alarmed
+        for stream in self._streams.values():
+            stream.test.acknowledge()
+            stream.is_saved = False
+        return alarmed
 
-    def restore(self, saved: SavedDrift) -> None:
-        """Go on from what was kept."""
-        self._test.restore(saved.test)
-        self._seen = dict.fromkeys(saved.seen.tolist())
+    def unsaved(self) -> list[SavedDrift]:
+        """Return the tests that changed since this was called last."""
+        changed = [(name, one) for name, one in self._streams.items() if not one.is_saved]
+        for _, stream in changed:
+            stream.is_saved = True
+        return [SavedDrift(name, one.test.state(), self._ids(name, one)) for name, one in changed]
+
+    def restore(self, saved: Iterable[SavedDrift]) -> None:
+        """Continue from tests that were saved, the one used last at the end."""
+        if self._reference is None:
+            return
+        for one in saved:
+            seen = dict.fromkeys(one.seen.tolist())
+            stream = self._stream(one.caller)
+            stream.test.restore(one.test)
+            if one.caller == ALL_CALLERS:
+                self._seen = seen
+            else:
+                stream.seen = seen
+
+    def _ids(self, caller: str, stream: _Stream) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+        return np.array([*(self._seen if caller == ALL_CALLERS else stream.seen)], dtype=np.uint64)
+
+    def _stream(self, caller: str) -> _Stream:
+        """Return the stream of a caller, and drop the one idle for longest if there are too many.
+
+        All queries together are never idle.
+        """
+        stream = self._streams.get(caller)
+        if stream is None:
+            assert self._reference is not None  # noqa: S101 - the caller has looked
+            stream = self._streams[caller] = _Stream(DriftTest(self._reference))
+        self._streams.move_to_end(caller)
+        if ALL_CALLERS in self._streams:
+            self._streams.move_to_end(ALL_CALLERS)
+        if len(self._streams) > MAX_STREAMS + 1:
+            self._streams.popitem(last=False)
+        return stream
+
+    def _count(self, caller: str, outlier_score: float) -> None:
+        stream = self._stream(caller)
+        before = stream.test.drifted
+        stream.test.observe(outlier_score)
+        stream.is_saved = False
+        if stream.test.drifted != before:
+            fields = {
+                "gallery": self._gallery,
+                "caller": caller or "all callers",
+                "n_queries": stream.test.n_served,
+            }
+            said = "drift ended" if before else "drift"
+            logger.warning(said, extra={"fields": fields})
+
+
+def _is_new(seen: dict[int, None], key: int, most: int) -> bool:
+    """Note an id, and return whether it is a new one; the oldest of too many is forgotten."""
+    if key in seen:
+        return False
+    seen[key] = None
+    if len(seen) > most:
+        del seen[next(iter(seen))]
+    return True

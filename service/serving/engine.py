@@ -17,11 +17,12 @@ import numpy as np
 
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.intact import BundleFiles
+from model_store.bundles.operator import OperatorSettings, change_operator, read_operator
 from model_store.bundles.secret import secret_of
 from model_store.decision import Outcome, outcome_of
 from model_store.encoder.contract import Embeddings, Inputs, QueryKind
 from model_store.encoder.vector_input import VectorInput
-from model_store.errors import InternalError, QueryNotFound
+from model_store.errors import InternalError, PointerUnreadable, QueryNotFound
 from model_store.gallery import Thumbnail, Vector
 from model_store.images import encode_thumbnail
 from model_store.predictive import N_SAMPLES, Predictive
@@ -62,6 +63,9 @@ class SearchEngine:
 
     Attributes
     ----------
+    operator : what the gallery's operator decided, for all its bundles.
+    on_drift : whether a caller whose queries drift gets verdicts without a guarantee (``warn``), or
+        no match (``withhold``).
     search_pace : of searches without a filter, which the size of the gallery decides on; None where
         they ask another machine, which may stop answering at any time.
     """
@@ -82,6 +86,8 @@ class SearchEngine:
         self.watches = {
             kind: Watch(bundle, resources.feedback, resources.audit_share, kind) for kind in kinds
         }
+        self.operator = OperatorSettings()
+        self.on_drift = resources.on_drift
         self.retained = RetainedQueries(
             bundle.key, bundle.retriever.encoder.fingerprint, resources.answered
         )
@@ -107,6 +113,7 @@ class SearchEngine:
         self.canary_at = -math.inf
         self.canary_s = math.nan
         self.shadow: Shadow | None = None
+        self._operator_unreadable = self._operator_unwritten = False
         self.closed = False
 
     @cached_property
@@ -131,6 +138,7 @@ class SearchEngine:
             raise
         engine = cls(bundle, resources, queue)
         try:
+            await engine.follow_operator()
             for watch in engine.watches.values():
                 await watch.restore()
             await engine.canary()
@@ -161,7 +169,8 @@ class SearchEngine:
             self.bundle.hold.close()
 
     async def keep(self) -> None:
-        """Write what was seen of queries, and hear of reviews."""
+        """Write what was seen of queries, and follow reviews and the operator's decisions."""
+        await self.follow_operator()
         for watch in self.watches.values():
             await watch.keep()
         await self.reviews.keep()
@@ -170,6 +179,46 @@ class SearchEngine:
         except (sqlite3.Error, OSError) as error:
             fields = {"gallery": self.bundle.name, "reason": str(error)}
             logger.error("queries not retained", extra={"fields": fields})  # noqa: TRY400
+
+    async def follow_operator(self) -> None:
+        """Read what the operator decided, here or through another process; a bad file is logged."""
+        root = self.bundle.root
+        if root is None or self._operator_unwritten:
+            return
+        try:
+            self._apply(await asyncio.to_thread(read_operator, root))
+        except PointerUnreadable as error:
+            if not self._operator_unreadable:
+                fields = {"gallery": self.bundle.name, "reason": str(error)}
+                logger.error("OPERATOR not read", extra={"fields": fields})  # noqa: TRY400
+            self._operator_unreadable = True
+        else:
+            self._operator_unreadable = False
+
+    async def decide_as_operator(
+        self, change: Callable[[OperatorSettings], OperatorSettings]
+    ) -> bool:
+        """Change what the operator decided; return whether a restart and other replicas follow it.
+
+        Without a directory that can be written to it holds for this process only.
+        """
+        root, persisted = self.bundle.root, False
+        settings = change(self.operator)
+        if root is not None:
+            try:
+                settings = await asyncio.to_thread(change_operator, root, change)
+                persisted = True
+            except OSError as error:
+                fields = {"gallery": self.bundle.name, "reason": str(error)}
+                logger.error("OPERATOR not written", extra={"fields": fields})  # noqa: TRY400
+        self._operator_unwritten = not persisted
+        self._apply(settings)
+        return persisted
+
+    def _apply(self, settings: OperatorSettings) -> None:
+        self.operator = settings
+        for watch in self.watches.values():
+            watch.apply(settings)
 
     async def catch_up(self) -> None:
         """Find what any process has written to the gallery until now; microseconds if nothing.

@@ -43,10 +43,12 @@ class Lease:
     ----------
     engine : encodes and computes for whoever asks.
     bundle : the bundle with the gallery as it was when the request came, or after some change.
+    caller : whose queries are tested for drift together; empty for nobody's.
     """
 
     engine: SearchEngine
     bundle: Bundle
+    caller: str = ""
 
     def at(self, version: int) -> Lease:
         """Return the same with the gallery as it was after the change ``version``."""
@@ -55,14 +57,14 @@ class Lease:
             return self
         live.refresh()  # another replica may have been asked first, and be ahead
         retriever = self._retriever.with_gallery(live.snapshot(version))
-        return Lease(self.engine, replace(self.bundle, retriever=retriever))
+        return replace(self, bundle=replace(self.bundle, retriever=retriever))
 
     def for_kind(self, kind: QueryKind) -> Lease:
         """Return the same with the decision layer for queries of a kind."""
         retriever = self._retriever.for_kind(kind)
         if retriever is self._retriever:
             return self
-        return Lease(self.engine, replace(self.bundle, retriever=retriever))
+        return replace(self, bundle=replace(self.bundle, retriever=retriever))
 
     @property
     def watch(self) -> Watch:
@@ -75,8 +77,18 @@ class Lease:
 
     @property
     def stale(self) -> str | None:
-        """Why the calibration does not hold for what is served; None where it does."""
-        return self._retriever.stale or self.watch.reason
+        """Why the calibration does not hold, so that nothing is a match; None where it does."""
+        return self._retriever.stale or self._watched_stale
+
+    @property
+    def drift(self) -> str | None:
+        """Why the guarantees do not hold for the caller's queries; None where they do."""
+        return self.watch.drift.reason(self.caller)
+
+    @property
+    def _watched_stale(self) -> str | None:
+        withheld = self.drift if self.engine.on_drift == "withhold" else None
+        return withheld or self.watch.audit.reason
 
     @property
     def absent_share(self) -> AbsentState | None:
@@ -138,6 +150,7 @@ class Lease:
             parameters.expected_absent,
             parameters.source,
             stale=self.stale,
+            drift=self.drift,
         )
         query_id, decided = await self.engine.compute(
             lambda: (vector_id(query), decide_list(self._retriever, query, neighbours, terms))
@@ -152,9 +165,9 @@ class Lease:
         parameters, origin = self._with_share(parameters)
         answer = await self._found(encoded.predictive, parameters)
         watch = self.watch
-        before = watch.reason
-        watch.searched(encoded.query_id, answer)
-        if watch.reason != before:  # this query shows that what was decided does not hold
+        before = self.drift
+        watch.searched(encoded.query_id, answer, self.caller)
+        if self.drift != before:  # this query shows that what was decided does not hold
             answer = await self._found(encoded.predictive, parameters)
         audit = watch.answered(encoded.query_id, answer)
         total = {"total": time.perf_counter() - started}
@@ -305,7 +318,8 @@ class Lease:
             expected_absent=parameters.expected_absent,
             source=parameters.source,
             filter_means=parameters.filter_means,
-            stale=self.watch.reason,
+            stale=self._watched_stale,
+            drift=self.drift,
             order=parameters.order,
         )
 

@@ -17,7 +17,17 @@ _GAUGES: tuple[tuple[str, str, list[str]], ...] = (
     ("vouch_queue_length", "Images that wait for the encoder.", ["gallery"]),
     (
         "vouch_drift_log_capital",
-        "Evidence that queries are not like the calibration's, nats; begins anew at 4.6.",
+        "Evidence that queries of all callers differ from the calibration's, nats; alarm at 5.7.",
+        ["gallery"],
+    ),
+    (
+        "vouch_drift_alarm",
+        "1 while an alarm of that test lasts; it changes no answer.",
+        ["gallery"],
+    ),
+    (
+        "vouch_drift_alarmed_callers",
+        "Callers whose own queries raised an alarm: their answers are not guaranteed.",
         ["gallery"],
     ),
     (
@@ -32,7 +42,17 @@ _GAUGES: tuple[tuple[str, str, list[str]], ...] = (
     ),
     (
         "vouch_absent_share_estimated",
-        "That share as estimated from the queries that were served.",
+        "That share as estimated from the queries that were served; no answer follows it.",
+        ["gallery"],
+    ),
+    (
+        "vouch_absent_share_lower",
+        "Lower end of the 95 % interval of that estimate.",
+        ["gallery"],
+    ),
+    (
+        "vouch_absent_share_upper",
+        "Upper end of the 95 % interval of that estimate.",
         ["gallery"],
     ),
     (
@@ -118,15 +138,19 @@ class GalleryMetrics(Collector):
             lease = Lease(engine, bundle)
             name = bundle.name
             families["vouch_queue_length"].add_metric([name], engine.waiting)
-            families["vouch_drift_log_capital"].add_metric(
-                [name], engine.watches["image"].drift.log_capital
-            )
+            drift = engine.watches["image"].drift.report
+            families["vouch_drift_log_capital"].add_metric([name], drift.log_capital)
+            families["vouch_drift_alarm"].add_metric([name], drift.drifted)
+            families["vouch_drift_alarmed_callers"].add_metric([name], len(drift.alarmed))
             families["vouch_calibration_stale"].add_metric([name], lease.stale is not None)
             absent = lease.absent_share
             if absent is not None:
                 families["vouch_absent_share"].add_metric([name], absent.used)
                 if absent.estimated is not None:
                     families["vouch_absent_share_estimated"].add_metric([name], absent.estimated)
+                if absent.interval is not None:
+                    families["vouch_absent_share_lower"].add_metric([name], absent.interval[0])
+                    families["vouch_absent_share_upper"].add_metric([name], absent.interval[1])
             audit = engine.watches["image"].audit
             if audit.watches:
                 families["vouch_audited_matches"].add_metric([name], audit.test.n)

@@ -11,6 +11,7 @@ from service.encoding.queues import BatchLimits, EncoderQueues
 from service.observability.metrics import Telemetry
 from service.serving.reviewing import NOTHING_REVIEWED, ReviewTerms
 from service.serving.threads import Threads
+from service.settings import OnDrift
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class EngineResources:
     batches : limits on what is encoded at once.
     feedback : keeps users' feedback, and the state of drift tests.
     audit_share : share of matches to draw for review, where feedback is kept.
+    on_drift : see `SearchEngine.on_drift`.
     answered : keeps what was made of queries; None where they are remembered as long as cached.
     reviews, review_terms : queries that are kept to be decided on, and which; None: none are.
     queues : of the encoders.
@@ -38,6 +40,7 @@ class EngineResources:
     batches: BatchLimits = field(default_factory=BatchLimits)
     feedback: FeedbackLog | None = None
     audit_share: float = 0.0
+    on_drift: OnDrift = "warn"
     answered: AnsweredQueries | None = None
     reviews: ReviewQueue | None = None
     review_terms: ReviewTerms = NOTHING_REVIEWED

@@ -1,6 +1,7 @@
 """The statistics that a gallery's engine updates while it answers.
 
-They are the drift of queries, the error rate of matches, and the share of absent queries.
+They are the drift of queries, the error rate of matches, and the share of absent queries. Of these
+the error rate and the caller's own drift change what is guaranteed; the share is reported only.
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from model_store.answers import Answer
 from model_store.bundles.bundle import Bundle
+from model_store.bundles.operator import OperatorSettings
 from model_store.drift_states import DriftStates, SavedDrift
 from model_store.encoder.contract import QueryKind
 from model_store.feedback import FeedbackLog
@@ -55,18 +57,23 @@ class Watch:
         self._states = None if log is None else DriftStates(log.path)
         self._shares = None if log is None else ShareStates(log.path)
         self._keeping = asyncio.Lock()
-        self.drift = DriftWatch(calibration)
-        self.absent = None if calibration is None else AbsentShareWatch(calibration)
+        self.drift = DriftWatch(calibration, bundle.name)
+        self.absent = None if calibration is None else AbsentShareWatch(calibration, bundle.name)
+        self._acknowledged_at = 0.0
         self.audit = Audit(self.key, calibration, log, audit_share)
 
-    @property
-    def reason(self) -> str | None:
-        """Why the calibration does not hold for what is served; None while it does."""
-        return self.drift.reason or self.audit.reason
+    def apply(self, operator: OperatorSettings) -> None:
+        """Follow what the operator of the gallery decided."""
+        if self.absent is not None:
+            self.absent.operator = operator
+        if operator.acknowledged_at > self._acknowledged_at:
+            self._acknowledged_at = operator.acknowledged_at
+            self.drift.acknowledge()
 
-    def searched(self, query_id: str, answer: Answer) -> None:
-        """Take notice of a query, each picture once."""
-        if self.drift.observe(query_id, answer.predictive.outlier_score) and self.absent:
+    def searched(self, query_id: str, answer: Answer, caller: str) -> None:
+        """Count a query of a caller, each image once."""
+        is_new = self.drift.observe(query_id, answer.predictive.outlier_score, caller)
+        if is_new and self.absent is not None:
             self.absent.observe(answer.decision)
 
     def answered(self, query_id: str, answer: Answer) -> bool:
@@ -108,13 +115,12 @@ class Watch:
             self.absent.put_back(served)
 
     def _restore(self) -> None:
-        kept = None if self._states is None else self._states.load(self.key)
-        if kept is not None:
-            self.drift.restore(kept)
+        if self._states is not None:
+            self.drift.restore(self._states.load(self.key, since=self._acknowledged_at))
         self.audit.keep()
 
-    def _keep(self, seen: SavedDrift | None) -> None:
-        if self._states is not None and seen is not None:
+    def _keep(self, seen: Sequence[SavedDrift]) -> None:
+        if self._states is not None:
             self._states.save(self.key, seen)
         self.audit.keep()
 

@@ -26,6 +26,7 @@ from service.http.answers.galleries import (
     gallery_list,
     label_list,
     operating_point,
+    operator_decision,
 )
 from service.http.answers.items import item_detail, item_list
 from service.http.answers.operations import ready
@@ -64,6 +65,7 @@ __all__ = [
     "label_list",
     "leases",
     "operating_point",
+    "operator_decision",
     "ready",
     "record",
     "review_case",

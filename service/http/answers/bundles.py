@@ -11,15 +11,17 @@ from service.serving.registry import Galleries
 
 def bundle_state(lease: Lease) -> schemas.BundleState:
     """Describe the bundle that answers, and whether its calibration holds."""
-    bundle, stale = lease.bundle, lease.stale
+    bundle, stale, drift = lease.bundle, lease.stale, lease.drift
     calibration = bundle.retriever.calibration
-    status: schemas.CalibrationStatus = "valid" if stale is None else "stale"
+    status: schemas.CalibrationStatus = "valid" if drift is None else "drifting"
+    if stale is not None:
+        status = "stale"
     return schemas.BundleState(
         id=bundle.manifest.id,
         calibration=schemas.CalibrationState(
             status="missing" if calibration is None else status,
             n_queries=0 if calibration is None else calibration.n_queries,
-            reason=stale,
+            reason=stale or drift,
         ),
     )
 

@@ -10,13 +10,8 @@ from datetime import UTC, datetime
 from urllib.parse import quote
 
 from model_store.bundles.bundle import Bundle
-from model_store.decision import (
-    Calibration,
-    MatchPromise,
-    OperatingPoint,
-    error_interval,
-)
-from model_store.decision.calibration import FILES
+from model_store.decision import Calibration, MatchPromise, OperatingPoint, error_interval
+from model_store.decision.calibration import DEFAULT_ABSENT, FILES
 from model_store.feedback import FeedbackSummary
 from model_store.verdicts import Order
 from service import schemas
@@ -145,7 +140,7 @@ def calibration_report(
     state = bundle_state(lease).calibration
     share = lease.absent_share
     if calibration is None or share is None:
-        return _uncalibrated(state)
+        return _uncalibrated(state, _drift(lease))
     correction = calibration.report.get("feedback")
     measured = calibration.report["cross_fitted"]
     order = calibration.order if order is None else order
@@ -161,6 +156,7 @@ def calibration_report(
         max_false_match_rate=calibration.max_false_match_rate,
         delta=calibration.delta,
         absent=schemas.AbsentState(**asdict(share)),
+        drift=_drift(lease),
         order=order,
         sources=list(calibration.sources),
         matches=_matches(promises.matches, calibration),
@@ -209,7 +205,29 @@ def _matches(
     ]
 
 
-def _uncalibrated(state: schemas.CalibrationState) -> schemas.CalibrationReport:
+def _drift(lease: Lease) -> schemas.DriftReport:
+    """Describe the drift tests without naming callers."""
+    fields = asdict(lease.watch.drift.report)
+    return schemas.DriftReport(n_alarmed=len(fields.pop("alarmed")), **fields)
+
+
+def operator_decision(
+    lease: Lease, alarmed: Sequence[str], *, persisted: bool
+) -> schemas.OperatorDecision:
+    """Describe what holds after a decision of the operator."""
+    share, operator = lease.absent_share, lease.engine.operator
+    return schemas.OperatorDecision(
+        gallery=lease.bundle.name,
+        absent_share=DEFAULT_ABSENT if share is None else share.used,
+        adopted_at=operator.adopted_at,
+        alarmed=list(alarmed),
+        persisted=persisted,
+    )
+
+
+def _uncalibrated(
+    state: schemas.CalibrationState, drift: schemas.DriftReport
+) -> schemas.CalibrationReport:
     """Describe a gallery of which nothing is known but that."""
     return schemas.CalibrationReport(
         status=state.status,
@@ -221,6 +239,7 @@ def _uncalibrated(state: schemas.CalibrationState) -> schemas.CalibrationReport:
         max_false_match_rate=None,
         delta=None,
         absent=None,
+        drift=drift,
         order=None,
         sources=[],
         matches=[],

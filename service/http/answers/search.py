@@ -73,9 +73,10 @@ def search_answer(
         gallery=bundle.name,
         verdict=decision.verdict,
         reason=decision.reason or _not_yet_calibrated(lease),
+        guaranteed=decision.guaranteed,
         roll_up=roll_up(decision),
         no_match_probability=decision.no_match_probability,
-        absent=absent_share(bundle, decision, found.share_origin),
+        absent=absent_share(lease, decision, found.share_origin),
         query=query(bundle, found, answer.predictive, decision.assessment, answer.alpha),
         order=answer.order,
         results=[_result(bundle, match) for match in shown],
@@ -258,14 +259,17 @@ def roll_up(decision: Decision) -> schemas.RollUp | None:
 
 
 def absent_share(
-    bundle: Bundle, decision: Decision, origin: schemas.ShareOrigin
+    lease: Lease, decision: Decision, origin: schemas.ShareOrigin
 ) -> schemas.AbsentShare | None:
     """Describe the share of absent queries of a decision; None without calibration."""
-    calibration = bundle.retriever.calibration
+    calibration = lease.bundle.retriever.calibration
     if calibration is None or decision.absent_share is None:
         return None
     return schemas.AbsentShare(
-        share=decision.absent_share, origin=origin, basis=calibration.evidence.absence
+        share=decision.absent_share,
+        origin=origin,
+        adopted_at=lease.engine.operator.adopted_at if origin == "adopted" else None,
+        basis=calibration.evidence.absence,
     )
 
 

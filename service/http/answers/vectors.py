@@ -31,9 +31,10 @@ def decision_answer(lease: Lease, found: DecidedList, request_id: str) -> schema
         gallery=bundle.name,
         verdict=decision.verdict,
         reason=decision.reason,
+        guaranteed=decision.guaranteed,
         roll_up=roll_up(decision),
         no_match_probability=decision.no_match_probability,
-        absent=absent_share(bundle, decision, found.share_origin),
+        absent=absent_share(lease, decision, found.share_origin),
         query=query(bundle, found, decided.predictive, decision.assessment, found.alpha),
         neighbours=[
             schemas.DecidedNeighbour(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -43,18 +44,22 @@ StateOf = Annotated[State, Depends(state_of)]
 
 
 @asynccontextmanager
-async def leased(gallery: str, state: State) -> AsyncIterator[Lease]:
-    """The lease of a gallery, the same one until the answer is given."""
+async def leased(
+    gallery: str, state: State, request: Request | None = None
+) -> AsyncIterator[Lease]:
+    """The lease of a gallery, the same one until the answer is given, for a request's caller."""
     async with state.galleries.lease(gallery) as lease:
+        if request is not None:
+            lease = replace(lease, caller=request.state.caller.stream)  # noqa: PLW2901
         record = current_record()
         if record is not None:
             record.gallery = gallery
         yield lease
 
 
-async def lease_of(gallery: str, state: StateOf) -> AsyncIterator[Lease]:
+async def lease_of(gallery: str, state: StateOf, request: Request) -> AsyncIterator[Lease]:
     """The lease of the gallery in the path."""
-    async with leased(gallery, state) as lease:
+    async with leased(gallery, state, request) as lease:
         yield lease
 
 

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Query, Request
+from fastapi import Depends, Query, Request
 
+from model_store.bundles.operator import OperatorSettings
 from model_store.encoder.contract import QueryKind
-from model_store.errors import GalleryNotFound
+from model_store.errors import (
+    GalleryNotFound,
+    ImageTooLarge,
+    InvalidRequest,
+    UnsupportedMediaType,
+)
 from model_store.verdicts import Order
 from service import schemas
+from service.access.access import requires
 from service.http import answers
+from service.http.bodies import JSON, body_of
 from service.http.problems import responses
 from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router
 
@@ -77,6 +85,54 @@ async def get_calibration(
     kept, key = state.feedback, lease.watch.key
     said = None if kept is None else await lease.engine.compute(lambda: kept.summary(key))
     return answers.calibration_report(lease, said, order)
+
+
+@router.post(
+    "/{gallery}/calibration/absent-share",
+    operation_id="adopt_absent_share",
+    responses=responses(GalleryNotFound, ImageTooLarge, UnsupportedMediaType, InvalidRequest),
+    dependencies=[Depends(requires("admin")), Depends(body_of(JSON))],
+)
+async def adopt_absent_share(
+    lease: LeaseOf, body: schemas.AdoptedShare
+) -> schemas.OperatorDecision:
+    """Use another share of absent queries from now on, where neither request nor key names one.
+
+    `GET …/calibration` says which share the served queries suggest (`absent.estimated`).
+    Probabilities and guarantees change with it; each answer says which share it is for (`absent`).
+    """
+    persisted = await lease.engine.decide_as_operator(lambda now: now.with_share(body.share))
+    return answers.operator_decision(lease, (), persisted=persisted)
+
+
+@router.delete(
+    "/{gallery}/calibration/absent-share",
+    operation_id="reset_absent_share",
+    responses=responses(GalleryNotFound),
+    dependencies=[Depends(requires("admin"))],
+)
+async def reset_absent_share(lease: LeaseOf) -> schemas.OperatorDecision:
+    """Use the configured share of absent queries again."""
+    persisted = await lease.engine.decide_as_operator(lambda now: now.with_share(None))
+    return answers.operator_decision(lease, (), persisted=persisted)
+
+
+@router.post(
+    "/{gallery}/calibration/acknowledge",
+    operation_id="acknowledge_drift",
+    responses=responses(GalleryNotFound),
+    dependencies=[Depends(requires("admin"))],
+)
+async def acknowledge_drift(lease: LeaseOf) -> schemas.OperatorDecision:
+    """End all alarms of drift of the gallery, and begin the tests again.
+
+    Where queries go on to differ from the calibration queries, the alarm comes back: calibrate with
+    queries like them.
+    """
+    watches = lease.engine.watches.values()
+    alarmed = sorted({caller for one in watches for caller in one.drift.report.alarmed})
+    persisted = await lease.engine.decide_as_operator(OperatorSettings.acknowledged)
+    return answers.operator_decision(lease, alarmed, persisted=persisted)
 
 
 @router.get(

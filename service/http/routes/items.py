@@ -87,7 +87,7 @@ async def get_similar(request: Request, gallery: str, item_id: str) -> schemas.S
     calibration holds for queries that are not in the gallery.
     """
     options = options_of(request, schemas.ListOptions)
-    async with leased(gallery, await state_of(request)) as lease:
+    async with leased(gallery, await state_of(request), request) as lease:
         similar = await lease.similar(item_id, parameters_of(options))
         return answers.similar_answer(lease, similar, request.state.request_id)
 

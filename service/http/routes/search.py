@@ -100,7 +100,7 @@ async def search(request: Request, gallery: str) -> schemas.SearchAnswer:
     `curl -F image=@photo.jpg -F limit=5 http://127.0.0.1:8080/v1/galleries/photographs/search`
     """
     state = await state_of(request)
-    async with form_of(request, SearchForm) as form, leased(gallery, state) as lease:
+    async with form_of(request, SearchForm) as form, leased(gallery, state, request) as lease:
         return await _answer(request, lease, state, await form.image.read(), form)
 
 
@@ -123,7 +123,7 @@ async def search_raw(request: Request, gallery: str) -> schemas.SearchAnswer:
     """
     await _check_raw(request)
     options, state = options_of(request, schemas.SearchOptions), await state_of(request)
-    async with leased(gallery, state) as lease:
+    async with leased(gallery, state, request) as lease:
         return await _answer(request, lease, state, await request.body(), options)
 
 
