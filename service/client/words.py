@@ -19,6 +19,7 @@ VERDICT_WORDS: dict[Verdict, str] = {
 
 _CALIBRATION_WORDS: dict[schemas.CalibrationStatus, str] = {
     "valid": "The calibration holds: probabilities and verdicts can be relied on as stated.",
+    "drifting": "Recent queries differ from the calibration queries: nothing below is guaranteed.",
     "stale": "The calibration is stale: no `match` is given, and nothing below is promised.",
     "missing": VERDICT_WORDS["not_calibrated"],
 }

@@ -123,8 +123,8 @@ class DriftReport(BaseModel):
 
     The queries of each key, or of each address where there are no keys, are tested by themselves:
     an alarm withdraws the guarantees from answers to that caller. All queries together are tested
-    as well, for the operator; that alarm changes no answer. A change of the share of absent queries is
-    no drift.
+    as well, for the operator; that alarm changes no answer. A change of the share of absent queries
+    is no drift.
     """
 
     reason: str | None = Field(description="Why drift is not tested; null where it is.")

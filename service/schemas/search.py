@@ -229,8 +229,8 @@ ROLL_UP = Field(
 GUARANTEED = Field(
     description="Whether the guarantees of the calibration hold for this answer, as far as there "
     "are any. They do not for a gallery that is not calibrated or whose calibration is stale, "
-    "while the caller's recent queries differ from the calibration queries, and for a share of absent "
-    "queries too large for the calibration; `reason` says why."
+    "while the caller's recent queries differ from the calibration queries, and for a share of "
+    "absent queries too large for the calibration; `reason` says why."
 )
 
 

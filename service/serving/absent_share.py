@@ -132,10 +132,11 @@ class AbsentShareWatch:
             self._estimate_anew()
 
     def _estimate_anew(self) -> None:
-        """Estimate, and log once for each share in use that the interval excludes it."""
+        """Estimate, and log once for each share in use that more queries seem to be absent."""
         self._estimate, used = self._served.estimate(), self.used
         warning = self._warning(used)
-        if warning is not None and self._warned_of != used:
+        is_more = self._estimate is not None and self._estimate.lower > used
+        if warning is not None and is_more and self._warned_of != used:
             self._warned_of = used
             fields = {"gallery": self._gallery, "reason": warning}
             logger.warning("another share of absent queries", extra={"fields": fields})

@@ -242,7 +242,7 @@ def test_what_is_no_image_is_explained_and_harms_nothing(
     assert_neighbours_are_shown(visit)
     # After many strange pictures the service may have noticed that its queries have changed.
     expect(visit.found("set")).to_contain_text(
-        re.compile("with probability 95|Recent queries are not such")
+        re.compile("with probability 95|Your recent queries differ")
     )
     expect(problem).to_be_hidden()
     # The browser itself notes the refusal; the page has nothing to complain of.

@@ -193,7 +193,7 @@ FROM_ELSEWHERE = {
 }
 """Texts that stand among others which reach nobody."""
 
-FROM_THE_API = {"low", "medium", "high", "valid", "stale", "missing"}
+FROM_THE_API = {"low", "medium", "high", "valid", "drifting", "stale", "missing"}
 
 
 SPEAKERS = {  # modules whose sentences reach a visitor, and where in them these stand

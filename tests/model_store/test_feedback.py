@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sqlite3
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from model_store.decision import DriftTest
+from model_store.decision.drift import MixtureReference
 from model_store.drift_states import DriftStates, SavedDrift
 from model_store.feedback import FeedbackLog, Reviews
 from model_store.feedback import file as feedback_file
@@ -101,24 +104,44 @@ def test_several_processes_open_a_file_of_an_earlier_release_at_once(
     assert log.reviews("b").wrong == (False,)
 
 
+def drift_of(caller: str, scores: Sequence[float], seen: Sequence[int] = ()) -> SavedDrift:
+    generator = np.random.default_rng(0)
+    reference = MixtureReference(generator.normal(0, 1, 50), generator.normal(2, 1, 50))
+    test = DriftTest(reference)
+    for score in scores:
+        test.observe(score)
+    return SavedDrift(caller, test.state(), np.array(seen, dtype=np.uint64))
+
+
 def test_drift_is_loaded_as_it_was_saved(file: Path) -> None:
     states = DriftStates(file)
-    assert states.load("b") is None
-    test = DriftTest(np.linspace(-1, 1, 50))
-    seen = np.array([2**64 - 1, 0, 7], dtype=np.uint64)
-    for score in (0.1, 3.0, np.pi):
-        test.observe(score)
-        states.save("b", SavedDrift(test.state(), seen))
-    loaded = states.load("b")
-    assert loaded is not None
-    assert loaded.seen.tolist() == seen.tolist()
-    assert loaded.test.scores.tolist() == [0.1, 3.0, np.pi]
-    assert loaded.test.numbers == test.state().numbers
-    assert states.load("another") is None
+    assert states.load("b") == []
+    saved = [drift_of("key a", (0.1, 3.0, np.pi), [2**64 - 1, 0, 7]), drift_of("", (0.5,))]
+    states.save("b", [drift_of("key a", (0.1,))])
+    states.save("b", saved)
+    loaded = {one.caller: one for one in states.load("b")}
+    assert set(loaded) == {"key a", ""}
+    assert loaded["key a"].seen.tolist() == [2**64 - 1, 0, 7]
+    assert loaded["key a"].test == saved[0].test
+    assert states.load("another") == []
+
+
+def test_drift_that_was_saved_before_a_moment_is_not_loaded(file: Path) -> None:
+    states = DriftStates(file)
+    states.save("b", [drift_of("key a", (0.1,))])
+    assert states.load("b", since=time.time() + 60) == []
+    assert len(states.load("b", since=time.time() - 60)) == 1
+
+
+def test_the_callers_that_were_saved_last_are_loaded(file: Path) -> None:
+    states = DriftStates(file)
+    for caller in ("key a", "key b", "key c"):
+        states.save("b", [drift_of(caller, (0.1,))])
+    assert [one.caller for one in states.load("b", limit=2)] == ["key b", "key c"]
 
 
 def test_a_file_with_nothing_but_drift_holds_no_feedback(file: Path) -> None:
-    DriftStates(file).save("b", SavedDrift(DriftTest([0.0]).state(), np.empty(0, dtype=np.uint64)))
+    DriftStates(file).save("b", [drift_of("", ())])
     log = FeedbackLog(file)
     assert (len(log.pairs("origin").correct), log.pairs("origin").n_others) == (0, 0)
     assert log.summary("b") is None

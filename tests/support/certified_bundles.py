@@ -53,6 +53,7 @@ def calibration(of: Evidence = EVIDENCE, **changes: Any) -> Calibration:
         "order": "similarity",
         "uncertainties": np.arange(300) / 300,
         "outlier_scores": np.sort(np.random.default_rng(0).standard_normal(300)),
+        "absent_outlier_scores": np.sort(np.random.default_rng(1).normal(2, 1, 200)),
         "means": LabelMeans(np.eye(3, 2, dtype=np.float32)),
         "label_classes": np.full(3, 2, dtype=np.int8),
         "n_labels": np.array([0, 0, 3]),

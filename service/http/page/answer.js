@@ -22,7 +22,7 @@ export const verdictOf = ({ verdict }) => VERDICTS[verdict] ??
 export function byLine(answer, line) {
   const { verdict, results: [first], bundle: { calibration } } = answer;
   const decides = ["match", "ambiguous", "no_match"].includes(verdict) &&
-    calibration.status === "valid" && isNumber(first?.match_probability);
+    ["valid", "drifting"].includes(calibration.status) && isNumber(first?.match_probability);
   if (!isNumber(line) || !decides) return answer;
   const above = first.match_probability >= line;
   return { ...answer, line, verdict: above ? "match" : verdict === "match" ? "ambiguous" : verdict };
@@ -51,6 +51,8 @@ export function answerParts(served, question, tools) {
     auditPart(answer),
     calibration.status === "stale"
       ? el("p.warning", {}, el("b", {}, t`Out of date. `), said(calibration.reason)) : "",
+    calibration.status === "drifting"
+      ? el("p.warning", { "data-testid": "drifting" }, el("b", {}, t`Not guaranteed. `), said(calibration.reason)) : "",
     withheldPart(answer),
     ...query.image.warnings.map((text) => el("p.warning", {}, el("b", {}, t`Note. `), said(text))),
     el("div.evidence", {}, uncertaintyPart(query.uncertainty, calibration.n_queries),

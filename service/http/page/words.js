@@ -124,7 +124,7 @@ const ABSENT_FROM = {
 const SHARE_FROM = {
   request: t` (as was asked for)`,
   key: t` (as your key says)`,
-  estimated: t` (estimated from recent queries)`,
+  adopted: t` (as the operator of the gallery says)`,
 };
 
 /** For which share of images that show nothing in the gallery a probability is given, and why. */
@@ -139,7 +139,7 @@ export function estimateSentence({ estimated, interval, is_hint: isHint, used })
   if (!isNumber(estimated)) return "";
   const range = interval ? t` (${percent(interval[0])} to ${percent(interval[1])})` : "";
   return t`About ${percent(estimated)} of recent images${range} seem to show nothing that it holds` +
-    (isHint ? t`: a hint only, ${percent(used)} is reckoned with.` : ".");
+    (isHint ? t`: a hint only. Probabilities are for ${percent(used)}.` : t`. Probabilities are for ${percent(used)}.`);
 }
 
 export function outlierSentence({ p_value: p, alpha, flag, reason }, nQueries) {

@@ -18,7 +18,7 @@ from index_builder.metrics import auroc
 from model_store.bundles.manifest import Manifest
 from model_store.bundles.publish import publish
 from model_store.decision import DriftTest, ErrorTest, error_interval
-from model_store.drift_states import DriftStates, SavedDrift
+from model_store.drift_states import ALL_CALLERS, DriftStates, SavedDrift
 from model_store.feedback import FeedbackLog
 from tests.support.calibration_evidence import evidence
 from tests.support.certified_bundles import (
@@ -32,6 +32,7 @@ from tests.support.certified_bundles import (
     said,
 )
 from tests.support.decisions import said as decided
+from tests.support.narrowing import not_none
 
 
 def test_it_says_what_is_promised_and_on_what_evidence(certificate: Path) -> None:
@@ -145,10 +146,11 @@ def test_what_happened_since(certificate: Path, bundle: Path) -> None:
     log.ask(bundle.name, [(f"q{n:02}", "coin") for n in range(30)])
     for n in range(20):
         log.decide(decided(f"q{n:02}", item="coin", correct=n % 2 == 0, bundle=bundle.name))
-    test = DriftTest(calibration().outlier_scores.tolist())
+    test = not_none(DriftTest.of(calibration()))
     for _ in range(60):
-        test.observe(4.0)
-    DriftStates(log.path).save(bundle.name, SavedDrift(test.state(), np.zeros(0, np.uint64)))
+        test.observe(-4.0)
+    saved = SavedDrift(ALL_CALLERS, test.state(), np.zeros(0, np.uint64))
+    DriftStates(log.path).save(bundle.name, [saved])
 
     with_feedback = certified(cwd, bundle, "--key", "key", "--feedback", log.path)
     told = said(with_feedback)["since"]

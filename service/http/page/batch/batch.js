@@ -149,7 +149,7 @@ function batchView(entries, gallery, place, { stop, tooMany, within }) {
     const searched = entries.filter(({ answer, problem }) => answer || problem).length;
     const failed = entries.filter(({ problem }) => problem).length;
     const left = needing().length;
-    const stale = entries.find(({ answer }) => answer?.bundle.calibration.status === "stale");
+    const stale = entries.find(({ answer }) => ["stale", "drifting"].includes(answer?.bundle.calibration.status));
     outdated.textContent = stale
       ? t`Since then the calibration is out of date, and what was asked meanwhile is not accepted unseen. ${said(stale.answer.bundle.calibration.reason)}` : "";
     outdated.hidden = !stale;

@@ -25,7 +25,7 @@ const outcomeParts = (outcome) => el("ul.plain", { "data-testid": "outcome" },
   (outcome?.lines ?? []).map(({ severity, sentence }) =>
     el(severity === "fact" ? "li" : "li.warning", {}, said(sentence))));
 
-function origin({ status, n_queries: n, queries, absent, sources = [], written_at: at }, { reason }) {
+function origin({ status, n_queries: n, queries, absent, drift, sources = [], written_at: at }, { reason }) {
   const day = at && new Date(at).toLocaleDateString(language, { dateStyle: "long" });
   return [
     el("p", {}, t`Measured with ${count(n)} ${QUERIES[queries] ?? t`queries`}, each judged by a calibration that had not seen it.`,
@@ -34,7 +34,11 @@ function origin({ status, n_queries: n, queries, absent, sources = [], written_a
       day && ` ${t`Calibrated, or brought here, on ${day}.`}`),
     status === "stale"
       ? el("p.warning", {}, t`The calibration is out of date: what stands here is no promise.`, reason && ` ${said(reason)}`)
-      : el("p.note", { "data-testid": "drift" }, t`Queries since then are not seen to differ from these.`),
+      : status === "drifting" ? el("p.warning", { "data-testid": "drift" }, said(reason))
+        : drift?.reason ? el("p.note", { "data-testid": "drift" }, t`Whether queries since then differ from these is not tested.`)
+          : drift?.drifted ? el("p.warning", { "data-testid": "drift" }, t`Queries of all users together differ from these since then.`)
+            : el("p.note", { "data-testid": "drift" }, t`No difference between these and later queries was found.`),
+    drift?.n_alarmed ? el("p.note", {}, t`Users whose queries differ from these: ${count(drift.n_alarmed)}. Answers to them are not guaranteed.`) : "",
     absent && el("p.note", {}, absentSentence({ share: absent.used, origin: null, basis: absent.basis })),
   ];
 }
