@@ -1,4 +1,4 @@
-"""Which share of absent queries is used, who named it, and what is estimated from queries."""
+"""The share of absent queries that is used, its origin, and its estimate from served queries."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from starlette.testclient import TestClient
 
 from index_builder.datasets.digits import digits
 from model_store.bundles.bundle import Bundle
+from model_store.bundles.operator import OperatorSettings
 from model_store.decision import Absence, Assessment, Calibration, Decision, Verdict
+from model_store.decision.calibration import DEFAULT_ABSENT
 from model_store.retriever import Retriever
 from model_store.share_states import ShareStates
 from service.app import create_app
-from service.serving.absent_share import DIGITS, ESTIMATED_EVERY, AbsentShareWatch
+from service.serving.absent_share import ESTIMATED_EVERY, AbsentShareWatch
 from service.settings import Settings
 from tests.end_to_end.keys import KeysFile, bearer
 from tests.end_to_end.questions import search, search_batch, search_json, search_raw
 from tests.support.image_files import encoded
 from tests.support.local_client import LocalClient
+from tests.support.narrowing import not_none
 
 StartClient = Callable[..., TestClient]
 
@@ -63,60 +66,77 @@ def serve(watch: AbsentShareWatch, share: float, n: int = N_ENOUGH) -> None:
         watch.observe(decision(float(value)))
 
 
-class TestWhoIsHeard:
-    def test_the_request_before_the_key_before_the_owner_before_the_estimate(
-        self, bundle: Bundle
-    ) -> None:
-        owned = watch_of(bundle, expected=0.2)
-        serve(owned, 0.7)
-        assert owned.choose(0.9, 0.05) == (0.9, "request")
-        assert owned.choose(None, 0.05) == (0.05, "key")
-        assert owned.choose(None, None) == (0.2, "bundle")
-        nobodys = watch_of(bundle)
-        serve(nobodys, 0.7)
-        assert nobodys.choose(0.9, 0.05) == (0.9, "request")
-        assert nobodys.choose(None, 0.05) == (0.05, "key")
-        share, origin = nobodys.choose(None, None)
-        assert origin == "estimated"
-        assert share == pytest.approx(0.7, abs=0.05)
+class TestWhichShareIsUsed:
+    def test_request_before_key_before_operator_before_configuration(self, bundle: Bundle) -> None:
+        watch = watch_of(bundle, expected=0.2)
+        assert watch.choose(None, None) == (0.2, "bundle")
+        watch.operator = OperatorSettings(0.3, "2026-01-02T03:04:05+00:00")
+        assert watch.choose(None, None) == (0.3, "adopted")
+        assert watch.choose(None, 0.05) == (0.05, "key")
+        assert watch.choose(0.9, 0.05) == (0.9, "request")
+        assert (watch.state.adopted, watch.state.expected, watch.state.used) == (0.3, 0.2, 0.3)
 
-    def test_what_was_fitted_with_holds_until_enough_queries_were_served(
-        self, bundle: Bundle
-    ) -> None:
+    @pytest.mark.parametrize("expected", [None, 0.2])
+    def test_the_estimate_changes_no_share(self, bundle: Bundle, expected: float | None) -> None:
+        watch = watch_of(bundle, expected)
+        before = watch.choose(None, None)
+        serve(watch, 0.7)
+        assert watch.state.estimated == pytest.approx(0.7, abs=0.05)
+        assert watch.choose(None, None) == before
+        assert before == (DEFAULT_ABSENT if expected is None else expected, "bundle")
+
+    def test_there_is_no_estimate_until_enough_queries_were_served(self, bundle: Bundle) -> None:
         watch = watch_of(bundle)
-        assumed = calibration_of(bundle).default_share
-        for n_served in (0, ESTIMATED_EVERY):  # fewer than an estimate is made from
+        for n_served in (
+            0,
+            ESTIMATED_EVERY,
+            2 * ESTIMATED_EVERY,
+        ):  # fewer than an estimate is made from
             assert watch.state.n_served == n_served
             assert watch.state.estimated is None
             assert watch.state.interval is None
-            assert watch.choose(None, None) == (assumed, "bundle")
+            assert watch.state.warning is None
             serve(watch, 0.7, ESTIMATED_EVERY)
+        assert watch.state.estimated is not None
 
-    def test_an_estimate_beside_an_owner_s_share_is_shown_only(self, bundle: Bundle) -> None:
-        watch = watch_of(bundle, expected=0.2)
-        serve(watch, 0.7)
-        assert watch.state.estimated == pytest.approx(0.7, abs=0.05)
-        assert (watch.state.used, watch.state.is_hint) == (0.2, False)
-
-    @pytest.mark.parametrize("absence", ["hidden_labels", "hidden_trained_labels"])
-    def test_where_labels_were_hidden_the_estimate_is_used(
-        self, bundle: Bundle, absence: Absence
+    @pytest.mark.parametrize(
+        ("absence", "is_hint"),
+        [
+            ("absent_labels", False),
+            ("hidden_labels", False),
+            ("hidden_trained_labels", False),
+            ("near_misses_of_views", True),
+        ],
+    )
+    def test_the_estimate_is_a_hint_where_queries_were_views(
+        self, bundle: Bundle, absence: Absence, *, is_hint: bool
     ) -> None:
-        watch = watch_of(bundle, absence=absence)
-        serve(watch, 0.7)
-        assert not watch.state.is_hint
-        share, origin = watch.choose(None, None)
-        assert share == pytest.approx(0.7, abs=0.05)
-        assert origin == "estimated"
+        state = watch_of(bundle, absence=absence).state
+        assert (state.is_hint, state.basis) == (is_hint, absence)
 
-    def test_where_queries_were_views_the_estimate_is_a_hint(self, bundle: Bundle) -> None:
-        watch = watch_of(bundle, absence="near_misses_of_views")
-        serve(watch, 0.7)
-        state = watch.state
-        assert state.estimated == pytest.approx(0.7, abs=0.05)
-        assert (state.is_hint, state.basis) == (True, "near_misses_of_views")
-        assumed = calibration_of(bundle).default_share
-        assert (state.used, watch.choose(None, None)) == (assumed, (assumed, "bundle"))
+    def test_an_interval_without_the_share_in_use_is_a_warning(
+        self, bundle: Bundle, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        watch = watch_of(bundle, expected=0.2)
+        serve(watch, 0.2)
+        assert watch.state.warning is None
+        serve(watch, 0.9, 4 * N_ENOUGH)
+        assert "guarantees are for 0.2" in str(watch.state.warning)
+        assert "absent-share" in str(watch.state.warning)
+        logged = [one for one in caplog.records if one.message == "another share of absent queries"]
+        assert len(logged) == 1
+        assert not_none(watch.state.interval)[0] > 0.2
+        adopted = round(not_none(watch.state.estimated), 3)
+        watch.operator = OperatorSettings(adopted, "2026-01-02T03:04:05+00:00")
+        assert watch.state.warning is None
+
+    def test_fewer_absent_queries_than_stated_are_not_logged(
+        self, bundle: Bundle, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        watch = watch_of(bundle, expected=0.6)
+        serve(watch, 0.2)
+        assert watch.state.warning is not None
+        assert not caplog.records
 
 
 class TestTheEstimate:
@@ -129,19 +149,7 @@ class TestTheEstimate:
         assert state.interval is not None
         assert state.interval[0] <= state.estimated <= state.interval[1]
         assert state.estimated == pytest.approx(share, abs=0.05)
-        assert (state.used, state.n_served) == (round(state.estimated, DIGITS), N_ENOUGH)
-
-    def test_it_stays_between_rounds_so_that_equal_queries_get_equal_answers(
-        self, bundle: Bundle
-    ) -> None:
-        watch = watch_of(bundle)
-        serve(watch, 0.7)
-        before = watch.choose(None, None)
-        for _ in range(ESTIMATED_EVERY - 1):
-            watch.observe(decision(0.001))
-            assert watch.choose(None, None) == before
-        watch.observe(decision(0.001))
-        assert watch.choose(None, None)[0] < before[0]
+        assert state.n_served == N_ENOUGH
 
     def test_queries_of_another_kind_are_not_counted(self, bundle: Bundle) -> None:
         watch = watch_of(bundle)
@@ -202,7 +210,7 @@ class TestKept:
         after = second.get("/v1/galleries/digits/calibration").json()["absent"]
         assert after["n_served"] == before["n_served"] == len(absent)
         assert after["estimated"] == pytest.approx(before["estimated"], abs=0.02)
-        assert search(second, absent[0]).json()["absent"]["origin"] == "estimated"
+        assert search(second, absent[0]).json()["absent"]["origin"] == "bundle"
 
 
 @pytest.fixture(scope="module")
@@ -228,6 +236,14 @@ def of_gallery(bundle: Bundle, expected: float | None) -> Bundle:
     return replace(bundle, retriever=retriever)
 
 
+def same_bits(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether answers are equal, but for times and what only names the request."""
+    names = {"request_id", "timing_ms", "cache", "next_cursor"}
+    return {k: v for k, v in one.items() if k not in names} == {
+        k: v for k, v in other.items() if k not in names
+    }
+
+
 def gauges(client: TestClient) -> dict[str, float]:
     """The shares that Prometheus is told of."""
     text = client.get("/metrics").text
@@ -245,6 +261,7 @@ class TestServed:
         assert often["absent"] == {
             "share": 0.9,
             "origin": "request",
+            "adopted_at": None,
             "basis": "absent_labels",
         }
         ordered = [first_probability(answer) for answer in (often, usual, seldom)]
@@ -272,7 +289,7 @@ class TestServed:
         ]
         assert verdicts == ["match", "no_match"]
 
-    def test_the_request_is_heard_before_the_key_before_the_owner(
+    def test_the_share_of_the_request_comes_before_that_of_the_key(
         self, start: StartClient, bundle: Bundle, keys_file: KeysFile, digit: bytes
     ) -> None:
         client = start(of_gallery(bundle, 0.3), keys=keys_file.path)
@@ -307,7 +324,7 @@ class TestServed:
             r["match_probability"] for r in whole["results"]
         ]
 
-    def test_after_many_absent_queries_the_estimate_moves_all_answers(
+    def test_after_many_absent_queries_answers_are_as_before(
         self, start: StartClient, bundle: Bundle, digit: bytes, absent: list[bytes]
     ) -> None:
         client = start(of_gallery(bundle, None))
@@ -317,21 +334,42 @@ class TestServed:
         assert gauges(client) == {"vouch_absent_share": assumed}
         for image in absent:  # at so small an alpha none is out of distribution
             search(client, image, alpha=0.001)
-        after = search(client, digit).json()
+        assert same_bits(search(client, digit).json(), before)
         report = client.get("/v1/galleries/digits/calibration").json()["absent"]
-        assert after["absent"]["origin"] == "estimated"
-        assert after["absent"]["share"] == report["used"] == round(report["estimated"], DIGITS)
         assert report["interval"][0] <= report["estimated"] <= report["interval"][1]
-        assert report["used"] > 0.5
-        assert after["no_match_probability"] > before["no_match_probability"]
-        assert first_probability(after) < first_probability(before)
-        assert search(client, digit).json()["results"] == after["results"]
-        asked = search(client, digit, expected_absent=assumed).json()
-        assert asked["results"] == before["results"]
+        assert report["interval"][0] > report["used"] == assumed
+        assert f"guarantees are for {assumed:g}" in report["warning"]
         assert gauges(client) == {
-            "vouch_absent_share": report["used"],
+            "vouch_absent_share": assumed,
             "vouch_absent_share_estimated": report["estimated"],
+            "vouch_absent_share_lower": report["interval"][0],
+            "vouch_absent_share_upper": report["interval"][1],
         }
+
+    def test_an_adopted_share_moves_all_answers_until_it_is_taken_back(
+        self, start: StartClient, bundle: Bundle, digit: bytes, tmp_path: Path
+    ) -> None:
+        client = start(replace(of_gallery(bundle, None), root=tmp_path))
+        path, before = "/v1/galleries/digits/calibration/absent-share", search(client, digit).json()
+        adopted = client.post(path, json={"share": 0.6}).json()
+        assert (adopted["absent_share"], adopted["alarmed"]) == (0.6, [])
+        after = search(client, digit).json()
+        assert after["absent"] == {
+            "share": 0.6,
+            "origin": "adopted",
+            "adopted_at": adopted["adopted_at"],
+            "basis": "absent_labels",
+        }
+        asked = search(client, digit, expected_absent=0.6).json()
+        assert after["results"] == asked["results"]
+        report = client.get("/v1/galleries/digits/calibration").json()["absent"]
+        assert (report["used"], report["adopted"], report["expected"]) == (0.6, 0.6, None)
+        assert report["adopted_at"] == adopted["adopted_at"]
+        back = client.delete(path).json()
+        assert (back["absent_share"], back["adopted_at"]) == (before["absent"]["share"], None)
+        assert same_bits(search(client, digit).json(), before)
+        for wrong in (0, 1, "often", None):
+            assert client.post(path, json={"share": wrong}).status_code == 422
 
     def test_a_picture_that_is_sent_again_is_counted_once(
         self, client: TestClient, digit: bytes

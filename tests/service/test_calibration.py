@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle
 from model_store.retriever import Retriever
-from tests.end_to_end.questions import picture, search
+from tests.end_to_end.questions import search
 
 StartClient = Callable[..., TestClient]
 
