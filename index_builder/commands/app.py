@@ -111,6 +111,8 @@ app.command("certify", rich_help_panel=EVIDENCE)(certify.certify_command)
 app.command("verify", rich_help_panel=EVIDENCE)(certify.verify_command)
 app.command("reproduce", rich_help_panel=EVIDENCE)(reproduce.reproduce_command)
 app.command("doctor", rich_help_panel=OPERATIONS)(bundles.doctor_command)
+app.command("absent-share", rich_help_panel=OPERATIONS)(bundles.absent_share_command)
+app.command("acknowledge", rich_help_panel=OPERATIONS)(bundles.acknowledge_command)
 app.command("backup", rich_help_panel=OPERATIONS)(live.backup_command)
 app.command("restore", rich_help_panel=OPERATIONS)(live.restore_command)
 

@@ -20,7 +20,7 @@ from model_store.bundles.directory import (
     previous_id,
 )
 from model_store.bundles.manifest import read_manifest
-from model_store.errors import BundleNotFound
+from model_store.errors import BundleNotFound, UsageError
 
 DirectoryArgument = Annotated[Path, typer.Argument(help="The directory of bundles.")]
 
@@ -46,6 +46,39 @@ def activate_command(
     with working("verifying"), hold(bundle_directory(directory, bundle_id)):  # nobody removes it
         read_manifest(bundle_directory(directory, bundle_id))
         activate(directory, bundle_id)
+
+
+def absent_share_command(
+    directory: DirectoryArgument,
+    share: Annotated[
+        float | None,
+        typer.Argument(help="Share of queries without a match, above 0 and below 1."),
+    ] = None,
+    reset: Annotated[bool, typer.Option("--reset", help="Use the configured share again.")] = False,
+) -> None:
+    """Adopt the share of absent queries that a gallery's answers are for, or print it.
+
+    Running services follow within seconds. `GET /v1/galleries/GALLERY/calibration` says which share
+    the served queries suggest.
+    """
+    operator = importlib.import_module("model_store.bundles.operator")
+    if share is not None and reset:
+        raise UsageError("A share and --reset were both given. Give one of them.")
+    if share is None and not reset:
+        settings = operator.read_operator(directory)
+    else:
+        settings = operator.change_operator(directory, lambda now: now.with_share(share))
+    print("configured" if settings.absent_share is None else f"{settings.absent_share:g}")
+
+
+def acknowledge_command(directory: DirectoryArgument) -> None:
+    """End the drift alarms of a gallery, and begin the tests again; services follow in seconds.
+
+    Where queries go on to differ from the calibration queries, the alarms come back: run
+    `vouch-build calibrate` with queries like them.
+    """
+    operator = importlib.import_module("model_store.bundles.operator")
+    operator.change_operator(directory, operator.OperatorSettings.acknowledged)
 
 
 def sign_command(

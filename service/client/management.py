@@ -105,6 +105,24 @@ class GalleryManagement:
         """End it, and return for the last time what came of it."""
         return self._ask(self._build("DELETE", path_of(gallery, "shadow")), schemas.ShadowReport)
 
+    def adopt_absent_share(self, gallery: str, share: float | None) -> schemas.OperatorDecision:
+        """Use another share of absent queries where neither request nor key names one.
+
+        Parameters
+        ----------
+        share : above 0 and below 1; None for the configured one.
+        """
+        path = path_of(gallery, "calibration", "absent-share")
+        if share is None:
+            return self._ask(self._build("DELETE", path), schemas.OperatorDecision)
+        said = schemas.AdoptedShare(share=share)
+        return self._send("POST", path, said, schemas.OperatorDecision)
+
+    def acknowledge_drift(self, gallery: str) -> schemas.OperatorDecision:
+        """End all alarms of drift of a gallery, and begin the tests again."""
+        path = path_of(gallery, "calibration", "acknowledge")
+        return self._ask(self._build("POST", path), schemas.OperatorDecision)
+
     def usage(self) -> schemas.Usage:
         """Return what the client's key may do, and how much of it is used."""
         return self._ask(self._build("GET", "/v1/usage"), schemas.Usage)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,11 @@ from index_builder.commands.app import app
 from index_builder.configuration.signing import signing_key
 from model_store.bundles.directory import activate, current_id, locate
 from model_store.bundles.manifest import MANIFEST_FILE, Manifest, read_manifest
+from model_store.bundles.operator import read_operator
 from model_store.bundles.publish import publish
 from model_store.bundles.retention import prune
 from model_store.bundles.signatures import require_signature
-from model_store.errors import BundleNotFound, BundleTampered, SigningKeyError
+from model_store.errors import BundleNotFound, BundleTampered, ConfigError, SigningKeyError, UsageError
 from model_store.signing import new_key, read_public_key
 from tests.support.narrowing import not_none
 
@@ -48,6 +50,21 @@ def test_back_forth_and_listed(root: Path) -> None:
     assert listed(root) == {ids[0]: "current", ids[1]: "", ids[2]: "previous"}
     assert run("rollback", root).stdout.strip() == ids[2] == current_id(root)
     assert listed(root) == {ids[0]: "previous", ids[1]: "", ids[2]: "current"}
+
+
+def test_absent_share_is_adopted_printed_and_reset(root: Path) -> None:
+    assert run("absent-share", root).stdout.strip() == "configured"
+    assert run("absent-share", root, 0.2).stdout.strip() == "0.2"
+    assert run("absent-share", root).stdout.strip() == "0.2"
+    assert read_operator(root).absent_share == 0.2
+    assert run("absent-share", root, "--reset").stdout.strip() == "configured"
+    assert isinstance(run("absent-share", root, 1.5).exception, ConfigError)
+    assert isinstance(run("absent-share", root, 0.2, "--reset").exception, UsageError)
+
+
+def test_acknowledge_is_written_for_services(root: Path) -> None:
+    assert run("acknowledge", root).exit_code == 0
+    assert read_operator(root).acknowledged_at == pytest.approx(time.time(), abs=60)
 
 
 def test_one_that_is_verified_to_be_activated_is_not_removed_meanwhile(

@@ -90,7 +90,7 @@ def test_no_text_says_that_queries_were_held_out_where_views_may_be_made_up(
 def test_every_operation_has_a_name_a_summary_and_a_description(document: dict[str, Any]) -> None:
     found = [operation for *_, operation in operations(document)]
     names = [operation["operationId"] for operation in found]
-    assert len(names) == len(set(names)) == 53
+    assert len(names) == len(set(names)) == 56
     assert all(re.fullmatch("[a-z]+(_[a-z]+){0,2}", name) for name in names)
     assert all(operation["summary"] and operation["description"] for operation in found)
 
@@ -107,6 +107,7 @@ UPLOADS = {
 JSON_BODIES = {"search_json", "search_vector", "search_text", "decide", "give_feedback"}
 JSON_BODIES |= {"lease_review_cases", "import_decisions", "enrol_unknown"}
 JSON_BODIES |= {"create_gallery", "describe_gallery", "rename_gallery", "start_shadow"}
+JSON_BODIES |= {"adopt_absent_share"}
 
 
 def test_an_upload_is_typed_for_generators_old_and_new(document: dict[str, Any]) -> None:
@@ -195,6 +196,12 @@ def ask_with_text(gallery: str, text: str, client: TestClient) -> httpx2.Respons
 
 def shadow(client: TestClient, gallery: str, bundle_id: object) -> httpx2.Response:
     return client.put(f"/v1/galleries/{gallery}/shadow", json={"bundle_id": bundle_id})
+
+
+def calibrated(method: str, rest: str, gallery: str = "digits", **sent: Any) -> Ask:
+    """Decide on a gallery's calibration as its operator."""
+    path = f"/v1/galleries/{gallery}/calibration/{rest}"
+    return lambda client: client.request(method, path, **sent)
 
 
 def review(method: str, rest: str = "", gallery: str = "digits", **sent: Any) -> Ask:
@@ -468,6 +475,15 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("start_shadow", "422"): ask(shadow, "digits", 1),
     ("get_shadow", "404"): lambda client: client.get("/v1/galleries/digits/shadow"),
     ("end_shadow", "404"): lambda client: client.delete("/v1/galleries/digits/shadow"),
+    ("adopt_absent_share", "200"): calibrated("POST", "absent-share", json={"share": 0.05}),
+    ("adopt_absent_share", "404"): calibrated("POST", "absent-share", "none", json={"share": 0.05}),
+    ("adopt_absent_share", "413"): calibrated("POST", "absent-share", json={"x": "x" * 100_000}),
+    ("adopt_absent_share", "415"): calibrated("POST", "absent-share", content=b"x", headers=TEXT),
+    ("adopt_absent_share", "422"): calibrated("POST", "absent-share", json={"share": 1}),
+    ("reset_absent_share", "200"): calibrated("DELETE", "absent-share"),
+    ("reset_absent_share", "404"): calibrated("DELETE", "absent-share", "none"),
+    ("acknowledge_drift", "200"): calibrated("POST", "acknowledge"),
+    ("acknowledge_drift", "404"): calibrated("POST", "acknowledge", "none"),
     ("drop_gallery", "422"): lambda client: client.delete("/v1/galleries/none"),
     ("get_usage", "200"): lambda client: client.get("/v1/usage"),
     ("livez", "200"): lambda client: client.get("/livez"),
@@ -590,6 +606,7 @@ def test_what_is_documented_is_what_is_tried(document: dict[str, Any]) -> None:
     more = {"activate_bundle", "rollback_bundle", "compact_gallery", "forget_review_case"}
     more |= {"put_item", "put_items", "delete_item", "metrics", "enrol_unknown"} | REVIEWS
     more |= {"start_shadow", "get_shadow", "end_shadow"}
+    more |= {"adopt_absent_share", "reset_absent_share", "acknowledge_drift"}
     more |= {"create_gallery", "describe_gallery", "rename_gallery", "drop_gallery"}
     assert {name for name, refusal in refusals if refusal == "403"} == more
 
@@ -724,6 +741,9 @@ def test_it_says_which_scope_is_needed_and_whether_a_key_is(
             "describe_gallery": "admin",
             "rename_gallery": "admin",
             "drop_gallery": "admin",
+            "adopt_absent_share": "admin",
+            "reset_absent_share": "admin",
+            "acknowledge_drift": "admin",
             "start_shadow": "admin",
             "get_shadow": "admin",
             "end_shadow": "admin",
