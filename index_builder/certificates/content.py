@@ -102,17 +102,17 @@ def _valid_while(calibration: Calibration) -> list[str]:
         "named here."
     )
     drift = (
-        "They do not hold while the drift test of the service fires: served queries are then no "
-        "longer such as the calibration queries. In each of its periods it fires in vain with "
-        "probability 1/100 at most."
+        "They do not hold for a caller while the drift test of the service fires: the caller's "
+        "queries then differ from the calibration queries, matched and absent, of whichever share."
     )
     errors = (
         "They end when reviews of matches drawn at random show that more than "
         f"{calibration.max_error:g} of the matches are wrong."
     )
     absent = (
-        f"They are for a share of {share:g} absent queries. For another share the service computes "
-        "other promises from the same calibration queries."
+        f"They are for a share of {share:g} absent queries, unless a request, its key or the "
+        "operator names another: then the service computes other promises from the same "
+        "calibration queries. Served queries do not change the share."
     )
     return [gallery, drift, errors, absent]
 

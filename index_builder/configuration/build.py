@@ -269,8 +269,8 @@ class CalibrationConfig(Section):
         examples=[0.02],
         gt=0,
         lt=1,
-        description="Share of absent queries among in-distribution queries. Left out: 0.05 at "
-        "first, then estimated from the queries that are served.",
+        description="Share of absent queries among in-distribution queries, which probabilities "
+        "and guarantees are for. Left out: 0.05.",
     )
     order: Order = Field(
         "similarity",

@@ -30,7 +30,7 @@ import numpy as np
 from tests.benchmarks import outlier_regret
 from tests.benchmarks.outlier_worlds import WORLDS as OUTLIER_WORLDS
 from tests.benchmarks.promises.catalogue import ORDINARY, WORLDS, spec_of
-from tests.benchmarks.promises.drift import CHANGES, alarms
+from tests.benchmarks.promises.drift import CHANGES, SHARES, alarms
 from tests.benchmarks.promises.filtered import measure_filters
 from tests.benchmarks.promises.measures import Record, means, measure
 from tests.benchmarks.promises.oracles import ORACLES
@@ -88,7 +88,7 @@ def tasks(options: argparse.Namespace) -> Iterator[Task]:
     for seed in range(options.first, options.repetitions):
         for spec in WORLDS:
             yield "world", spec.name, seed
-    for change in CHANGES:
+    for change in (*SHARES, *CHANGES):
         for n in DRIFT_CALIBRATIONS:
             for seed in range(0, options.drift_seeds, AT_ONCE):
                 yield "drift", f"{change} {n}", seed
@@ -193,11 +193,19 @@ def reduced(records: dict[tuple[str, str], list[Record]]) -> tuple[Record, dict[
                 "found": len(after) / len(found),
                 "median_delay": float(np.median(after)) if after else None,
             }
-    if "spread 100" in drift:
-        numbers["drift_spread_found"] = drift["spread 100"]["found"]
-    calm = [one["found"] for name, one in drift.items() if name.startswith("none")]
+    for number, case in (
+        ("drift_spread_found", "spread 100"),
+        ("drift_spread_found_300", "spread 300"),
+    ):
+        if case in drift:
+            numbers[number] = drift[case]["found"]
+    calm = [
+        np.mean([one["found"] for name, one in drift.items() if name.rsplit(" ", 1)[0] == case])
+        for case in SHARES
+        if any(name.rsplit(" ", 1)[0] == case for name in drift)
+    ]
     if calm:  # of each number of calibration queries there are as many
-        numbers["drift_false_alarms"] = float(np.mean(calm))
+        numbers["drift_false_alarms"] = float(max(calm))
     regrets = {name: found for (kind, name), (found, *_) in records.items() if kind == "outliers"}
     if regrets:
         numbers["outlier_regret"] = max(one["outlier_regret"] for one in regrets.values())

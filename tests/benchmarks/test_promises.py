@@ -243,5 +243,5 @@ def test_a_forecast_is_compared_with_the_number_from_which_most_calibrations_pro
 
 
 def test_a_shift_by_half_a_deviation_is_found_and_no_change_is_not() -> None:
-    assert alarms("half_deviation", 300, 0)["found"]
-    assert not alarms("none", 300, 0)["found"]
+    assert alarms("spread", 300, 0)["found"]
+    assert not alarms("share 0.2", 300, 0)["found"]

@@ -292,15 +292,15 @@ def served_share(
     share: float,
     generator: np.random.Generator,
 ) -> float | None:
-    """Estimate the share of absent queries from served ones, as the service does.
+    """Estimate the share of absent queries from served ones, as an operator may adopt it.
 
     Where test queries are few, some are served more than once.
 
     Returns
     -------
-    None where the service would use none.
+    None where the estimate is only a hint.
     """
-    if not calibration.follows_estimate:
+    if calibration.estimate_is_hint:
         return None
     n_absent = generator.binomial(N_SERVED, share)
     served = np.r_[

@@ -26,6 +26,7 @@ WANTED = {
     "error_after_feedback": "≤ 0.055",
     "outlier_regret": "≤ 0.08",
     "drift_spread_found": "≥ 0.80",
+    "drift_spread_found_300": "≥ 0.85",
     "drift_false_alarms": "≤ 0.01",
     "planner_ratio_lowest": "≥ 0.7",
     "planner_ratio_highest": "≤ 1.3",
