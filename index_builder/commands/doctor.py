@@ -26,6 +26,7 @@ from model_store.bundles.changes import changes_path
 from model_store.bundles.directory import CURRENT_FILE, bundle_directory, bundle_ids, current_id
 from model_store.bundles.manifest import MANIFEST_FILE, read_manifest
 from model_store.decision import outcome_of
+from model_store.decision.drift import NOT_TESTED
 from model_store.errors import PointerUnreadable, VouchError
 from model_store.files import lock_between_processes
 from model_store.gallery import ChangesFile
@@ -215,6 +216,8 @@ def _bundle(directory: Path, *, with_outcome: bool = True) -> Iterator[Finding]:
     )
     if retriever.stale is not None:
         yield Finding("note", f"bundle {name}: its calibration does not hold", retriever.stale)
+    if retriever.calibration is not None and retriever.calibration.absent_outlier_scores is None:
+        yield Finding("note", f"bundle {name}: drift is not tested", NOT_TESTED)
     if with_outcome:
         for line in outcome_of(retriever.calibration, opened.manifest.metrics).lines:
             yield Finding("good" if line.severity == "fact" else "note", line.sentence)

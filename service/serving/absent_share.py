@@ -18,9 +18,10 @@ ESTIMATED_EVERY = 50
 """Served queries after which the share is estimated anew."""
 
 OTHER_SHARE = (
-    "Served queries suggest a share of {lower:.2f} to {upper:.2f} absent queries (95 % interval); "
-    "probabilities and guarantees are for {used:g}. Send `expected_absent` with each request, or "
-    "adopt another share (`POST …/calibration/absent-share`)."
+    "Of the served queries that are not out of distribution, a share of {lower:.2f} to {upper:.2f} "
+    "seems to be absent (95 % interval); probabilities and guarantees are for {used:g}. Send "
+    "`expected_absent` with each request, or adopt another share "
+    "(`POST …/calibration/absent-share`)."
 )
 
 
