@@ -102,8 +102,9 @@ def _valid_while(calibration: Calibration) -> list[str]:
         "named here."
     )
     drift = (
-        "They do not hold for a caller while the drift test of the service fires: the caller's "
-        "queries then differ from the calibration queries, matched and absent, of whichever share."
+        "They do not hold for a caller while the drift test of the service fires for it: the "
+        "queries of that caller then differ from the calibration queries, whatever the share of "
+        "absent ones."
     )
     errors = (
         "They end when reviews of matches drawn at random show that more than "

@@ -16,7 +16,11 @@ from model_store.decision.calibration import Calibration
 
 ALARM = math.log(300)
 """Log capital at which the test fires. Densities are estimated, so that the bound of Ville (1939)
-holds about: in simulated streams of 1,000 queries at most 1 % fire in vain."""
+holds about: in simulated streams of 1,000 queries about 1 % or fewer fire in vain."""
+
+ENOUGH = 100
+"""Matched calibration queries below which the densities are less certain, and the test fires later:
+100 / n − 1 nats are added."""
 
 PERIOD = 10_000
 """Queries after which the test begins again: it loses its memory, and regains its power."""
@@ -255,6 +259,7 @@ class DriftTest:
 
     def __init__(self, reference: DriftReference) -> None:
         self._reference = reference
+        self._alarm = ALARM + (max(ENOUGH / reference.n - 1, 0) if reference.n else 0)
         self._alarmed_for = 0
         self._log_capital: float
         self._begin()
@@ -282,7 +287,7 @@ class DriftTest:
 
     def observe(self, outlier_score: float) -> None:
         """Count a served query."""
-        if self.n_served >= PERIOD or self._log_capital >= ALARM:
+        if self.n_served >= PERIOD or self._log_capital >= self._alarm:
             self._begin()
         place, n, t = bisect_left(self._reference.edges, outlier_score), self._reference.n, self._t
         factors = [of_bet[place] for of_bet in self._factors]
@@ -295,7 +300,7 @@ class DriftTest:
             self._learn(self._counts)
         self._log_capital = _log_mixture(self._present.log_capital, self._later.log_capital)
         self._alarmed_for = max(self._alarmed_for - 1, 0)
-        if self._log_capital >= ALARM:
+        if self._log_capital >= self._alarm:
             self._alarmed_for = max(CALM, 2 * self._t)
 
     def acknowledge(self) -> None:

@@ -497,8 +497,29 @@ def test_what_is_stale_gives_no_match_and_promises_nothing() -> None:
     assert decide(calibration(), query(), retrieved, TERMS).verdict == "match"
     stale = decide(calibration(), query(), retrieved, replace(TERMS, stale="It drifted."))
     assert (stale.verdict, stale.reason) == ("ambiguous", "It drifted.")
+    assert stale.guaranteed is False
     assert stale.result_set is not None
     assert (stale.result_set.promised_for, stale.result_set.shortfall) == ((), "It drifted.")
+
+
+def test_drift_keeps_the_verdict_without_the_guarantee() -> None:
+    retrieved, alien = found(0.99, 0.2, 0.1), query(outlier_score=1e6)
+    ordinary = decide(calibration(), query(), retrieved, TERMS)
+    assert (ordinary.verdict, ordinary.guaranteed) == ("match", True)
+    drifting = decide(calibration(), query(), retrieved, replace(TERMS, drift="It drifted."))
+    assert (drifting.verdict, drifting.reason) == ("match", "It drifted.")
+    assert drifting.guaranteed is False
+    assert drifting.match_probabilities is not None
+    assert ordinary.match_probabilities is not None
+    assert drifting.match_probabilities.tolist() == ordinary.match_probabilities.tolist()
+    assert drifting.result_set is not None
+    assert (drifting.result_set.promised_for, drifting.result_set.shortfall) == ((), "It drifted.")
+    flagged = decide(calibration(), alien, retrieved, replace(Terms(0.1), drift="It drifted."))
+    assert (flagged.verdict, flagged.reason) == ("out_of_distribution", "It drifted.")
+
+
+def test_nothing_is_guaranteed_without_calibration() -> None:
+    assert decide(None, query(), found(0.9), TERMS).guaranteed is False
 
 
 def test_an_alpha_that_can_flag_nothing_flags_nothing_and_says_so() -> None:
