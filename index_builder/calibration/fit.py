@@ -131,11 +131,19 @@ def fit_calibration(
         report={},
         hierarchy=gallery.rule.hierarchy,
         within=gallery.rule.within,
-        absent_outlier_scores=np.sort(next(part.scores for part in parts if part.absent)),
+        absent_outlier_scores=_absent_scores(queries, parts),
     )
     by_kind = {name: auroc(scores, ordinary) for name, scores in of_kinds.items()}
     measured = _measured(calibration, fitted.choices, fitted.examples) | {"outlier_auroc": by_kind}
     return replace(calibration, report=_described(queries, parts, fusion, measured))
+
+
+def _absent_scores(queries: CalibrationQueries, parts: Sequence[_Part]) -> Floats:
+    """Return the outlier scores of held-out absent queries and of withheld labels, sorted."""
+    kinds = queries.absent, queries.withheld
+    scores = [part.scores for part in parts if any(part.observed is one for one in kinds)]
+    ordered: Floats = np.sort(np.concatenate(scores))
+    return ordered
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ ANSWER: dict[str, Any] = {
     "gallery": "shoes",
     "verdict": "match",
     "reason": None,
+    "guaranteed": True,
     "no_match_probability": 0.04,
     "roll_up": None,
     "absent": {"share": 0.05, "origin": "request", "basis": "absent_labels"},

@@ -49,6 +49,14 @@ REPORT: dict[str, Any] = {
     "max_false_match_rate": None,
     "delta": 0.1,
     "absent": None,
+    "drift": {
+        "reason": None,
+        "n_served": 50,
+        "log_capital": 0.5,
+        "drifted": False,
+        "n_streams": 2,
+        "n_alarmed": 0,
+    },
     "order": "similarity",
     "sources": [],
     "matches": [FIRST],
@@ -121,6 +129,28 @@ def test_it_says_when_and_with_what_and_whether_that_still_holds(shown: Shown) -
     shown.found("open-report").click()
     expect(shown.found("believe")).to_contain_text("what stands here is no promise. It drifted.")
     expect(shown.found("drift")).to_have_count(0)
+
+
+@pytest.mark.parametrize(
+    ("status", "changes", "words"),
+    [
+        ("drifting", {}, "Your queries differ."),
+        ("valid", {"drifted": True}, "Queries of all users together differ"),
+        ("valid", {"reason": "No scores."}, "is not tested"),
+    ],
+)
+def test_drift_is_described(
+    shown: Shown, status: str, changes: dict[str, Any], words: str
+) -> None:
+    state = {**CALIBRATION, "status": status, "reason": "Your queries differ."}
+    shown.gallery = {**GALLERY, "bundle": {"calibration": state}}
+    opened(shown, status=status, drift={**REPORT["drift"], **changes})
+    expect(shown.found("drift")).to_contain_text(words)
+
+
+def test_users_with_an_alarm_are_counted(shown: Shown) -> None:
+    opened(shown, drift={**REPORT["drift"], "n_alarmed": 3})
+    assert "Users whose queries differ from these: 3." in said(shown, "believe")
 
 
 def test_views_are_called_made_up(shown: Shown) -> None:

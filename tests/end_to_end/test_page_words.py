@@ -242,7 +242,8 @@ ESTIMATES = [
     ({"estimated": None}, ""),
     (
         {"estimated": 0.3, "interval": None, "is_hint": True, "used": 0.05},
-        "About 30 % of recent images seem to show nothing: a hint only, 5 % is reckoned with.",
+        "About 30 % of recent images seem to show nothing: a hint only. Probabilities "
+        "are for 5 %.",
     ),
 ]
 

@@ -255,11 +255,11 @@ class TestStreams:
         watch = self.watch(bundle)
         for place in range(N_UNUSUAL):
             watch.observe(f"{place:016x}", 99.0 + place, "key alarmed")
-        assert watch.report.alarmed == ("key alarmed",)
+        assert "key alarmed" in watch.report.alarmed
         for place in range(MAX_STREAMS):
             watch.observe(f"{1000 + place:016x}", 0.0, f"key {place}")
         assert watch.report.n_streams == MAX_STREAMS
-        assert watch.report.alarmed == ()
+        assert not watch.report.alarmed
         assert watch.report.n_served > 0
 
     def test_what_was_saved_is_restored(self, bundle: Bundle) -> None:

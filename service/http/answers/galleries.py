@@ -207,8 +207,15 @@ def _matches(
 
 def _drift(lease: Lease) -> schemas.DriftReport:
     """Describe the drift tests without naming callers."""
-    fields = asdict(lease.watch.drift.report)
-    return schemas.DriftReport(n_alarmed=len(fields.pop("alarmed")), **fields)
+    report = lease.watch.drift.report
+    return schemas.DriftReport(
+        reason=report.reason,
+        n_served=report.n_served,
+        log_capital=report.log_capital,
+        drifted=report.drifted,
+        n_streams=report.n_streams,
+        n_alarmed=len(report.alarmed),
+    )
 
 
 def operator_decision(

@@ -29,10 +29,10 @@ CHANGES: dict[str, Change] = {
 """What becomes of standard normal outlier scores, of which a fifth are of absent queries."""
 
 SHARES: dict[str, Callable[[NDArray[np.int64]], Floats]] = {
-    "share 0": lambda place: 0.0 * place,
-    "share 0.05": lambda place: 0.0 * place + 0.05,
-    "share 0.2": lambda place: 0.0 * place + 0.2,
-    "share 0.5": lambda place: 0.0 * place + 0.5,
+    "share 0": lambda place: np.full(len(place), 0.0),
+    "share 0.05": lambda place: np.full(len(place), 0.05),
+    "share 0.2": lambda place: np.full(len(place), 0.2),
+    "share 0.5": lambda place: np.full(len(place), 0.5),
     "share 0, then 0.5": lambda place: np.where(place < N_SERVED // 2, 0.0, 0.5),
 }
 """Shares of absent queries by the place in the stream: no drift."""
