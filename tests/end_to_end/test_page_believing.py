@@ -139,9 +139,7 @@ def test_it_says_when_and_with_what_and_whether_that_still_holds(shown: Shown) -
         ("valid", {"reason": "No scores."}, "is not tested"),
     ],
 )
-def test_drift_is_described(
-    shown: Shown, status: str, changes: dict[str, Any], words: str
-) -> None:
+def test_drift_is_described(shown: Shown, status: str, changes: dict[str, Any], words: str) -> None:
     state = {**CALIBRATION, "status": status, "reason": "Your queries differ."}
     shown.gallery = {**GALLERY, "bundle": {"calibration": state}}
     opened(shown, status=status, drift={**REPORT["drift"], **changes})

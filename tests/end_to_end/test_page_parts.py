@@ -111,7 +111,7 @@ def test_numbers_and_names_are_put_into_words_at_their_bounds(shared: Shown) -> 
     )
     absent = {"share": 0.05, "origin": "adopted", "basis": "hidden_labels"}
     said = words("absentSentence", absent)
-    assert "(estimated from recent queries). Judged by images whose own" in said
+    assert "(as the operator of the gallery says). Judged by images whose own" in said
     decisions = {"is": "It is “a”.", "wrong": "It is not “a”.", "none": "It is none of these."}
     for kind, said in decisions.items():
         assert words("decisionSentence", {"kind": kind, "item": {"label": None, "id": "a"}}) == said
@@ -194,7 +194,8 @@ def test_a_dialog_that_is_closed_is_gone(shared: Shown) -> None:
         ({"bundle": {"calibration": {**CALIBRATION, "status": "missing"}}}, {},
          "1,500 items, not calibrated. First"),
         ({}, {"absent": {"estimated": 0.3, "interval": None, "is_hint": False, "used": 0.3}},
-         "87 %.\nAbout 30 % of recent images seem to show nothing that it holds. Probabilities are for 30 %.\nLabels"),
+         "87 %.\nAbout 30 % of recent images seem to show nothing that it holds. "
+         "Probabilities are for 30 %.\nLabels"),
         ({}, {"absent": {"estimated": None}}, "87 %.\nLabels"),
     ],
 )  # fmt: skip

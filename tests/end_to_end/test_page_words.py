@@ -242,8 +242,7 @@ ESTIMATES = [
     ({"estimated": None}, ""),
     (
         {"estimated": 0.3, "interval": None, "is_hint": True, "used": 0.05},
-        "About 30 % of recent images seem to show nothing: a hint only. Probabilities "
-        "are for 5 %.",
+        "About 30 % of recent images seem to show nothing: a hint only. Probabilities are for 5 %.",
     ),
 ]
 
