@@ -194,8 +194,8 @@ def test_a_dialog_that_is_closed_is_gone(shared: Shown) -> None:
         ({"bundle": {"calibration": {**CALIBRATION, "status": "missing"}}}, {},
          "1,500 items, not calibrated. First"),
         ({}, {"absent": {"estimated": 0.3, "interval": None, "is_hint": False, "used": 0.3}},
-         "87 %.\nAbout 30 % of recent images seem to show nothing that it holds. "
-         "Probabilities are for 30 %.\nLabels"),
+         ("87 %.\nAbout 30 % of recent images seem to show nothing that it holds. "
+          "Probabilities are for 30 %.\nLabels")),
         ({}, {"absent": {"estimated": None}}, "87 %.\nLabels"),
     ],
 )  # fmt: skip
