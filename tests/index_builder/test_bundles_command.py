@@ -17,7 +17,13 @@ from model_store.bundles.operator import read_operator
 from model_store.bundles.publish import publish
 from model_store.bundles.retention import prune
 from model_store.bundles.signatures import require_signature
-from model_store.errors import BundleNotFound, BundleTampered, ConfigError, SigningKeyError, UsageError
+from model_store.errors import (
+    BundleNotFound,
+    BundleTampered,
+    ConfigError,
+    SigningKeyError,
+    UsageError,
+)
 from model_store.signing import new_key, read_public_key
 from tests.support.narrowing import not_none
 

@@ -59,6 +59,7 @@ FROM_ENVIRONMENT = [
     ("max_batch_bytes", "1000", 1000),
     ("feedback", "/srv/feedback.sqlite3", Path("/srv/feedback.sqlite3")),
     ("audit_share", "0.2", 0.2),
+    ("on_drift", "withhold", "withhold"),
     ("shadow_share", "0.5", 0.5),
     ("review_reasons", "absent,random", ("absent", "random")),
     ("review_image", "original", "original"),
