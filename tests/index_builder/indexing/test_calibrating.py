@@ -225,7 +225,7 @@ def test_few_images_without_labels_are_refused(at: At, many: Path, tmp_path: Pat
     few.mkdir()
     for path in sorted((many / "1").iterdir())[:20]:
         (few / path.name).write_bytes(path.read_bytes())
-    with pytest.raises(CalibrationError, match=r"20 images to make queries of, copies .*; at least 50"):
+    with pytest.raises(CalibrationError, match=r"There are 20 images .*; at least 50"):
         index_collection(replace(at(few), calibrate=True))
 
 
