@@ -98,7 +98,8 @@ def parity_images(folder: Path | None, most: int = MOST_IMAGES) -> list[ParityIm
     if folder is None:
         return list(_sample_images())
     found: list[ParityImage] = []
-    files = [folder / name for name in image_files(folder, LeftOut())]
+    names = image_files(folder, LeftOut()) if folder.is_dir() else ()
+    files = [folder / name for name in names]
     for path in files[:: max(1, len(files) // most)]:
         data = path.read_bytes()
         try:
