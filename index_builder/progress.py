@@ -7,6 +7,7 @@ import shlex
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,27 +36,51 @@ error_console = Console(stderr=True)
 """Errors, which are printed always."""
 
 
-class _Wanted(logging.Filter):
-    """Lets warnings of Vouch pass, and errors of other libraries."""
+@dataclass
+class _Output:
+    """How much is shown, while a command runs."""
 
-    verbose = quiet = False
+    active: bool = False
+    verbose: bool = False
+    quiet: bool = False
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether a message is shown."""
-        own = record.name.partition(".")[0] in {"index_builder", "model_store"}
-        return self.verbose or record.levelno >= logging.ERROR or (own and not self.quiet)
+    def shows(self, logger: str, level: int) -> bool:
+        """Return whether a message is shown: warnings of Vouch are, and errors of others."""
+        if not self.active or self.verbose or level >= logging.ERROR:
+            return True
+        return logger.partition(".")[0] in {"index_builder", "model_store"} and not self.quiet
 
 
-_wanted = _Wanted()
+_output = _Output()
 
 
-def log_to_screen() -> None:
-    """Show warnings of Vouch and errors of other libraries, until `set_output` says otherwise."""
-    _wanted.verbose = _wanted.quiet = console.quiet = False
+class _Logger(logging.Logger):
+    """A logger of a library, which may have handlers and a level of its own."""
+
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802 - logging's
+        """Return whether a message is worth making."""
+        return super().isEnabledFor(level) and _output.shows(self.name, level)
+
+
+@contextmanager
+def messages_shown() -> Iterator[None]:
+    """Show warnings of Vouch and errors of other libraries, until `set_output` says otherwise.
+
+    Libraries that are imported meanwhile follow, whatever they set up themselves.
+    """
+    _output.active, _output.verbose, _output.quiet, console.quiet = True, False, False, False
     handler = RichHandler(console=console, show_time=False, show_path=False)
-    handler.addFilter(_wanted)
+    handler.addFilter(lambda record: _output.shows(record.name, record.levelno))
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+    before = logging.getLoggerClass()
+    logging.setLoggerClass(_Logger)
     logging.captureWarnings(capture=True)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(capture=False)
+        logging.setLoggerClass(before)
+        _output.active = False
 
 
 def set_output(*, verbose: bool = False, quiet: bool = False) -> None:
@@ -67,15 +92,15 @@ def set_output(*, verbose: bool = False, quiet: bool = False) -> None:
     quiet : results and errors only.
     """
     if verbose:
-        _wanted.verbose = True
+        _output.verbose = True
         logging.root.setLevel(logging.INFO)
     if quiet:
-        _wanted.quiet = console.quiet = True
+        _output.quiet = console.quiet = True
 
 
 def is_verbose() -> bool:
     """Return whether more than usual is to be shown."""
-    return _wanted.verbose
+    return _output.verbose
 
 
 def say_what_is_next(bundles: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -31,7 +32,7 @@ from index_builder.commands.command_line import (
     QuietOption,
     VerboseOption,
 )
-from index_builder.progress import error_console, is_verbose, log_to_screen, set_output
+from index_builder.progress import error_console, is_verbose, messages_shown, set_output
 from model_store.errors import RequirementNotMet, UsageError, VouchError
 from model_store.memory import OF_INDEXING, tune_malloc
 from model_store.programs import version_line
@@ -126,44 +127,46 @@ def run(program: str) -> None:
     ------
     SystemExit : with the exit status.
     """
-    log_to_screen()
     tune_malloc(OF_INDEXING)
+    with messages_shown():
+        sys.exit(_status_of(program))
+
+
+def _status_of(program: str) -> int:
+    """Run a command; print why it cannot be done, and return its exit status."""
     try:
-        sys.exit(app(prog_name=program, standalone_mode=False) or 0)
+        return int(app(prog_name=program, standalone_mode=False) or 0)
     except typer.Abort:
-        sys.exit(1)
+        return 1
     except typer.TyperException as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
             typer.echo(error.format_message(), err=True)
-            sys.exit(2)
+            return 2
         context = getattr(error, "ctx", None)
-        hint = f"Try '{context.command_path} --help' for help." if context else ""
-        _refuse(error.format_message().replace("Value error, ", ""), error.exit_code, hint)
+        hints = [f"Try '{context.command_path} --help' for help."] if context else []
+        _explain(error.format_message().replace("Value error, ", ""), hints)
+        return error.exit_code
     except VouchError as error:
-        _refuse(str(error), _status_of(error), *getattr(error, "__notes__", ()))
+        _explain(str(error), getattr(error, "__notes__", []))
+        if isinstance(error, RequirementNotMet):
+            return 3
+        return 2 if isinstance(error, UsageError) else 1
     except OSError as error:
         if error.errno not in _OF_THE_DISK:
             raise
         where = f"{error.filename}: " if error.filename else ""
-        _refuse(
+        _explain(
             f"{where}{error.strerror}. Make room or give permission there, or name another "
-            "directory; then run the same command again.",
-            1,
+            "directory; then run the same command again."
         )
+        return 1
 
 
-def _status_of(error: VouchError) -> int:
-    """Return the exit status after an error; see `STATUSES`."""
-    if isinstance(error, RequirementNotMet):
-        return 3
-    return 2 if isinstance(error, UsageError) else 1
-
-
-def _refuse(why: str, status: int, *hints: str) -> None:
+def _explain(why: str, hints: Sequence[str] = ()) -> None:
+    """Print why a command cannot be done, and with --verbose where that was found."""
     if is_verbose():
         traceback.print_exc()
     # Escaped: a path or a table's name in brackets would be taken for markup.
     error_console.print(f"[red]error:[/red] {escape(why)}", highlight=False, soft_wrap=True)
-    for hint in filter(None, hints):
+    for hint in hints:
         error_console.print(hint, markup=False, highlight=False, soft_wrap=True)
-    sys.exit(status)

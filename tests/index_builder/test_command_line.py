@@ -177,9 +177,13 @@ def test_quiet_leaves_the_result_alone(digits_bundle: Path, tmp_path: Path) -> N
 
 LOGGING = """
 import logging, warnings
-from index_builder.progress import log_to_screen, set_output
-log_to_screen()
+from index_builder.progress import messages_shown, set_output
+shown = messages_shown()
+shown.__enter__()
 set_output(verbose={verbose}, quiet={quiet})
+hub = logging.getLogger("huggingface_hub")
+hub.addHandler(logging.StreamHandler())
+hub.setLevel(logging.INFO)
 logging.getLogger("huggingface_hub.utils").warning("retrying")
 warnings.warn("deprecated")
 logging.getLogger("onnxscript").info("optimised")
