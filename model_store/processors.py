@@ -1,8 +1,9 @@
-"""The processors this process may use: a container may get fewer than the machine has."""
+"""The processors this process may use, fewer than the machine's in a container; and their kind."""
 
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -22,6 +23,7 @@ PROVIDERS: Mapping[Provider, str] = {
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUP = Path("/proc/self/cgroup")
+_CPUINFO = Path("/proc/cpuinfo")
 
 
 def usable_processors(cgroups: Path = _CGROUPS, own: Path = _OWN_CGROUP) -> int:
@@ -36,6 +38,24 @@ def usable_processors(cgroups: Path = _CGROUPS, own: Path = _OWN_CGROUP) -> int:
     masked = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     quotas = [int(quota) for quota in _quotas(cgroups, own)]
     return max(1, min([masked or 1, *quotas]))
+
+
+def int8_sums_overflow(machine: str = platform.machine(), cpuinfo: Path = _CPUINFO) -> bool:
+    """Return whether sums of products of bytes may overflow 16 bits: on x86 without VNNI.
+
+    Parameters
+    ----------
+    machine, cpuinfo : the architecture, and the file where Linux lists what processors can do;
+        without it the answer is yes on x86.
+    """
+    if machine.lower() not in {"x86_64", "amd64"}:
+        return False
+    try:
+        text = cpuinfo.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return True
+    flags = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    return not {"avx512_vnni", "avx_vnni"} & set(flags.split())
 
 
 def _quotas(cgroups: Path, own: Path) -> list[float]:

@@ -1,8 +1,10 @@
 """The encoder in the box: MobileNetV2, trained on ImageNet, as an ONNX file of Vouch's contract.
 
-The graph is written node by node with `onnx.helper`, because torch takes seconds to import and to
-export. It computes what `vouch-build encoder --torchvision mobilenet_v2 --weights FILE.npz` writes:
-Sandler et al. 2018, up to the spatial mean of the last feature map.
+Sandler et al. 2018, up to the spatial mean of the last feature map: the network that `vouch-build
+encoder --torchvision mobilenet_v2 --weights FILE.npz` writes, with int8 weights and activations.
+ONNX Runtime computes all convolutions with integers, so an image has the same bits alone, in a
+batch, and on every processor. The graph is written node by node, because torch takes seconds to
+import and to export.
 """
 
 from __future__ import annotations
@@ -30,9 +32,50 @@ PREPROCESSING = Preprocessing(224, 224, "cover", resized_side=232)
 OPSET = 18
 IR_VERSION = 8
 
+RANGES: Mapping[str, float] = {
+    "features.1.conv.1": 22.0,
+    "features.2.conv.2": 21.3,
+    "features.3.conv.2": 26.3,
+    "features.3": 28.0,
+    "features.4.conv.2": 19.4,
+    "features.5.conv.2": 18.8,
+    "features.5": 22.0,
+    "features.6.conv.2": 17.6,
+    "features.6": 24.6,
+    "features.7.conv.2": 17.2,
+    "features.8.conv.2": 22.9,
+    "features.8": 22.8,
+    "features.9.conv.2": 12.9,
+    "features.9": 21.4,
+    "features.10.conv.2": 18.2,
+    "features.10": 22.2,
+    "features.11.conv.2": 12.9,
+    "features.12.conv.2": 10.4,
+    "features.12": 14.1,
+    "features.13.conv.2": 17.4,
+    "features.13": 20.6,
+    "features.14.conv.2": 11.5,
+    "features.15.conv.2": 8.72,
+    "features.15": 13.9,
+    "features.16.conv.2": 20.3,
+    "features.16": 30.3,
+    "features.17.conv.2": 9.77,
+}
+"""The largest magnitude that int8 holds of each projection, and of each sum of a block: of 100
+photographs of Caltech-101 one value in 10,000 is larger (`tests.benchmarks.bench_encoders`)."""
+
+RELU6 = 6.0
+"""The largest activation, which quantisation clips as ReLU6 does."""
+
 _N_BLOCKS = 17
 _STRIDED = {2, 4, 7, 14}
 """Numbers of the inverted residual blocks that halve height and width."""
+
+_HALF_RANGE = 127.5
+"""A pixel x is x / 127.5 − 1 for the network."""
+
+_ZERO = 128
+"""The number of uint8 that stands for 0 where values have both signs."""
 
 Weights = Mapping[str, NDArray[Any]]
 """The arrays of the .npz file by their names; see `ORIGIN.md`."""
@@ -48,7 +91,8 @@ def read_weights() -> Weights:
 def encoder_file(weights: Weights) -> bytes:
     """Return the content of the encoder's ONNX file; the same weights give the same bytes."""
     graph = _Graph(weights)
-    features, variance, mean = OUTPUT_NAMES[2], OUTPUT_NAMES[1], OUTPUT_NAMES[0]
+    mean, variance, features = OUTPUT_NAMES
+    # In float32: eight bits of a mean would tell images less apart.
     graph.add("GlobalAveragePool", [graph.feature_map()], "pooled")
     graph.add("Flatten", ["pooled"], features)
     graph.add("Identity", [features], mean)
@@ -76,37 +120,40 @@ def encoder_file(weights: Weights) -> bytes:
 
 @dataclass
 class _Graph:
-    """Nodes and constants of the network, in the order in which they are computed."""
+    """Nodes and constants of the network, in the order in which they are computed.
+
+    Each activation is quantised and dequantised: ONNX Runtime makes one integer operator of these
+    nodes and the convolution between them.
+
+    Attributes
+    ----------
+    scales : the step of each activation that is quantised, by its name.
+    """
 
     weights: Weights
     nodes: list[Any] = field(default_factory=list)
     constants: list[Any] = field(default_factory=list)
+    scales: dict[str, float] = field(default_factory=dict)
 
-    def add(self, operator: str, inputs: list[str], output: str, **attributes: Any) -> str:  # noqa: ANN401
+    def add(
+        self,
+        operator: str,
+        inputs: list[str],
+        output: str,
+        **attributes: Any,  # noqa: ANN401 - onnx's
+    ) -> str:
         """Add a node and return the name of its output."""
         self.nodes.append(helper.make_node(operator, inputs, [output], output, **attributes))
         return output
 
-    def constant(self, name: str, value: ArrayLike) -> str:
-        """Add a constant and return its name."""
-        self.constants.append(numpy_helper.from_array(np.asarray(value), name))
-        return name
-
     def feature_map(self) -> str:
         """Add everything from the images to the last feature map (B, 1280, 7, 7)."""
-        self.constant("zero", np.float32(0))
-        self.constant("six", np.float32(6))
-        last = self._convolved("features.0.0", self._standardised(), stride=2)
+        self._described("pixels", 1 / _HALF_RANGE, _ZERO)
+        self.add("Transpose", [INPUT_NAME], "pixels.q", perm=[0, 3, 1, 2])
+        last = self._convolved("features.0.0", "pixels", stride=2)
         for number in range(1, _N_BLOCKS + 1):
             last = self._block(f"features.{number}", last, 2 if number in _STRIDED else 1)
-        return self._convolved("features.18.0", last)
-
-    def _standardised(self) -> str:
-        """Add the nodes from uint8 (B, H, W, 3) to float32 (B, 3, H, W) in [−1, 1]."""
-        self.add("Transpose", [INPUT_NAME], "planes", perm=[0, 3, 1, 2])
-        self.add("Cast", ["planes"], "float", to=TensorProto.FLOAT)
-        self.add("Div", ["float", self.constant("half_range", np.float32(127.5))], "scaled")
-        return self.add("Sub", ["scaled", self.constant("one", np.float32(1))], "standardised")
+        return self._dequantised(self._convolved("features.18.0", last))
 
     def _block(self, block: str, last: str, stride: int) -> str:
         """Add an inverted residual block: expansion, depthwise convolution, projection."""
@@ -116,24 +163,60 @@ class _Graph:
             last = self._convolved(f"{block}.conv.0.0", last)
         last = self._convolved(f"{block}.conv.{int(expanded)}.0", last, stride)
         projection = f"{block}.conv.{1 + expanded}"
-        last = self._convolved(projection, last, activated=False)
+        last = self._convolved(projection, last)
         n_in = self.weights[f"{block}.conv.0.0.q"].shape[1 if expanded else 0]
-        if stride == 1 and n_in == len(self.weights[f"{projection}.q"]):
-            return self.add("Add", [taken, last], block)
-        return last
+        if stride > 1 or n_in != len(self.weights[f"{projection}.q"]):
+            return last
+        self.add("Add", [self._dequantised(taken), self._dequantised(last)], block)
+        return self._quantised(block)
 
-    def _convolved(self, layer: str, last: str, stride: int = 1, *, activated: bool = True) -> str:
-        """Add a convolution and, where it has one, its ReLU6."""
-        quantised = self.weights[f"{layer}.q"].astype(np.float32)
-        weight = quantised * self.weights[f"{layer}.scale"].reshape(-1, 1, 1, 1)
-        padding = [0, 0, 0, 0]
-        if quantised.shape[-1] == 3:  # TensorFlow pads a strided convolution at the end alone
-            padding = [1, 1, 1, 1] if stride == 1 else [0, 0, 1, 1]
+    def _convolved(self, layer: str, last: str, stride: int = 1) -> str:
+        """Add a convolution and its ReLU6, which a projection, one of `RANGES`, does not have."""
+        weight, scale = self.weights[f"{layer}.q"], self.weights[f"{layer}.scale"]
+        bias = self.weights[f"{layer}.bias"].astype(np.float64)
+        if last == "pixels":  # whose middle, 127.5, is none of the numbers of uint8
+            sums = (weight * scale.astype(np.float64).reshape(-1, 1, 1, 1)).sum((1, 2, 3))
+            bias += (_ZERO / _HALF_RANGE - 1) * sums
+        step = np.float32(self.scales[last]) * scale
         inputs = [
-            last,
-            self.constant(f"{layer}.weight", weight),
-            self.constant(f"{layer}.bias", self.weights[f"{layer}.bias"]),
+            self._dequantised(last),
+            self._of_channels(f"{layer}.weight", weight, scale),
+            self._of_channels(f"{layer}.bias", np.round(bias / step).astype(np.int32), step),
         ]
-        group = len(quantised) if quantised.shape[1] == 1 else 1
+        padding = [0, 0, 0, 0]
+        if weight.shape[-1] == 3:  # TensorFlow pads a strided convolution at the end alone
+            padding = [1, 1, 1, 1] if stride == 1 else [0, 0, 1, 1]
+        group = len(weight) if weight.shape[1] == 1 else 1
         self.add("Conv", inputs, layer, strides=[stride, stride], pads=padding, group=group)
-        return self.add("Clip", [layer, "zero", "six"], f"{layer}.6") if activated else layer
+        return self._quantised(layer)
+
+    def _quantised(self, name: str) -> str:
+        """Add the quantisation of an activation, and return its name."""
+        if name in RANGES:
+            self._described(name, RANGES[name] / (_ZERO - 1), _ZERO)
+        else:
+            self._described(name, RELU6 / 255, 0)
+        self.add("QuantizeLinear", [name, f"{name}.scale", f"{name}.zero"], f"{name}.q")
+        return name
+
+    def _dequantised(self, name: str) -> str:
+        """Add the dequantisation of an activation for one more operator that takes it."""
+        inputs = [f"{name}.q", f"{name}.scale", f"{name}.zero"]
+        return self.add("DequantizeLinear", inputs, f"{name}.{len(self.nodes)}")
+
+    def _of_channels(self, name: str, value: NDArray[Any], scale: NDArray[Any]) -> str:
+        """Add a quantised constant with one scale for each output channel."""
+        self._constant(f"{name}.q", value)
+        self._constant(f"{name}.scale", scale)
+        self._constant(f"{name}.zero", np.zeros(len(value), value.dtype))
+        inputs = [f"{name}.q", f"{name}.scale", f"{name}.zero"]
+        return self.add("DequantizeLinear", inputs, name, axis=0)
+
+    def _described(self, name: str, scale: float, zero: int) -> None:
+        """Add the scale of an activation, and the number of uint8 that stands for 0."""
+        self.scales[name] = scale
+        self._constant(f"{name}.scale", np.float32(scale))
+        self._constant(f"{name}.zero", np.uint8(zero))
+
+    def _constant(self, name: str, value: ArrayLike) -> None:
+        self.constants.append(numpy_helper.from_array(np.asarray(value), name))

@@ -122,7 +122,12 @@ def _write_encoder_in_the_box(target: Path) -> None:
 
 def _origin_in_the_box() -> dict[str, str]:
     """Return the origin of the encoder in the box: another release may write another graph."""
-    return {"name": ENCODER_IN_THE_BOX, "weights": WEIGHTS_SHA256, "vouch": installed_version()}
+    return {
+        "name": ENCODER_IN_THE_BOX,
+        "weights": WEIGHTS_SHA256,
+        "precision": "int8",
+        "vouch": installed_version(),
+    }
 
 
 def _export(target: Path, spec: str, door: Door, model: str, weights: str | None) -> None:

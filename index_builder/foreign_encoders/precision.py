@@ -77,7 +77,7 @@ def reduce_precision(
     images : (n, H, W, 3), which decide on the ranges of ``int8_static``.
     """
     # Seven bits of weights would suit x86 processors without VNNI, on which sums of eight may
-    # saturate; they cost MobileNetV2 a tenth of its recall everywhere.
+    # overflow (`int8_sums_overflow`); they cost MobileNetV2 a tenth of its recall everywhere.
     with TemporaryDirectory() as scratch:
         prepared = Path(scratch) / "prepared.onnx"
         if precision is Precision.float16:

@@ -1,4 +1,4 @@
-"""Encoders that were made elsewhere: what small numbers cost and gain, and what a posterior costs.
+"""Encoders that were made elsewhere, and the one in the box: what int8 and a posterior cost.
 
 **Precision.** MobileNetV2 at 224 px on Caltech-101, brought by `vouch-build encoder` once for each
 precision: images a second of the encoder alone (one thread, batches of 8, the precisions in turn,
@@ -11,7 +11,13 @@ indexed, one half of the other images calibrates (`calibrate --queries`), the ot
 around the labels' centres: what a fit costs does not depend on their values. Embedding is measured
 on 64 images and multiplied; each with all cores.
 
-    python -m tests.benchmarks.bench_encoders [precision | posterior]
+**Box.** The encoder in the box, whose activations and weights are int8, beside the same weights in
+float32, which `vouch-build encoder --torchvision` writes: CPU milliseconds for an image (one
+thread, batches of 1 and 8, in turns), the recall at 1 of each photograph among all others of
+Caltech-101 and of CUB, and the cosine between both. `ranges` are the constants that the int8
+encoder is written with, measured anew.
+
+    python -m tests.benchmarks.bench_encoders [precision | posterior | box]
 
 Reads VOUCH_DATA_DIR; writes build/bench-encoders.json. Some minutes each.
 """
@@ -34,23 +40,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from index_builder.configuration.photographs import encoder_config
 from index_builder.datasets import LabelledImages, Splits
 from index_builder.datasets.splits import QuerySet
+from index_builder.encoders.mobilenet_v2 import RANGES
+from index_builder.encoders.resolve import resolve_encoder
 from index_builder.pipeline.run import Run
 from index_builder.pipeline.steps import fit_step, train_step
 from index_builder.vectors.halves import OnnxTrunk
 from index_builder.vectors.store import VectorFile
-from model_store.encoder.onnx import OnnxEncoder
+from model_store.bundles.manifest import ENCODER_FILE
+from model_store.encoder.contract import INPUT_NAME
+from model_store.encoder.onnx import OnnxEncoder, open_graph
 from model_store.images import decode_image
 from model_store.processors import usable_processors
+from tests.support.float_activations import in_float
 
 RESULTS = Path("build") / "bench-encoders.json"
 DATA = Path(os.environ.get("VOUCH_DATA_DIR", "../shared/data"))
 WEIGHTS = DATA / "backbones" / "mobilenet_v2_imagenet_int8.npz"
 PHOTOGRAPHS = DATA / "caltech101_half" / "caltech101_50classes_short128_webp.zip"
+BIRDS = DATA / "cub_first10" / "cub200_2011_first10_short160_webp.zip"
 
 PRECISIONS = ("float32", "float16", "int8_dynamic", "int8_static")
 N_ROUNDS, BATCH, N_TIMED = 7, 8, 32
@@ -125,6 +138,63 @@ def _rates(scratch: Path, encoders: dict[str, OnnxEncoder]) -> dict[str, float]:
         for name, encoder in encoders.items():
             seconds[name].append(_seconds(lambda one=encoder: one.encode(images, BATCH)))  # type: ignore[misc]
     return {name: len(images) / statistics.median(taken) for name, taken in seconds.items()}
+
+
+def box(scratch: Path) -> dict[str, Any]:
+    """Measure the encoder in the box beside its weights in float32."""
+    arguments = ("--torchvision", "mobilenet_v2", "--weights", WEIGHTS, "--out", "float32")
+    _build("encoder", *arguments, where=scratch)
+    places = {"float32": scratch / "float32", "int8": resolve_encoder(None, scratch)}
+    encoders = {
+        name: OnnxEncoder(place / ENCODER_FILE, "cpu", threads=1) for name, place in places.items()
+    }
+    prepare = encoders["int8"].metadata.preprocessing
+    found: dict[str, Any] = {name: {} for name in encoders}
+    for part, archive in (("caltech", PHOTOGRAPHS), ("cub", BIRDS)):
+        with zipfile.ZipFile(archive) as file:
+            file.extractall(scratch / part)
+        paths = sorted((scratch / part).rglob("*.webp"))
+        labels = np.array([path.parent.name for path in paths])
+        images = np.stack([prepare(decode_image(path.read_bytes()).pixels) for path in paths])
+        directions = {name: one.encode(images, BATCH).directions for name, one in encoders.items()}
+        for name, rows in directions.items():
+            similarities = rows @ rows.T
+            np.fill_diagonal(similarities, -2)
+            right = labels[similarities.argmax(1)] == labels
+            found[name][f"{part}_recall_at_1"] = float(right.mean())
+        cosines = (directions["float32"] * directions["int8"]).sum(1)
+        found["int8"][f"{part}_smallest_cosine"] = float(cosines.min())
+        if part == "caltech":
+            kinds = np.unique(labels)[::2]
+            found["ranges"] = _ranges(places["int8"], images[np.isin(labels, kinds)][::5])
+            timed = images[:: len(images) // N_TIMED][:N_TIMED]
+    for name, place in places.items():
+        found[name]["megabytes"] = (place / ENCODER_FILE).stat().st_size / 1e6
+    for batch in (1, BATCH):
+        taken = defaultdict(list)
+        for _ in range(N_ROUNDS):
+            for name, encoder in encoders.items():
+                started = time.process_time()
+                encoder.encode(timed, batch)
+                taken[name].append((time.process_time() - started) * 1e3 / len(timed))
+        for name, milliseconds in taken.items():
+            found[name][f"cpu_ms_in_batches_of_{batch}"] = statistics.median(milliseconds)
+    return found
+
+
+def _ranges(encoder: Path, images: NDArray[np.uint8]) -> dict[str, float]:
+    """Return the magnitude that one value in 10,000 of each signed activation exceeds."""
+    model = in_float(onnx.load(encoder / ENCODER_FILE))
+    for name in RANGES:
+        value = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
+        model.graph.output.append(value)
+    session = open_graph(model.SerializeToString(), "cpu", threads=1)
+    values = defaultdict(list)
+    for start in range(0, len(images), BATCH):
+        outputs = session.run(list(RANGES), {INPUT_NAME: images[start : start + BATCH]})
+        for name, output in zip(RANGES, outputs, strict=True):
+            values[name].append(np.abs(output).ravel())
+    return {name: float(np.quantile(np.concatenate(one), 0.9999)) for name, one in values.items()}
 
 
 def posterior(scratch: Path) -> dict[str, Any]:
@@ -203,7 +273,7 @@ def _build(*arguments: object, where: Path) -> None:
 def main() -> None:
     """Measure what is named, or all, beside what was measured before."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parts = {"precision": precision, "posterior": posterior}
+    parts = {"precision": precision, "posterior": posterior, "box": box}
     parser.add_argument("part", nargs="?", choices=parts)
     asked = parser.parse_args().part
     found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}

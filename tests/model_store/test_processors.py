@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from model_store.processors import usable_processors
+from model_store.processors import int8_sums_overflow, usable_processors
 
 HAS = len(os.sched_getaffinity(0))
 
@@ -68,3 +68,24 @@ def test_where_the_kernel_shows_nothing_the_mask_counts(tmp_path: Path) -> None:
 def test_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     assert 1 <= usable_processors() <= HAS
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "wanted"),
+    [
+        ("x86_64", "flags\t\t: fpu avx2 avx512_vnni\n", False),
+        ("AMD64", "flags\t\t: fpu avx2 avx_vnni\n", False),
+        ("x86_64", "flags\t\t: fpu avx2 avx512f\n", True),
+        ("x86_64", "bugs\t\t: avx_vnni\n", True),
+        ("x86_64", None, True),
+        ("aarch64", "Features\t: asimd\n", False),
+        ("arm64", None, False),
+    ],
+)
+def test_int8_sums_overflow_on_x86_without_vnni(
+    machine: str, flags: str | None, wanted: bool, tmp_path: Path
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    if flags is not None:
+        cpuinfo.write_text(f"processor\t: 0\n{flags}")
+    assert int8_sums_overflow(machine, cpuinfo) is wanted

@@ -24,9 +24,12 @@ from index_builder.foreign_encoders.bundle import write_encoder
 from index_builder.foreign_encoders.choices import Door
 from index_builder.foreign_encoders.doors import DOORS, EncoderChoices
 from index_builder.foreign_encoders.parity import parity_images, prepared
+from model_store.encoder import onnx as onnx_encoder
 from model_store.encoder.contract import Encoder
 from model_store.encoder.onnx import OnnxEncoder
+from model_store.processors import int8_sums_overflow
 from tests.laws.encoder_laws import EncoderLaws
+from tests.support.float_activations import in_float
 
 PACKAGE = resources.files("index_builder.encoders")
 
@@ -54,23 +57,62 @@ class TestEncoderInTheBox(EncoderLaws):
         return box
 
 
-@pytest.mark.slow
-@pytest.mark.process
-def test_encoder_in_the_box_equals_the_export_by_torch(
-    box: OnnxEncoder, photographs: NDArray[np.uint8], tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> OnnxEncoder:
+    """The encoder that `vouch-build encoder` writes of the same weights, in float32."""
+    place = tmp_path_factory.mktemp("torch") / "encoder"
     choices = EncoderChoices(str(PACKAGE / WEIGHTS_FILE))
     source = DOORS[Door.torchvision]("mobilenet_v2", choices)
-    write_encoder(tmp_path / "torch", source, parity_images(None))
-    exported = OnnxEncoder(tmp_path / "torch" / "encoder.onnx", "cpu", threads=1)
-    assert box.metadata == exported.metadata
-    found, wanted = box.encode(photographs), exported.encode(photographs)
-    cosines = (found.directions * wanted.directions).sum(1)
-    assert cosines.min() >= 0.99999
-    for name in ("mean", "variance", "features"):
-        ours, theirs = getattr(found, name), getattr(wanted, name)
-        np.testing.assert_allclose(ours, theirs, atol=1e-5 * theirs.max())
-    assert (box.dim, box.n_features) == (N_FEATURES, N_FEATURES)
+    write_encoder(place, source, parity_images(None))
+    return OnnxEncoder(place / "encoder.onnx", "cpu", threads=1)
+
+
+@pytest.mark.slow
+@pytest.mark.process
+class TestBesideTheExportByTorch:
+    def test_weights_paddings_and_biases_are_those_of_torch(
+        self,
+        written: Path,
+        exported: OnnxEncoder,
+        photographs: NDArray[np.uint8],
+        tmp_path: Path,
+    ) -> None:
+        path = tmp_path / "float.onnx"
+        onnx.save(in_float(onnx.load(written)), path)
+        found = OnnxEncoder(path, "cpu", threads=1).encode(photographs)
+        wanted = exported.encode(photographs)
+        assert (found.directions * wanted.directions).sum(1).min() >= 0.99999
+        np.testing.assert_allclose(found.features, wanted.features, atol=0.01)
+
+    def test_quantised_activations_cost_little(
+        self, box: OnnxEncoder, exported: OnnxEncoder, photographs: NDArray[np.uint8]
+    ) -> None:
+        assert box.metadata == exported.metadata
+        assert (box.dim, box.n_features) == (N_FEATURES, N_FEATURES)
+        found, wanted = box.encode(photographs), exported.encode(photographs)
+        assert (found.directions * wanted.directions).sum(1).min() >= 0.99
+        np.testing.assert_array_equal(found.features, found.mean)
+        assert not found.variance.any()
+
+
+def test_encoder_in_the_box_gives_the_same_bits_where_int8_sums_overflow(
+    written: Path,
+    box: OnnxEncoder,
+    photographs: NDArray[np.uint8],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wanted = box.encode(photographs).features
+    for overflow in (True, False):
+        monkeypatch.setattr(onnx_encoder, "int8_sums_overflow", lambda answer=overflow: answer)
+        if not overflow and int8_sums_overflow():
+            continue
+        found = OnnxEncoder(written, "cpu", threads=1).encode(photographs).features
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_quantised_encoder_stays_on_the_cpu(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_encoder, "_is_offered", lambda _: pytest.fail("looked for a GPU"))
+    assert OnnxEncoder(written).provider == "CPUExecutionProvider"
 
 
 def test_encoder_in_the_box_gives_the_same_bits_in_any_batch(
