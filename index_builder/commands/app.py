@@ -148,9 +148,7 @@ def _status_of(program: str) -> int:
         return error.exit_code
     except VouchError as error:
         _explain(str(error), getattr(error, "__notes__", []))
-        if isinstance(error, RequirementNotMet):
-            return 3
-        return 2 if isinstance(error, UsageError) else 1
+        return {RequirementNotMet: 3, UsageError: 2}.get(type(error), 1)
     except OSError as error:
         if error.errno not in _OF_THE_DISK:
             raise

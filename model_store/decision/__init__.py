@@ -11,8 +11,8 @@ leads to, `roll_ups` where one above labels may lie, `result_sets` which items t
 match is among them, and `promises` all that is promised of a stream of queries. `calibration` holds
 the fitted whole; `verdict` decides; `drift` tests whether served queries still resemble those that
 were calibrated with, `staleness` says that the gallery is another, and `error_watch` how often a
-match is wrong, the first and the last by `betting`. Bounds of shares and of error rates are found by
-`crossing`. `outcome` puts into a few sentences what a calibration promises, and what it lacks.
+match is wrong, the first and the last by `betting`. `crossing` finds the bounds of shares and of
+error rates. `outcome` puts into a few sentences what a calibration promises, and what it lacks.
 """
 
 from model_store.decision.absent_share import ServedShare, ShareEstimate, estimate_absent_share
