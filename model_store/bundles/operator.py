@@ -1,0 +1,97 @@
+"""The file `OPERATOR`: decisions of a gallery's operator that hold for all its bundles."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from model_store.bundles.directory import ACTIVATION_LOCK
+from model_store.errors import ConfigError, PointerUnreadable
+from model_store.files import lock_between_processes, replacing
+
+OPERATOR_FILE = "OPERATOR"
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSettings:
+    """What the operator of a gallery decided.
+
+    Attributes
+    ----------
+    absent_share : share of absent queries that was adopted, in (0, 1); None for the configured one.
+    adopted_at : time of that, ISO 8601.
+    acknowledged_at : time of the last acknowledgement of drift, seconds since 1970; 0 for none.
+    """
+
+    absent_share: float | None = None
+    adopted_at: str | None = None
+    acknowledged_at: float = 0.0
+
+    def with_share(self, share: float | None) -> OperatorSettings:
+        """Return the same with another share; None takes back what was adopted.
+
+        Raises
+        ------
+        ConfigError : the share is not between 0 and 1.
+        """
+        if share is None:
+            return replace(self, absent_share=None, adopted_at=None)
+        if not 0 < share < 1:
+            raise ConfigError(f"A share of absent queries is above 0 and below 1, not {share:g}.")
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        return replace(self, absent_share=share, adopted_at=now)
+
+    def acknowledged(self) -> OperatorSettings:
+        """Return the same with drift acknowledged now."""
+        return replace(self, acknowledged_at=time.time())
+
+
+def read_operator(root: Path) -> OperatorSettings:
+    """Return what ``root/OPERATOR`` says; the defaults without such a file.
+
+    Raises
+    ------
+    PointerUnreadable : it cannot be read, or says something else.
+    """
+    try:
+        said = json.loads((root / OPERATOR_FILE).read_bytes())
+        share, at = said["absent_share"], said["adopted_at"]
+        settings = OperatorSettings(
+            None if share is None else float(share),
+            None if at is None else str(at),
+            float(said["acknowledged_at"]),
+        )
+        if share is None or 0 < settings.absent_share < 1:  # type: ignore[operator] # a number
+            return settings
+    except FileNotFoundError:
+        return OperatorSettings()
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise PointerUnreadable(
+        f"{OPERATOR_FILE} cannot be read, or names no share of absent queries. Remove it from the "
+        "directory of bundles, and adopt the share again."
+    )
+
+
+def change_operator(
+    root: Path, change: Callable[[OperatorSettings], OperatorSettings]
+) -> OperatorSettings:
+    """Change ``root/OPERATOR`` atomically, and return what it says now.
+
+    Raises
+    ------
+    OSError : the directory cannot be written to.
+    """
+    with lock_between_processes(root / ACTIVATION_LOCK):
+        try:
+            settings = read_operator(root)
+        except PointerUnreadable:
+            settings = OperatorSettings()  # it is written anew
+        settings = change(settings)
+        with replacing(root / OPERATOR_FILE) as staged:
+            staged.write_text(json.dumps(asdict(settings)) + "\n", encoding="ascii")
+    return settings
