@@ -140,7 +140,7 @@ class OutlierConfig(Section):
         "photographs", _OUTLIER_RULE, description="Other images than those for calibration."
     )
     n_images: int | None = derived(
-        None, "250 with a folder, else all", ge=1, description="Images of each of the two, at most."
+        None, "60 with a folder, else all", ge=1, description="Images of each of the two, at most."
     )
 
 

@@ -15,7 +15,7 @@ key that is left out          its value
 ``training.epochs``           0 where the last layer is the whitening of pretrained features, unless
                               [training] or ``posterior.method`` describes a training
 ``posterior.prior_chosen_by`` ``marginal_likelihood`` of such a layer without training
-``outliers``                  250 digits with a folder, none with vectors
+``outliers``                  60 digits with a folder, none with vectors
 ============================  ===================================================================
 
 All others have the default of their model.
@@ -54,7 +54,7 @@ VECTOR_SUFFIXES = frozenset({".npy", ".npz", ".parquet", ".arrow"})
 
 _OUTLIERS: Mapping[str, Mapping[str, Any]] = {
     # All 900 would take a trunk at 224 pixels as long as the photographs themselves.
-    "folder": {"calibration": "digits", "evaluation": "digits", "n_images": 250},
+    "folder": {"calibration": "digits", "evaluation": "digits", "n_images": 60},
     "vectors": {"calibration": "none", "evaluation": "none"},
 }
 

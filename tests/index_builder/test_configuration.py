@@ -51,7 +51,7 @@ def test_a_folder_alone_means_the_encoder_in_the_box_with_a_fitted_layer(tmp_pat
     assert (network.frozen, network.last_layer, network.embedding_dim) == (True, "whitening", 256)
     assert config.training.epochs == 0
     assert config.posterior.model_dump()["prior_chosen_by"] == "marginal_likelihood"
-    assert tuple(dict(config.outliers).values()) == ("digits", "digits", 250)
+    assert tuple(dict(config.outliers).values()) == ("digits", "digits", 60)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_network_table_decides_on_what_is_left_out(
     ("text", "wanted"),
     [
         (DIGITS, ("photographs", "photographs", None)),
-        ('[dataset]\npath = "p"\n[outliers]\nevaluation = "none"', ("digits", "none", 250)),
+        ('[dataset]\npath = "p"\n[outliers]\nevaluation = "none"', ("digits", "none", 60)),
         ('[dataset]\npath = "p"\n[outliers]\nn_images = 30', ("digits", "digits", 30)),
         ('[dataset]\npath = "p.npy"\n[network]\nencoder = "e"', ("none", "none", None)),
     ],
