@@ -148,7 +148,8 @@ def _status_of(program: str) -> int:
         return error.exit_code
     except VouchError as error:
         _explain(str(error), getattr(error, "__notes__", []))
-        return {RequirementNotMet: 3, UsageError: 2}.get(type(error), 1)
+        statuses: dict[type[VouchError], int] = {RequirementNotMet: 3, UsageError: 2}
+        return statuses.get(type(error), 1)
     except OSError as error:
         if error.errno not in _OF_THE_DISK:
             raise
