@@ -6,6 +6,7 @@
     steps          train, fit, export, publish
     command_line   help, -v, -q and Ctrl+C of all commands
     outcome        the outcome of a build, on the terminal and as JSON; --require
+    panels         the layout of help
     all_steps      all
     evidence       calibrate, evaluate
     unknown        unknown

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from index_builder.commands.panels import PANELS, VALUES
 from index_builder.progress import error_console, set_output
 from model_store.errors import UsageError
 from model_store.programs import INTERRUPTED
@@ -74,9 +75,11 @@ class Command(TyperCommand):
 
     def __init__(self, *args: Any, **settings: Any) -> None:  # noqa: ANN401 - typer's own
         super().__init__(*args, **settings)
-        for param in self.params:
+        shown: list[Any] = self.params
+        for param in shown:
+            param.metavar = param.metavar or VALUES.get(param.name)
             if param.param_type_name == "argument":
-                param.metavar = (param.metavar or param.name).upper()
+                param.metavar = param.metavar or param.name.upper()
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - private types
         """Write the help of the command."""
@@ -124,10 +127,12 @@ def help_of(command: Command | Group, ctx: Any) -> str:  # noqa: ANN401
     paragraphs = [f"{_heading('Usage')} {' '.join(usage)}", *_paragraphs(command.help, width)]
     if isinstance(command, Group):
         paragraphs += _commands(command, ctx, width)
-    panels: dict[str, list[Any]] = {"Arguments": arguments, "Options": []}
-    for param in shown:
-        if param.param_type_name == "option":
-            panels.setdefault(_panel_of(param), []).append(param)
+    options = {param.name: param for param in shown if param.param_type_name == "option"}
+    panels: dict[str, list[Any]] = {"Arguments": arguments}
+    for panel, names in PANELS.get(command.name or "", {}).items():
+        panels[panel] = [options.pop(name) for name in names if name in options]
+    for option in options.values():
+        panels.setdefault(_panel_of(option), []).append(option)
     common = panels.pop(GLOBAL_OPTIONS, [])
     for panel, params in {**panels, GLOBAL_OPTIONS: common}.items():
         if params:

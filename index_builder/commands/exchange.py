@@ -13,6 +13,7 @@ import typer
 from index_builder.configuration.signing import BUNDLE_KEYS_VARIABLE, trusted_keys
 from index_builder.progress import console, say_what_is_next, working
 from model_store.bundles.directory import locate
+from model_store.lists import as_list
 
 ADDRESS = "A directory of bundles, s3://BUCKET/PREFIX (or gs://, az://), or hf://OWNER/NAME."
 
@@ -64,10 +65,10 @@ def pull_command(
         ),
     ] = None,
     trust: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option(
-            help="A public key, one of which must have signed the bundle; may be repeated. "
-            f"[default: those of {BUNDLE_KEYS_VARIABLE}]"
+            help="Public keys, one of which must have signed the bundle. [default: those of "
+            f"{BUNDLE_KEYS_VARIABLE}]"
         ),
     ] = None,
     keep_current: Annotated[
@@ -83,7 +84,7 @@ def pull_command(
     from index_builder.exchange.pull import pull  # noqa: PLC0415
 
     root = directory or Path("bundles") / last_part(source)
-    keys = trusted_keys(trust or ())
+    keys = trusted_keys([Path(file) for file in as_list(trust or [])])
     with working("pulling"):
         pulled = pull(place_at(source), root, keys, activated=not keep_current)
     print(pulled)

@@ -20,7 +20,7 @@ app = CommandLine(help="Export and import the decisions of reviewers.")
 def export_command(
     kept: Kept,
     out: Annotated[Path, typer.Argument(help="A file to write, .csv or .jsonl.")],
-    gallery: Annotated[str, typer.Option(help="The name of the gallery.")],
+    gallery: Annotated[str, typer.Option(metavar="NAME", help="Name of the gallery.")],
 ) -> None:
     """Write all decisions on a gallery, oldest first, those that were taken back among them."""
     from model_store.feedback import FeedbackLog  # noqa: PLC0415 - slow

@@ -22,6 +22,7 @@ from model_store.errors import UsageError
 from model_store.gallery.filters.grammar import named_fields
 from model_store.gallery.index.plan import DEFAULT_SETTINGS, IndexSettings
 from model_store.images import MOST_PREVIEW_SIDE, THUMBNAIL_SIDE, ImageLimits
+from model_store.lists import as_list
 from model_store.processors import ProviderChoice, usable_processors
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ class IndexOptions:
         bool, typer.Option(help="Go on from what an interrupted run has embedded.")
     ] = True
     max_bad: Annotated[
-        str, typer.Option(help="Unreadable images to put up with: a share, or a number.")
+        str, typer.Option(help="Maximum number of unreadable images, or their share.")
     ] = "1%"
     strict: Annotated[bool, typer.Option("--strict", help="The same as --max-bad 0.")] = False
     dry_run: Annotated[
@@ -185,8 +186,8 @@ class IndexOptions:
     filter_field: Annotated[
         list[str] | None,
         typer.Option(
-            help="A field of the metadata to index for filters, such as brand.name; again for "
-            "each. [default: those that most items have]"
+            help="Fields of the metadata to index for filters, such as brand.name,year. [default: "
+            "those that most items have]"
         ),
     ] = None
     previews: Annotated[
@@ -228,7 +229,7 @@ class IndexOptions:
     def settings(self) -> IndexSettings:
         """The way in which the gallery will be searched."""
         budget = parse_bytes(self.memory_budget, "--memory-budget")
-        names = tuple(self.filter_field) if self.filter_field else None
+        names = tuple(as_list(self.filter_field)) if self.filter_field else None
         named_fields(names)
         return IndexSettings(
             self.index.value,

@@ -16,6 +16,7 @@ from typer.main import get_command
 
 from index_builder import progress
 from index_builder.commands.app import app
+from index_builder.commands.panels import PANELS
 from index_builder.indexing.workdir import LOCK_FILE
 from model_store.installation import installed_version
 from tests.support.build_command import Done, vouch_build
@@ -263,3 +264,23 @@ def test_ctrl_c_in_a_terminal_leaves_one_line(digits_bundle: Path, tmp_path: Pat
     # CPython ends by the signal itself where it came while a string was executed.
     assert indexing.returncode in {130, -signal.SIGINT}
     assert re.fullmatch(r"interrupted.*\n", said), said
+
+
+@pytest.mark.parametrize("name", PANELS)
+def test_every_option_of_a_long_command_has_a_panel(name: str) -> None:
+    command = instance_of(typer.core.TyperGroup, get_command(app)).commands[name]
+    options = {one.name for one in command.params if one.param_type_name == "option"}
+    in_panels = [option for names in PANELS[name].values() for option in names]
+    assert sorted(in_panels) == sorted(options - {"verbose", "quiet"})
+
+
+def test_values_are_named_in_help(tmp_path: Path) -> None:
+    shown = vouch_build("calibrate", "--help", cwd=tmp_path).stdout
+    for option in ("--queries, --vectors SOURCE", "--levels FIELD,...", "--within METRES"):
+        assert f" {option}\n" in shown
+
+
+def test_the_help_of_a_command_with_many_options_is_in_panels(tmp_path: Path) -> None:
+    shown = vouch_build("index", "--help", cwd=tmp_path).stdout
+    panels = re.findall(r"^(\w[\w ]*):$", shown, re.MULTILINE)
+    assert panels == ["Arguments", *PANELS["index"], "Global options"]

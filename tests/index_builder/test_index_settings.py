@@ -102,4 +102,5 @@ def test_a_field_that_no_filter_can_name_is_refused_before_anything_is_done(tmp_
         load_config(path)
     with pytest.raises(ConfigError, match=r"--filter-field.*'a\.\.b' cannot be named"):
         _ = IndexOptions(filter_field=["a..b"]).settings
+    assert IndexOptions(filter_field=["year, id"]).settings.filter_fields == ("year", "id")
     assert IndexOptions(filter_field=["year", "id"]).settings.filter_fields == ("year", "id")

@@ -95,6 +95,7 @@ def test_only_bundles_that_a_trusted_key_has_signed_are_taken(
     for options, more in (
         (("--trust", str(public)), {}),
         ((), {"VOUCH_BUNDLE_KEYS": json.dumps([str(public)])}),
+        ((), {"VOUCH_BUNDLE_KEYS": f"{public},{other}"}),
     ):
         refused = elsewhere.pull(root, *options, **more)
         assert refused.returncode == 1
@@ -105,7 +106,7 @@ def test_only_bundles_that_a_trusted_key_has_signed_are_taken(
     assert (refused.returncode, bundle_ids(root)) == (1, [])
     assert "not trusted" in refused.stderr
     assert list(root.rglob("*.onnx")) == []
-    pulled = elsewhere.pull(root, "--trust", str(other), "--trust", str(public))
+    pulled = elsewhere.pull(root, "--trust", f"{other},{public}")
     assert (pulled.returncode, bundle_ids(root)) == (0, [bundle.name])
     assert contents(root / bundle.name) == contents(bundle)
 
