@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 _PROMISES = ("max_error", "max_false_match_rate", "expected_absent", "alpha", "coverage")
+_OUTCOME = ("require", "as_json")
 
 PANELS: dict[str, dict[str, tuple[str, ...]]] = {
     "all": {
         "Source": ("images", "vectors", "items", "labels", "config"),
         "Encoder": ("encoder", "encoder_name"),
-        "Output": ("name", "milvus", "run", "bundles", "dry_run"),
+        "Output": ("name", "milvus", "run", "bundles", "dry_run", *_OUTCOME),
     },
     "index": {
         "Source": ("items", "labels", "root", "config"),
@@ -17,7 +18,7 @@ PANELS: dict[str, dict[str, tuple[str, ...]]] = {
         "Index": ("index", "memory_budget", "min_recall", "filter_field", "previews", "milvus"),
         "Limits": ("max_bad", "strict", "max_pixels", "max_bytes", "fetch_seconds"),
         "Work": ("resume", "workers", "engine"),
-        "Output": ("name", "description", "run", "bundles", "dry_run"),
+        "Output": ("name", "description", "run", "bundles", "dry_run", *_OUTCOME),
     },
     "encoder": {
         "Model": ("timm", "open_clip", "hf", "torchvision", "torch", "onnx"),
@@ -34,6 +35,7 @@ PANELS: dict[str, dict[str, tuple[str, ...]]] = {
         "Promises": _PROMISES,
         "Reviewers": ("feedback", "decisions"),
         "Configuration": ("config", "run"),
+        "Output": _OUTCOME,
     },
     "reproduce": {
         "Measurement": ("protocol", "methods", "objective", "seeds"),
@@ -89,6 +91,7 @@ VALUES = {
     "public_key": "FILE",
     "queries": "SOURCE",
     "recall_tolerance": "SHARE",
+    "require": "LIMIT,...",
     "root": "PATH|URL",
     "table": "FILE",
     "timm": "NAME",
