@@ -5,6 +5,7 @@ export VOUCH_PORT ?= 8080
 # What pytest has compiled is kept, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE :=
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
+FIND_COMMANDS := Installed. To run vouch-build and vouch-serve by name: source $(BIN)/activate
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs 4 --output-sync=target
 
 .PHONY: install demo check check-builder check-others test coverage lint types \
@@ -214,12 +215,14 @@ bundles/digits/CURRENT: | .venv/.installed
 .venv/.installed: pyproject.toml uv.lock | .venv/bin/uv
 	$(BIN)/uv sync --quiet --frozen --inexact --extra service --extra builder
 	@touch $@
+	@echo "$(FIND_COMMANDS)"
 
 # The tests start hundreds of processes: half a minute of compiling beforehand saves each of them
 # seconds where PYTHONDONTWRITEBYTECODE is set.
 .venv/.installed-dev: pyproject.toml uv.lock | .venv/bin/uv
 	$(BIN)/uv sync --quiet --frozen --inexact --compile-bytecode --extra dev
 	@touch $@ .venv/.installed
+	@echo "$(FIND_COMMANDS)"
 
 # The page is tested in a real browser: the system's Chromium, or one that Playwright downloads.
 # Without either those tests say that they were skipped.
