@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from index_builder.commands.command_line import given_options
 from index_builder.commands.index_options import declared
 from index_builder.commands.options_class import with_options
 from index_builder.commands.outcome import JsonOption, OutcomeReport, RequireOption
@@ -19,7 +20,12 @@ from index_builder.commands.steps import (
     step_of,
     with_trunk,
 )
-from index_builder.configuration.build import BuildConfig, in_milvus, load_config
+from index_builder.configuration.build import (
+    BuildConfig,
+    builtin_configs,
+    in_milvus,
+    load_config,
+)
 from index_builder.configuration.defaults import gallery_name
 from index_builder.configuration.photographs import encoder_config, vectors_config
 from index_builder.configuration.signing import signing_key
@@ -28,12 +34,7 @@ from index_builder.pipeline.run import EVALUATION_TABLE
 from index_builder.progress import console, say_what_is_next, working
 from index_builder.storage import Storage, is_url
 from model_store.bundles.manifest import ENCODER_FILE
-from model_store.errors import ConfigError
-
-_EITHER = (
-    "Give one of --config, --images and --vectors. --encoder goes with --images or --vectors, "
-    "--encoder-name and --items with --vectors, --no-labels with --images."
-)
+from model_store.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +42,26 @@ class AllOptions:
     """Every option of the command, as it was given."""
 
     config: Annotated[
-        str | None, typer.Option("--config", "-c", help="As for the single steps.")
+        str | None,
+        typer.Option(
+            "--config",
+            "-c",
+            help="Instead of --images: a TOML file of the whole build, or the name of one that "
+            f"comes with Vouch: {', '.join(builtin_configs())}.",
+        ),
     ] = None
     images: Annotated[
         str | None,
         typer.Option(
-            help="Instead of --config: a folder with one sub-folder of images a label; or what "
-            "`index` takes, also a URL, which is copied to the run's directory."
+            help="A folder with a sub-folder of images for each label. Or another source that "
+            "`index` takes, such as a URL: it is copied to the run's directory first."
         ),
     ] = None
     encoder: Annotated[
         str | None,
         typer.Option(
-            help=f"With --images: {FORMS}, or the path of an encoder. [default: MobileNetV2, which "
-            "comes with Vouch]"
+            help=f"Encoder of --images: {FORMS}, or the path of one. With --vectors, the path of "
+            "one that takes vectors. [default: MobileNetV2, which comes with Vouch]"
         ),
     ] = None
     vectors: Annotated[
@@ -66,17 +73,15 @@ class AllOptions:
     ] = None
     items: Annotated[
         Path | None,
-        typer.Option(help="With --vectors: a manifest (id, label, metadata), a line for each row."),
+        typer.Option(help="With --vectors: a manifest (id, label, metadata), a line per row."),
     ] = None
     encoder_name: Annotated[
         str | None,
-        typer.Option(help="With --vectors: the name of what made them, in place of --encoder."),
+        typer.Option(help="With --vectors: name of the model that made them."),
     ] = None
-    labels: Annotated[
-        bool, typer.Option(help="With --images: whether its sub-folders are labels.")
-    ] = True
+    labels: Annotated[bool, typer.Option(help="Take the sub-folders of --images as labels.")] = True
     name: Annotated[
-        str | None, typer.Option(help="With --images: of the gallery. [default: the folder's]")
+        str | None, typer.Option(help="Name of the gallery. [default: the source's]")
     ] = None
     milvus: Annotated[
         str | None, typer.Option(help="Put the gallery into this Milvus, as for `index`.")
@@ -95,19 +100,45 @@ class AllOptions:
 
         Raises
         ------
-        ConfigError : options contradict each other, or a value is wrong.
+        UsageError : options contradict each other.
+        ConfigError : a value is wrong.
         """
-        images, vectors = self.images, self.vectors
-        of_vectors = vectors, self.items, self.encoder_name
-        untouched = self.labels and not any((images, *of_vectors, self.name, self.encoder))
-        if self.config is not None and untouched:
+        self._require_consistent()
+        if self.config is not None:
             return load_config(self.config)
-        if self.config is None and vectors is not None and self.labels and images is None:
-            return self._of_vectors(vectors)
-        if self.config is None and images is not None and not any(of_vectors):
-            folder = self._copied or Path(images)
-            return encoder_config(folder, self.encoder, self.name, labelled=self.labels)
-        raise ConfigError(_EITHER)
+        if self.vectors is not None:
+            return self._of_vectors(self.vectors)
+        folder = self._copied or Path(str(self.images))
+        return encoder_config(folder, self.encoder, self.name, labelled=self.labels)
+
+    def _require_consistent(self) -> None:
+        """Refuse options that do not go with the source, or sources that exclude each other.
+
+        Raises
+        ------
+        UsageError
+        """
+        sources = {"images": self.images, "vectors": self.vectors, "config": self.config}
+        given = [name for name, source in sources.items() if source is not None]
+        if not given:
+            raise UsageError("Give --images FOLDER, --vectors FILE, or --config FILE.")
+        if len(given) > 1:
+            raise UsageError(f"{given_options(sources)} exclude each other. Give one of them.")
+        excluded: dict[str, dict[str, object]] = {
+            "images": {"items": self.items, "encoder_name": self.encoder_name},
+            "vectors": {"no_labels": not self.labels},
+            "config": {
+                "encoder": self.encoder,
+                "encoder_name": self.encoder_name,
+                "items": self.items,
+                "name": self.name,
+                "no_labels": not self.labels,
+            },
+        }
+        too_much = given_options(excluded[given[0]])
+        if too_much:
+            place = "Set it in the file" if given == ["config"] else "Remove it"
+            raise UsageError(f"{too_much} cannot be given with --{given[0]}. {place}.")
 
     def prepare(self) -> None:
         """Copy images from elsewhere, and write the encoder that vectors only name."""
@@ -141,7 +172,7 @@ class AllOptions:
     def _of_vectors(self, table: Path) -> BuildConfig:
         """Return the build of a table of vectors, whose encoder may only be named."""
         if (self.encoder is None) == (self.encoder_name is None):
-            raise ConfigError(
+            raise UsageError(
                 "--vectors needs --encoder-name, or an --encoder that takes vectors. Give one."
             )
         encoder = self.encoder or self._run(table.stem) / ENCODER_FILE

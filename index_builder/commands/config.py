@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from index_builder.commands.all_steps import AllOptions
+from index_builder.commands.command_line import CommandLine
 from index_builder.commands.options_class import with_options
 from index_builder.configuration.build import in_milvus
 from index_builder.configuration.file import effective_file, schema_file, starting_file
@@ -15,7 +16,7 @@ from index_builder.encoders.configured import with_dimensions
 from index_builder.output import writing
 from model_store.errors import OutputError
 
-app = typer.Typer(help="Begin, check and print the file of a build.", no_args_is_help=True)
+app = CommandLine(help="Begin, check and print the file of a build.")
 
 
 @app.command("show")

@@ -17,7 +17,7 @@ from index_builder.encoders.resolve import ENCODERS, file_name
 from index_builder.foreign_encoders.choices import Door, Pooling, Precision
 from index_builder.progress import console, working
 from model_store.bundles.manifest import ENCODER_FILE
-from model_store.errors import ConfigError, OutputError
+from model_store.errors import OutputError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +123,11 @@ class EncoderOptions:
         """
         named = [(door, getattr(self, door)) for door in Door if getattr(self, door) is not None]
         if len(named) != 1:
-            given = ", ".join(_option(door) for door, _ in named) or "none"
-            raise ConfigError(f"Give one of {', '.join(map(_option, Door))}; received {given}.")
+            doors = ", ".join(map(_option, Door))
+            if not named:
+                raise UsageError(f"Name a model by one of {doors}; or a table by --vectors.")
+            given = ", ".join(_option(door) for door, _ in named)
+            raise UsageError(f"{given} exclude each other. Give one of {doors}.")
         return named[0]
 
     def require_consistent(self) -> None:
@@ -135,24 +138,31 @@ class EncoderOptions:
         ConfigError
         """
         if (self.vectors is None) != (self.encoder_name is None):
-            raise ConfigError("--vectors and --encoder-name go together.")
+            raise UsageError("--vectors and --encoder-name need each other. Give both.")
         if self.vectors is not None:
             alone = EncoderOptions(
                 vectors=self.vectors, encoder_name=self.encoder_name, out=self.out
             )
             if self != alone:
-                raise ConfigError("--vectors takes --encoder-name and --out, and nothing else.")
+                raise UsageError(
+                    "--vectors only names an encoder: it takes --encoder-name and --out. Remove "
+                    "the other options."
+                )
             return
         door, _ = self.door
         own = door in {Door.torch, Door.onnx}
         if self.untrained and (self.weights or own):
-            raise ConfigError("--untrained is for a library's model, and leaves no --weights.")
+            raise UsageError(
+                "--untrained draws the weights of a library's model. Remove "
+                + (_option(door) if own else "--weights")
+                + ", or --untrained."
+            )
         if self.weights and own:
-            raise ConfigError(f"{_option(door)} brings its weights itself: drop --weights.")
+            raise UsageError(f"{_option(door)} has its weights in the file. Remove --weights.")
         if door is not Door.onnx and (self.output or self.prefix_tokens):
-            raise ConfigError("--output and --prefix-tokens are for --onnx.")
+            raise UsageError("--output and --prefix-tokens need --onnx. Remove them.")
         if self.text and door not in {Door.open_clip, Door.hf, Door.torch}:
-            raise ConfigError("--text is for --open-clip, --hf and --torch.")
+            raise UsageError("--text needs --open-clip, --hf or --torch. Remove it.")
 
 
 @with_options(EncoderOptions)

@@ -44,6 +44,7 @@ PANELS: dict[str, dict[str, tuple[str, ...]]] = {
         "Work": ("jobs", "out"),
     },
 }
+PANELS["show"] = PANELS["all"]
 """Panels by command, and their options by the name of the parameter; others have no panel."""
 
 VALUES = {

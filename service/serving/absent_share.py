@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from model_store.bundles.operator import OperatorSettings
-
 from model_store.decision import Absence, Calibration, Decision, ServedShare, ShareEstimate
 from model_store.share_states import SavedShare
 from service.schemas import ShareOrigin

@@ -11,10 +11,9 @@ import logging
 import sqlite3
 from collections.abc import Callable, Sequence
 
-from model_store.bundles.operator import OperatorSettings
-
 from model_store.answers import Answer
 from model_store.bundles.bundle import Bundle
+from model_store.bundles.operator import OperatorSettings
 from model_store.drift_states import DriftStates, SavedDrift
 from model_store.encoder.contract import QueryKind
 from model_store.feedback import FeedbackLog

@@ -101,6 +101,20 @@ def test_version_is_one_line(option: str, before: tuple[str, ...], tmp_path: Pat
         (("calibrate", "b", "--feedback", "x", "--alpha", "0.1"), "Remove --alpha"),
         (("calibrate", "b", "--parents", "x", "--levels", "y"), "exclude each other"),
         (("certify",), "certify needs BUNDLE"),
+        (("all",), "Give --images FOLDER"),
+        (("all", "--images", "a", "-c", "b"), "--images, --config exclude each other"),
+        (("all", "-c", "digits", "--name", "x"), "--name cannot be given with --config"),
+        (("all", "--images", "a", "--items", "b"), "--items cannot be given with --images"),
+        (("all", "-c", "a", "--encoder", "b"), "--encoder cannot be given with --config"),
+        (("all", "--vectors", "a", "--no-labels"), "--no-labels cannot be given with --vectors"),
+        (("all", "--vectors", "a"), "--vectors needs --encoder-name"),
+        (("config", "show"), "Give --images FOLDER"),
+        (("encoder",), "Name a model by one of --timm, --open-clip"),
+        (("encoder", "--timm", "a", "--hf", "b"), "exclude each other"),
+        (("encoder", "--onnx", "a", "--weights", "b"), "Remove --weights"),
+        (("encoder", "--timm", "a", "--weights", "b", "--untrained"), "Remove --weights, or"),
+        (("encoder", "--timm", "a", "--output", "b"), "need --onnx"),
+        (("encoder", "--vectors", "a"), "need each other"),
     ],
 )
 def test_wrong_usage_has_status_2_and_names_the_help(
@@ -268,7 +282,9 @@ def test_ctrl_c_in_a_terminal_leaves_one_line(digits_bundle: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("name", PANELS)
 def test_every_option_of_a_long_command_has_a_panel(name: str) -> None:
-    command = instance_of(typer.core.TyperGroup, get_command(app)).commands[name]
+    commands = instance_of(typer.core.TyperGroup, get_command(app)).commands
+    below = instance_of(typer.core.TyperGroup, commands["config"]).commands
+    command = commands.get(name) or below[name]
     options = {one.name for one in command.params if one.param_type_name == "option"}
     in_panels = [option for names in PANELS[name].values() for option in names]
     assert sorted(in_panels) == sorted(options - {"verbose", "quiet"})

@@ -453,17 +453,6 @@ def test_what_a_disk_says_is_one_line(
         vouch_build("bundles", str(tmp_path), cwd=tmp_path)
 
 
-def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
-    for arguments in (
-        ["all"],
-        ["all", "-c", "digits", "--encoder", "x"],
-        ["all", "--images", "photos", "--encoder-name", "x"],
-    ):
-        done = vouch_build(*arguments, cwd=tmp_path)
-        assert done.returncode == 1
-        assert "Give one of --config, --images and --vectors." in " ".join(done.stderr.split())
-
-
 def test_the_same_build_gives_the_same_bundle(
     digits_config: BuildConfig, digits_bundle: Path, tmp_path: Path
 ) -> None:

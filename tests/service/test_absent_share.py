@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from model_store.bundles.operator import OperatorSettings
 from scipy.special import expit, logit
 from starlette.testclient import TestClient
 
 from index_builder.datasets.digits import digits
 from model_store.bundles.bundle import Bundle
+from model_store.bundles.operator import OperatorSettings
 from model_store.decision import Absence, Assessment, Calibration, Decision, Verdict
 from model_store.decision.calibration import DEFAULT_ABSENT
 from model_store.retriever import Retriever

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from starlette.testclient import TestClient
+
+from model_store.bundles.bundle import Bundle
 from model_store.bundles.operator import (
     OPERATOR_FILE,
     OperatorSettings,
     change_operator,
     read_operator,
 )
-from starlette.testclient import TestClient
-
-from model_store.bundles.bundle import Bundle
 from model_store.decision import Calibration
 from model_store.errors import ConfigError, PointerUnreadable
 from model_store.retriever import Retriever

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Depends, Query, Request
-from model_store.bundles.operator import OperatorSettings
 
+from model_store.bundles.operator import OperatorSettings
 from model_store.encoder.contract import QueryKind
 from model_store.errors import (
     GalleryNotFound,

@@ -388,11 +388,9 @@ class TestTheCommand:
     @pytest.mark.parametrize(
         ("arguments", "reason"),
         [
-            ([], "received none"),
-            (["--timm", "a", "--hf", "b"], "received --timm, --hf"),
-            (["--onnx", "a.onnx", "--untrained"], "is for a library's model"),
-            (["--onnx", "a.onnx", "--weights", "b"], "drop --weights"),
-            (["--timm", "a", "--output", "b"], "are for --onnx"),
+            (["--timm", "a", "--hf", "b"], "--timm, --hf exclude each other"),
+            (["--onnx", "a.onnx", "--untrained"], "Remove --onnx, or --untrained"),
+            (["--onnx", "a.onnx", "--weights", "b"], "Remove --weights"),
             (["--onnx", "missing.onnx"], "There is no file missing.onnx"),
             (["--timm", "test_vit", "--images", "/nowhere"], "holds 0 images"),
         ],

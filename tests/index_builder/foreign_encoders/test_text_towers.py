@@ -195,7 +195,7 @@ class TestWhatHasNoTower:
     def test_doors_that_never_have_one(self) -> None:
         result = CliRunner().invoke(app, ["encoder", "--timm", "test_vit", "--text"])
         assert isinstance(result.exception, VouchError)
-        assert "--text is for --open-clip, --hf and --torch" in str(result.exception)
+        assert "--text needs --open-clip, --hf or --torch" in str(result.exception)
 
 
 class TestAModule:
