@@ -13,6 +13,7 @@ from index_builder.calibration.item_queries import MOST_QUERIES
 from index_builder.calibration.leave_one_out import has_partner
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import Splits
+from index_builder.progress import console
 from model_store.decision.operating import least_queries
 from model_store.errors import DatasetError
 
@@ -85,7 +86,7 @@ class Plan:
             f"queries with a match: {self._matched}",
             f"queries without a match: {self._absent}",
         ]
-        wanted = f"an error of `match` of at most {self.promises.max_error:.1%}"
+        wanted = f"an error of `match` of at most {100 * self.promises.max_error:g} %"
         guarantee = f"guarantee: {wanted} needs {self.least_queries} confident queries"
         if self.least_queries > self.n_matched[0]:
             guarantee += (
@@ -93,6 +94,11 @@ class Plan:
                 f"an error of {math.ceil(1000 * self.least_error) / 10:g} % (--max-error)"
             )
         return [*lines, guarantee]
+
+    def show(self) -> None:
+        """Print the plan."""
+        for line in self.lines():
+            console.print(line, highlight=False, soft_wrap=True)
 
     def require_feasible(self) -> None:
         """Raise where no calibration can come out.
@@ -125,17 +131,20 @@ class Plan:
         if self.items_are_queries:
             return f"{calibration:,}, each an item that is searched for in the rest of the gallery"
         kind = "held-out images" if self.is_labelled else "augmented views of items"
-        return f"{calibration:,} to calibrate, {evaluation:,} to evaluate ({kind})"
+        return f"{self._halves(calibration, evaluation)} ({kind})"
+
+    @staticmethod
+    def _halves(calibration: int, evaluation: int) -> str:
+        to_evaluate = f", {evaluation:,} to evaluate" if evaluation else ""
+        return f"{calibration:,} to calibrate{to_evaluate}"
 
     @property
     def _absent(self) -> str:
         calibration, evaluation = self.n_withheld
         withheld = ""
         if calibration or evaluation:
-            withheld = (
-                f"{calibration:,} to calibrate, {evaluation:,} to evaluate, of "
-                f"{self.n_withheld_labels:,} withheld labels"
-            )
+            halves = self._halves(calibration, evaluation)
+            withheld = f"{halves}, of {self.n_withheld_labels:,} withheld labels"
         if self.items_are_queries or not withheld:
             hidden = "the same ones with their own label hidden"
             return f"{hidden}; {withheld}" if withheld else hidden

@@ -196,8 +196,7 @@ def all_command(options: AllOptions) -> None:
     with opened_run(config, options.run, reads_trunk=True, prepare=options.prepare) as opened:
         shown.table = opened.directory / EVALUATION_TABLE
         plan = step_of("plan_of")(config)
-        for line in plan.lines():
-            console.print(line, highlight=False, soft_wrap=True)
+        plan.show()
         plan.require_feasible()
         if options.dry_run:
             return

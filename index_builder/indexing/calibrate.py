@@ -19,6 +19,7 @@ from index_builder.calibration import MIN_QUERIES
 from index_builder.calibration.calibrate import N_DETECTOR_IMAGES, calibrate_gallery
 from index_builder.calibration.kept_queries import keep
 from index_builder.calibration.leave_one_out import whole_groups
+from index_builder.calibration.plan import Plan
 from index_builder.calibration.queries import TruthRule
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets import LabelledImages
@@ -46,11 +47,12 @@ _COLUMNS = (
 _GROUPS = " JOIN groups USING (position) JOIN embedded USING (id)"
 
 
-def require_enough(catalogue: Catalogue, *, of_images: bool) -> None:
-    """Refuse what cannot be calibrated, before anything is embedded.
+def plan_of(catalogue: Catalogue, promises: CalibrationConfig, *, of_images: bool) -> Plan:
+    """Count the queries that a collection gives, before anything is embedded.
 
     Parameters
     ----------
+    promises : what the answers shall promise.
     of_images : whether views can be made of the collection; of vectors there are none.
 
     Raises
@@ -71,12 +73,24 @@ def require_enough(catalogue: Catalogue, *, of_images: bool) -> None:
             "what a query without a match looks like. Give --no-labels, which takes each image for "
             "a thing of its own, or index without --calibrate."
         )
-    if found.n_labels and (n_queries := catalogue.n_to_hold_out()) < MIN_QUERIES:
-        raise too_few_queries(n_queries)
+    n_queries = catalogue.n_to_hold_out() if found.n_labels else catalogue.n_different()
+    if n_queries < MIN_QUERIES:
+        raise too_few_queries(n_queries) if found.n_labels else too_few_images(n_queries)
     if found.n_labels and catalogue.n_labels_to_hold_out() < 2:
         raise one_label(n_queries)
-    if not found.n_labels and (n_images := catalogue.n_different()) < MIN_QUERIES:
-        raise too_few_images(n_images)
+    n_images, n_queries = found.n_images - found.n_missing, min(n_queries, N_QUERIES)
+    return Plan(
+        n_images=n_images,
+        n_labels=found.n_labels,
+        n_gallery=n_images - n_queries if found.n_labels else n_images,
+        n_gallery_labels=found.n_labels,
+        is_labelled=found.n_labels > 0,
+        items_are_queries=False,
+        n_matched=(n_queries, 0),
+        n_withheld=(0, 0),
+        n_withheld_labels=0,
+        promises=promises,
+    )
 
 
 def one_label(n_queries: int) -> CalibrationError:

@@ -22,7 +22,7 @@ from index_builder.datasets.image_files import N_SHOWN, LeftOut, Reason
 from index_builder.indexing.assemble import assemble
 from index_builder.indexing.blocks import BLOCK, BLOCK_OF_VECTORS, Failure
 from index_builder.indexing.bundle_manifest import describe
-from index_builder.indexing.calibrate import N_QUERIES, calibrate_collection, require_enough
+from index_builder.indexing.calibrate import N_QUERIES, calibrate_collection, plan_of
 from index_builder.indexing.catalogue import Catalogue
 from index_builder.indexing.embed import open_encoder
 from index_builder.indexing.embed_catalogue import Progress, embed_catalogue
@@ -180,7 +180,7 @@ class Indexing:
             )
 
     def require_feasible(self, catalogue: Catalogue, dim: int) -> None:
-        """Refuse what would fail after everything has been embedded.
+        """Refuse what would fail after everything has been embedded, and print the plan.
 
         Parameters
         ----------
@@ -209,7 +209,7 @@ class Indexing:
         if self.parents.table is not None:
             read_parents(self.parents.table)
         if self.calibrate:
-            require_enough(catalogue, of_images=not isinstance(self.source, VectorSource))
+            plan_of(catalogue, self.promises, of_images=not of_vectors).show()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from index_builder.calibration.plan import Plan
+from index_builder.configuration.build import CalibrationConfig, build_config
+from index_builder.datasets import load_splits
+from index_builder.datasets.images import from_arrays
+from model_store.errors import DatasetError
+
+OF_ITEMS = Plan(
+    n_images=570,
+    n_labels=38,
+    n_gallery=330,
+    n_gallery_labels=22,
+    is_labelled=True,
+    items_are_queries=True,
+    n_matched=(330, 0),
+    n_withheld=(128, 112),
+    n_withheld_labels=16,
+    promises=CalibrationConfig(),
+)
+
+
+def test_plan_of_items_counts_every_kind_of_query() -> None:
+    assert OF_ITEMS.lines() == [
+        "570 images of 38 labels; 330 in the gallery",
+        "queries with a match: 330, each an item that is searched for in the rest of the gallery",
+        (
+            "queries without a match: the same ones with their own label hidden; 128 to calibrate, "
+            "112 to evaluate, of 16 withheld labels"
+        ),
+        "guarantee: an error of `match` of at most 5 % needs 45 confident queries",
+    ]
+    OF_ITEMS.require_feasible()
+
+
+def test_plan_with_too_few_queries_for_the_error_names_the_error_they_allow() -> None:
+    few = replace(OF_ITEMS, n_matched=(40, 0), promises=CalibrationConfig(max_error=0.01))
+    said = few.lines()[-1]
+    assert "at most 1 % needs 230 confident queries" in said
+    assert "accept an error of 5.6 %" in said  # 1 − 0.1^(1/40)
+
+
+def test_plan_of_held_out_images_and_views_names_them() -> None:
+    held_out = replace(OF_ITEMS, items_are_queries=False, n_matched=(60, 61), n_withheld=(0, 0))
+    assert held_out.lines()[1:3] == [
+        "queries with a match: 60 to calibrate, 61 to evaluate (held-out images)",
+        "queries without a match: the same ones with their own label hidden",
+    ]
+    views = replace(held_out, is_labelled=False, n_matched=(60, 0))
+    assert views.lines()[1] == "queries with a match: 60 to calibrate (augmented views of items)"
+
+
+@pytest.mark.parametrize(
+    ("plan", "cause"),
+    [
+        (replace(OF_ITEMS, n_gallery_labels=1), "has 1 label; at least two"),
+        (replace(OF_ITEMS, n_matched=(49, 0)), "49 queries to calibrate with that have another"),
+        (replace(OF_ITEMS, n_matched=(0, 0), is_labelled=False), "0 queries to calibrate with"),
+    ],
+)
+def test_plan_without_a_possible_calibration_is_refused(plan: Plan, cause: str) -> None:
+    with pytest.raises(DatasetError, match=cause) as refused:
+        plan.require_feasible()
+    assert ("--no-labels" in str(refused.value)) == plan.is_labelled
+
+
+def test_plan_of_splits_counts_copies_as_one_image() -> None:
+    config = build_config({"name": "d", "dataset": {"kind": "digits"}}, {})
+    splits = load_splits(config)
+    assert not splits.items_are_queries
+    counted = Plan.of_splits(splits, config.calibration)
+    assert counted.n_images == 1797
+    assert counted.n_matched == (len(splits.calibration.matched), len(splits.evaluation.matched))
+    pixels = [[[number]] for number in range(60)] + [[[60]]] * 4
+    labels = [str(number % 6) for number in range(60)] + ["copies"] * 4
+    gallery = from_arrays("x", _bytes(pixels), labels)
+    items = replace(
+        splits,
+        gallery=gallery,
+        items_are_queries=True,
+        calibration=replace(splits.calibration, matched=gallery.subset([])),
+        evaluation=replace(splits.evaluation, matched=gallery.subset([])),
+    )
+    assert Plan.of_splits(items, config.calibration).n_matched == (60, 0)
+
+
+def _bytes(pixels: list[list[list[int]]]) -> np.ndarray:
+    return np.array(pixels, dtype=np.uint8)
