@@ -217,9 +217,9 @@ def test_neighbours_of_another_store_are_decided_on(place: Path) -> None:
 
 
 def test_a_folder_of_ones_own_becomes_a_bundle(place: Path) -> None:
-    config = block("toml", 'kind = "folder"')
+    config = block("toml", "withheld_labels")
     config = config.replace("label-a", "digit-3").replace("label-b", "digit-8")
-    (place / "mine.toml").write_text(config + "\n[training]\nepochs = 2\n", encoding="utf-8")
+    (place / "mine.toml").write_text(config, encoding="utf-8")
     build, serve = block("sh", "mine.toml\n").splitlines()
     assert "bundles/" in run(build, place)
     program, *_, bundle = serve.split()
