@@ -82,7 +82,9 @@ def test_a_vector_gets_mean_and_variance_and_a_calibrated_answer(bundle: Bundle)
 def test_it_is_served_with_its_variance(bundle: Bundle) -> None:
     query, [label] = clusters(7, 1)[0][0], clusters(7, 1)[1][:1]
     asked = {"mean": query.tolist(), "limit": 100}
-    wanted = bundle.retriever.find(predictive_of(bundle.retriever, VectorQuery(query)), 100)
+    assert bundle.retriever.calibration is not None
+    n = bundle.retriever.calibration.n_candidates
+    wanted = bundle.retriever.find(predictive_of(bundle.retriever, VectorQuery(query)), n)
     with LocalClient(create_app(Settings(decoders=0), [bundle])) as client:
         answer = client.post("/v1/galleries/vectors/search/vector", json=asked).json()
         assert answer["query"]["uncertainty"]["method"].startswith("laplace")
@@ -95,7 +97,8 @@ def test_it_is_served_with_its_variance(bundle: Bundle) -> None:
             assert one["match_probability"] == pytest.approx(match.match_probability, abs=1e-6)
         # Another store has the directions of the gallery; its neighbours are decided alike.
         listed = [
-            {key: one[key] for key in ("id", "label", "similarity")} for one in answer["results"]
+            {"id": one.item.id, "label": one.item.label, "similarity": one.similarity}
+            for one in wanted.matches
         ]
         decided = client.post(
             "/v1/galleries/vectors/decide", json={"mean": query.tolist(), "neighbours": listed}
