@@ -200,12 +200,14 @@ def encoder_command(options: EncoderOptions) -> None:
     )
     small = options.precision is not Precision.float32
     with working(f"exporting {name}"):
-        images = parity_images(options.images, MOST_IMAGES * (8 if small else 1))
+        images = None
+        if options.images is not None:
+            images = parity_images(options.images, MOST_IMAGES * (8 if small else 1))
         source = DOORS[door](name, choices)
         written = write_encoder(
             options.out or _directory(name),
             source,
-            images,
+            images or parity_images(None),
             options.precision,
             options.recall_tolerance,
         )

@@ -136,8 +136,8 @@ def _export(target: Path, spec: str, door: Door, model: str, weights: str | None
     from index_builder.foreign_encoders.doors import DOORS, EncoderChoices  # noqa: PLC0415
     from index_builder.foreign_encoders.parity import parity_images  # noqa: PLC0415
 
-    console.print(f"Exporting {spec} to {target}, once", markup=False, soft_wrap=True)
     source = DOORS[door](model, EncoderChoices(weights))
+    console.print(f"Exporting {spec} to {target}, once", markup=False, soft_wrap=True)
     origin = {**source.origin, "spec": spec}
     write_encoder(target, replace(source, origin=origin), parity_images(None))
 

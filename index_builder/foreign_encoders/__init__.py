@@ -10,6 +10,7 @@
     pooling           tokens or a feature map → one vector
     timm_models, open_clip_models, transformers_models, torchvision_models, torch_modules
                       one door each
+    hub               the Hugging Face Hub that they fetch from, and its absence
     text_towers       text towers of torch, and their tokenizers
     onnx_graphs       a foreign ONNX graph, wrapped without torch
     precision         half precision and int8, and what they cost

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
+import importlib.util
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,12 +17,14 @@ from PIL import Image
 
 from index_builder.foreign_encoders.bundle import EncoderSource
 from index_builder.foreign_encoders.choices import Door, Pooling
+from index_builder.foreign_encoders.hub import HubModel
 from index_builder.foreign_encoders.input_format import InputFormat
 from index_builder.foreign_encoders.preprocess_files import read_preprocess_file
 from index_builder.foreign_encoders.texts import TextSource
 from model_store.encoder.contract import EncoderMetadata
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import ConfigError, EncoderSourceError
+from model_store.installation import how_to_install
 
 if TYPE_CHECKING:
     from index_builder.foreign_encoders.foreign_module import ForeignNetwork
@@ -33,6 +36,9 @@ EXTRAS = {
     "tokenizers": "text",
 }
 """The optional extras of Vouch that bring these modules."""
+
+_REPOSITORY = re.compile(r"[\w.-]*\w[\w.-]*(/[\w.-]+)?")
+"""The name of a repository on the Hugging Face Hub, which no absolute path has."""
 
 PREPROCESS_FILES = ("preprocess_cfg.json", "preprocessor_config.json", "config.json")
 """Looked for beside an ONNX file, and one folder above."""
@@ -61,6 +67,11 @@ class EncoderChoices:
     seed: int = 0
     reduced_decoding: bool = False
     text: bool = False
+
+    @property
+    def brings_weights(self) -> bool:
+        """True where no weights have to be fetched: they are in a file, or random."""
+        return self.untrained or self.weights is not None
 
     def input_format(self, beside: Path) -> InputFormat:
         """Read how images are prepared: from the file named, or from one beside another.
@@ -93,24 +104,31 @@ Open = Callable[[str, EncoderChoices], EncoderSource]
 
 def timm_source(name: str, choices: EncoderChoices) -> EncoderSource:
     """Open a model of timm."""
-    module = _library("timm", "timm_models")
+    hub = HubModel(name, is_local=choices.brings_weights and ":" not in name)
+    module = _library("timm", "timm_models", hub)
     weights = None if choices.weights is None else _file(choices.weights)
-    return _of_torch(partial(module.timm_network, name, weights), choices)
+    with hub.fetched():
+        return _of_torch(partial(module.timm_network, name, weights), choices)
 
 
 def open_clip_source(name: str, choices: EncoderChoices) -> EncoderSource:
     """Open the image tower of a model of OpenCLIP."""
-    module = _library("open_clip", "open_clip_models")
+    names_weights = "/" in name and not choices.brings_weights
+    hub = HubModel(name, is_local=not (names_weights or ":" in name or choices.text))
+    module = _library("open_clip", "open_clip_models", hub)
     weights = None if choices.weights is None else _file(choices.weights)
-    return _of_torch(partial(module.open_clip_network, name, weights), choices)
+    with hub.fetched():
+        return _of_torch(partial(module.open_clip_network, name, weights), choices)
 
 
 def transformers_source(name: str, choices: EncoderChoices) -> EncoderSource:
     """Open a model of transformers."""
-    module = _library("transformers", "transformers_models")
     if choices.weights is not None:
         raise ConfigError("--hf takes a directory with its weights: drop --weights.")
-    return _of_torch(partial(module.transformers_network, name), choices)
+    hub = HubModel(name, is_local=Path(name).is_dir() or not _REPOSITORY.fullmatch(name))
+    module = _library("transformers", "transformers_models", hub)
+    with hub.fetched():
+        return _of_torch(partial(module.transformers_network, name), choices)
 
 
 def torchvision_source(name: str, choices: EncoderChoices) -> EncoderSource:
@@ -218,21 +236,25 @@ def _text_tower(network: ForeignNetwork, choices: EncoderChoices) -> TextSource:
     return network.text()
 
 
-def _library(name: str, module: str) -> Any:  # noqa: ANN401 - a module
+def _library(name: str, module: str, hub: HubModel | None = None) -> Any:  # noqa: ANN401 - a module
     """Import a door's module, or say which extra brings its library.
+
+    Parameters
+    ----------
+    hub : where the library will fetch a model from.
 
     Raises
     ------
-    ConfigError
+    ConfigError : the library is not installed.
+    EncoderSourceError : the model cannot be fetched.
     """
     try:
+        if importlib.util.find_spec(name) is not None and hub is not None:
+            hub.require_any()
         importlib.import_module(name)
     except ImportError as error:
         extra = EXTRAS.get(name, "builder")
-        raise ConfigError(
-            f"{name} is not installed ({error}). Install the extra: "
-            f'pip install "vouch-search[{extra}]".'
-        ) from error
+        raise ConfigError(f"{name} is not installed ({error}). {how_to_install(extra)}") from error
     return importlib.import_module(f"index_builder.foreign_encoders.{module}")
 
 

@@ -19,6 +19,7 @@ from index_builder.networks.torchvision_trunk import (
     CLASSIFIERS,
     imagenet_normalisation,
 )
+from index_builder.storage.probe import Probe
 from model_store.errors import WeightsError
 
 _QUANTISED = ".q"
@@ -158,14 +159,19 @@ def _download(trunk: str, name: str) -> Mapping[str, Tensor]:
     from torchvision import models  # noqa: PLC0415 - slow
 
     weights = models.get_model_weights(trunk)[name]
-    try:
-        state: Mapping[str, Tensor] = weights.get_state_dict(progress=False, check_hash=True)
-    except (URLError, OSError, RuntimeError) as error:
-        raise WeightsError(
-            f"{name} of {trunk} could not be downloaded from {weights.url} ({error}). Fetch the "
-            "file where there is a network, and name its path instead."
-        ) from error
-    return state
+    cached = Path(torch.hub.get_dir()) / "checkpoints" / Path(weights.url).name
+    why = "there is no network, or the server does not answer"
+    if cached.exists() or Probe(weights.url).answers():
+        try:
+            state: Mapping[str, Tensor] = weights.get_state_dict(progress=False, check_hash=True)
+        except (URLError, OSError, RuntimeError) as error:
+            why = str(error)
+        else:
+            return state
+    raise WeightsError(
+        f"Cannot download {name} of {trunk} from {weights.url}: {why}. Fetch the file where there "
+        "is a network, and name its path in place of the weights."
+    )
 
 
 def _state_dict(path: Path) -> Mapping[str, Tensor]:

@@ -8,6 +8,7 @@
     library  what obstore is told, and what it says
     bucket   S3, Google Cloud Storage and Azure, by obstore
     web      HTTP, by httpx2
+    probe    whether a web server answers
     source   a byte source as `storage` wants it, and the errors of fetching
 
 Credentials come from the environment, as the clients of the clouds read them. None is in a message,

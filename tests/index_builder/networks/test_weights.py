@@ -18,6 +18,7 @@ from index_builder.configuration.encoder import NetworkConfig
 from index_builder.networks import MetricEncoder, build_encoder, load_pretrained, save_checkpoint
 from index_builder.networks.torchvision_trunk import TorchvisionTrunk, imagenet_normalisation
 from index_builder.networks.weights import load_weights
+from index_builder.storage.probe import Probe
 from model_store.errors import WeightsError
 
 
@@ -227,14 +228,19 @@ def test_weights_of_another_model_do_not_fit(resnet: dict[str, Tensor], tmp_path
 
 
 def test_a_name_of_torchvisions_is_downloaded_or_the_error_says_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, resnet: dict[str, Tensor]
+    monkeypatch: pytest.MonkeyPatch, resnet: dict[str, Tensor], tmp_path: Path
 ) -> None:
     def offline(*_: object, **__: object) -> dict[str, Tensor]:
         raise URLError("no route to host")
 
     monkeypatch.setattr(models.WeightsEnum, "get_state_dict", offline)
-    with pytest.raises(WeightsError, match=r"could not be downloaded from https://.*name its path"):
-        load_weights("resnet18", "IMAGENET1K_V1")
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    for answers, reason in ((True, "no route to host"), (False, "the server does not answer")):
+        monkeypatch.setattr(Probe, "answers", lambda _, found=answers: found)
+        said = rf"Cannot download .* from https://.*{reason}.*name its path"
+        with pytest.raises(WeightsError, match=said):
+            load_weights("resnet18", "IMAGENET1K_V1")
+    monkeypatch.setattr(Probe, "answers", lambda _: True)
     monkeypatch.setattr(models.WeightsEnum, "get_state_dict", lambda *_, **__: resnet)
     assert load_weights("resnet18", "IMAGENET1K_V1").state is resnet
 

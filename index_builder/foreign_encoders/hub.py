@@ -1,0 +1,96 @@
+"""The Hugging Face Hub behind the libraries of models: without it, one error within seconds."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from index_builder.storage.probe import Probe
+from model_store.errors import EncoderSourceError
+
+_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+_ENDPOINT = "https://huggingface.co"
+
+
+class HubModel:
+    """A model that a library fetches; the hub is asked for an answer at once.
+
+    Parameters
+    ----------
+    name : of the model.
+    is_local : whether nothing has to be fetched.
+    """
+
+    def __init__(self, name: str, *, is_local: bool) -> None:
+        self._name, self._is_local = name, is_local
+        is_set = (os.environ.get(one, "").lower() in {"1", "on", "yes", "true"} for one in _OFFLINE)
+        self._offline = any(is_set)
+        self._probe = None
+        if not (is_local or self._offline):
+            self._probe = Probe(os.environ.get("HF_ENDPOINT", _ENDPOINT))
+
+    def require_any(self) -> None:
+        """Refuse in vain work: the hub does not answer, and there is no model in its cache.
+
+        This comes before torch and the library are imported, which takes seconds.
+
+        Raises
+        ------
+        EncoderSourceError
+        """
+        if self._probe is None or self._probe.answers():
+            return
+        from huggingface_hub import constants  # noqa: PLC0415 - comes with the libraries
+
+        if not any(Path(constants.HF_HUB_CACHE).glob("models--*")):
+            raise self._refusal()
+
+    @contextmanager
+    def fetched(self) -> Iterator[None]:
+        """Let the library fetch the model, without log lines and without retries in vain.
+
+        Where the hub does not answer, the model comes from its cache on this machine.
+
+        Raises
+        ------
+        EncoderSourceError : the model is not in the cache, and the hub does not answer.
+        """
+        from huggingface_hub import constants  # noqa: PLC0415 - the library has imported it
+
+        disabled, offline = logging.root.manager.disable, constants.HF_HUB_OFFLINE
+        logging.disable(logging.ERROR)
+        if self._probe is not None and not self._probe.answers():
+            constants.HF_HUB_OFFLINE = True
+        try:
+            yield
+        except EncoderSourceError as error:
+            if self._is_local or not constants.HF_HUB_OFFLINE or not _is_of_the_hub(error):
+                raise
+            raise self._refusal() from error
+        finally:
+            constants.HF_HUB_OFFLINE = offline
+            logging.disable(disabled)
+
+    def _refusal(self) -> EncoderSourceError:
+        why = "HF_HUB_OFFLINE is set"
+        if self._probe is not None:
+            why = f"there is no network, or {self._probe.url} does not answer"
+        return EncoderSourceError(
+            f"Cannot fetch {self._name!r}: {why}, and the model is not in the cache of the hub on "
+            "this machine. Give a local file or directory in its place. Or fetch the model into "
+            "the cache (HF_HOME), and set HF_HUB_OFFLINE=1."
+        )
+
+
+def _is_of_the_hub(error: BaseException) -> bool:
+    """Return whether huggingface_hub raised an error, or a library that did not find its files."""
+    found: BaseException | None = error
+    while found is not None:
+        of_the_hub = type(found).__module__.partition(".")[0] == "huggingface_hub"
+        if of_the_hub or isinstance(found, OSError):
+            return True
+        found = found.__cause__ or found.__context__
+    return False

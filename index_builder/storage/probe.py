@@ -1,0 +1,42 @@
+"""Whether a web server answers, known within seconds: libraries try for a minute and longer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+PATIENCE_S = 3.0
+
+
+class Probe:
+    """One request to a web server, begun at once, in a thread.
+
+    Parameters
+    ----------
+    url : http:// or https://; proxies come from the environment.
+    seconds : the time to answer in, name lookup and connection together.
+    """
+
+    def __init__(self, url: str, seconds: float = PATIENCE_S) -> None:
+        self.url = url
+        self._ends = time.monotonic() + seconds
+        self._status: int | None = None
+        # The system's name lookup knows no timeout: a thread that hangs in it is left behind.
+        self._thread = threading.Thread(target=self._ask, args=(seconds,), daemon=True)
+        self._thread.start()
+
+    def answers(self) -> bool:
+        """Wait for the rest of the time, and return whether the server answers without an error."""
+        self._thread.join(max(0.0, self._ends - time.monotonic()))
+        return self._status is not None and self._status < 500
+
+    def _ask(self, seconds: float) -> None:
+        try:
+            with urlopen(Request(self.url, method="HEAD"), timeout=seconds) as answer:  # noqa: S310 - an address of the user's own
+                self._status = answer.status
+        except HTTPError as error:
+            self._status = error.code
+        except (OSError, ValueError):
+            self._status = None
