@@ -38,7 +38,7 @@ error_console = Console(stderr=True)
 
 @dataclass
 class _Output:
-    """How much is shown, while a command runs."""
+    """The amount of output while a command runs."""
 
     active: bool = False
     verbose: bool = False

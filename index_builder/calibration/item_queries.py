@@ -21,6 +21,7 @@ from index_builder.calibration.leave_one_out import (
     leave_one_out_queries,
 )
 from index_builder.datasets import LabelledImages
+from index_builder.progress import track
 from index_builder.vectors.encoder import embed_with_features
 from index_builder.whitening import cross_fitted_whitenings
 from model_store.encoder.contract import Embeddings, Encoder
@@ -86,7 +87,7 @@ class CrossFittedLayers:
         ]
         layers = cross_fitted_whitenings(features[fitted_to], codes[fitted_to], left_out, weight)
         return cls(
-            tuple(layers),
+            tuple(track(layers, "cross-fitting", n_folds)),
             dict(zip(items.ids, of_item.tolist(), strict=True)),
             dict(zip(items.labels, of_label[codes].tolist(), strict=True)),
         )

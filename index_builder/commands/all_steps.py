@@ -195,7 +195,9 @@ def all_command(options: AllOptions) -> None:
     published = options.bundles or Path("bundles") / config.name
     with opened_run(config, options.run, reads_trunk=True, prepare=options.prepare) as opened:
         shown.table = opened.directory / EVALUATION_TABLE
-        plan = step_of("plan_of")(config)
+        plan_of = step_of("plan_of")
+        with working("reading the source"):
+            plan = plan_of(config)
         plan.show()
         plan.require_feasible()
         if options.dry_run:

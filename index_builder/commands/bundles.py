@@ -26,7 +26,7 @@ DirectoryArgument = Annotated[Path, typer.Argument(help="The directory of bundle
 
 
 def bundles_command(directory: DirectoryArgument) -> None:
-    """List the bundles in a directory, oldest first, and which is served and was before."""
+    """List the bundles in a directory, oldest first; name the current and the previous one."""
     marks = {current_id(directory): "current", previous_id(directory): "previous"}
     for bundle_id in bundle_ids(directory):
         print(bundle_id, marks.get(bundle_id, ""))
@@ -36,7 +36,7 @@ def activate_command(
     directory: DirectoryArgument,
     bundle_id: Annotated[str, typer.Argument(help="As `vouch-build bundles` lists it.")],
 ) -> None:
-    """Make a bundle the current one, once it is verified; running services change over to it."""
+    """Verify a bundle, and make it the current one; running services switch to it."""
     if bundle_id not in bundle_ids(directory):
         raise BundleNotFound(
             f"There is no bundle {bundle_id!r} in {directory}. `vouch-build bundles {directory}` "
@@ -92,7 +92,7 @@ def sign_command(
         ),
     ],
 ) -> None:
-    """Sign a bundle, once it is verified, so that services with VOUCH_BUNDLE_KEYS take it."""
+    """Verify and sign a bundle, for services with VOUCH_BUNDLE_KEYS."""
     signatures = importlib.import_module("model_store.bundles.signatures")
     signing = importlib.import_module("model_store.signing")
     directory = locate(bundle)
@@ -109,7 +109,7 @@ def prune_command(
     ] = KEPT_BUNDLES,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which would go.")] = False,
 ) -> None:
-    """Remove old bundles with their changes; never the current, the previous, or one in use."""
+    """Remove old bundles and their changes: never the current, the previous or one in use."""
     prune = importlib.import_module("model_store.bundles.retention").prune
     for bundle_id in prune(directory, keep, dry_run=dry_run):
         print(bundle_id)
@@ -121,7 +121,7 @@ def doctor_command(
         typer.Argument(help="A bundle, a directory of bundles, or the run of an indexing."),
     ] = None,
 ) -> None:
-    """Look at an installation, bundles or a run; say what to do, and fail if anything is wrong."""
+    """Check an installation, bundles or a run; status 1 if anything is wrong."""
     with working("loading libraries"):
         examine = importlib.import_module("index_builder.commands.doctor").examine
     states = set()
@@ -135,7 +135,7 @@ def doctor_command(
 
 
 def rollback_command(directory: DirectoryArgument) -> None:
-    """Make the bundle the current one again that was before."""
+    """Make the previous bundle the current one again."""
     before = previous_id(directory)
     if before is None:
         raise BundleNotFound(f"No bundle was current in {directory} before the present one.")

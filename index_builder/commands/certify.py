@@ -39,7 +39,7 @@ def certify_command(
         typer.Option(help="Write a new private key here, and its public key to <file>.pub."),
     ] = None,
 ) -> None:
-    """Write what a bundle promises, and on what evidence, as signed JSON and as a page."""
+    """Write the guarantees of a bundle, and their evidence, as signed JSON and as a page."""
     if new_key is not None:
         print(importlib.import_module("model_store.signing").new_key(new_key))
         if bundle is None:
@@ -77,7 +77,7 @@ def verify_command(
         Path | None, typer.Option(help="Of who must have signed it. [default: anybody]")
     ] = None,
 ) -> None:
-    """Compute a certificate again from its bundle, check its signature; fail if it differs."""
+    """Recompute a certificate from its bundle, and check its signature; status 1 if it differs."""
     files = importlib.import_module("index_builder.certificates.files")
     signing = importlib.import_module("model_store.signing")
     verification = importlib.import_module("index_builder.certificates.verification")

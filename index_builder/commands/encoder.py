@@ -167,11 +167,11 @@ class EncoderOptions:
 
 @with_options(EncoderOptions)
 def encoder_command(options: EncoderOptions) -> None:
-    """Bring an encoder made elsewhere to Vouch: exported, and compared with its own library.
+    """Export an encoder of another library, and compare it with that library.
 
-    What is written is for `index --encoder` and `all --encoder`. Nothing is written unless the
-    library's own vectors of real images and Vouch's have a cosine of 0.9999 or more, each. An
-    encoder that is only named (--encoder-name) computes nothing, and takes its vectors as they are.
+    The directory that is written is for `index --encoder` and `all --encoder`. Nothing is written
+    unless the vectors of real images by the library and by Vouch have a cosine of 0.9999 or more.
+    An encoder that is only named (--encoder-name) takes vectors as they are.
     """
     options.require_consistent()
     if options.vectors is not None and options.encoder_name is not None:

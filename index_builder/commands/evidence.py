@@ -95,11 +95,11 @@ class CalibrateOptions:
     parents: ParentsOption = None
     levels: LevelsOption = None
     within: WithinOption = None
-    max_error: Annotated[float | None, promise("max_error", "")] = None
-    max_false_match_rate: Annotated[float | None, promise("max_false_match_rate", "")] = None
-    expected_absent: Annotated[float | None, promise("expected_absent", "")] = None
-    alpha: Annotated[float | None, promise("alpha", "")] = None
-    coverage: Annotated[float | None, promise("coverage", "")] = None
+    max_error: Annotated[float | None, promise("max_error")] = None
+    max_false_match_rate: Annotated[float | None, promise("max_false_match_rate")] = None
+    expected_absent: Annotated[float | None, promise("expected_absent")] = None
+    alpha: Annotated[float | None, promise("alpha")] = None
+    coverage: Annotated[float | None, promise("coverage")] = None
     config: ConfigOption = None
     run: RunOption = None
     feedback: Annotated[
@@ -122,11 +122,11 @@ class CalibrateOptions:
 
 @with_options(CalibrateOptions)
 def calibrate_command(options: CalibrateOptions) -> None:
-    """Fit the decision layer: of a configuration, as a step; or of a bundle, to one's own queries.
+    """Calibrate a bundle with one's own queries; or run the step of a configuration.
 
-    The bundle may come from anywhere. What is published is a new one with the same gallery, its
-    live changes taken in; promises that are not named stay as they were. With BUNDLES alone it is
-    fitted again, to the gallery as it is by now, from the queries that the bundle keeps.
+    A new bundle is published with the same gallery and its live changes; guarantees that are not
+    named stay as they were. With BUNDLES alone it is calibrated again, to the gallery as it is now,
+    from the queries that the bundle keeps.
     """
     shown = OutcomeReport.of(options.require, options.as_json)
     shown.show(_calibrated(options, shown))
@@ -234,7 +234,7 @@ def evaluate_command(
     require: RequireOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure a bundle as it will be served: of a configuration, or with one's own queries.
+    """Measure a bundle with one's own queries; or run the step of a configuration.
 
     Queries that a bundle was calibrated with say nothing about it: bring others.
     """
@@ -284,7 +284,7 @@ def compare_command(
         Path | None, typer.Option(help="An HTML file for it, with pictures of what changes.")
     ] = None,
 ) -> None:
-    """Put the same queries to two bundles: what promises become, and which answers change.
+    """Compare two bundles on the same queries: guarantees, and answers that change.
 
     An answer is right that calls a true match one, or that calls nothing one where nothing is.
     """

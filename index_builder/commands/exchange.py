@@ -32,9 +32,9 @@ def push_command(
         ),
     ] = False,
 ) -> None:
-    """Copy a bundle, once it is verified, to where others pull it from.
+    """Verify a bundle, and copy it to where others pull it from.
 
-    Interrupted, it has changed nothing for them; the same command goes on.
+    After an interruption nothing has changed there; the same command continues.
     """
     from index_builder.exchange.address import place_at  # noqa: PLC0415
     from model_store.bundles.changes import changes_path  # noqa: PLC0415
@@ -76,9 +76,9 @@ def pull_command(
         typer.Option("--keep-current", help="Do not make it the current one of the directory."),
     ] = False,
 ) -> None:
-    """Bring a bundle here, verify every byte and its signature, and make it the current one.
+    """Fetch a bundle, verify each byte and its signature, and make it the current one.
 
-    Interrupted, it leaves no bundle; the same command goes on with the files that are missing.
+    After an interruption there is no bundle; the same command fetches the missing files.
     """
     from index_builder.exchange.address import last_part, place_at  # noqa: PLC0415
     from index_builder.exchange.pull import pull  # noqa: PLC0415

@@ -22,7 +22,7 @@ def export_command(
     out: Annotated[Path, typer.Argument(help="A file to write, .csv or .jsonl.")],
     gallery: Annotated[str, typer.Option(metavar="NAME", help="Name of the gallery.")],
 ) -> None:
-    """Write all decisions on a gallery, oldest first, those that were taken back among them."""
+    """Write all decisions on a gallery, oldest first, those taken back included."""
     from model_store.feedback import FeedbackLog  # noqa: PLC0415 - slow
     from model_store.feedback.exchange import to_csv, to_jsonl  # noqa: PLC0415
 
@@ -41,7 +41,7 @@ def export_command(
 def import_command(
     kept: Kept, file: Annotated[Path, typer.Argument(help="Decisions, .csv or .jsonl.")]
 ) -> None:
-    """Take in decisions, all of them or, if a line is bad, none; each counts once."""
+    """Import decisions: all of them, or none if a line is wrong. Each counts once."""
     from model_store.feedback import FeedbackLog  # noqa: PLC0415 - slow
     from model_store.feedback.exchange import from_csv, from_jsonl  # noqa: PLC0415
 

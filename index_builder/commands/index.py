@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @with_options(IndexOptions)
 def index_command(options: IndexOptions) -> None:
-    """Embed a gallery: of a configuration, as a step; or of any collection, to a bundle.
+    """Embed a collection, and publish it as a bundle; or run the step of a configuration.
 
-    A collection is published with the encoder it was embedded with; of vectors that were made
-    elsewhere (--encoder-name) with none, and is searched with vectors. Interrupted, the same
-    command goes on from where it was and ends with the same bundle.
+    The bundle holds the encoder that embedded the collection. A collection of vectors
+    (--encoder-name) has no encoder, and is searched with vectors. After an interruption the same
+    command continues, and ends with the same bundle.
     """
     options.require_consistent()
     shown = OutcomeReport.of(options.require, options.as_json)

@@ -41,15 +41,16 @@ _OF_CONFIG = frozenset({"config", "run", "milvus"})
 ParentsOption = Annotated[
     Path | None,
     typer.Option(
-        help="Where labels have parents, as a species has a genus: a table (.csv, .jsonl, "
-        ".parquet) with `label` and `parent`. What is not sure enough to be called a match rolls "
-        "up to the finest parent that is."
+        help="Parents of labels, such as the genus of a species: a table (.csv, .jsonl, .parquet) "
+        "with `label` and `parent`. Ambiguous queries are answered with the most specific parent "
+        "that meets the error bound."
     ),
 ]
 LevelsOption = Annotated[
     str | None,
     typer.Option(
-        help="The same from fields of the items' metadata, the finest first: genus,family."
+        help="Parents of labels as fields of the items' metadata, the most specific first: "
+        "genus,family."
     ),
 ]
 
@@ -71,11 +72,11 @@ class Index(StrEnum):
     hnsw = "hnsw"
 
 
-def promise(name: str, before: str = "With --calibrate: ") -> Any:  # noqa: ANN401 - typer's
-    """Return an option that is a setting of ``[calibration]``; its help begins with ``before``."""
+def promise(name: str) -> Any:  # noqa: ANN401 - typer's
+    """Return an option that is a setting of ``[calibration]``."""
     field = CalibrationConfig.model_fields[name]
     default = "" if field.default is None else f" [default: {field.default}]"
-    return typer.Option(help=f"{before}{field.description}{default}")
+    return typer.Option(help=f"{field.description}{default}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,49 +86,56 @@ class IndexOptions:
     source: Annotated[
         str | None,
         typer.Argument(
-            help="A folder of images, a manifest (.csv, .jsonl, .parquet with path, and maybe id, "
-            "label, metadata, bbox), COCO annotations or a IIIF manifest (.json), a tar of images "
-            "or of webdataset, or Parquet with images in it; a path, or a URL: s3://, gs://, "
-            "az://, https:// (the extra `remote`). Or vectors (.npy, .npz, .parquet, .arrow), "
-            "with --encoder-name or an --encoder that takes them."
+            help="Images: a folder, a manifest (.csv, .jsonl, .parquet with the columns path and "
+            "optionally id, label, metadata, bbox), COCO annotations or a IIIF manifest (.json), a "
+            "tar (also of webdataset), or Parquet with images. A path, or a URL: s3://, gs://, "
+            "az://, https:// (the extra `remote`). Or vectors (.npy, .npz, .parquet, .arrow), with "
+            "--encoder-name or an --encoder that takes them."
         ),
     ] = None
     encoder: Annotated[
         str | None,
         typer.Option(
-            help=f"With SOURCE: {FORMS}; or a path: an exported encoder, a bundle, a directory of "
-            "bundles, an .onnx file. [default: MobileNetV2, which comes with Vouch]"
+            help=f"Encoder of SOURCE: {FORMS}; or a path: an exported encoder, a bundle, a "
+            "directory of bundles, an .onnx file. [default: MobileNetV2, which comes with Vouch]"
         ),
     ] = None
     encoder_name: Annotated[
         str | None,
-        typer.Option(help="With SOURCE of vectors: the name of what made them; it is not needed."),
+        typer.Option(
+            help="Name of the model that produced the vectors of SOURCE. The model itself is not "
+            "required."
+        ),
     ] = None
     items: Annotated[
         Path | None,
         typer.Option(
-            help="With SOURCE of vectors: a manifest (.csv, .jsonl, .parquet with id, and maybe "
-            "label, metadata, group, source), a line for each row."
+            help="Items of the vectors of SOURCE, one per row: a manifest (.csv, .jsonl, .parquet) "
+            "with the columns id and optionally label, metadata, group, source."
         ),
     ] = None
     config: Annotated[
         str | None,
-        typer.Option("--config", "-c", help="Instead of SOURCE: the gallery of a configuration."),
+        typer.Option(
+            "--config", "-c", help="Instead of SOURCE: index the gallery of this configuration."
+        ),
     ] = None
-    name: Annotated[str | None, typer.Option(help="Of the gallery. [default: the source's]")] = None
-    description: Annotated[str, typer.Option(help="Of the gallery, for people.")] = ""
+    name: Annotated[
+        str | None, typer.Option(help="Name of the gallery. [default: the source's]")
+    ] = None
+    description: Annotated[str, typer.Option(help="Description of the gallery.")] = ""
     labels: Annotated[
         bool,
         typer.Option(
-            help="Whether first sub-folders, or the labels of a manifest, say what belongs "
-            "together. If not, each image is a thing of its own; a manifest's labels are metadata."
+            help="Use first sub-folders, or the column label of a manifest, as labels. Otherwise "
+            "each image is a class of its own, and the column label is metadata."
         ),
     ] = True
     root: Annotated[
         str | None,
         typer.Option(
-            help="The folder, or its URL, that a manifest's paths start from and stay in. "
-            "[default: the source's own]"
+            help="Folder or URL that the paths of a manifest are relative to, and must stay in. "
+            "[default: the manifest's own]"
         ),
     ] = None
     run: Annotated[
@@ -138,17 +146,17 @@ class IndexOptions:
         typer.Option("--bundles", help="Directory to publish into. [default: bundles/<name>]"),
     ] = None
     resume: Annotated[
-        bool, typer.Option(help="Go on from what an interrupted run has embedded.")
+        bool, typer.Option(help="Continue with what an interrupted run has embedded.")
     ] = True
     max_bad: Annotated[
         str, typer.Option(help="Maximum number of unreadable images, or their share.")
     ] = "1%"
     strict: Annotated[bool, typer.Option("--strict", help="The same as --max-bad 0.")] = False
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Look at everything, embed nothing.")
+        bool, typer.Option("--dry-run", help="Look through the source, and embed nothing.")
     ] = False
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes. [default: as many as may be used]")
+        int | None, typer.Option(min=1, help="Processes. [default: usable processors]")
     ] = None
     engine: Annotated[
         Engine, typer.Option(help="This machine, or a Ray cluster (the extra `ray`).")
@@ -157,9 +165,9 @@ class IndexOptions:
         bool,
         typer.Option(
             "--calibrate",
-            help="Fit probabilities: with a fifth of each label's images, 2,000 at most, which are "
-            "kept out of the gallery; without labels, with views made up of its images. The "
-            "encoder must not have been trained on them.",
+            help="Fit probabilities and verdicts: with a fifth of each label's images, 2,000 at "
+            "most, which are kept out of the gallery; without labels, with augmented views of its "
+            "images. The encoder must not have been trained on the images.",
         ),
     ] = False
     max_error: Annotated[float | None, promise("max_error")] = None
@@ -172,16 +180,16 @@ class IndexOptions:
     index: Annotated[
         Index,
         typer.Option(
-            help="How it is searched; auto: exactly while small, then by size and budget."
+            help="Kind of index. auto searches small galleries exactly, others by size and budget."
         ),
     ] = Index.auto
     memory_budget: Annotated[
         str,
-        typer.Option(help="Of what the index keeps in memory: 512MiB, 4GiB, or bytes."),
+        typer.Option(help="Maximum memory of the index: 512MiB, 4GiB, or bytes."),
     ] = "4GiB"
     min_recall: Annotated[
         float,
-        typer.Option(min=0.01, max=1, help="Share of the ten nearest that a search is to find."),
+        typer.Option(min=0.01, max=1, help="Share of the ten nearest items that a search finds."),
     ] = DEFAULT_SETTINGS.min_recall
     filter_field: Annotated[
         list[str] | None,
@@ -195,35 +203,37 @@ class IndexOptions:
         typer.Option(
             min=THUMBNAIL_SIDE + 1,
             max=MOST_PREVIEW_SIDE,
-            help="Longest side of pictures to compare by, pixels, such as 1024: kept in the bundle "
-            "beside thumbnails, 100 to 250 kB a photograph at 1,024. [default: none]",
+            help="Longest side of previews, which the bundle keeps beside thumbnails: 1024, for "
+            "example, takes 100 to 250 kB a photograph. [default: no previews]",
         ),
     ] = None
     milvus: Annotated[
         str | None,
         typer.Option(
-            help="Put the gallery into this Milvus: http://host:19530, or a file that ends in .db. "
-            "The token, if any, is VOUCH_MILVUS_TOKEN."
+            help="Milvus that holds the gallery: http://host:19530, or a file that ends in .db. "
+            "Its token is read from VOUCH_MILVUS_TOKEN."
         ),
     ] = None
     max_pixels: Annotated[
         int,
         typer.Option(
             min=1,
-            help="Width × height of the largest image that is taken. The memory that decoding one "
-            "may need is bounded in proportion: 1 GiB for 40 million.",
+            help="Maximum width × height of an image. The memory for decoding is bounded in "
+            "proportion: 1 GiB for 40 million.",
         ),
     ] = ImageLimits().max_pixels
     max_bytes: Annotated[
-        str, typer.Option(help="Size of the largest image file that is taken: 200MB, or bytes.")
+        str, typer.Option(help="Maximum size of an image file: 200MB, or bytes.")
     ] = "20MiB"
     fetch_seconds: Annotated[
         float,
-        typer.Option(min=1, help="With a URL: seconds to fetch one image in, all tries together."),
+        typer.Option(min=1, help="Timeout for fetching an image of a URL, retries included."),
     ] = PATIENCE.file_s
     require: RequireOption = None
     as_json: JsonOption = False
-    provider: Annotated[ProviderChoice, typer.Option(help="What the encoder runs on.")] = "auto"
+    provider: Annotated[ProviderChoice, typer.Option(help="Execution provider of the encoder.")] = (
+        "auto"
+    )
 
     @property
     def settings(self) -> IndexSettings:

@@ -39,7 +39,7 @@ def put_command(
     label: Annotated[str | None, typer.Option(help="What the images show.")] = None,
     metadata: Annotated[str, typer.Option(help="A JSON object, kept with each item.")] = "{}",
 ) -> None:
-    """Put images into the current gallery; running services find them at their next look."""
+    """Put images into the current gallery; running services find them within seconds."""
     if item_id is not None and len(images) != 1:
         raise UsageError(
             f"--id is the id of one item, and {len(images)} images were given. Give one image, or "
@@ -71,7 +71,7 @@ def put_command(
 def delete_command(
     directory: Root, ids: Annotated[list[str], typer.Argument(help="Of the items.")]
 ) -> None:
-    """Delete items from the current gallery, all of them or, if one is not there, none."""
+    """Delete items from the current gallery: all of them, or none if one is missing."""
     from index_builder.configuration.milvus import milvus_access  # noqa: PLC0415
     from model_store.bundles.changes import open_writable  # noqa: PLC0415
     from model_store.gallery import Delete, open_gallery  # noqa: PLC0415
@@ -83,9 +83,9 @@ def delete_command(
 
 
 def compact_command(directory: Root) -> None:
-    """Make a new current bundle of the current one and its changes; services change over to it.
+    """Publish the current bundle with its live changes as a new one; services switch to it.
 
-    Its calibration is fitted again to the gallery as it is, from queries that the bundle keeps.
+    It is calibrated again to the gallery as it is, from queries that the bundle keeps.
     """
     from index_builder.configuration.milvus import milvus_access  # noqa: PLC0415
     from index_builder.configuration.signing import signing_key  # noqa: PLC0415
@@ -125,7 +125,7 @@ def restore_command(
     archive: Annotated[Path, typer.Argument(help="A file that `backup` wrote.")],
     directory: Annotated[Path, typer.Argument(help="The directory of bundles to make.")],
 ) -> None:
-    """Make a directory of bundles of a backup, once every byte of it is verified."""
+    """Verify each byte of a backup, and make a directory of bundles of it."""
     from model_store.bundles.backup import restore  # noqa: PLC0415
 
     with working("verifying"):

@@ -102,4 +102,4 @@ VALUES = {
     "vectors": "FILE",
     "within": "METRES",
 }
-"""What help calls the value of a parameter, in all commands; of others the type names it."""
+"""Names for the value of a parameter, in the help of all commands; others are named by type."""

@@ -51,7 +51,7 @@ def reproduce_command(
 ) -> None:
     """Measure methods of the papers on a published protocol: table, report.json, report.html.
 
-    What is finished is not done again: interrupt it as you like, and give the command again.
+    After an interruption the same command continues with what is missing.
     """
     with working("loading libraries"):
         reproduction = importlib.import_module("index_builder.reproduction.command")

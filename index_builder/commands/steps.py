@@ -131,7 +131,7 @@ def single_step(name: str) -> Callable[[str, Path | None], None]:
 def publish_command(
     config: ConfigOption, run: RunOption = None, bundles: BundlesOption = None
 ) -> None:
-    """Turn the staged parts into a verified bundle, by one rename, and make it the current one."""
+    """Publish the staged parts as a verified bundle, and make it the current one."""
     build = load_config(config)
     with opened_run(build, run, to_write=False) as opened:
         published = bundles or Path("bundles") / build.name

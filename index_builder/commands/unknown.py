@@ -46,7 +46,7 @@ def unknown_command(
     table: Annotated[Path | None, typer.Option(help="A CSV file, a line for each member.")] = None,
     page: Annotated[Path | None, typer.Option(help="An HTML file for them, with pictures.")] = None,
 ) -> None:
-    """Group the queries that match nothing into probable new identities.
+    """Group queries without a match into probable new identities.
 
     What two images of one identity look like is learned from the gallery's labels, of which at
     least four need two items each.

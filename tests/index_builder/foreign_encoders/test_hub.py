@@ -9,8 +9,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from huggingface_hub import constants
+from PIL import Image
 
 from index_builder.foreign_encoders.choices import Door
 from index_builder.foreign_encoders.doors import DOORS, EncoderChoices
@@ -98,7 +100,11 @@ def test_offline_setting_is_named_as_the_reason(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.usefixtures("_no_hub")
 @pytest.mark.parametrize("command", ["all", "index", "encoder"])
 def test_commands_end_with_one_line(command: str, tmp_path: Path) -> None:
-    (tmp_path / "photographs").mkdir()
+    pixels = np.random.default_rng(0).integers(256, size=(60, 8, 8), dtype=np.uint8)
+    for number, image in enumerate(pixels):  # as many as a plan needs
+        folder = tmp_path / "photographs" / str(number % 2)
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / f"{number}.png")
     arguments = {
         "all": ["all", "--images", "photographs", "--encoder", f"timm:{NAMES[Door.timm]}"],
         "index": ["index", "photographs", "--encoder", f"transformers:{NAMES[Door.hf]}"],
@@ -106,7 +112,8 @@ def test_commands_end_with_one_line(command: str, tmp_path: Path) -> None:
     }[command]
     done = vouch_build(*arguments, cwd=tmp_path)
     assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
+    *plan, line = done.stderr.splitlines()
+    assert len(plan) == (4 if command == "all" else 0)
     assert line.startswith("error: Cannot fetch '")
 
 
