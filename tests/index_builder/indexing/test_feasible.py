@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from index_builder.calibration.fit import MIN_QUERIES
+from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets.image_files import LeftOut, LeftOutFile, Reason
 from index_builder.indexing.blocks import BLOCK, BLOCK_OF_VECTORS, Entry, Place
-from index_builder.indexing.calibrate import _images, require_enough
+from index_builder.indexing.calibrate import _images, plan_of
 from index_builder.indexing.catalogue import Catalogue, Contents
 from index_builder.indexing.collection import Indexing, _require_writable
 from index_builder.indexing.holding_out import held_out, note_groups, note_held_out
@@ -30,6 +31,8 @@ from model_store.errors import CalibrationError, ConfigError, DatasetError, Outp
 from model_store.gallery import Gallery, IndexSettings
 
 PLACE = Place("/a.png", None, 1, 0)
+
+PROMISES = CalibrationConfig()
 
 
 class Listed:
@@ -148,10 +151,10 @@ def test_there_are_enough_queries(
         n_different=lambda: contents[0] - contents[3],
     )
     if said is None:
-        require_enough(cast("Catalogue", found), of_images=of_images)
+        plan_of(cast("Catalogue", found), PROMISES, of_images=of_images)
     else:
         with pytest.raises(CalibrationError, match=said):
-            require_enough(cast("Catalogue", found), of_images=of_images)
+            plan_of(cast("Catalogue", found), PROMISES, of_images=of_images)
 
 
 def test_images_of_a_catalogue_are_read_where_they_lie() -> None:
