@@ -86,34 +86,37 @@ def load_splits(config: BuildConfig, vectors: LabelledImages | None = None) -> S
     if config.dataset.labels == "none":
         return _of_views(config, generator)
     learning, source, queries = _parts(config.dataset, vectors)
-    withheld = _withheld(config.dataset.withheld_labels, source if queries is None else queries)
-    source = source.subset(with_label(source, set(withheld.labels), wanted=False))
-    if len(set(source.labels)) < 2:
+    withheld = set(config.dataset.withheld_labels)
+    _require_known(withheld, source)
+    spare = source.subset([])
+    if queries is None and config.gallery_share is None:
+        queries = source.subset(with_label(source, withheld, wanted=True))
+    elif queries is None:
+        source, queries = stratified(source, config.gallery_share or 1, generator)
+        spare = source.subset(with_label(source, withheld, wanted=True))
+    gallery = source.subset(with_label(source, withheld, wanted=False))
+    if len(set(gallery.labels)) < 2:
         raise DatasetError(
-            f"Only {len(set(source.labels))} label is left to train on; metric learning needs two."
+            f"Only {len(set(gallery.labels))} label is left to train on; metric learning needs two."
         )
-    share = config.gallery_share
-    if queries is not None:
-        gallery = source
-        queries = queries.subset(with_label(queries, set(withheld.labels), wanted=False))
-    elif share is None:
-        gallery, queries = source, source.subset([])
-    else:
-        gallery, queries = stratified(source, share, generator)
-    halves = zip(
-        *(stratified(part, 0.5, generator, keep=False) for part in (queries, withheld)),
-        strict=True,
-    )
-    calibration, evaluation = (
-        QuerySet(matched, absent, far)
-        for (matched, absent), far in zip(halves, _outliers(config, generator), strict=True)
-    )
-    validation_share = config.dataset.validation_share
+    halves = stratified(queries, 0.5, generator, keep=False)
+    outliers_of = list(_outliers(config, generator))
+    share = config.dataset.validation_share
     training, validation = stratified(
         gallery if learning is None else learning,
-        1 - validation_share,
+        1 - share,
         generator,
-        at_least_one_left=validation_share > 0,
+        at_least_one_left=share > 0,
+    )
+    # Images of withheld labels that fell to the gallery can be nothing but queries.
+    spares = stratified(spare, 0.5, generator, keep=False)
+    calibration, evaluation = (
+        QuerySet(
+            half.subset(with_label(half, withheld, wanted=False)),
+            joined(half.subset(with_label(half, withheld, wanted=True)), more),
+            far,
+        )
+        for half, more, far in zip(halves, spares, outliers_of, strict=True)
     )
     return Splits(
         gallery,
@@ -122,24 +125,18 @@ def load_splits(config: BuildConfig, vectors: LabelledImages | None = None) -> S
         calibration,
         evaluation,
         gallery_unseen=learning is not None,
-        items_are_queries=len(queries) == 0,
+        items_are_queries=not len(calibration.matched) and not len(evaluation.matched),
     )
 
 
-def _withheld(labels: Collection[str], images: LabelledImages) -> LabelledImages:
-    """Return the images of withheld labels.
-
-    Raises
-    ------
-    DatasetError : a label that no image has.
-    """
-    wanted, known = set(labels), set(images.labels)
-    if wanted - known:
+def _require_known(withheld: set[str], images: LabelledImages) -> None:
+    """Raise `DatasetError` where no image has a withheld label."""
+    known = set(images.labels)
+    if withheld - known:
         raise DatasetError(
-            f"dataset.withheld_labels names {', '.join(sorted(wanted - known))}; the labels are "
+            f"dataset.withheld_labels names {', '.join(sorted(withheld - known))}; the labels are "
             f"{', '.join(sorted(known))}."
         )
-    return images.subset(with_label(images, wanted, wanted=True))
 
 
 def _of_views(config: BuildConfig, generator: np.random.Generator) -> Splits:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file
 
 from index_builder.calibration import corrected_by_feedback
 from index_builder.calibration.calibrate import N_DETECTOR_IMAGES, calibrate_gallery
@@ -133,6 +132,8 @@ def _item_queries(
     """
     if not splits.items_are_queries:
         return None
+    from safetensors.numpy import load_file  # noqa: PLC0415 - not where only vectors are indexed
+
     weight = load_file(run.require(run.checkpoint, "train"))["last_layer.weight"]
     return cross_fitted_items(encoder, splits.gallery, splits.training, images, weight, config.seed)
 

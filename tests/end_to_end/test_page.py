@@ -207,7 +207,7 @@ def test_a_gallery_calibrated_by_views_says_so(
             service.answer(encoded(images.pixels(place), "PNG"), alpha=0.001)
         visit = Visit(browser, service, DESKTOP)
         expect(visit.page.get_by_text("views made of its own items").first).to_be_visible()
-        expect(visit.found("estimate")).to_contain_text("a hint only, 5")
+        expect(visit.found("estimate")).to_contain_text("a hint only. Probabilities are for 5")
         assert visit.verdict(visit.sample(belongs=True).click)
         expect(visit.found("result")).to_contain_text("288 views made of its own items")
         expect(visit.found("nothing")).to_contain_text("say little of such images")

@@ -76,7 +76,8 @@ def test_labels_that_train_nothing_make_up_gallery_and_queries() -> None:
 
 
 def test_even_a_few_images_leave_some_for_validation(photographs: Path) -> None:
-    splits = load_splits(config_of(DatasetConfig(kind="folder", path=photographs)))
+    dataset = DatasetConfig(kind="folder", path=photographs, gallery_share=0.6)
+    splits = load_splits(config_of(dataset))
     counts = Counter(splits.gallery.labels)
     assert set(splits.validation.labels) == {x for x, n in counts.items() if n >= MIN_SPLIT}
 
@@ -120,7 +121,8 @@ def test_a_folder_gives_labels_and_ids(photographs: Path) -> None:
     assert len(images) == 16
     assert (images.ids[0], images.labels[0]) == ("cat/0.png", "cat")
     assert images.pixels(0).shape == (9, 12, 3)
-    splits = load_splits(config_of(DatasetConfig(kind="folder", path=photographs)))
+    dataset = DatasetConfig(kind="folder", path=photographs, gallery_share=0.6)
+    splits = load_splits(config_of(dataset))
     assert len(splits.gallery) == 10
 
 
