@@ -18,7 +18,7 @@ from model_store.encoder import onnx as encoder_module
 from model_store.encoder.bound import MOST_SIZES, BoundRuns
 from model_store.encoder.contract import OUTPUT_NAMES, Encoder
 from model_store.encoder.onnx import OnnxEncoder, providers_of
-from model_store.errors import ProviderUnavailable
+from model_store.errors import EncoderContractError, ProviderUnavailable
 from model_store.processors import PROVIDERS, Provider
 from tests.laws.encoder_laws import EncoderLaws
 
@@ -129,7 +129,7 @@ def test_an_encoder_that_cannot_be_recorded_says_what_to_do(
     monkeypatch.setattr(onnxruntime, "InferenceSession", refused)
     with pytest.raises(ProviderUnavailable, match=r"not been partitioned.*VOUCH_CUDA_GRAPHS"):
         OnnxEncoder(digits_bundle / "encoder.onnx", "cpu", cuda_graphs=True)
-    with pytest.raises(RuntimeError, match="partitioned"):
+    with pytest.raises(EncoderContractError, match="partitioned"):
         OnnxEncoder(digits_bundle / "encoder.onnx", "cpu")
 
 

@@ -106,7 +106,8 @@ def ask_as_customers(
 ) -> None:
     """Ask, take what may be accepted at another error, and look within one brand."""
     answers = [service.answer(path.read_bytes(), gallery="shop") for path, _ in of_customers]
-    right = matches(answers, [sku for _, sku in of_customers], "id")
+    # The error is bounded where 1 in 20 queries is absent; of those in hand more than half are.
+    right = matches(answers[:N_LATER], [sku for _, sku in of_customers[:N_LATER]], "id")
     assert len(right) > N_LATER / 3
     assert right.count(False) <= 2 * MAX_ERROR * len(right)
     assert verdicts(answers[N_LATER:])["match"] <= N_OTHERS / 10
