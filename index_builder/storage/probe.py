@@ -1,4 +1,4 @@
-"""Whether a web server answers, known within seconds: libraries try for a minute and longer."""
+"""A quick test of a web server: libraries try for a minute and longer."""
 
 from __future__ import annotations
 

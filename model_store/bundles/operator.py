@@ -18,7 +18,7 @@ OPERATOR_FILE = "OPERATOR"
 
 @dataclass(frozen=True, slots=True)
 class OperatorSettings:
-    """What the operator of a gallery decided.
+    """The decisions of the operator of a gallery.
 
     Attributes
     ----------

@@ -26,17 +26,17 @@ _PRIMARIES: Mapping[int, Primaries] = {
     11: ((0.680, 0.320), (0.265, 0.690), (0.150, 0.060), (0.314, 0.351)),
     12: ((0.680, 0.320), (0.265, 0.690), (0.150, 0.060), _D65),
 }
-"""Of ITU-T H.273: BT.709, BT.2020, DCI-P3 and Display P3."""
+"""Primaries of ITU-T H.273: BT.709, BT.2020, DCI-P3 and Display P3."""
 
 _WHITE_CD = 203.0
 """Luminance of white in pictures of high dynamic range, cd/m² (ITU-R BT.2408); lighter parts are
 clipped."""
 
 _N_SAMPLES = 1024
-"""Of a curve in a profile."""
+"""Samples of a curve in a profile."""
 
 _USUAL_GAMMA = 1 / 2.2
-"""What many programs write into a PNG of sRGB."""
+"""The gamma that many programs write into a PNG of sRGB."""
 
 IGNORED = "The statement in the file about its colours cannot be used and was ignored."
 UNKNOWN = "The file says that its colours are not sRGB, but not which they are."
@@ -44,7 +44,7 @@ UNKNOWN = "The file says that its colours are not sRGB, but not which they are."
 
 @dataclass(frozen=True, slots=True)
 class ColourStatement:
-    """What a file says of its colours.
+    """The statements of a file about its colours.
 
     Attributes
     ----------

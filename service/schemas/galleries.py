@@ -144,7 +144,7 @@ class AdoptedShare(BaseModel):
 
 
 class OperatorDecision(BaseModel):
-    """What holds after a decision of the operator."""
+    """The state after a decision of the operator."""
 
     gallery: str
     absent_share: float = Field(description="Where neither request nor key names a share.")

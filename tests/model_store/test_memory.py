@@ -27,8 +27,9 @@ INDEXING = "tune_malloc(OF_INDEXING)"
 
 VOUCH_BUILD = """
 from index_builder import __main__ as command
+from index_builder.commands import app as commands
 from tests.support.page_faults import faults_of_blocks
-command.app = lambda: print(faults_of_blocks(*{}))
+commands.app = lambda **_: print(faults_of_blocks(*{}))
 command.main()
 """
 

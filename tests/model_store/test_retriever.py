@@ -112,7 +112,7 @@ def test_a_calibrated_bundle_answers_with_probabilities(digits_bundle: Path) -> 
         assert all(0 <= p <= 1 for p in probabilities if p is not None)
         assert None not in probabilities
         assert answer.decision.assessment.outlier_p_value is not None
-    alien = next(s for s in bundle.manifest.samples if "another world" in s.caption)
+    alien = next(s for s in bundle.manifest.samples if "another kind of image" in s.caption)
     verdict = bundle.retriever.search((digits_bundle / alien.file).read_bytes()).decision.verdict
     assert verdict == "out_of_distribution"
 

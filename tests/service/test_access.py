@@ -85,6 +85,11 @@ ADMINISTERS = {
     ("POST", "/v1/galleries/{gallery}/bundles/{bundle_id}/activate"),
     ("POST", "/v1/galleries/{gallery}/bundles/rollback"),
     ("POST", "/v1/galleries/{gallery}/compact"),
+    *(
+        (method, "/v1/galleries/{gallery}/calibration/absent-share")
+        for method in ("POST", "DELETE")
+    ),
+    ("POST", "/v1/galleries/{gallery}/calibration/acknowledge"),
     *((method, "/v1/galleries/{gallery}/shadow") for method in ("PUT", "GET", "DELETE")),
 }
 

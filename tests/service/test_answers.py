@@ -88,6 +88,7 @@ class TestASearch:
             "share": calibration.default_share,
             "origin": "bundle",
             "basis": "absent_labels",
+            "adopted_at": None,
         }
 
     def test_all_probabilities_of_a_query_sum_to_one(

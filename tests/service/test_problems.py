@@ -117,6 +117,8 @@ STATUSES = {
     "OutputError": 500,
     "RunInUse": 500,
     "StepNotReady": 500,
+    "RequirementNotMet": 500,
+    "UsageError": 500,
     "TrainingDiverged": 500,
     "WeightsError": 500,
     "EncoderSourceError": 500,

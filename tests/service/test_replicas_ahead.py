@@ -43,7 +43,7 @@ def test_a_page_after_a_row_that_is_not_read_yet() -> None:
 
 def test_a_cursor_of_a_version_that_is_not_read_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     live = Live()
-    monkeypatch.setattr("service.serving.lease.replace", lambda bundle, **changed: changed)
+    monkeypatch.setattr("service.serving.lease.replace", lambda _of, **changed: changed)
     lease: Any = SimpleNamespace(
         engine=SimpleNamespace(bundle=SimpleNamespace(live=live)),
         bundle=SimpleNamespace(version=1),
