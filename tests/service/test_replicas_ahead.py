@@ -50,4 +50,4 @@ def test_a_cursor_of_a_version_that_is_not_read_yet(monkeypatch: pytest.MonkeyPa
         _retriever=SimpleNamespace(with_gallery=lambda gallery: gallery.n_rows),
     )
     at: Any = Lease.at(lease, 2)
-    assert at.bundle == {"retriever": 6}
+    assert at == {"bundle": {"retriever": 6}}
