@@ -25,6 +25,7 @@ ABSENCE: dict[Absence, str] = {
 
 QUERIES = {
     "held_out_images": "Queries are images that were held out of the gallery.",
+    "left_out_items": "Queries are items of the gallery, each searched for in the rest of it.",
     "views_of_items": "Queries are made-up views of gallery items, since no labels say which "
     "images belong together. Photographs that users take may be harder.",
 }

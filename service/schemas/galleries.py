@@ -185,10 +185,13 @@ class CalibrationReport(BaseModel):
 
     status: CalibrationStatus
     n_queries: int
-    queries: Literal["held_out_images", "views_of_items", "captions"] | None = Field(
-        description="What it was calibrated with; of a gallery without labels, views of its items "
-        "made up by cropping, turning, relighting and compressing them. Queries in words are "
-        "calibrated with captions."
+    queries: Literal["held_out_images", "left_out_items", "views_of_items", "captions"] | None = (
+        Field(
+            description="The calibration queries: images that the gallery lacks; its items, each "
+            "searched for in the rest of the gallery; of a gallery without labels, views of its items "
+            "made up by cropping, turning, relighting and compressing them. Queries in words are "
+            "calibrated with captions."
+        )
     )
     alpha: float | None = Field(description="Default rate of false alarms of the OOD flag.")
     coverage: float | None = Field(description="Default coverage of result sets.")

@@ -138,6 +138,8 @@ def test_the_samples_of_the_demo_get_the_four_verdicts(demo: Service) -> None:
         for file, sample in zip(files, gallery["samples"], strict=True)
     }
     assert {name: answer["verdict"] for name, answer in verdicts.items()} == VERDICTS
+    calibration = demo.http.get("/v1/galleries/photographs/calibration").raise_for_status().json()
+    assert calibration["queries"] == "left_out_items"
     look_alikes = verdicts["schooner.webp"]["results"]
     assert {result["label"] for result in look_alikes} == {"ketch", "schooner"}
 

@@ -313,6 +313,7 @@ export const GERMAN = {
   "under {0}{1}%": "unter {0}{1}%",
   "unknown": "unbekannt",
   "valid": "gültig",
+  "items, each left out of its own list": "Objekte, jedes aus seiner eigenen Liste weggelassen",
   "views made of its own items": "Ansichten, die aus ihren eigenen Objekten gemacht sind",
   "waiting": "wartet",
   "your image": "Ihr Bild",

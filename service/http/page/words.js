@@ -111,6 +111,7 @@ export function uncertaintySentence({ value, percentile }, nQueries) {
 /** What calibration queries were, and of what kind those are that are like them. */
 export const QUERIES = {
   held_out_images: t`held-out images`,
+  left_out_items: t`items, each left out of its own list`,
   views_of_items: t`views made of its own items`,
 };
 
