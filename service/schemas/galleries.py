@@ -188,8 +188,8 @@ class CalibrationReport(BaseModel):
     queries: Literal["held_out_images", "left_out_items", "views_of_items", "captions"] | None = (
         Field(
             description="The calibration queries: images that the gallery lacks; its items, each "
-            "searched for in the rest of the gallery; of a gallery without labels, views of its items "
-            "made up by cropping, turning, relighting and compressing them. Queries in words are "
+            "searched for in the rest of the gallery; of a gallery without labels, views of its "
+            "items made up by cropping, turning, relighting and compressing them. Queries in words are "
             "calibrated with captions."
         )
     )
