@@ -189,8 +189,8 @@ class CalibrationReport(BaseModel):
         Field(
             description="The calibration queries: images that the gallery lacks; its items, each "
             "searched for in the rest of the gallery; of a gallery without labels, views of its "
-            "items made up by cropping, turning, relighting and compressing them. Queries in words are "
-            "calibrated with captions."
+            "items made up by cropping, turning, relighting and compressing them. Queries in words "
+            "are calibrated with captions."
         )
     )
     alpha: float | None = Field(description="Default rate of false alarms of the OOD flag.")
