@@ -26,8 +26,9 @@ N_FEATURES = 1280
 
 WEIGHTS_FILE = "mobilenet_v2_imagenet_int8.npz"
 
-PREPROCESSING = Preprocessing(224, 224, "cover", resized_side=232)
-"""The preprocessing of torchvision's preset for MobileNetV2."""
+PREPROCESSING = Preprocessing(224, 224, "cover", decoding="reduced", resized_side=232)
+"""The preprocessing of torchvision's preset for MobileNetV2; large JPEGs are decoded at a fraction
+of their size, because the whole of a 12-megapixel photograph takes 25 times as long as encoding."""
 
 OPSET = 18
 IR_VERSION = 8
