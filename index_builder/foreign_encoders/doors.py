@@ -114,7 +114,7 @@ def timm_source(name: str, choices: EncoderChoices) -> EncoderSource:
 def open_clip_source(name: str, choices: EncoderChoices) -> EncoderSource:
     """Open the image tower of a model of OpenCLIP."""
     names_weights = "/" in name and not choices.brings_weights
-    hub = HubModel(name, is_local=not (names_weights or ":" in name or choices.text))
+    hub = HubModel(name, is_local=not (names_weights or ":" in name))
     module = _library("open_clip", "open_clip_models", hub)
     weights = None if choices.weights is None else _file(choices.weights)
     with hub.fetched():

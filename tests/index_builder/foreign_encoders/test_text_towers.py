@@ -189,7 +189,7 @@ class TestWhatHasNoTower:
     ) -> None:
         name = open_clip_model(tmp_path / "model")
         monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
-        with pytest.raises(ConfigError, match=r'pip install "vouch-search\[text\]"'):
+        with pytest.raises(ConfigError, match=r"pip install '\.\[text\]'"):
             DOORS[Door.open_clip](name, EncoderChoices(untrained=True, text=True))
 
     def test_doors_that_never_have_one(self) -> None:
