@@ -13,6 +13,7 @@ from rich.console import Console
 
 from index_builder.commands import outcome as outcome_module
 from index_builder.commands.outcome import OutcomeReport
+from index_builder.progress import console
 from model_store.bundles.directory import current_id, locate
 from model_store.decision import Calibration, Outcome, OutcomeLine, outcome_of
 from model_store.errors import RequirementNotMet
@@ -199,6 +200,20 @@ def test_lines_of_a_useless_gallery_are_red_and_shortfalls_yellow(
     )
     assert warning.startswith("\x1b[33m")
     assert "\x1b" not in fact
+
+
+def test_quiet_command_prints_failures_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "quiet", True)
+    report, low = OutcomeReport((), as_json=False), {"recall_at_1": 0.08}
+    lines = (
+        OutcomeLine("flagged", "fact", {"alpha": 0.05}),
+        OutcomeLine("recall_low", "failure", low),
+    )
+    report.check(Outcome(lines=lines))
+    report.show()
+    assert capsys.readouterr().err.startswith("Recall at 1 is 8 %")
 
 
 def test_outcome_of_an_evaluation_is_refused_without_a_word_on_publishing(
