@@ -182,11 +182,11 @@ def _notes(param: Any) -> Iterator[str]:  # noqa: ANN401
     default = getattr(param.default, "value", param.default)
     if isinstance(default, bool):
         default = param.opts[0] if default and param.secondary_opts else None
-    if param.show_default and default not in {None, "", ()}:
+    if param.show_default and default not in (None, "", (), []):
         yield f"[default: {default}]"
     if param.envvar:
         yield f"[env: {param.envvar}]"
-    if param.required:
+    if param.required and param.param_type_name == "option":  # usage says it of arguments
         yield "[required]"
 
 

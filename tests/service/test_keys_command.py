@@ -250,7 +250,7 @@ def test_a_key_is_made_for_some_galleries_with_quotas(
     capsys: pytest.CaptureFixture[str], path: Path
 ) -> None:
     quotas = ("--searches", "100/month", "--max-items", "9", "--max-galleries", "2")
-    text = made(capsys, "create", "acme", "--galleries", "acme-*", "shoes", *quotas)
+    text = made(capsys, "create", "acme", "--galleries", "acme-*,shoes", *quotas)
     kept = Keyring(path).find(text)
     assert kept.galleries == ("acme-*", "shoes")
     assert (kept.searches, kept.max_items, kept.max_galleries) == ("100/month", 9, 2)
