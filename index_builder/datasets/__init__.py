@@ -8,6 +8,6 @@
 """
 
 from index_builder.datasets.images import LabelledImages
-from index_builder.datasets.splits import Splits, load_splits
+from index_builder.datasets.splits import SplitChoices, Splits, load_splits
 
-__all__ = ["LabelledImages", "Splits", "load_splits"]
+__all__ = ["LabelledImages", "SplitChoices", "Splits", "load_splits"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.configuration.build import BuildConfig, DatasetConfig
+from index_builder.configuration.build import BuildConfig, DatasetConfig, OutlierConfig
 from index_builder.datasets.digits import digits
 from index_builder.datasets.folder import folder
 from index_builder.datasets.groups import held_out_groups
@@ -71,7 +71,29 @@ class Splits:
     items_are_queries: bool = False
 
 
-def load_splits(config: BuildConfig, vectors: LabelledImages | None = None) -> Splits:
+@dataclass(frozen=True, slots=True)
+class SplitChoices:
+    """What decides on the splits of a build; the rest of its configuration does not.
+
+    Attributes
+    ----------
+    gallery_share : see `BuildConfig.gallery_share`.
+    """
+
+    dataset: DatasetConfig
+    outliers: OutlierConfig
+    seed: int
+    gallery_share: float | None
+
+    @classmethod
+    def of(cls, config: BuildConfig) -> SplitChoices:
+        """Return those of ``config``."""
+        return cls(config.dataset, config.outliers, config.seed, config.gallery_share)
+
+
+def load_splits(
+    config: BuildConfig | SplitChoices, vectors: LabelledImages | None = None
+) -> Splits:
     """Load the data of ``config`` and divide it, the same way for the same seed.
 
     Parameters
@@ -139,7 +161,7 @@ def _require_known(withheld: set[str], images: LabelledImages) -> None:
         )
 
 
-def _of_views(config: BuildConfig, generator: np.random.Generator) -> Splits:
+def _of_views(config: BuildConfig | SplitChoices, generator: np.random.Generator) -> Splits:
     """Images without labels: views of an image are its positives, and the queries that match it.
 
     One half of the images is learned from, and tested with. The other calibrates: where an image
@@ -176,7 +198,7 @@ def _halves(images: LabelledImages, order: NDArray[np.int64]) -> list[LabelledIm
 
 
 def _outliers(
-    config: BuildConfig, generator: np.random.Generator
+    config: BuildConfig | SplitChoices, generator: np.random.Generator
 ) -> Iterator[LabelledImages | None]:
     """Images from other worlds: to calibrate with, then to be tested on."""
     most = config.outliers.n_images

@@ -19,7 +19,7 @@ from index_builder.calibration.plan import Plan
 from index_builder.configuration.build import BuildConfig
 from index_builder.configuration.milvus import milvus_access
 from index_builder.configuration.signing import signing_key
-from index_builder.datasets import LabelledImages, Splits, load_splits
+from index_builder.datasets import LabelledImages, SplitChoices, Splits, load_splits
 from index_builder.indexing.bundle_manifest import describe
 from index_builder.indexing.embed import open_encoder
 from index_builder.indexing.from_images import build_gallery
@@ -167,18 +167,22 @@ def publish_step(config: BuildConfig, run: Run, bundles: Path) -> Path:
 
 def plan_of(config: BuildConfig) -> Plan:
     """Count the queries that a build will have, from its data as they are now."""
-    splits_of.cache_clear()  # a folder may have changed since it was last read
+    _loaded.cache_clear()  # a folder may have changed since it was last read
     return Plan.of_splits(splits_of(config), config.calibration)
 
 
-@lru_cache(maxsize=1)
 def splits_of(config: BuildConfig) -> Splits:
     """The data of a build: the steps of one process share it, since a folder is slow to check."""
-    if config.dataset.kind != "vectors":
-        return load_splits(config)
-    assert config.dataset.path is not None  # noqa: S101 - the configuration has checked it
-    table = open_vectors(config.dataset.path, config.dataset.items)
-    return load_splits(config, table.labelled_vectors())
+    return _loaded(SplitChoices.of(config))
+
+
+@lru_cache(maxsize=1)
+def _loaded(choices: SplitChoices) -> Splits:
+    if choices.dataset.kind != "vectors":
+        return load_splits(choices)
+    assert choices.dataset.path is not None  # noqa: S101 - the configuration has checked it
+    table = open_vectors(choices.dataset.path, choices.dataset.items)
+    return load_splits(choices, table.labelled_vectors())
 
 
 def _exported(run: Run) -> StoredEncoder:

@@ -95,6 +95,15 @@ def test_whitening_of_few_images_keeps_half_as_many_directions() -> None:
     assert np.linalg.matrix_rank(layer) == 24
 
 
+def test_whitening_of_copies_keeps_the_directions_that_there_are() -> None:
+    copies, labels = np.repeat(FEW[:8], 6, axis=0), np.repeat(FEW_LABELS[:8] % 2, 6)
+    weight = whitening(copies, labels, 24)  # 48 rows, of rank 8
+    assert np.isfinite(weight).all()
+    assert np.any(weight != 0, axis=1).sum() == 8
+    (layer,) = cross_fitted_whitenings(copies, labels, [np.arange(6)], weight)
+    assert np.isfinite(layer).all()
+
+
 def test_whitening_to_more_dimensions_than_features_is_refused() -> None:
     with pytest.raises(ValueError, match="12 features"):
         whitening(FEATURES, LABELS, 13)
