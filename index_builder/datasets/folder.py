@@ -8,13 +8,15 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 
 from index_builder.datasets.groups import pairs_of_equal, united
 from index_builder.datasets.image_files import LeftOut, Reason, image_files
-from index_builder.datasets.images import LabelledImages, from_files
+from index_builder.datasets.images import LabelledImages, Pixels, from_files
 from index_builder.datasets.near_duplicates import Fingerprint, fingerprint, pairs_among
 from index_builder.progress import track
 from model_store.errors import DatasetError, ImageError
@@ -27,6 +29,11 @@ SEEN_SIDE = 512
 fraction of their size."""
 
 
+MOST_KEPT_BYTES = 2**28
+"""Decoded pictures that are kept for the steps of a build: of a small collection each is decoded
+once."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Picture:
     """The digest and fingerprint by which an image is compared with others.
@@ -34,13 +41,18 @@ class _Picture:
     Attributes
     ----------
     digest : SHA-256 of its pixels.
+    of_file : SHA-256 of its file.
     fingerprint : see `near_duplicates`.
     losses : see `DecodedImage.losses`.
+    pixels : of the whole picture; None of one that was decoded at a fraction of its size, or that
+        there is no room for.
     """
 
     digest: bytes
+    of_file: bytes
     fingerprint: Fingerprint | None
     losses: tuple[str, ...] = ()
+    pixels: Pixels | None = None
 
 
 def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
@@ -67,8 +79,10 @@ def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
             candidates.append(root / name)
     if left_out.files:
         logger.warning("%s", left_out.sentence)
+    room = _Room(MOST_KEPT_BYTES)
     with ThreadPoolExecutor() as pool:  # Pillow decodes outside Python's lock
-        pictures = list(track(pool.map(_look_at, candidates), "checking images", len(candidates)))
+        looked_at = pool.map(partial(_look_at, room), candidates)
+        pictures = list(track(looked_at, "checking images", len(candidates)))
     seen = [(path, one) for path, one in zip(candidates, pictures, strict=True) if one is not None]
     found = [path for path, _ in seen]
     losses = Counter(sentence for _, one in seen for sentence in one.losses)
@@ -84,8 +98,25 @@ def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
             f"({', '.join(FORMATS)}) in it. {left_out.sentence}".strip()
         )
     names = [path.relative_to(root).as_posix() for path in found]
-    images = from_files(root, names, [name.split("/")[0] for name in names] if labelled else names)
+    labels = [name.split("/")[0] for name in names] if labelled else names
+    decoded = {row: one.pixels for row, (_, one) in enumerate(seen) if one.pixels is not None}
+    digests = [one.of_file for _, one in seen]
+    images = from_files(root, names, labels, digests, decoded)
     return replace(images, groups=_groups([picture for _, picture in seen]))
+
+
+class _Room:
+    """Bytes that decoded pictures may take together."""
+
+    def __init__(self, n_bytes: int) -> None:
+        self._left, self._lock = n_bytes, Lock()
+
+    def takes(self, pixels: Pixels) -> bool:
+        """Return whether a picture has room, and count it."""
+        with self._lock:
+            fits = pixels.nbytes <= self._left
+            self._left -= pixels.nbytes if fits else 0
+        return fits
 
 
 def _groups(pictures: Sequence[_Picture]) -> tuple[str, ...] | None:
@@ -98,12 +129,21 @@ def _groups(pictures: Sequence[_Picture]) -> tuple[str, ...] | None:
     return tuple(str(number) for number in united(len(pictures), [copies, alike]).tolist())
 
 
-def _look_at(path: Path) -> _Picture | None:
+def _look_at(room: _Room, path: Path) -> _Picture | None:
     try:
-        decoded = decode_image(path.read_bytes(), smallest_side=SEEN_SIDE)
+        data = path.read_bytes()
+        decoded = decode_image(data, smallest_side=SEEN_SIDE)
     except (ImageError, OSError) as error:
         logger.warning("left out %s/%s: %s", path.parent.name, path.name, error)
         return None
     pixels = decoded.pixels
     content = repr(pixels.shape).encode() + pixels.tobytes()
-    return _Picture(hashlib.sha256(content).digest(), fingerprint(pixels), decoded.losses)
+    pixels.setflags(write=False)  # every step of the build reads it
+    is_whole = pixels.shape[:2] == (decoded.height, decoded.width)
+    return _Picture(
+        hashlib.sha256(content).digest(),
+        hashlib.sha256(data).digest(),
+        fingerprint(pixels),
+        decoded.losses,
+        pixels if is_whole and room.takes(pixels) else None,
+    )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -177,19 +178,47 @@ def _all_or_none(parts: Sequence[tuple[T, ...] | None]) -> tuple[T, ...] | None:
     return tuple(chain.from_iterable(given)) if len(given) == len(parts) else None
 
 
-def from_files(root: Path, names: Sequence[str], labels: Sequence[str]) -> LabelledImages:
-    """Image files below ``root``, decoded when asked for; an image's id is its name there."""
+def from_files(
+    root: Path,
+    names: Sequence[str],
+    labels: Sequence[str],
+    digests: Sequence[bytes] = (),
+    decoded: Mapping[int, Pixels] = MappingProxyType({}),
+) -> LabelledImages:
+    """Image files below ``root``, decoded when asked for; an image's id is its name there.
+
+    Parameters
+    ----------
+    digests : SHA-256 of each file; empty: computed when asked for.
+    decoded : by position, the whole pictures of files that are decoded already.
+    """
 
     def read(row: int, smallest_side: int | None) -> Pixels:
+        known = decoded.get(row)
+        if known is not None and is_whole_at(known, smallest_side):
+            return known
         data = (root / names[row]).read_bytes()
         return decode_image(data, smallest_side=smallest_side).pixels
 
     @cache
     def content(row: int) -> bytes:
-        return hashlib.sha256((root / names[row]).read_bytes()).digest()
+        return (
+            digests[row] if digests else hashlib.sha256((root / names[row]).read_bytes()).digest()
+        )
 
     rows = np.arange(len(names))
     return LabelledImages(tuple(names), tuple(labels), read, rows, content=content)
+
+
+def is_whole_at(pixels: Pixels, smallest_side: int | None) -> bool:
+    """Return whether a picture is too small to be decoded at a half of its size.
+
+    Parameters
+    ----------
+    pixels : the whole picture.
+    smallest_side : see `decode_image`.
+    """
+    return smallest_side is None or min(pixels.shape[:2]) < 2 * smallest_side
 
 
 def from_arrays(prefix: str, images: Pixels, labels: Sequence[str]) -> LabelledImages:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cached_property
 from pathlib import Path
 
 import onnx
 import onnx.utils
+import onnxruntime
 import torch
 from torch import Tensor
 
@@ -48,7 +50,11 @@ class GraphTrunk(Trunk):
         )
         content = self.graph.SerializeToString(deterministic=True)
         self._fingerprint = hashlib.sha256(content).hexdigest()
-        self._session = open_graph(content, "cpu", threads=1)
+        self._content = content
+
+    @cached_property
+    def _session(self) -> onnxruntime.InferenceSession:
+        return open_graph(self._content, "cpu", threads=1)
 
     def extra_repr(self) -> str:
         """Return what tells it from other trunks, for fingerprints."""

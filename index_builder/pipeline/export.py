@@ -13,8 +13,6 @@ import numpy as np
 import onnx
 import onnx.utils
 import torch
-from onnxscript import ir, optimizer, rewriter
-from onnxscript.rewriter.rules.common import slice_split_rule
 from torch import Tensor, nn
 from torch.onnx.errors import UnsupportedOperatorError
 
@@ -150,9 +148,10 @@ def _graph(encoder: nn.Module, images: Inputs) -> onnx.ModelProto:
         features = encoder.encoder.features(two)
         trunk = _trunk_graph(encoder.encoder, two)
         opset = min(OPSET, operator_version(trunk))
-        return joined(
-            trunk, traced(_Head(encoder), (features,), OUTPUT_NAMES[:2], (FEATURES,), opset)
+        head = traced(
+            _Head(encoder), (features,), OUTPUT_NAMES[:2], (FEATURES,), opset, is_whole=False
         )
+        return joined(trunk, head)
     return traced(encoder, (two,), OUTPUT_NAMES)
 
 
@@ -172,12 +171,19 @@ def traced(
     outputs: Sequence[str],
     inputs: Sequence[str] = (INPUT_NAME,),
     opset: int = OPSET,
+    *,
+    is_whole: bool = True,
 ) -> onnx.ModelProto:
-    """Return the optimised graph of ``module``: of two ``examples`` to its ``outputs``, of any n.
+    """Return the graph of ``module``: of two ``examples`` to its ``outputs``, of any n.
 
     By tracing: half a second of computing for MobileNetV2, and a quarter of optimising. The
     exporter by `torch.export` takes eleven, more than encoding a thousand photographs does; it is
     for modules with an operator that tracing does not know.
+
+    Parameters
+    ----------
+    is_whole : whether it is a whole network. That is optimised; for a few operators it is not worth
+        the second that importing the optimiser takes.
     """
     module.eval()
     with TemporaryDirectory() as scratch, warnings.catch_warnings():
@@ -197,7 +203,9 @@ def traced(
             torch.onnx.export(
                 module, examples, path, dynamic_shapes=any_batch, dynamo=True, **options
             )
-        file = optimised(onnx.load(path))
+        file = onnx.load(path)
+    if is_whole:
+        file = optimised(file)
     _strip_traces(file)
     return file
 
@@ -208,6 +216,9 @@ def optimised(file: onnx.ModelProto) -> onnx.ModelProto:
     As `onnxscript.optimizer.optimize`, but without its rule that joins two slices of one tensor: it
     compares all pairs of nodes, which for a vision transformer takes nine tenths of the time.
     """
+    from onnxscript import ir, optimizer, rewriter  # noqa: PLC0415 - slow
+    from onnxscript.rewriter.rules.common import slice_split_rule  # noqa: PLC0415 - slow
+
     rules = [rule for rule in rewriter._DEFAULT_REWRITE_RULES if rule is not slice_split_rule]
     model = ir.serde.deserialize_model(file)
     optimizer.inline(model)

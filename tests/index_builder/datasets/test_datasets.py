@@ -17,7 +17,7 @@ from index_builder.datasets.images import from_arrays
 from index_builder.datasets.outliers import outliers
 from index_builder.datasets.splits import MIN_SPLIT
 from model_store.errors import DatasetError
-from model_store.images import Preprocessing
+from model_store.images import Preprocessing, decode_image
 from tests.support.narrowing import not_none
 
 
@@ -233,3 +233,41 @@ def test_fashion_mnist_is_the_official_one(data_dir: Path) -> None:
     assert len(images) == 10_000
     assert images.labels[:3] == ("Ankle boot", "Pullover", "Trouser")
     assert sum(label == "Bag" for label in images.labels) == 1000
+
+
+def test_folder_decodes_each_small_picture_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, large = np.zeros((300, 400, 3), np.uint8), np.zeros((1200, 1600, 3), np.uint8)
+    small[:150] = large[:600] = 200
+    for name, pixels in (("a/small.png", small), ("b/large.jpg", large)):
+        path = tmp_path / name
+        path.parent.mkdir()
+        Image.fromarray(pixels).save(path)
+    images = folder(tmp_path)
+    wanted = {name: decode_image((tmp_path / name).read_bytes()).pixels for name in images.ids}
+    monkeypatch.setattr("index_builder.datasets.images.decode_image", None)
+    for side in (None, 224):
+        np.testing.assert_array_equal(images.pixels(0, side), wanted["a/small.png"])
+    assert not images.pixels(0).flags.writeable
+    monkeypatch.undo()
+    np.testing.assert_array_equal(images.pixels(1), wanted["b/large.jpg"])
+    assert images.pixels(1, 224).shape == (300, 400, 3)
+
+
+def test_folder_keeps_no_more_decoded_pictures_than_there_is_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (30, 40), "red" if name == "a" else "blue").save(tmp_path / name / "1.png")
+    monkeypatch.setattr("index_builder.datasets.folder.MOST_KEPT_BYTES", 30 * 40 * 3 + 1)
+    images = folder(tmp_path)
+    monkeypatch.setattr("index_builder.datasets.images.decode_image", None)
+    readable = []
+    for position in (0, 1):
+        try:
+            readable.append(images.pixels(position).shape)
+        except TypeError:
+            continue
+    assert readable == [(40, 30, 3)]
