@@ -1,6 +1,6 @@
 """A folder of photographs to a calibrated bundle, over decoding and encoding each of them once.
 
-The command is `vouch-build all --images FOLDER`, with the encoder that comes with Vouch, on the 570
+The command is `vouch-build all --images FOLDER`, with the encoder that comes with Vouch, on 1,000
 photographs of Caltech-101, in a process of its own, from its start to its end on the clock. Against
 it stands the least that the machine could do: the time on the clock of decoding and encoding each
 photograph once with ONNX Runtime, on as many cores. In turns. The same ratio of the time that the
