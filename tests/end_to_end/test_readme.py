@@ -123,9 +123,9 @@ def run_here(command: str, place: Path) -> str:
 
 VERDICTS = {
     "flamingo.webp": "match",
-    "schooner.webp": "ambiguous",
+    "crayfish.webp": "ambiguous",
     "rooster.webp": "no_match",
-    "chart.png": "out_of_distribution",
+    "page.png": "out_of_distribution",
 }
 """The samples of the demo, in the order of the page."""
 
@@ -140,8 +140,8 @@ def test_the_samples_of_the_demo_get_the_four_verdicts(demo: Service) -> None:
     assert {name: answer["verdict"] for name, answer in verdicts.items()} == VERDICTS
     calibration = demo.http.get("/v1/galleries/photographs/calibration").raise_for_status().json()
     assert calibration["queries"] == "left_out_items"
-    look_alikes = verdicts["schooner.webp"]["results"]
-    assert {result["label"] for result in look_alikes} == {"ketch", "schooner"}
+    look_alikes = verdicts["crayfish.webp"]["results"]
+    assert {result["label"] for result in look_alikes} == {"crayfish", "lobster"}
 
 
 def test_the_query_is_answered_and_looks_as_shown(place: Path, demo: Service) -> None:
@@ -189,7 +189,7 @@ def test_filters_and_groups_are_heeded(place: Path, demo: Service) -> None:
         answer = json.loads(run(here.replace("curl ", "curl -s ", 1), place))
         labels.append([result["label"] for result in answer["results"]])
     filtered, grouped = labels
-    assert set(filtered) <= {"ketch", "schooner"}
+    assert set(filtered) <= {"crayfish", "lobster"}
     assert len(filtered) == 10
     assert len(set(grouped)) == len(grouped) > 1
 
