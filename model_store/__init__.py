@@ -28,6 +28,7 @@ algebra of uncertain distances, `errors` the whole error family.
     answers         what a query found, and the decision on it
     compared_answers  which answers change from one bundle to another
     matches         ranked neighbours with their probabilities
+    pairs           the uncertainty of the similarity of query and item
     truth           whether an item is a true match of a query
     verdicts        the words of answers
     deadline        work for nobody is given up

@@ -55,6 +55,11 @@ class Answer:
     seconds: dict[str, float]
     explain: Explanation | None = None
 
+    @property
+    def uncertainty(self) -> float | None:
+        """Standard deviation of the similarity to the gallery's nearest item, see `Assessment`."""
+        return self.decision.assessment.uncertainty
+
     def _repr_html_(self) -> str:
         """Return what a notebook shows of it."""
         return answer_html(self.decision, self.matches)

@@ -23,6 +23,8 @@ class Match:
     rank : from 1.
     item : whom the gallery's owner knows.
     similarity : cosine of the directions, in [−1, 1].
+    similarity_std : its standard deviation, for query and item are both uncertain; None of a query
+        whose uncertainty is unknown.
     match_probability : calibrated P(true match), None without calibration.
     match_interval : what that probability lies between, None without calibration.
     rank_stability : share of predictive samples under which it stays in the list; None of a query
@@ -35,6 +37,7 @@ class Match:
     rank: int
     item: Item
     similarity: float
+    similarity_std: float | None
     match_probability: float | None
     match_interval: tuple[float, float] | None
     rank_stability: float | None
@@ -60,12 +63,14 @@ def matches_of(
     similarities = neighbours.similarities.tolist()  # plain numbers, all at once
     probabilities = _plain(decision.match_probabilities)
     intervals = _plain(decision.match_intervals)
+    stds = neighbours.stds.tolist()
     confidences = neighbours.rank_confidence if has_uncertainty else ()
     return tuple(
         Match(
             rank=rank + 1,
             item=item,
             similarity=similarities[place],
+            similarity_std=stds[place] if has_uncertainty else None,
             match_probability=None if probabilities is None else probabilities[rank],
             match_interval=None if intervals is None else tuple(intervals[rank]),
             rank_stability=float(neighbours.rank_stability[rank]) if has_uncertainty else None,

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.encoder.contract import Embeddings, QueryKind
-from model_store.sphere import concentration_of, sample_projected_normal
+from model_store.sphere import concentration_of
 
 N_SAMPLES = 100
 """Predictive samples a query; the number the Laplace metric-learning paper evaluates with."""
 
 _HEADER = struct.Struct("<4sIIIdd")
-_MAGICS: dict[bytes, QueryKind] = {b"VPD3": "image", b"VPT3": "text"}
+_MAGICS: dict[bytes, QueryKind] = {b"VPD4": "image", b"VPT4": "text"}
 _MAGIC_OF = {kind: magic for magic, kind in _MAGICS.items()}
 
 
@@ -30,9 +30,9 @@ class Predictive:
     direction : (D,) float32, unit; where the distribution is centred.
     variance : (D,) float32; of the embedding before normalisation, relative to its squared norm, so
         that N(direction, diag variance) has the same directions.
-    spherical_variance : 1 − R in [0, 1], with R the mean resultant length; the uncertainty served.
+    spherical_variance : 1 − R in [0, 1], with R the mean resultant length.
     outlier_score : how alien the query is, NaN where the bundle has no detector.
-    samples : (S, D) float32, unit; draws of the embedding.
+    samples : (S, D) float32; draws of N(direction, diag variance), before normalisation.
     kind : of the query: which calibration judges it.
     has_uncertainty : False where the encoder gives no variance: how sure it is, nobody knows.
     """
@@ -111,13 +111,14 @@ def predict(
     directions, variances = embeddings.directions, embeddings.spherical_variances
     squared_norms = (embeddings.mean**2).sum(axis=1, keepdims=True)
     relative = embeddings.variance / np.maximum(squared_norms, np.finfo(np.float32).tiny)
+    spreads = np.sqrt(relative)
     return [
         Predictive(
             directions[row],
             relative[row],
             float(variances[row]),
             float(outlier_scores[row]),
-            sample_projected_normal(embeddings.mean[row], embeddings.variance[row], noise),
+            directions[row] + spreads[row] * noise,
             kind,
         )
         for row in range(len(embeddings))

@@ -21,12 +21,14 @@ from model_store.gallery import Allowed, Filter, Gallery, Item
 from model_store.images import DecodedImage, decode_image
 from model_store.matches import matches_of
 from model_store.one_encoder import require_one_encoder
+from model_store.pairs import moves_both
 from model_store.predictive import N_SAMPLES, Predictive, predict
 from model_store.search import (
     EVERYTHING,
     N_CANDIDATES,
     Diversity,
     Neighbours,
+    pairs_of,
     reordered,
     two_stage_search,
 )
@@ -89,6 +91,7 @@ class Retriever:
         self.kind: QueryKind = "image"
         self._calibrations = {"image": calibration, "text": text_calibration}
         self._noise = _noise_of(encoder.fingerprint, N_SAMPLES, encoder.dim)
+        self._noise_of_items = _noise_of(f"{encoder.fingerprint}, items", N_SAMPLES, N_CANDIDATES)
 
     def with_gallery(self, gallery: Gallery) -> Retriever:
         """The same encoder and decision layer, with another state of the gallery."""
@@ -248,13 +251,25 @@ class Retriever:
             exclude=exclude,
             allowed=allowed,
             diversity=diversity,
+            noise=self._noise_of_items,
+            move_together=moves_both(self.posterior),
         )
         n_places = limit if terms.order == "similarity" else N_CANDIDATES
         rows, retrieved = self._retrieved(predictive, neighbours, n_places, allowed)
         searched = time.perf_counter()
-        decision = decide(self.calibration, predictive, replace(retrieved, limit=limit), terms)
+        retrieved = replace(
+            retrieved, limit=limit, uncertainty=self._uncertainty(predictive, rows[:1])
+        )
+        decision = decide(self.calibration, predictive, retrieved, terms)
         if terms.order == "probability" and decision.ranking is not None:
-            neighbours = reordered(neighbours, decision.ranking, self.gallery, predictive, limit)
+            neighbours = reordered(
+                neighbours,
+                decision.ranking,
+                self.gallery,
+                predictive,
+                limit,
+                move_together=moves_both(self.posterior),
+            )
         shown = neighbours.rows[neighbours.listed[:limit]]
         decided = time.perf_counter()
         chosen = decision.result_set
@@ -285,6 +300,26 @@ class Retriever:
             if allowed is None
             else Explanation(neighbours.plan, allowed.share, allowed.indexes),
         )
+
+    def uncertainty(self, predictive: Predictive) -> float | None:
+        """Return `Assessment.uncertainty` of a query: one search for its nearest item."""
+        nearest = self.gallery.candidates(predictive.direction[None], 1).rows[0]
+        return self._uncertainty(predictive, nearest)
+
+    def _uncertainty(self, predictive: Predictive, nearest: NDArray[np.int64]) -> float | None:
+        """Return the standard deviation of the similarity to the row ``nearest`` (1,), if any."""
+        if not predictive.has_uncertainty or not len(nearest):
+            return None
+        directions = self.gallery.directions(nearest)
+        pair = pairs_of(
+            self.gallery,
+            predictive,
+            nearest,
+            directions,
+            (directions @ predictive.direction).astype(np.float64),
+            move_together=moves_both(self.posterior),
+        )
+        return float(pair.std[0])
 
     def _items(self, shown: NDArray[np.int64], members: NDArray[np.int64]) -> dict[int, Item]:
         """Look up items by row, each once: most members of a result set are shown as well."""

@@ -2,7 +2,8 @@
 
 Searching the gallery with every one of S predictive samples costs S searches. The samples lie
 close to their mean, so what they find is among the mean's own candidates: one search, then one
-small product of the samples with the candidates.
+small product of the samples with the candidates. The items are uncertain, too: see
+`model_store.pairs`.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from model_store.gallery import Allowed, Gallery
+from model_store.pairs import Pairs
 from model_store.predictive import Predictive
 from model_store.verdicts import Plan
 
@@ -21,9 +22,6 @@ N_CANDIDATES = 200
 """Number of items that the first stage fetches; the decision layer's signals are taken from
 them."""
 
-
-_NOTHING = np.finfo(np.float32).tiny
-"""A variance of which any lead at all is certain: similarities have eight decimals."""
 
 _ROUNDING = 1e-6
 """By so much may the product of two unit vectors of float32 be off: that of exact copies is not
@@ -56,16 +54,18 @@ class Neighbours:
     ----------
     rows : (n,) int64, positions in the gallery.
     similarities : (n,) float64, descending; equal ones by id.
+    stds : (n,) standard deviation of each similarity, see `Pairs`.
     listed : (m,) int64, places among the candidates, ascending unless `reordered`; all of them, but
         for a `Diversity`.
-    rank_stability : (m,) share of the predictive samples under which a listed item is among the k
-        nearest of the list.
+    rank_stability : (m,) share of the samples of query and items under which a listed item is among
+        the k nearest of the list.
     rank_confidence : (min(k, m - 1),) P(a listed item is nearer to the query than the next one).
     plan : see `Candidates`.
     """
 
     rows: NDArray[np.int64]
     similarities: NDArray[np.float64]
+    stds: NDArray[np.float64]
     listed: NDArray[np.int64]
     rank_stability: NDArray[np.float64]
     rank_confidence: NDArray[np.float64]
@@ -80,6 +80,9 @@ def two_stage_search(
     exclude: int | None = None,
     allowed: Allowed | None = None,
     diversity: Diversity = EVERYTHING,
+    *,
+    noise: NDArray[np.float32],
+    move_together: bool = True,
 ) -> Neighbours:
     """Find the items nearest to one query and how firmly each holds its place.
 
@@ -91,6 +94,8 @@ def two_stage_search(
     exclude : row of an item not to find, such as the one that the query is.
     allowed : the rows that may be found, such as a filter lets through; None for all.
     diversity : candidates that are not listed.
+    noise : (S, n) standard normal, the same for all queries: of the items' own errors.
+    move_together : see `moves_both`.
     """
     n = max(n_candidates, k)
     found = gallery.candidates(query.direction[None], n + (exclude is not None), allowed)
@@ -98,41 +103,74 @@ def two_stage_search(
     if exclude is not None:
         others = np.flatnonzero(rows != exclude)[:n]
         rows, similarities = rows[others], similarities[others]
-    directions, of_listed = gallery.directions(rows), similarities
+    directions = gallery.directions(rows)
+    pairs = pairs_of(gallery, query, rows, directions, similarities, move_together=move_together)
     listed = np.arange(len(rows))
+    stds = pairs.std
     if diversity != EVERYTHING:
         listed = distinct(diversity, directions, gallery.label_codes(rows))
-        directions, of_listed = directions[listed], similarities[listed]
+        directions, pairs = directions[listed], pairs.at(listed)
     return Neighbours(
         rows,
         similarities,
+        stds,
         listed,
-        rank_stability(query.samples @ directions.T, k),
-        rank_confidence(of_listed[: k + 1], directions[: k + 1], query.variance),
+        rank_stability(pairs.sampled(query, directions, noise), k),
+        pairs.nearer_than_next(query, directions[: k + 1]),
         found.plan,
     )
 
 
+def pairs_of(
+    gallery: Gallery,
+    query: Predictive,
+    rows: NDArray[np.int64],
+    directions: NDArray[np.float32],
+    similarities: NDArray[np.float64],
+    *,
+    move_together: bool,
+) -> Pairs:
+    """Return a query and the items at ``rows`` (n,) as pairs.
+
+    Parameters
+    ----------
+    directions, similarities : (n, D) and (n,) of these items.
+    move_together : see `moves_both`.
+    """
+    correlations = np.clip(similarities, 0, 1) if move_together else np.zeros(len(rows))
+    return Pairs.of(query, directions, similarities, gallery.total_variances(rows), correlations)
+
+
 def reordered(
-    found: Neighbours, ranking: NDArray[np.int64], gallery: Gallery, query: Predictive, k: int
+    found: Neighbours,
+    ranking: NDArray[np.int64],
+    gallery: Gallery,
+    query: Predictive,
+    k: int,
+    *,
+    move_together: bool = True,
 ) -> Neighbours:
     """Return what was found with its list in another order.
 
     Parameters
     ----------
     ranking : (m,) places in ``found.listed``.
-    k : as in the search.
+    k, move_together : as in the search.
     """
     listed = found.listed[ranking]
     top = listed[: k + 1]
+    rows = found.rows[top]
+    directions = gallery.directions(rows)
+    pairs = pairs_of(
+        gallery, query, rows, directions, found.similarities[top], move_together=move_together
+    )
     return Neighbours(
         found.rows,
         found.similarities,
+        found.stds,
         listed,
         found.rank_stability[ranking],
-        rank_confidence(
-            found.similarities[top], gallery.directions(found.rows[top]), query.variance
-        ),
+        pairs.nearer_than_next(query, directions),
         found.plan,
     )
 
@@ -157,37 +195,6 @@ def distinct(
         if not of[listed].any():
             listed.append(place)
     return np.array(listed, dtype=np.int64)
-
-
-def rank_confidence(
-    similarities: NDArray[np.float64], items: NDArray[np.float32], variance: NDArray[np.float32]
-) -> NDArray[np.float64]:
-    """P(each item is nearer to the query than the next one is), in closed form.
-
-    Items are taken as they lie in the gallery, as `rank_stability` takes them. The difference of
-    two squared distances is then linear in the query z ~ N(direction, diag v), so that it is
-    exactly normal, and with unit items its sign is that of the difference on the sphere. For an
-    item a and the next one b, of similarities s_a and s_b to the direction:
-
-        P = Φ((s_a − s_b) / √(Σ_d v_d (a_d − b_d)²))
-
-    That is `model_store.gaussian.probability_ranks_above` where the query alone varies, of what the
-    search knows already: items that share their rounded similarity are even, and the deviation is
-    a float32.
-
-    Parameters
-    ----------
-    similarities : (n,) of the items to the query's direction.
-    items : (n, D) unit.
-    variance : (D,) of the query.
-
-    Returns
-    -------
-    (n - 1,), at least ½ where the next item is no nearer.
-    """
-    lead = similarities[:-1] - similarities[1:]
-    variances = np.square(items[:-1] - items[1:]) @ variance
-    return np.asarray(ndtr(lead / np.sqrt(np.maximum(variances, _NOTHING))))
 
 
 def rank_stability(similarities: NDArray[np.float32], k: int) -> NDArray[np.float64]:

@@ -85,7 +85,8 @@ def calibration_queries(
         embeddings = embed_with_features(setup.encoder, matched, "calibration queries", seen)
         signals = setup.detector.signals(embeddings)
         of_matched = look_up(
-            setup.gallery, setup.means, matched, embeddings, signals, setup.n_candidates
+            *(setup.gallery, setup.means, matched, embeddings, signals, setup.n_candidates),
+            move_together=setup.move_together,
         )
         if plain is None:
             absent, absent_of = _observe_hidden(setup, matched, embeddings)
@@ -281,6 +282,7 @@ def _observe_items(
             detectors.signals(asked, of_items[places]),
             setup.n_candidates,
             hidden=own[places],
+            move_together=setup.move_together,
         )
 
     absent, absent_of = _observe_hidden(setup, items.images, items.unlabelled)
@@ -362,6 +364,7 @@ def _with_gallery_images(
         signals[rows],
         setup.n_candidates,
         hidden=hidden,
+        move_together=setup.move_together,
     )
     absent, absent_of = None, None
     if setup.label_folds is not None:

@@ -66,8 +66,8 @@ class Answers:
 
     @property
     def uncertainties(self) -> NDArray[np.float64]:
-        """Spherical variance of each query, (B,)."""
-        return np.array([answer.predictive.spherical_variance for answer in self.answers])
+        """`Answer.uncertainty` of each query, (B,); NaN where it has none."""
+        return np.array([answer.uncertainty for answer in self.answers], dtype=float)
 
     @property
     def p_values(self) -> NDArray[np.float64]:

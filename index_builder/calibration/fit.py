@@ -116,7 +116,6 @@ def fit_calibration(
         assumed_absent=fitted.assumed,
         expected_absent=config.expected_absent,
         order=config.order,
-        uncertainties=np.sort(matched.spherical_variances),
         outlier_scores=np.sort(np.r_[ordinary, parts[1].scores[: queries.n_put]]),
         means=gallery.means,
         label_classes=size_classes(gallery.label_counts),
@@ -131,6 +130,7 @@ def fit_calibration(
         report={},
         hierarchy=gallery.rule.hierarchy,
         within=gallery.rule.within,
+        similarity_stds=np.sort(matched.similarity_stds),
         absent_outlier_scores=_absent_scores(queries, parts),
     )
     by_kind = {name: auroc(scores, ordinary) for name, scores in of_kinds.items()}

@@ -19,7 +19,9 @@ from model_store.decision.outliers import unit_rows
 from model_store.encoder.contract import Embeddings, Encoder
 from model_store.errors import DatasetError
 from model_store.gallery import Gallery, MaskedRows
-from model_store.search import N_CANDIDATES
+from model_store.pairs import moves_both
+from model_store.predictive import predict
+from model_store.search import N_CANDIDATES, pairs_of
 from model_store.truth import SameLabel, Truth, Within, wgs84
 
 Floats = NDArray[np.float64]
@@ -64,6 +66,7 @@ class RetrievedQueries:
     Attributes
     ----------
     spherical_variances : (B,).
+    similarity_stds : (B,), see `Assessment.uncertainty`; NaN without a candidate.
     outlier_signals : (B, S), see `OutlierDetector.signals`.
     similarities : (B, n) of their candidates.
     label_codes : (B, n) of their candidates.
@@ -75,6 +78,7 @@ class RetrievedQueries:
     """
 
     spherical_variances: Floats
+    similarity_stds: Floats
     outlier_signals: Floats
     similarities: Floats
     label_codes: NDArray[np.int32]
@@ -152,7 +156,9 @@ def observe(
         signals[positions] = detector.signals(embeddings)
     found = Embeddings(mean, variance, np.empty((len(queries), 0), dtype=np.float32))
     return look_up(
-        gallery, means, queries, found, signals, n, within=nearby(gallery, queries, within)
+        *(gallery, means, queries, found, signals, n),
+        within=nearby(gallery, queries, within),
+        move_together=moves_both(encoder.metadata.posterior),
     )
 
 
@@ -207,6 +213,7 @@ def look_up(
     alike: Integers | None = None,
     within: Within | None = None,
     among: NDArray[np.bool_] | None = None,
+    move_together: bool = False,
 ) -> RetrievedQueries:
     """Look up the ``n`` candidates of B embedded queries.
 
@@ -221,6 +228,7 @@ def look_up(
         thing: what a query shows is hidden with all that is like it.
     within : what a match is, where it is not the same label.
     among : (N,) items that any of them can find; None for all.
+    move_together : see `moves_both`, of the distribution behind the embeddings.
     """
     item_codes, codes = _codes(gallery, queries)
     truth: Truth = SameLabel(codes, item_codes) if within is None else within
@@ -245,6 +253,9 @@ def look_up(
             of_means = np.where(label_codes == codes[:, None], without, of_means)
     return RetrievedQueries(
         embeddings.spherical_variances,
+        _stds_of_nearest(
+            gallery, embeddings, rows[:, :1], similarities[:, :1], move_together=move_together
+        ),
         outlier_signals,
         similarities,
         label_codes,
@@ -254,6 +265,34 @@ def look_up(
         np.zeros(len(queries), dtype=np.int64) if hide_label else sizes.own,
         sizes.of(label_codes),
     )
+
+
+def _stds_of_nearest(
+    gallery: Gallery,
+    embeddings: Embeddings,
+    rows: Integers,
+    similarities: Floats,
+    *,
+    move_together: bool,
+) -> Floats:
+    """Return the standard deviation (B,) of each query's similarity to its first candidate.
+
+    Parameters
+    ----------
+    rows, similarities : (B, 1) of the first candidates; (B, 0) where there are none.
+    """
+    stds = np.full(len(rows), np.nan)
+    if not rows.shape[1]:
+        return stds
+    noise = np.zeros((1, embeddings.mean.shape[1]), dtype=np.float32)
+    queries = predict(embeddings, np.full(len(rows), np.nan), noise)
+    for place, query in enumerate(queries):
+        found, directions = rows[place], gallery.directions(rows[place])
+        pair = pairs_of(
+            gallery, query, found, directions, similarities[place], move_together=move_together
+        )
+        stds[place] = pair.std[0]
+    return stds
 
 
 def look_up_hidden(

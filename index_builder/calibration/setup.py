@@ -19,6 +19,7 @@ from index_builder.vectors.images import Seen
 from model_store.decision import LabelMeans, OutlierDetector, label_means
 from model_store.encoder.contract import Embeddings, Encoder
 from model_store.gallery import Gallery
+from model_store.pairs import moves_both
 from model_store.search import N_CANDIDATES
 
 
@@ -142,6 +143,11 @@ class RetrievalSetup:
             *(self.encoder, self.gallery, self.detector, self.means),
             *(self.n_candidates, self.rule),
         )
+
+    @property
+    def move_together(self) -> bool:
+        """True if the embeddings of queries and items move together, see `moves_both`."""
+        return moves_both(self.encoder.metadata.posterior)
 
     def observe(self, queries: LabelledImages, seen: Seen | None = None) -> RetrievedQueries:
         """Embed queries and look them up; ``seen`` is told of those that had to be decoded."""

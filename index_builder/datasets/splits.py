@@ -73,7 +73,7 @@ class Splits:
 
 @dataclass(frozen=True, slots=True)
 class SplitChoices:
-    """What decides on the splits of a build; the rest of its configuration does not.
+    """The part of a configuration that decides on the splits of a build.
 
     Attributes
     ----------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -66,7 +65,6 @@ class Calibration:
     assumed_absent : share of absent queries that the probabilities were fitted with.
     expected_absent : share that the gallery's configuration expects; None for `DEFAULT_ABSENT`.
     order : of lists where a request names none.
-    uncertainties : (n,) of the calibration queries, sorted.
     outlier_scores : (n,) of the calibration queries, sorted.
     means : where each label lies.
     label_classes : (C,) size class of each label by its code, see `SIZE_CLASSES`; `UNKNOWN_CLASS`
@@ -83,6 +81,8 @@ class Calibration:
     report : how it was fitted and how well it does, for people.
     hierarchy : labels above labels, to roll up to; None where labels have no parents.
     within : metres from a query to a true match; None where a match has the same label.
+    similarity_stds : (n,) `Assessment.uncertainty` of the calibration queries, sorted; None in
+        bundles of releases that measured another uncertainty.
     absent_outlier_scores : (n,) of the absent calibration queries, sorted; None in bundles of
         releases that did not keep them.
     """
@@ -99,7 +99,6 @@ class Calibration:
     assumed_absent: float
     expected_absent: float | None
     order: Order
-    uncertainties: NDArray[np.float64]
     outlier_scores: NDArray[np.float64]
     means: LabelMeans
     label_classes: NDArray[np.int8]
@@ -114,6 +113,7 @@ class Calibration:
     report: Mapping[str, Any]
     hierarchy: Hierarchy | None = None
     within: float | None = None
+    similarity_stds: NDArray[np.float64] | None = None
     absent_outlier_scores: NDArray[np.float64] | None = None
 
     @property
@@ -208,12 +208,11 @@ class Calibration:
         n_later = max(n_labels - len(self.label_classes), 0)
         return n_later + int((self.label_classes == UNKNOWN_CLASS).sum())
 
-    def uncertainty_percentile(self, spherical_variance: float) -> float:
-        """Share of calibration queries that are less uncertain, in percent; of NaN, all are."""
-        if math.isnan(spherical_variance):
-            return 100.0
-        below = bisect_left(self.uncertainties, spherical_variance)
-        return 100 * below / len(self.uncertainties)
+    def uncertainty_percentile(self, uncertainty: float) -> float | None:
+        """Share of calibration queries that are less uncertain, in percent; None: not measured."""
+        if self.similarity_stds is None:
+            return None
+        return 100 * bisect_left(self.similarity_stds, uncertainty) / len(self.similarity_stds)
 
     def outlier_score(self, embeddings: Embeddings) -> NDArray[np.float64]:
         """Compute outlier scores of B queries, (B,); larger is more alien."""

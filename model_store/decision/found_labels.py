@@ -34,6 +34,7 @@ class Retrieved:
     allowed : (n,) which items pass the filter; None without a filter.
     limit : how many are described; None for all of ``listed``.
     parents : (n, L) of the labels, see `Hierarchy.of_labels`; None where labels have none.
+    uncertainty : see `Assessment`; None where it is not known.
     """
 
     similarities: Floats
@@ -43,6 +44,7 @@ class Retrieved:
     allowed: NDArray[np.bool_] | None = None
     limit: int | None = None
     parents: NDArray[np.int32] | None = None
+    uncertainty: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,10 +38,12 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """The statistics of a query that need no neighbours; each is None without calibration.
+    """The statistics of a query beside its neighbours; all but the first need a calibration.
 
     Attributes
     ----------
+    uncertainty : standard deviation of the similarity to the gallery's nearest item, see
+        `model_store.pairs`; None where the encoder gives no variance, or the gallery is empty.
     percentile : share of calibration queries that are less uncertain, in percent.
     level : that percentile in a word.
     outlier_p_value : share of ordinary queries at least as alien; "p ≤ α" raises a false alarm
@@ -51,6 +53,7 @@ class Assessment:
     least_alpha : the smallest p-value there is; below it no query can be flagged.
     """
 
+    uncertainty: float | None = None
     percentile: float | None = None
     level: Level | None = None
     outlier_p_value: float | None = None
@@ -108,22 +111,26 @@ class Decision:
     guaranteed: bool = False
 
 
-def assess(calibration: Calibration | None, predictive: Predictive) -> Assessment:
+def assess(
+    calibration: Calibration | None, predictive: Predictive, uncertainty: float | None
+) -> Assessment:
     """Place a query among the calibration queries: how uncertain, and how alien.
 
-    The first is unknown where the encoder gives no variance, the second where the outlier score is.
+    The first is unknown where the uncertainty is, the second where the outlier score is.
+
+    Parameters
+    ----------
+    uncertainty : see `Assessment`.
     """
     if calibration is None:
-        return Assessment()
-    percentile, level = None, None
-    if predictive.has_uncertainty:
-        percentile = calibration.uncertainty_percentile(predictive.spherical_variance)
-        level = _level(percentile)
+        return Assessment(uncertainty)
+    percentile = None if uncertainty is None else calibration.uncertainty_percentile(uncertainty)
+    level = None if percentile is None else _level(percentile)
     if math.isnan(predictive.outlier_score):
-        return Assessment(percentile, level)
+        return Assessment(uncertainty, percentile, level)
     p_value = calibration.outlier_p_value(predictive.outlier_score)
     least = 1 / (len(calibration.outlier_scores) + 1)
-    return Assessment(percentile, level, p_value, least)
+    return Assessment(uncertainty, percentile, level, p_value, least)
 
 
 def decide(
@@ -156,7 +163,9 @@ def decide(
         reason = _unheard(calibration, terms)
         if calibration is None and predictive.kind == "text":
             reason = TEXTS_NOT_CALIBRATED
-        return Decision("not_calibrated", assess(calibration, predictive), reason)
+        return Decision(
+            "not_calibrated", assess(calibration, predictive, retrieved.uncertainty), reason
+        )
     promises = calibration.promises(terms.expected_absent, terms.source, terms.order)
     found = FoundLabels.of(calibration, predictive, retrieved)
     allowed = None if retrieved.allowed is None else found.belong & retrieved.allowed
@@ -166,7 +175,7 @@ def decide(
     if terms.order == "probability":
         ranking = np.argsort(-probabilities.final[labels], kind="stable")
     labels = labels[ranking[: retrieved.limit]]
-    assessment = assess(calibration, predictive)
+    assessment = assess(calibration, predictive, retrieved.uncertainty)
     shown = probabilities.final[labels]
     first = (float(shown[0]), int(found.classes[labels[0]])) if len(labels) else (0.0, 0)
     verdict, reason = _verdict(assessment, terms, promises, *first, probabilities.nothing)

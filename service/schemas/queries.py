@@ -8,14 +8,17 @@ from model_store.verdicts import Level
 
 
 class Uncertainty(BaseModel):
-    """The spread of the query's embedding."""
+    """The uncertainty of the similarity of the query to the gallery's nearest item."""
 
     value: float | None = Field(
-        description="Spherical variance of the embedding, 0 (certain) to 1; null where the encoder "
-        "gives no variance: how sure it is, nobody knows."
+        description="Standard deviation of the similarity to the gallery's nearest item. Null if "
+        "the encoder gives no variance, if the gallery is empty, or if another store found the "
+        "neighbours."
     )
     percentile: float | None = Field(
-        description="Share of calibration queries that are less uncertain, in percent."
+        description="Share of calibration queries that are less uncertain, in percent; null "
+        "without calibration, and in bundles of earlier releases, which measured the spread of the "
+        "query alone."
     )
     level: Level | None = Field(description="The percentile in a word.")
     method: str = Field(description="The posterior the variance comes from.")

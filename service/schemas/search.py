@@ -147,6 +147,10 @@ class Result(BaseModel):
     rank: int
     id: str
     similarity: float = Field(description="Cosine, −1 to 1; larger is nearer.")
+    similarity_std: float | None = Field(
+        description="Standard deviation of the similarity: the posterior moves the embeddings of "
+        "query and item. Null where the query's uncertainty is."
+    )
     match_probability: float | None = Field(
         description="Calibrated probability that the item is a true match; among results of one "
         "label a closer one never has the lower."
@@ -156,13 +160,13 @@ class Result(BaseModel):
         "far apart where calibration queries like this one are few. No confidence interval."
     )
     rank_stability: float | None = Field(
-        description="Share of predictive samples under which the item is among the nearest, of as "
-        "many as there are results, those of earlier pages with them; null where the query's "
-        "uncertainty is."
+        description="Share of samples of the posterior under which the item is among the nearest, "
+        "of as many as there are results, those of earlier pages with them; null where the "
+        "query's uncertainty is."
     )
     rank_confidence: float | None = Field(
         description="Probability that the item is nearer to the query than the next one, given how "
-        "uncertain the query's embedding is; null where that is, and for the gallery's last. "
+        "uncertain both similarities are; null where that is, and for the gallery's last. "
         "Below ½ where the next one is nearer, and stands lower because it is the less likely "
         "match."
     )
@@ -368,7 +372,7 @@ class EmbeddingAnswer(BaseModel):
     concentration: float = Field(
         description="κ of the von Mises-Fisher distribution with the same mean resultant length."
     )
-    spherical_variance: float = Field(description="1 − mean resultant length: the uncertainty.")
+    spherical_variance: float = Field(description="1 − mean resultant length of the embedding.")
     outlier_score: float | None = Field(
         description="Larger is more alien; null without calibration. Its p-value: `query.ood`."
     )

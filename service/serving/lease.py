@@ -203,7 +203,7 @@ class Lease:
             prepared.measures,
             quality_hints(prepared.measures, ordinary),
             encoded.predictive,
-            assess(calibration, encoded.predictive),
+            assess(calibration, encoded.predictive, await self._uncertainty(encoded.predictive)),
             self._retriever.alpha if alpha is None else alpha,
         )
 
@@ -274,9 +274,17 @@ class Lease:
             encoded.query_id,
             encoded.image,
             encoded.predictive,
-            assess(self._retriever.calibration, encoded.predictive),
+            assess(
+                self._retriever.calibration,
+                encoded.predictive,
+                await self._uncertainty(encoded.predictive),
+            ),
             self._retriever.alpha if alpha is None else alpha,
         )
+
+    async def _uncertainty(self, predictive: Predictive) -> float | None:
+        """Return `Assessment.uncertainty`, which takes a search for the nearest item."""
+        return await self.engine.compute(lambda: self._retriever.uncertainty(predictive))
 
     async def similar(self, item_id: str, parameters: SearchParameters) -> SimilarItems:
         """Find the items most similar to an item of the gallery; nothing is encoded.

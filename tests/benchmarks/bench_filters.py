@@ -52,7 +52,7 @@ from model_store.gallery.files import fields
 from model_store.gallery.files.fields import COLUMNS_FILE, FIELDS_FILE
 from model_store.predictive import Predictive
 from model_store.search import two_stage_search
-from tests.benchmarks.bench_gallery import BUNDLE, K, build, overlap, predictives_of
+from tests.benchmarks.bench_gallery import BUNDLE, ITEM_NOISE, K, build, overlap, predictives_of
 
 WORK = Path("build/bench-filters")
 REPORT = Path("build/bench-filters.json")
@@ -172,7 +172,9 @@ def _timed(
         with_filter.append(seconds)
         without.append(plain)
         of_kind.setdefault(kind, []).append(seconds)
-        plan = two_stage_search(gallery, query, K, allowed=gallery.matching(part)).plan
+        plan = two_stage_search(
+            gallery, query, K, allowed=gallery.matching(part), noise=ITEM_NOISE
+        ).plan
         plans[plan] = plans.get(plan, 0) + 1
     middle = statistics.median(without)
     return {
@@ -192,7 +194,7 @@ def _seconds(work: Query) -> float:
 
 
 def _search(gallery: Gallery, query: Predictive, part: Filter) -> object:
-    return two_stage_search(gallery, query, K, allowed=gallery.matching(part))
+    return two_stage_search(gallery, query, K, allowed=gallery.matching(part), noise=ITEM_NOISE)
 
 
 def _recall(
@@ -204,7 +206,7 @@ def _recall(
         allowed = gallery.matching(parse_filter(where))
         rows = allowed.rows()
         nearest = np.argsort(-(gallery.directions(rows) @ query.direction))[:K]
-        found = two_stage_search(gallery, query, K, allowed=allowed).rows[:K]
+        found = two_stage_search(gallery, query, K, allowed=allowed, noise=ITEM_NOISE).rows[:K]
         shares.append(overlap(found[None], rows[nearest][None]))
     return float(np.mean(shares))
 

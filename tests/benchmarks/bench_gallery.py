@@ -248,7 +248,7 @@ def measure_built(directory: Path, n_all_samples: int = N_ALL_SAMPLES) -> dict[s
     rows = gallery.candidates(queries, K).rows  # warms up
     found["recall_at_10"] = overlap(rows, truth)
     for predictive in predictives:
-        two_stage_search(gallery, predictive, K)
+        two_stage_search(gallery, predictive, K, noise=ITEM_NOISE)
     after = process.memory_info().rss - before
     plain = faiss.read_index(str(directory / INDEX_FILE))
     seconds = medians(
@@ -256,7 +256,7 @@ def measure_built(directory: Path, n_all_samples: int = N_ALL_SAMPLES) -> dict[s
         plain=lambda at: plain.search(queries[at : at + 1], N_CANDIDATES),
         plain_10=lambda at: plain.search(queries[at : at + 1], K),
         candidates=lambda at: gallery.candidates(queries[at : at + 1], N_CANDIDATES),
-        uncertain=lambda at: two_stage_search(gallery, predictives[at], K),
+        uncertain=lambda at: two_stage_search(gallery, predictives[at], K, noise=ITEM_NOISE),
     )
     seconds |= medians(
         n_all_samples,
@@ -289,6 +289,9 @@ def measure_built(directory: Path, n_all_samples: int = N_ALL_SAMPLES) -> dict[s
     }
 
 
+ITEM_NOISE = base_noise("items", 100, N_CANDIDATES)
+
+
 def predictives_of(queries: Floats, variances: Floats) -> list[Predictive]:
     nothing = np.empty((len(queries), 0), dtype=np.float32)
     noise = base_noise("benchmark", 100, queries.shape[1])
@@ -305,7 +308,7 @@ def _votes(gallery: FaissGallery, plain: Any, predictives: list[Predictive]) -> 
     """How often two stages and searching every sample agree on what most samples are nearest to."""
     same = {"label": 0, "item": 0}
     for predictive in predictives:
-        rows = two_stage_search(gallery, predictive, K).rows
+        rows = two_stage_search(gallery, predictive, K, noise=ITEM_NOISE).rows
         ours = rows[(predictive.samples @ gallery.directions(rows).T).argmax(axis=1)]
         theirs = plain.search(predictive.samples, 1)[1][:, 0]
         same["item"] += _winner(ours) == _winner(theirs)

@@ -51,12 +51,18 @@ def vouch_uncertain(_: Floats, directory: Path) -> Iterator[tuple[int | None, Se
     """The same, and how firmly each item holds its place, by a hundred predictive samples."""
     from model_store.gallery import FaissGallery
     from model_store.search import two_stage_search
-    from tests.benchmarks.bench_gallery import predictives_of
+    from tests.benchmarks.bench_gallery import ITEM_NOISE, predictives_of
 
     gallery = FaissGallery(directory)
     queries, variances = (np.load(directory / f"{n}.npy") for n in ("queries", "query_variances"))
     known = dict(zip(map(bytes, queries), predictives_of(queries, variances), strict=True))
-    yield None, lambda query: two_stage_search(gallery, known[bytes(query)], K).rows[:K].tolist()
+
+    def search(query: Floats) -> list[int]:
+        found = two_stage_search(gallery, known[bytes(query)], K, noise=ITEM_NOISE)
+        rows: list[int] = found.rows[:K].tolist()
+        return rows
+
+    yield None, search
 
 
 def hnswlib(vectors: Floats, _: Path) -> Iterator[tuple[int | None, Search]]:

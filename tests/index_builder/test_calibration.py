@@ -24,6 +24,7 @@ from model_store.decision.calibration import DEFAULT_ABSENT
 from model_store.decision.outliers import unit_rows
 from model_store.encoder.contract import Embeddings
 from model_store.errors import CalibrationError
+from tests.support.narrowing import not_none
 
 RNG = np.random.default_rng(0)
 
@@ -38,6 +39,7 @@ def world(n: int, seed: int, *, has_match: bool = True) -> RetrievedQueries:
     label_codes = np.where(right & has_match, 0, wrong_labels).astype(np.int32)
     return RetrievedQueries(
         spherical_variances=1 - certainty / 2,
+        similarity_stds=1 - certainty / 2,
         outlier_signals=1 - certainty[:, None] / 3 + generator.uniform(0, 0.3, (n, 5)),
         similarities=similarities[:, ::-1].copy(),
         label_codes=label_codes,
@@ -275,7 +277,8 @@ def test_gallery_images_help_probabilities_and_leave_p_values_alone() -> None:
     briers = [np.mean((of_first(one, unseen) - unseen.matches[:, 0]) ** 2) for one in fits]
     assert briers[1] < briers[0]
     np.testing.assert_array_equal(fits[0].outlier_scores, fits[1].outlier_scores)
-    np.testing.assert_array_equal(fits[0].uncertainties, fits[1].uncertainties)
+    stds = [not_none(fit.similarity_stds) for fit in fits]
+    np.testing.assert_array_equal(stds[0], stds[1])
     assert [fitted.report["n_leave_one_out"] for fitted in fits] == [0, 800]
     assert [int((~fitted.evidence.absent).sum()) for fitted in fits] == [60, 860]
     promises = [fitted.promises().sets for fitted in fits]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,27 +11,45 @@ from numpy.typing import NDArray
 
 from model_store.gallery import FaissGallery, MaskedRows, write_faiss_gallery
 from model_store.gaussian import DiagonalGaussian, probability_ranks_above
+from model_store.pairs import Pairs
 from model_store.predictive import Predictive
 from model_store.search import (
+    N_CANDIDATES,
     Diversity,
+    Neighbours,
     distinct,
-    rank_confidence,
     rank_stability,
     two_stage_search,
 )
-from model_store.sphere import base_noise, sample_projected_normal, unit_direction
+from model_store.sphere import base_noise, unit_direction
 from tests.laws.gallery_laws import new_items, random_embeddings
 
 
 @pytest.fixture
 def gallery(tmp_path: Path) -> FaissGallery:
-    write_faiss_gallery(tmp_path, random_embeddings(400, 6, seed=0), new_items(400), "e")
+    """Items that are certain: then the query's samples alone decide on ranks."""
+    embeddings = random_embeddings(400, 6, seed=0)
+    certain = replace(embeddings, variance=np.zeros_like(embeddings.variance))
+    write_faiss_gallery(tmp_path, certain, new_items(400), "e")
     return FaissGallery(tmp_path)
 
 
-def query(direction: NDArray[Any], variance: NDArray[Any], n_samples: int) -> Predictive:
+def search(
+    gallery: FaissGallery,
+    asked: Predictive,
+    k: int,
+    n_candidates: int = N_CANDIDATES,
+    **options: Any,
+) -> Neighbours:
+    noise = base_noise("items", len(asked.samples), 1001)
+    return two_stage_search(gallery, asked, k, n_candidates, noise=noise, **options)
+
+
+def query(
+    direction: NDArray[Any], variance: NDArray[Any], n_samples: int, dim: int = 6
+) -> Predictive:
     direction, variance = direction.astype(np.float32), variance.astype(np.float32)
-    samples = sample_projected_normal(direction, variance, base_noise("e", n_samples, 6))
+    samples = direction + np.sqrt(variance) * base_noise("e", n_samples, dim)
     return Predictive(direction, variance, 0.1, 0.0, samples)
 
 
@@ -54,7 +73,7 @@ def test_stability_is_the_share_of_samples_with_the_item_on_top(k: int) -> None:
 
 def test_a_certain_query_has_a_stable_list(gallery: FaissGallery) -> None:
     direction = gallery.directions(np.array([7]))[0]
-    found = two_stage_search(gallery, query(direction, np.zeros(6), 50), k=5)
+    found = search(gallery, query(direction, np.zeros(6), 50), k=5)
     assert found.rows[0] == 7
     np.testing.assert_array_equal(found.rank_stability[:5], 1)
     np.testing.assert_array_equal(found.rank_stability[5:], 0)
@@ -64,7 +83,7 @@ def test_two_stages_agree_with_searching_every_sample(gallery: FaissGallery) -> 
     direction = gallery.directions(np.array([11]))[0]
     asked = query(direction, np.full(6, 0.02), 200)
     samples = asked.samples
-    found = two_stage_search(gallery, asked, k=4, n_candidates=150)
+    found = search(gallery, asked, k=4, n_candidates=150)
     everything = gallery.directions(np.arange(gallery.n_items))
     top = np.argsort(-(samples @ everything.T), axis=1)[:, :4]
     share = np.bincount(top.ravel(), minlength=gallery.n_items) / len(samples)
@@ -75,13 +94,13 @@ def test_two_stages_agree_with_searching_every_sample(gallery: FaissGallery) -> 
 def test_at_least_k_candidates_are_fetched(gallery: FaissGallery) -> None:
     direction = gallery.directions(np.array([0]))[0]
     asked = query(direction, np.zeros(6), 1)
-    assert len(two_stage_search(gallery, asked, 60, n_candidates=10).rows) == 60
+    assert len(search(gallery, asked, 60, n_candidates=10).rows) == 60
 
 
 def test_rank_confidence_is_the_share_of_samples_that_keep_the_order(gallery: FaissGallery) -> None:
     direction = gallery.directions(np.array([11]))[0]
     asked = query(direction, np.linspace(0.001, 0.05, 6), 40_000)
-    found = two_stage_search(gallery, asked, k=8)
+    found = search(gallery, asked, k=8)
     similarities = asked.samples @ gallery.directions(found.rows[:9]).T
     kept = (similarities[:, :-1] > similarities[:, 1:]).mean(axis=0)
     assert found.rank_confidence.shape == (8,)
@@ -91,11 +110,33 @@ def test_rank_confidence_is_the_share_of_samples_that_keep_the_order(gallery: Fa
 
 def test_rank_confidence_of_a_certain_query_is_certain_and_of_a_tie_even() -> None:
     items = np.array([[1, 0], [0.6, 0.8], [0.6, -0.8]], dtype=np.float32)
-    none = np.zeros(2, dtype=np.float32)
-    similarities = np.array([1, 0.6, 0.6])
-    np.testing.assert_array_equal(rank_confidence(similarities, items, none), [1, 0.5])
-    least = np.array([0.6 + 1e-8, 0.6])
-    np.testing.assert_array_equal(rank_confidence(least, items[1:], none), [1])
+    asked = query(np.eye(2)[0], np.zeros(2), 1, dim=2)
+
+    def confidence(similarities: list[float], items: NDArray[np.float32]) -> list[float]:
+        n = len(items)
+        certain = np.zeros(n, dtype=np.float32)
+        pairs = Pairs.of(asked, items, np.array(similarities), certain, np.zeros(n))
+        found: list[float] = pairs.nearer_than_next(asked, items).tolist()
+        return found
+
+    assert confidence([1, 0.6, 0.6], items) == [1, 0.5]
+    assert confidence([0.6 + 1e-8, 0.6], items[1:]) == [1]
+
+
+def test_uncertain_items_make_ranks_less_firm(gallery: FaissGallery, tmp_path: Path) -> None:
+    (tmp_path / "u").mkdir()
+    write_faiss_gallery(tmp_path / "u", random_embeddings(400, 6, seed=0), new_items(400), "e")
+    direction = gallery.directions(np.array([11]))[0]
+    asked = query(direction, np.full(6, 0.01), 400)
+    certain = search(gallery, asked, 5)
+    of = FaissGallery(tmp_path / "u")
+    apart, together = (search(of, asked, 5, move_together=one) for one in (False, True))
+    np.testing.assert_array_equal(apart.rows, certain.rows)
+    assert apart.rank_confidence.mean() < certain.rank_confidence.mean()
+    assert apart.rank_stability[0] < certain.rank_stability[0]
+    assert apart.stds[1] > certain.stds[1]
+    assert together.rank_confidence.mean() > apart.rank_confidence.mean()
+    assert together.stds[1] < apart.stds[1]
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e-3, 0.3])
@@ -104,7 +145,7 @@ def test_rank_confidence_is_that_of_the_triplet(gallery: FaissGallery, scale: fl
     direction = gallery.directions(np.array([11]))[0] + 0.1 * generator.standard_normal(6)
     direction = (direction / np.linalg.norm(direction)).astype(np.float32)
     asked = query(direction, scale * generator.exponential(size=6), 1)
-    found = two_stage_search(gallery, asked, k=60)
+    found = search(gallery, asked, k=60)
     items = gallery.directions(found.rows[:61]).astype(np.float64)
     expected = probability_ranks_above(
         DiagonalGaussian(asked.direction.astype(np.float64), asked.variance.astype(np.float64)),
@@ -116,7 +157,7 @@ def test_rank_confidence_is_that_of_the_triplet(gallery: FaissGallery, scale: fl
 
 
 def test_the_last_item_of_the_gallery_has_nothing_below_it(gallery: FaissGallery) -> None:
-    found = two_stage_search(gallery, query(np.eye(6)[0], np.ones(6), 3), k=400)
+    found = search(gallery, query(np.eye(6)[0], np.ones(6), 3), k=400)
     assert len(found.rank_confidence) == 399
 
 
@@ -126,14 +167,14 @@ def test_an_item_left_out_is_as_if_it_had_never_been(
 ) -> None:
     directions = gallery.directions(np.arange(gallery.n_items))
     asked = query(directions[3], np.full(directions.shape[1], 0.01), 50)
-    whole = two_stage_search(gallery, asked, 4, n_candidates + 1)
-    without = two_stage_search(gallery, asked, 4, n_candidates, exclude=3)
+    whole = search(gallery, asked, 4, n_candidates + 1)
+    without = search(gallery, asked, 4, n_candidates, exclude=3)
     assert whole.rows[0] == 3
     np.testing.assert_array_equal(without.rows, whole.rows[1:])
     np.testing.assert_array_equal(without.similarities, whole.similarities[1:])
     np.testing.assert_array_equal(without.rank_confidence[:2], whole.rank_confidence[1:3])
     far = int(whole.rows[-1])
-    others = two_stage_search(gallery, asked, 4, n_candidates, exclude=far)
+    others = search(gallery, asked, 4, n_candidates, exclude=far)
     np.testing.assert_array_equal(others.rows, whole.rows[:-1])
 
 
@@ -167,19 +208,21 @@ def test_of_exact_copies_one_is_listed(dim: int) -> None:
 
 def test_the_numbers_of_a_diverse_list_are_of_the_list(gallery: FaissGallery) -> None:
     asked = query(gallery.directions(np.array([7]))[0], np.full(6, 0.05), 80)
-    found = two_stage_search(gallery, asked, 2, 90, diversity=Diversity(one_per_label=True))
+    found = search(gallery, asked, 2, 90, diversity=Diversity(one_per_label=True))
     directions = gallery.directions(found.rows[found.listed])
     similarities = (asked.samples @ directions.T).tolist()
     np.testing.assert_allclose(found.rank_stability, naive_stability(similarities, 2))
     nearest = found.similarities[found.listed[:3]]
-    expected = rank_confidence(nearest, directions[:3], asked.variance)
+    certain, apart = np.zeros(3, dtype=np.float32), np.zeros(3)
+    pairs = Pairs.of(asked, directions[:3], nearest, certain, apart)
+    expected = pairs.nearer_than_next(asked, directions[:3])
     np.testing.assert_array_equal(found.rank_confidence, expected)
 
 
 def test_only_allowed_rows_are_found(gallery: FaissGallery) -> None:
     asked = query(gallery.directions(np.array([7]))[0], np.full(6, 0.05), 10)
     allowed = np.arange(400) % 5 == 1
-    found = two_stage_search(gallery, asked, 3, 50, exclude=11, allowed=MaskedRows(allowed))
+    found = search(gallery, asked, 3, 50, exclude=11, allowed=MaskedRows(allowed))
     assert len(found.rows) == 50
     assert (found.rows % 5 == 1).all()
     assert 11 not in found.rows

@@ -37,7 +37,7 @@ class TestASearch:
         assert served["gallery"] == "digits"
         assert served["verdict"] == decision.verdict
         assert served["query"]["uncertainty"] == {
-            "value": predictive.spherical_variance,
+            "value": answer.uncertainty,
             "percentile": decision.assessment.percentile,
             "level": decision.assessment.level,
             "method": "laplace_kronecker_fixed_euclidean",
@@ -51,6 +51,7 @@ class TestASearch:
                 "rank": match.rank,
                 "id": match.item.id,
                 "similarity": match.similarity,
+                "similarity_std": match.similarity_std,
                 "match_probability": match.match_probability,
                 "match_probability_interval": list(match.match_interval or ()),
                 "rank_stability": match.rank_stability,

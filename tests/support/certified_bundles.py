@@ -51,7 +51,7 @@ def calibration(of: Evidence = EVIDENCE, **changes: Any) -> Calibration:
         "assumed_absent": 0.05,
         "expected_absent": None,
         "order": "similarity",
-        "uncertainties": np.arange(300) / 300,
+        "similarity_stds": np.arange(300) / 300,
         "outlier_scores": np.sort(np.random.default_rng(0).standard_normal(300)),
         "absent_outlier_scores": np.sort(np.random.default_rng(1).normal(2, 1, 200)),
         "means": LabelMeans(np.eye(3, 2, dtype=np.float32)),

@@ -11,7 +11,6 @@ from model_store.bundles.bundle import Bundle
 from model_store.decision import Assessment, Decision, ResultSet
 from model_store.images.quality import MEASURES
 from model_store.matches import Match
-from model_store.predictive import Predictive
 from service import schemas
 from service.http.answers.bundles import bundle_state, encoder_state
 from service.http.answers.items import item_detail, preview_url, thumbnail_url
@@ -77,7 +76,7 @@ def search_answer(
         roll_up=roll_up(decision),
         no_match_probability=decision.no_match_probability,
         absent=absent_share(lease, decision, found.share_origin),
-        query=query(bundle, found, answer.predictive, decision.assessment, answer.alpha),
+        query=query(bundle, found, decision.assessment, answer.alpha),
         order=answer.order,
         results=[_result(bundle, match) for match in shown],
         explain=_explanation(answer),
@@ -109,7 +108,7 @@ def similar_answer(lease: Lease, similar: SimilarItems, request_id: str) -> sche
         item=item_detail(bundle, similar.item),
         verdict=decision.verdict,
         reason=NOT_OF_ITEMS,
-        uncertainty=_uncertainty(bundle, answer.predictive, decision.assessment),
+        uncertainty=_uncertainty(bundle, decision.assessment),
         results=[_result(bundle, match) for match in answer.matches],
         explain=_explanation(answer),
         bundle=bundle_state(lease),
@@ -126,7 +125,7 @@ def assessment_answer(
     return schemas.AssessmentAnswer(
         request_id=request_id,
         gallery=bundle.name,
-        query=query(bundle, assessed, assessed.predictive, assessed.assessment, assessed.alpha),
+        query=query(bundle, assessed, assessed.assessment, assessed.alpha),
         quality=schemas.Quality(
             hints=[schemas.QualityHint(**asdict(hint)) for hint in assessed.hints],
             measures=measured,
@@ -174,14 +173,13 @@ def record(
 def query(
     bundle: Bundle,
     upload: SearchResult | Assessed | Embedded | DecidedList,
-    predictive: Predictive,
     assessment: Assessment,
     alpha: float,
 ) -> schemas.Query:
     """The query, before any neighbour is looked at."""
     return schemas.Query(
         id=upload.query_id,
-        uncertainty=_uncertainty(bundle, predictive, assessment),
+        uncertainty=_uncertainty(bundle, assessment),
         ood=schemas.OutOfDistribution(
             flag=assessment.is_outlier(alpha),
             p_value=assessment.outlier_p_value,
@@ -206,11 +204,9 @@ def _why_none_is_flagged(assessment: Assessment, alpha: float) -> str | None:
     )
 
 
-def _uncertainty(
-    bundle: Bundle, predictive: Predictive, assessment: Assessment
-) -> schemas.Uncertainty:
+def _uncertainty(bundle: Bundle, assessment: Assessment) -> schemas.Uncertainty:
     return schemas.Uncertainty(
-        value=predictive.spherical_variance if predictive.has_uncertainty else None,
+        value=assessment.uncertainty,
         percentile=assessment.percentile,
         level=assessment.level,
         method=bundle.retriever.posterior,
@@ -222,6 +218,7 @@ def _result(bundle: Bundle, match: Match) -> schemas.Result:
         rank=match.rank,
         id=match.item.id,
         similarity=match.similarity,
+        similarity_std=match.similarity_std,
         match_probability=match.match_probability,
         match_probability_interval=match.match_interval,
         rank_stability=match.rank_stability,
@@ -285,7 +282,7 @@ def embedding_answer(lease: Lease, embedded: Embedded, request_id: str) -> schem
     return schemas.EmbeddingAnswer(
         request_id=request_id,
         gallery=bundle.name,
-        query=query(bundle, embedded, predictive, embedded.assessment, embedded.alpha),
+        query=query(bundle, embedded, embedded.assessment, embedded.alpha),
         direction=predictive.direction.tolist(),
         variance=predictive.variance.tolist(),
         concentration=predictive.concentration,

@@ -35,7 +35,7 @@ def decision_answer(lease: Lease, found: DecidedList, request_id: str) -> schema
         roll_up=roll_up(decision),
         no_match_probability=decision.no_match_probability,
         absent=absent_share(lease, decision, found.share_origin),
-        query=query(bundle, found, decided.predictive, decision.assessment, found.alpha),
+        query=query(bundle, found, decision.assessment, found.alpha),
         neighbours=[
             schemas.DecidedNeighbour(
                 id=sent.ids[place],

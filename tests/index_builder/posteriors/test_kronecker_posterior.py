@@ -2,11 +2,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from index_builder.posteriors import KroneckerPosterior, load_posterior
+from model_store.encoder.contract import Embeddings
+from model_store.pairs import Pairs
+from model_store.predictive import predict
 
 
 def tensors(rank: int) -> dict[str, Tensor]:
@@ -101,3 +105,42 @@ def test_what_is_saved_is_loaded(posterior: KroneckerPosterior, tmp_path: Path) 
 def test_impossible_tensors_are_refused(change: dict[str, Tensor], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         KroneckerPosterior(**{**tensors(2), **change})
+
+
+def test_similarity_moments_equal_those_of_sampled_layers() -> None:
+    """Of a pair under one posterior, with the correlation that its features have there."""
+    parts = tensors(2)
+    parts["output_factor"] = parts["output_factor"].diagonal().abs().diag()
+    posterior = KroneckerPosterior(**parts).tempered(1e-4)
+    generator = torch.Generator().manual_seed(7)
+    features = torch.randn(4, generator=generator, dtype=torch.float64)
+    features = features + 0.4 * torch.randn(5, 4, generator=generator, dtype=torch.float64)
+    weights, biases = posterior.sample(100_000, generator)
+    layers = torch.einsum("bf,sdf->sbd", features, weights) + biases[:, None]
+    drawn = torch.nn.functional.normalize(layers, dim=2)
+    cosines = (drawn[:, :1] * drawn[:, 1:]).sum(2).numpy()
+
+    means, variances = (part.numpy() for part in posterior.predict(features))
+    embeddings = Embeddings(
+        means.astype(np.float32), variances.astype(np.float32), np.empty((5, 0), np.float32)
+    )
+    query = predict(embeddings, np.zeros(5), np.zeros((1, 3), np.float32))[0]
+    items = embeddings.directions[1:]
+    norms = np.linalg.norm(means, axis=1)
+    alone = posterior.feature_variance(features).numpy()
+    together = _products(posterior, features)[0, 1:].numpy()
+    correlations = together / np.sqrt(alone[0] * alone[1:])
+    total = (variances.sum(axis=1) / norms**2)[1:].astype(np.float32)
+    found = Pairs.of(query, items, (items @ query.direction).astype(float), total, correlations)
+    np.testing.assert_allclose(found.std, cosines.std(axis=0), rtol=0.02)
+    error = cosines.std(axis=0) / 100_000**0.5
+    assert (np.abs(found.mean - cosines.mean(axis=0)) < 4.5 * error + 2e-6).all()
+
+
+def _products(posterior: KroneckerPosterior, features: Tensor) -> Tensor:
+    """φ̃ᵀ (A + λ)⁻¹ φ̃ of every two of ``features`` (B, F)."""
+    extended = torch.nn.functional.pad(features, (0, 1), value=1.0) * posterior.feature_scale
+    along = extended @ posterior.directions
+    rest = posterior.rest_variance
+    weighted: Tensor = (along * (posterior.direction_variance - rest)) @ along.T
+    return weighted + rest * extended @ extended.T

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +66,7 @@ def calibration() -> Calibration:
         assumed_absent=0.05,
         expected_absent=None,
         order="similarity",
-        uncertainties=np.arange(1, 10) / 10,
+        similarity_stds=np.arange(1, 10) / 10,
         outlier_scores=np.arange(1.0, 10.0),
         means=LabelMeans(np.eye(3, 2, dtype=np.float32)),
         label_classes=np.full(3, 2, dtype=np.int8),
@@ -164,7 +163,8 @@ def test_verdicts(similarity: float, outlier_score: float, verdict: str) -> None
 
 def test_a_query_whose_outlier_score_is_unknown_gets_no_probability() -> None:
     unknown = query(spherical_variance=0.35, outlier_score=np.nan)
-    decision = decide(calibration(), unknown, found(0.9, 0.5, labels=[0, 1]), Terms(0.1))
+    listed = replace(found(0.9, 0.5, labels=[0, 1]), uncertainty=0.35)
+    decision = decide(calibration(), unknown, listed, Terms(0.1))
     assert decision.verdict == "not_calibrated"
     assert decision.match_probabilities is None
     assert decision.match_intervals is None
@@ -224,9 +224,11 @@ def test_percentile_and_level() -> None:
     fitted = calibration()
     assert fitted.uncertainty_percentile(0.0) == 0
     assert fitted.uncertainty_percentile(0.95) == 100
-    assert fitted.uncertainty_percentile(math.nan) == 100
+    assert replace(fitted, similarity_stds=None).uncertainty_percentile(0.5) is None
     levels = [
-        decide(fitted, query(value), found(0.9, 0.8, 0.7), TERMS).assessment.level
+        decide(
+            fitted, query(), replace(found(0.9, 0.8, 0.7), uncertainty=value), TERMS
+        ).assessment.level
         for value in (0.05, 0.75, 0.95)
     ]
     assert levels == ["low", "medium", "high"]

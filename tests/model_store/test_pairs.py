@@ -1,0 +1,136 @@
+"""The moments of a similarity against embeddings that are drawn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from model_store.pairs import Pairs, moves_both
+from model_store.predictive import Predictive
+from model_store.sphere import unit_direction
+
+DIM, N_DRAWS = 24, 100_000
+
+Floats = NDArray[np.float64]
+
+
+class World:
+    """A query and three items whose errors have one profile over dimensions."""
+
+    def __init__(self, scale: float, correlation: float) -> None:
+        draw = np.random.default_rng(5)
+        self.query = unit_direction(draw.normal(size=DIM))
+        noise = draw.normal(size=(3, DIM)) * np.array([[0.05], [0.15], [0.3]])
+        self.items = unit_direction(self.query + noise)
+        self.variance = scale * draw.uniform(0.2, 2, DIM)
+        self.ratios = np.array([0.5, 1.0, 1.6])
+        self.similarities = self.items @ self.query
+        self.correlations = np.full(3, correlation)
+
+    def predictive(self, samples: Floats) -> Predictive:
+        return Predictive(
+            self.query.astype(np.float32),
+            self.variance.astype(np.float32),
+            0.1,
+            0.0,
+            samples.astype(np.float32),
+        )
+
+    @property
+    def pairs(self) -> Pairs:
+        return Pairs.of(
+            self.predictive(self.query[None]),
+            self.items.astype(np.float32),
+            self.similarities,
+            (self.ratios**2 * self.variance.sum()).astype(np.float32),
+            self.correlations,
+        )
+
+    def drawn(self) -> Floats:
+        """Similarities (N, 3) of embeddings that are drawn together."""
+        draw = np.random.default_rng(6)
+        shared = draw.normal(size=(N_DRAWS, DIM))
+        spread = np.sqrt(self.variance)
+        query = unit_direction(self.query + spread * shared)
+        found = np.empty((N_DRAWS, 3))
+        for place in range(3):
+            r = self.correlations[place]
+            own = r * shared + np.sqrt(1 - r**2) * draw.normal(size=(N_DRAWS, DIM))
+            item = unit_direction(self.items[place] + self.ratios[place] * spread * own)
+            found[:, place] = (query * item).sum(axis=1)
+        return found
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.6, 1.0])
+def test_pair_moments_are_those_of_drawn_embeddings(correlation: float) -> None:
+    world = World(1e-4, correlation)
+    drawn, pairs = world.drawn(), world.pairs
+    error_of_mean = drawn.std(axis=0) / np.sqrt(N_DRAWS)
+    assert (np.abs(drawn.mean(axis=0) - pairs.mean) < 4 * error_of_mean + 1e-6).all()
+    np.testing.assert_allclose(pairs.std, drawn.std(axis=0), rtol=0.02)
+
+
+def test_pair_of_an_item_that_moves_with_the_query_is_the_more_certain() -> None:
+    apart, together = World(1e-3, 0.0).pairs, World(1e-3, 0.9).pairs
+    assert (together.std < apart.std).all()
+
+
+def test_pair_of_copies_that_move_together_is_certain() -> None:
+    world = World(1e-2, 1.0)
+    copy = world.query.astype(np.float32)[None]
+    total = np.array([world.variance.sum()], np.float32)
+    predictive = world.predictive(world.query[None])
+    found = Pairs.of(predictive, copy, np.ones(1), total, np.ones(1))
+    assert found.std[0] < 1e-4
+
+
+def test_pair_without_variance_is_certain() -> None:
+    world = World(0.0, 0.5)
+    np.testing.assert_array_equal(world.pairs.std, 0)
+    np.testing.assert_allclose(world.pairs.mean, world.similarities)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.7])
+def test_nearer_than_next_is_the_share_of_drawn_embeddings(correlation: float) -> None:
+    world = World(1e-3, correlation)
+    world.ratios[:] = 1  # or the more certain item would be the nearer one, to second order
+    world.items[1] = unit_direction(world.items[0] + 0.01 * world.items[2])
+    world.similarities = world.items @ world.query
+    drawn = world.drawn()
+    predictive = world.predictive(world.query[None])
+    found = world.pairs.nearer_than_next(predictive, world.items.astype(np.float32))
+    wanted = [(drawn[:, place] > drawn[:, place + 1]).mean() for place in range(2)]
+    np.testing.assert_allclose(found, wanted, atol=0.02)
+
+
+def test_sampled_products_rank_items_as_drawn_embeddings_do() -> None:
+    world = World(1e-3, 0.6)
+    world.ratios[:] = 1
+    world.items[1] = unit_direction(world.items[0] + 0.05 * world.items[2])
+    world.similarities = world.items @ world.query
+    draw = np.random.default_rng(7)
+    samples = world.query + np.sqrt(world.variance) * draw.normal(size=(N_DRAWS, DIM))
+    own = draw.normal(size=(N_DRAWS, 5)).astype(np.float32)
+    predictive = world.predictive(samples)
+    found = world.pairs.sampled(predictive, world.items.astype(np.float32), own)
+    drawn = world.drawn()
+    share = (found[:, 0] > found[:, 1]).mean()
+    assert share == pytest.approx((drawn[:, 0] > drawn[:, 1]).mean(), abs=0.02)
+    assert 0.3 < share < 0.7
+
+
+@pytest.mark.parametrize(
+    ("posterior", "expected"),
+    [
+        ("laplace_kronecker_fixed_euclidean", True),
+        ("online_laplace_fixed_euclidean", True),
+        ("ensemble_of_5", True),
+        ("mc_dropout", True),
+        ("pfe", False),
+        ("hib", False),
+        ("deterministic", False),
+    ],
+)
+def test_posteriors_over_weights_move_query_and_item(posterior: str, expected: bool) -> None:
+    assert moves_both(posterior) is expected
