@@ -66,8 +66,8 @@ class Answers:
 
     @property
     def uncertainties(self) -> NDArray[np.float64]:
-        """`Answer.uncertainty` of each query, (B,); NaN where it has none."""
-        return np.array([answer.uncertainty for answer in self.answers], dtype=float)
+        """`Answer.uncertainty` of each query, (B,); 0 where the encoder gives no variance."""
+        return np.array([answer.uncertainty or 0 for answer in self.answers], dtype=float)
 
     @property
     def p_values(self) -> NDArray[np.float64]:

@@ -16,7 +16,7 @@ from index_builder.configuration.encoder import EncoderConfig
 from index_builder.configuration.posterior import LaplaceConfig, OnlineLaplaceConfig
 from index_builder.datasets import LabelledImages, Splits
 from index_builder.methods.method import Method, Report, Trained
-from index_builder.methods.votes import N_VALIDATION, votes
+from index_builder.methods.votes import N_VALIDATION, say_if_unidentified, votes
 from index_builder.networks import MetricEncoder
 from index_builder.networks.features import all_features, repeatable_blocks
 from index_builder.objectives import OnlineLaplaceLoss
@@ -80,8 +80,9 @@ class Laplace(Method):
         if settings.temperature != "validation":
             fitted = fitted.tempered(settings.temperature)
         correlation = _norm_correlation(encoder, fitted.posterior, splits, config.seed)
-        _say(settings.name, fitted, correlation)
-        return fitted.posterior, _report(fitted, approximation, correlation)
+        name = settings.model_copy(update={"approximation": approximation}).name
+        _say(name, fitted, correlation)
+        return fitted.posterior, {"method": name, **_report(fitted, approximation, correlation)}
 
     @property
     def prior_chosen_by(self) -> Literal["curvature", "marginal_likelihood"]:
@@ -125,6 +126,10 @@ class PostHocLaplace(Laplace):
         except CalibrationError:
             if settings.approximation != "fixed":
                 raise
+            console.print(
+                "The curvature of approximation = 'fixed' cancels for this encoder, since all "
+                "negatives lie inside the margin; 'positives' takes its place."
+            )
             return fit(approximation="positives"), "positives"
 
 
@@ -190,6 +195,8 @@ def _say(name: str, fitted: LaplaceFit, correlation: float | None) -> None:
         f"{name}: {fitted.prior_share:.1%} of the precision is prior; the uncertainty "
         f"correlates with the length of the features at {known}"
     )
+    if fitted.temperature_search is not None:
+        say_if_unidentified(fitted.temperature_search)
     if correlation is not None and correlation > NOTHING_BUT_NORM:
         console.print(
             "[yellow]The posterior says nothing beyond the length of the features. "
@@ -209,7 +216,9 @@ def _report(fitted: LaplaceFit, approximation: Approximation, correlation: float
         "prior_share": fitted.prior_share,
         "norm_correlation": correlation,
         "temperature": fitted.temperature,
-        "temperature_search": None if search is None else asdict(search),
+        "temperature_search": None
+        if search is None
+        else asdict(search) | {"is_identified": search.is_identified},
         "data_scale": fitted.data_scale,
         "curvature": fitted.summary(),
         "log_marginal_likelihood": fitted.log_marginal_likelihood,

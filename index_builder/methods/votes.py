@@ -13,8 +13,10 @@ from index_builder.datasets import LabelledImages, Splits
 from index_builder.networks import MetricEncoder
 from index_builder.networks.features import all_features
 from index_builder.posteriors import Posterior
+from index_builder.posteriors.laplace.prior import PriorSearch
 from index_builder.posteriors.laplace.validation import Criterion
 from index_builder.posteriors.laplace.votes import vote_log_likelihood
+from index_builder.progress import console
 
 N_VALIDATION = 1_000
 """Validation images that vote on prior or temperature: the optimum is flat, more hardly move it."""
@@ -35,11 +37,25 @@ def chosen_temperature(
 ) -> tuple[float, dict[str, Any]]:
     """Return the temperature of the largest criterion, and the search as JSON values.
 
-    The widest comes first: of equally good ones the data do not ask for less.
+    The widest comes first: of equally good ones the data do not ask for less. It is 1 where the
+    best is an end of the candidates, see `PriorSearch.is_identified`.
     """
     ordered = sorted(candidates.tolist(), reverse=True)
     values = [criterion(posterior.at(candidate)) for candidate in ordered]
-    return ordered[int(np.argmax(values))], {"candidates": ordered, "criterion": values}
+    search = PriorSearch(tuple(ordered), tuple(values))
+    say_if_unidentified(search)
+    report = {"candidates": ordered, "criterion": values, "is_identified": search.is_identified}
+    return search.temperature, report
+
+
+def say_if_unidentified(search: PriorSearch) -> None:
+    """Print why the temperature is 1, where it is for want of evidence."""
+    if not search.is_identified:
+        console.print(
+            f"[yellow]The temperature is 1: of {min(search.candidates):g} to "
+            f"{max(search.candidates):g} the validation images prefer {search.best:g}, an end of "
+            "the range, so that they do not identify one.[/]"
+        )
 
 
 def votes(encoder: MetricEncoder, posterior: Posterior, splits: Splits, seed: int) -> Criterion:

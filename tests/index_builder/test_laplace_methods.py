@@ -12,7 +12,13 @@ import torch
 from index_builder.configuration.posterior import LaplaceConfig, OnlineLaplaceConfig
 from index_builder.methods import laplace
 from index_builder.methods.laplace import OnlineLaplace, PostHocLaplace
-from index_builder.posteriors import Curvature, LastLayerPosterior, laplace_of_curvature
+from index_builder.posteriors import (
+    Curvature,
+    LaplaceFit,
+    LastLayerPosterior,
+    laplace_of_curvature,
+)
+from model_store.errors import CalibrationError
 from tests.support.narrowing import instance_of
 
 N_IMAGES = 50
@@ -53,6 +59,29 @@ def test_a_post_hoc_fit_is_asked_for_what_the_configuration_says(
     assert given["approximation"] == "positives"
     assert given["margin"] == 0.7
     assert given["scaling"] == settings.scaling
+
+
+def test_the_name_served_is_that_of_what_was_fitted(
+    trained: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = torch.zeros(3, 4), torch.zeros(3)
+    fitted = laplace_of_curvature(
+        *layer, Curvature(WEIGHT, BIAS), data_scale=10.0, prior_precision=2.0
+    )
+
+    def fit(*_: object, approximation: str, **__: object) -> LaplaceFit:
+        if approximation == "fixed":
+            raise CalibrationError("cancels")
+        return fitted
+
+    monkeypatch.setattr(laplace, "fit_laplace", fit)
+    monkeypatch.setattr(laplace, "repeatable_blocks", lambda *_: None)
+    monkeypatch.setattr(laplace, "_norm_correlation", lambda *_: None)
+    method = PostHocLaplace(LaplaceConfig(structure="diagonal", temperature=1.0))
+    images: Any = SimpleNamespace(label_codes=lambda: np.arange(3))
+    splits: Any = SimpleNamespace(training=images, validation=[])
+    _, report = method.fit(CONFIG, [trained], splits)
+    assert report["method"] == "laplace_positives_euclidean"
 
 
 @pytest.mark.parametrize("temperature", [0.25, 1.0, 4.0])

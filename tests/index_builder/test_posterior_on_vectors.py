@@ -89,7 +89,7 @@ def test_it_is_served_with_its_variance(bundle: Bundle) -> None:
         answer = client.post("/v1/galleries/vectors/search/vector", json=asked).json()
         assert answer["query"]["uncertainty"]["method"].startswith("laplace")
         assert answer["query"]["uncertainty"]["value"] == pytest.approx(
-            wanted.predictive.spherical_variance, rel=1e-6
+            wanted.uncertainty, rel=1e-6
         )
         assert answer["results"][0]["label"] == label
         assert answer["results"][0]["variance"] > 0

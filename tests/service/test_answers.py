@@ -30,7 +30,7 @@ class TestASearch:
     ) -> None:
         served = search(client, digit, limit=7).json()
         answer = bundle.retriever.search(digit, limit=7)
-        decision, predictive = answer.decision, answer.predictive
+        decision = answer.decision
         calibration = bundle.retriever.calibration
         assert decision.match_probabilities is not None
         assert calibration is not None

@@ -55,6 +55,20 @@ class PriorSearch:
         """
         return self.candidates[self.values.index(max(self.values))]
 
+    @property
+    def is_identified(self) -> bool:
+        """True if the best candidate lies between others.
+
+        At an end of the grid the criterion does not see what it chooses: a better candidate may lie
+        beyond, or none is better than any other.
+        """
+        return min(self.candidates) < self.best < max(self.candidates)
+
+    @property
+    def temperature(self) -> float:
+        """The best candidate; 1 where the criterion does not identify one."""
+        return self.best if self.is_identified else 1.0
+
 
 def relative_prior_precision(curvature: FeltCurvature, fraction: float) -> float:
     """Return a prior precision relative to what the data say: a fraction of the mean curvature.

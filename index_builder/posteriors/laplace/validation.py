@@ -56,11 +56,12 @@ def temper_by_validation(
     """The fit at the candidate temperature of the largest criterion; see `select_by_validation`.
 
     Where validation cannot tell, because its images are found right whatever the spread, the
-    widest posterior of those that are equally good is taken: the data do not ask for less.
+    widest posterior of those that are equally good is taken: the data do not ask for less. Where
+    the best is an end of the candidates, the temperature is 1: see `PriorSearch.is_identified`.
     """
     candidates = sorted(candidates, reverse=True)
     search = _tried(candidates, criterion, lambda value: fit.tempered(value).posterior)
-    return replace(fit.tempered(search.best), temperature_search=search)
+    return replace(fit.tempered(search.temperature), temperature_search=search)
 
 
 def _tried(

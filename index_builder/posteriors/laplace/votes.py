@@ -9,9 +9,14 @@ from index_builder.posteriors.laplace.validation import Criterion
 from index_builder.posteriors.stored import Posterior
 
 N_SAMPLES = 50
-N_CANDIDATES = 100
-_CHUNK = 200
-"""Queries at a time: 200 × 50 samples × 100 candidates fit into memory whatever D."""
+
+N_NEAREST, N_OTHERS = 100, 400
+"""Candidates of a query: its nearest items, and a random share of all. Among the nearest alone,
+which in a gallery with hundreds of images of each label are nearly all of one, noise votes as well
+as the right posterior, and the widest one that is tried is chosen."""
+
+_CHUNK = 50
+"""Queries at a time: 50 × 50 samples × 500 candidates fit into memory whatever D."""
 
 
 def vote_log_likelihood(
@@ -41,7 +46,9 @@ def vote_log_likelihood(
     """
     directions = torch.nn.functional.normalize(posterior.predict(gallery)[0])
     nearest = posterior.predict(queries)[0] @ directions.T
-    candidates = nearest.topk(min(N_CANDIDATES, len(gallery))).indices
+    candidates = nearest.topk(min(N_NEAREST, len(gallery))).indices
+    others = torch.randperm(len(gallery), generator=generator)[:N_OTHERS]
+    candidates = torch.cat([candidates, others.expand(len(queries), -1)], 1)
     is_right = gallery_labels[candidates] == query_labels[:, None]
     noise = torch.randn(N_SAMPLES, directions.shape[1], generator=generator)
 

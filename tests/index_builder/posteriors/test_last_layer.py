@@ -11,7 +11,7 @@ from scipy.stats import ks_2samp
 from index_builder.posteriors import LastLayerPosterior, load_posterior
 from model_store.encoder.contract import Embeddings
 from model_store.predictive import predict
-from model_store.sphere import base_noise
+from model_store.sphere import base_noise, unit_direction
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_predictive_samples_are_distributed_like_normalised_outputs_of_sampled_l
     mean, variance = (value.numpy() for value in layer.predict(features))
     embedding = Embeddings(mean, variance, np.empty((1, 0), np.float32))
     (predictive,) = predict(embedding, np.array([np.nan]), base_noise("test", n, 6))
-    ours = predictive.samples
+    ours = unit_direction(predictive.samples)
     error = theirs.std(0) / n**0.5
     assert (abs(ours.mean(0) - theirs.mean(0)) < 6 * error).all()
     np.testing.assert_allclose(np.cov(ours.T), np.cov(theirs.T), atol=0.02 * theirs.var())

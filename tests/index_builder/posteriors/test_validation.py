@@ -155,3 +155,15 @@ def test_what_is_all_prior_correlates_with_the_feature_norm(fit: LaplaceFit) -> 
     assert mostly_data < all_prior
     assert all_prior > 0.97  # the bias has no part in the feature norm
     assert norm_correlation(curvature.posterior(*layer, 1.0), features[:1].expand(9, -1)) is None
+
+
+@pytest.mark.parametrize("slope", [1.0, -1.0, 0.0])
+def test_temperature_at_an_end_of_the_range_is_one(fit: LaplaceFit, slope: float) -> None:
+    def criterion(posterior: LaplacePosterior) -> float:
+        return slope * float(variance_of(posterior).log().mean())
+
+    chosen = temper_by_validation(fit.tempered(7.0), [1e-4, 1e-2, 100.0], criterion)
+    assert chosen.temperature == 1
+    search = not_none(chosen.temperature_search)
+    assert not search.is_identified
+    assert search.best in (1e-4, 100.0)

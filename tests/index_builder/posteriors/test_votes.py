@@ -53,3 +53,17 @@ def test_the_same_seed_gives_the_same_value() -> None:
     queries = torch.rand(5, 3, generator=torch.Generator().manual_seed(2))
     labels = torch.tensor([0, 1, 2, 0, 1])
     assert log_likelihood(0.3, queries, labels) == log_likelihood(0.3, queries, labels)
+
+
+def test_many_images_of_each_label_do_not_make_noise_a_good_vote() -> None:
+    """The nearest of a large gallery are all of one label, which noise would vote for as well."""
+    generator = torch.Generator().manual_seed(3)
+    labels = torch.arange(3).repeat(600)
+    gallery = torch.eye(3)[labels] + 0.05 * torch.randn(1800, 3, generator=generator)
+    asked = torch.arange(3).repeat(40)
+    queries = torch.eye(3)[asked] + 0.3 * torch.randn(120, 3, generator=generator)
+    criterion = vote_log_likelihood(posterior(1e-6), queries, asked, gallery, labels, generator)
+    tried = [1e-9, 1e-3, 0.05, 1.0, 1e6]
+    values = [criterion(posterior(variance)) for variance in tried]
+    assert max(values) == max(values[1:4])
+    assert values[-1] < max(values) - 0.3
