@@ -16,8 +16,8 @@ from model_store.sphere import concentration_of
 N_SAMPLES = 100
 """Predictive samples a query; the number the Laplace metric-learning paper evaluates with."""
 
-_HEADER = struct.Struct("<4sIIIdd")
-_MAGICS: dict[bytes, QueryKind] = {b"VPD4": "image", b"VPT4": "text"}
+_HEADER = struct.Struct("<4sIIIddd")
+_MAGICS: dict[bytes, QueryKind] = {b"VPD5": "image", b"VPT5": "text"}
 _MAGIC_OF = {kind: magic for magic, kind in _MAGICS.items()}
 
 
@@ -32,6 +32,7 @@ class Predictive:
         that N(direction, diag variance) has the same directions.
     spherical_variance : 1 − R in [0, 1], with R the mean resultant length.
     outlier_score : how alien the query is, NaN where the bundle has no detector.
+    displacement : expected from the state of the picture, see `PictureState`; NaN where unknown.
     samples : (S, D) float32; draws of N(direction, diag variance), before normalisation.
     kind : of the query: which calibration judges it.
     has_uncertainty : False where the encoder gives no variance: how sure it is, nobody knows.
@@ -43,6 +44,7 @@ class Predictive:
     outlier_score: float
     samples: NDArray[np.float32]
     kind: QueryKind = "image"
+    displacement: float = math.nan
     has_uncertainty: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -67,6 +69,7 @@ class Predictive:
             zlib.crc32(body),
             self.spherical_variance,
             self.outlier_score,
+            self.displacement,
         )
         return header + body
 
@@ -86,10 +89,11 @@ class Predictive:
         ):
             return None
         values = np.frombuffer(body, "<f4").astype(np.float32, copy=False).reshape(-1, dim)
-        spread, score = moments
-        if not np.isfinite(values).all() or not 0 <= spread <= 1 or math.isinf(score):
+        spread, score, displacement = moments
+        unbounded = math.isinf(score) or math.isinf(displacement)
+        if not np.isfinite(values).all() or not 0 <= spread <= 1 or unbounded:
             return None
-        return cls(values[0], values[1], spread, score, values[2:], _MAGICS[magic])
+        return cls(values[0], values[1], spread, score, values[2:], _MAGICS[magic], displacement)
 
 
 def predict(
@@ -97,6 +101,7 @@ def predict(
     outlier_scores: NDArray[np.float64],
     noise: NDArray[np.float32],
     kind: QueryKind = "image",
+    displacements: NDArray[np.float64] | None = None,
 ) -> list[Predictive]:
     """Turn B embeddings into predictive distributions.
 
@@ -107,7 +112,10 @@ def predict(
     noise : (S, D) standard normal, fixed for an encoder (`model_store.sphere.base_noise`), so that
         the same image gives the same samples on every replica.
     kind : of the queries.
+    displacements : (B,), see `Predictive`; None where they are not known.
     """
+    if displacements is None:
+        displacements = np.full(len(embeddings), np.nan)
     directions, variances = embeddings.directions, embeddings.spherical_variances
     squared_norms = (embeddings.mean**2).sum(axis=1, keepdims=True)
     relative = embeddings.variance / np.maximum(squared_norms, np.finfo(np.float32).tiny)
@@ -120,6 +128,7 @@ def predict(
             float(outlier_scores[row]),
             directions[row] + spreads[row] * noise,
             kind,
+            float(displacements[row]),
         )
         for row in range(len(embeddings))
     ]

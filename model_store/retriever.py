@@ -163,11 +163,13 @@ class Retriever:
         """
         if scores is not None:
             return predict(embeddings, scores, self._noise, self.kind)
+        displacements = None
         if self.calibration is None:
             scores = np.full(len(embeddings), np.nan)
         else:
             scores = self.calibration.outlier_score(embeddings)
-        return predict(embeddings, scores, self._noise, self.kind)
+            displacements = self.calibration.displacement(embeddings)
+        return predict(embeddings, scores, self._noise, self.kind, displacements)
 
     def prepare(self, image: DecodedImage) -> NDArray[np.uint8]:
         """Bring a decoded image to the encoder's input size, (H, W, 3)."""

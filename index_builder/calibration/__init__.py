@@ -8,7 +8,8 @@ ones, and `leave_one_out` queries of gallery images, where the encoder has learn
 them; `item_queries` are items, embedded by layers that have not seen them; `corrupted_queries` are
 corrupted versions of queries; `plan` counts all of them before the work; `calibrate` is the way in,
 for the build of a configuration, for any collection, and for queries of one's own, and `captions`
-for queries in words; `pictures` measures the quality of images; `retrieval` retrieves what it is
+for queries in words; `pictures` measures the quality of images, and `picture_state` learns how
+far a poor one moves its embedding; `retrieval` retrieves what it is
 fitted to, in `lists` of one length, as a `setup` knows the gallery; `kept_queries` stay in the
 bundle, so that `fit_again` needs no image, and `decided_queries` join them; `feedback` corrects the
 whole by what users said of it; `evaluate` measures a bundle on queries used for nothing else, and

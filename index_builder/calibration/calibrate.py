@@ -22,6 +22,7 @@ from index_builder.calibration.leave_one_out import (
     rows_of_groups,
 )
 from index_builder.calibration.lists import PlainItems, plain_items
+from index_builder.calibration.picture_state import fit_picture_state
 from index_builder.calibration.pictures import MeasuredPictures
 from index_builder.calibration.queries import (
     BY_LABEL,
@@ -176,7 +177,8 @@ def calibrate_gallery(
         items=items,
     )
     limits = pictures.limits(queries.matched if items is None else items.images)
-    return fit_calibration(setup.calibrated, observed, config, seed, limits)
+    calibration = fit_calibration(setup.calibrated, observed, config, seed, limits)
+    return replace(calibration, picture=fit_picture_state(encoder, images, seed))
 
 
 def observe_gallery(

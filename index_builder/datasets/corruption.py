@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Callable, Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
@@ -61,13 +64,67 @@ def blurred(pixels: Pixels) -> Pixels:
     return np.asarray(Image.fromarray(pixels).filter(ImageFilter.GaussianBlur(radius)))
 
 
-def noisy(pixels: Pixels, generator: np.random.Generator) -> Pixels:
+def noisy(pixels: Pixels, generator: np.random.Generator, std: float = NOISE) -> Pixels:
     """With Gaussian noise in every channel."""
     spoilt = np.empty_like(pixels)
     n_rows = max(1, NOISE_AT_ONCE // pixels[0].size)
     for start in range(0, len(pixels), n_rows):
         rows = slice(start, start + n_rows)
-        noise: NDArray[np.float64] = generator.normal(0, NOISE, pixels[rows].shape)
+        noise: NDArray[np.float64] = generator.normal(0, std, pixels[rows].shape)
         noise += pixels[rows]
         spoilt[rows] = np.clip(noise, 0, 255, out=noise).round(out=noise)
     return spoilt
+
+
+def degraded(images: LabelledImages, seed: int) -> LabelledImages:
+    """The same images as poor photographs: each in one of five ways, in turn, more or less.
+
+    A part of the picture, out of focus, noisy, dark, or compressed until it shows.
+    """
+
+    def change(pixels: Pixels, position: int) -> Pixels:
+        generator = np.random.default_rng([seed, position, 1])
+        strength = float(generator.random())
+        kind = DEGRADATIONS[position % len(DEGRADATIONS)]
+        return DEGRADE[kind](pixels, strength, generator)
+
+    return changed(images, f"degraded {seed}", change)
+
+
+def _cropped(pixels: Pixels, strength: float, generator: np.random.Generator) -> Pixels:
+    height, width = (max(8, round((1 - 0.8 * strength) * side)) for side in pixels.shape[:2])
+    height, width = min(height, pixels.shape[0]), min(width, pixels.shape[1])
+    top = int(generator.integers(pixels.shape[0] - height + 1))
+    left = int(generator.integers(pixels.shape[1] - width + 1))
+    return np.ascontiguousarray(pixels[top : top + height, left : left + width])
+
+
+def _out_of_focus(pixels: Pixels, strength: float, _: np.random.Generator) -> Pixels:
+    radius = (0.004 + 0.08 * strength) * max(pixels.shape)
+    return np.asarray(Image.fromarray(pixels).filter(ImageFilter.GaussianBlur(radius)))
+
+
+def _with_noise(pixels: Pixels, strength: float, generator: np.random.Generator) -> Pixels:
+    return noisy(pixels, generator, 8 + 110 * strength)
+
+
+def _darkened(pixels: Pixels, strength: float, _: np.random.Generator) -> Pixels:
+    return (pixels * (0.04 + 0.6 * (1 - strength))).astype(np.uint8)
+
+
+def _compressed(pixels: Pixels, strength: float, _: np.random.Generator) -> Pixels:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", quality=round(2 + 35 * (1 - strength)))
+    return np.asarray(Image.open(file))
+
+
+DEGRADE: Mapping[str, Callable[[Pixels, float, np.random.Generator], Pixels]] = {
+    "crop": _cropped,
+    "blur": _out_of_focus,
+    "noise": _with_noise,
+    "dark": _darkened,
+    "jpeg": _compressed,
+}
+"""Ways to degrade a picture, each of a strength between 0 and 1."""
+
+DEGRADATIONS = tuple(DEGRADE)

@@ -273,9 +273,10 @@ def _fitted(
             "from their own queries."
         )
     _keep(room, queries.matched.subset([]), queries, gallery, staging, seed)
-    return calibrate_with_queries(
+    calibration = calibrate_with_queries(
         room.encoder, gallery, before.detector, queries, config, seed, rule
     )
+    return replace(calibration, picture=before.picture)
 
 
 def _keep(

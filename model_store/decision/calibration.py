@@ -20,6 +20,7 @@ from model_store.decision.hierarchy import Hierarchy
 from model_store.decision.label_means import LabelMeans
 from model_store.decision.logistic import LogisticModel
 from model_store.decision.outliers import OUTLIER_SIGNALS, OutlierDetector, OutlierFusion
+from model_store.decision.picture import PictureState
 from model_store.decision.promises import Promises
 from model_store.decision.recalibration import Recalibration
 from model_store.decision.signals import SIGNALS
@@ -83,6 +84,8 @@ class Calibration:
     within : metres from a query to a true match; None where a match has the same label.
     similarity_stds : (n,) `Assessment.uncertainty` of the calibration queries, sorted; None in
         bundles of releases that measured another uncertainty.
+    picture : sees the state of a picture; None of vectors and texts, and in bundles of earlier
+        releases.
     absent_outlier_scores : (n,) of the absent calibration queries, sorted; None in bundles of
         releases that did not keep them.
     """
@@ -114,6 +117,7 @@ class Calibration:
     hierarchy: Hierarchy | None = None
     within: float | None = None
     similarity_stds: NDArray[np.float64] | None = None
+    picture: PictureState | None = None
     absent_outlier_scores: NDArray[np.float64] | None = None
 
     @property
@@ -218,6 +222,12 @@ class Calibration:
         """Compute outlier scores of B queries, (B,); larger is more alien."""
         return self.fusion(self.detector.signals(embeddings))
 
+    def displacement(self, embeddings: Embeddings) -> NDArray[np.float64]:
+        """Return the displacement (B,) of B queries by their state as pictures; NaN: not known."""
+        if self.picture is None:
+            return np.full(len(embeddings), np.nan)
+        return self.picture.displacement(embeddings.features)
+
     def outlier_p_value(self, score: float) -> float:
         """Conformal p-value (1 + #{calibration scores ≥ score}) / (n + 1) of a score, not NaN."""
         n = len(self.outlier_scores)
@@ -240,9 +250,9 @@ class Calibration:
         return hashlib.sha256(json.dumps(origin, sort_keys=True).encode()).hexdigest()
 
     def outlier_fingerprint(self) -> str:
-        """Identifies what makes outlier scores, and nothing else of the calibration."""
+        """Identifies what is measured of a query's features, and nothing else."""
         digest = hashlib.sha256()
-        for part in (self.detector, self.fusion):
+        for part in (self.detector, self.fusion, *([self.picture] if self.picture else [])):
             for name, value in _leaves(part):
                 digest.update(f"{name}:{np.shape(value)}:".encode())
                 digest.update(np.ascontiguousarray(value).tobytes())

@@ -46,6 +46,8 @@ class Assessment:
         `model_store.pairs`; None where the encoder gives no variance, or the gallery is empty.
     percentile : share of calibration queries that are less uncertain, in percent.
     level : that percentile in a word.
+    displacement : expected of the embedding from the state of the picture, see `PictureState`.
+    displacement_percentile : share of ordinary pictures that are less displaced, in percent.
     outlier_p_value : share of ordinary queries at least as alien; "p ≤ α" raises a false alarm
         with probability at most α, on average over calibrations, on a query exchangeable with the
         calibration queries (up to the difference between the cross-fits that these were measured
@@ -56,6 +58,8 @@ class Assessment:
     uncertainty: float | None = None
     percentile: float | None = None
     level: Level | None = None
+    displacement: float | None = None
+    displacement_percentile: float | None = None
     outlier_p_value: float | None = None
     least_alpha: float | None = None
 
@@ -128,9 +132,13 @@ def assess(
     level = None if percentile is None else _level(percentile)
     if math.isnan(predictive.outlier_score):
         return Assessment(uncertainty, percentile, level)
+    displacement, of_pictures = None, None
+    if calibration.picture is not None and not math.isnan(predictive.displacement):
+        displacement = predictive.displacement
+        of_pictures = calibration.picture.percentile(displacement)
     p_value = calibration.outlier_p_value(predictive.outlier_score)
     least = 1 / (len(calibration.outlier_scores) + 1)
-    return Assessment(uncertainty, percentile, level, p_value, least)
+    return Assessment(uncertainty, percentile, level, displacement, of_pictures, p_value, least)
 
 
 def decide(

@@ -17,6 +17,11 @@ _MEASURED_SIDE = 256
 
 _GREYS = np.arange(256.0)
 
+_DEGRADED_FROM = 99.0
+"""Percentile of ordinary pictures from which one looks degraded, as the other limits are."""
+
+_DEGRADED = "The picture looks degraded. Take another one: sharp, bright, of the whole thing."
+
 _FLAT = 1.0
 """Variance of grey values below which nothing is left to be sharp."""
 
@@ -133,6 +138,19 @@ def quality_hints(
         for code, reason in _REASONS.items()
         if reason.applies(value_of[reason.measure], known.get(code))
     ]
+
+
+def degradation_hint(displacement: float | None, percentile: float | None) -> list[QualityHint]:
+    """Return the hint that a picture looks degraded, where no single measure says why.
+
+    Parameters
+    ----------
+    displacement, percentile : see `model_store.decision.picture.PictureState`; None where they are
+        not known.
+    """
+    if displacement is None or percentile is None or percentile < _DEGRADED_FROM:
+        return []
+    return [QualityHint("degraded", "aleatoric", displacement, _DEGRADED)]
 
 
 def ordinary_limits(measures: NDArray[np.float64]) -> dict[str, float]:

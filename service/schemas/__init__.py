@@ -80,6 +80,7 @@ from service.schemas.operations import Live, ProviderShare, Ready, ReadyGallery
 from service.schemas.problems import FieldError, Problem
 from service.schemas.queries import (
     OutOfDistribution,
+    PictureState,
     Query,
     QueryImage,
     QueryText,
@@ -236,6 +237,7 @@ __all__ = [
     "OutOfDistribution",
     "OutcomeLine",
     "OutlierChange",
+    "PictureState",
     "ProbabilityChange",
     "Problem",
     "ProviderShare",

@@ -7,6 +7,18 @@ from pydantic import BaseModel, Field
 from model_store.verdicts import Level
 
 
+class PictureState(BaseModel):
+    """The state of the picture: how far blur, noise, darkness or a crop move its embedding."""
+
+    value: float = Field(
+        description="Expected displacement of the embedding: 1 − its cosine to that of the same "
+        "picture in a good state."
+    )
+    percentile: float = Field(
+        description="Share of ordinary pictures that are less displaced, in percent."
+    )
+
+
 class Uncertainty(BaseModel):
     """The uncertainty of the similarity of the query to the gallery's nearest item."""
 
@@ -21,6 +33,10 @@ class Uncertainty(BaseModel):
         "query alone."
     )
     level: Level | None = Field(description="The percentile in a word.")
+    aleatoric: PictureState | None = Field(
+        description="The part that another photograph would take away. Null without calibration, "
+        "for vectors and texts, and in bundles of earlier releases."
+    )
     method: str = Field(description="The posterior the variance comes from.")
 
 

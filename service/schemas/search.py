@@ -299,8 +299,12 @@ class SearchAnswer(BaseModel):
 class QualityHint(BaseModel):
     """One reason why a picture may be a poor query, for whoever holds the camera."""
 
-    code: str = Field(description="`too_small`, `too_dark`, `flat`, `blurred` or `extreme_aspect`.")
-    measure: str = Field(description="What was measured: a key of `measures`.")
+    code: str = Field(
+        description="`too_small`, `too_dark`, `flat`, `blurred`, `extreme_aspect` or `degraded`."
+    )
+    measure: str = Field(
+        description="What was measured: a key of `measures`, or `aleatoric` of `query.uncertainty`."
+    )
     value: float
     advice: str = Field(description="One sentence on what to do.")
 

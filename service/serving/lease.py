@@ -11,7 +11,7 @@ from model_store.decision import Terms, assess
 from model_store.encoder.contract import QueryKind
 from model_store.errors import FeedbackNotKept, InternalError, ItemNotFound
 from model_store.feedback import Decided, Pair, moment
-from model_store.images.quality import quality_hints
+from model_store.images.quality import degradation_hint, quality_hints
 from model_store.predictive import Predictive
 from model_store.retriever import Retriever
 from model_store.search import N_CANDIDATES
@@ -197,13 +197,16 @@ class Lease:
         encoded = await self.engine.encoded(data, prepared)
         calibration = self._retriever.calibration
         ordinary = None if calibration is None else calibration.quality_limits
+        hints = quality_hints(prepared.measures, ordinary)
+        uncertainty = await self._uncertainty(encoded.predictive)
+        assessment = assess(calibration, encoded.predictive, uncertainty)
         return Assessed(
             encoded.query_id,
             encoded.image,
             prepared.measures,
-            quality_hints(prepared.measures, ordinary),
+            hints or degradation_hint(assessment.displacement, assessment.displacement_percentile),
             encoded.predictive,
-            assess(calibration, encoded.predictive, await self._uncertainty(encoded.predictive)),
+            assessment,
             self._retriever.alpha if alpha is None else alpha,
         )
 

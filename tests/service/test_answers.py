@@ -40,6 +40,10 @@ class TestASearch:
             "value": answer.uncertainty,
             "percentile": decision.assessment.percentile,
             "level": decision.assessment.level,
+            "aleatoric": {
+                "value": decision.assessment.displacement,
+                "percentile": decision.assessment.displacement_percentile,
+            },
             "method": "laplace_kronecker_fixed_euclidean",
         }
         ood = served["query"]["ood"]

@@ -209,8 +209,16 @@ def _uncertainty(bundle: Bundle, assessment: Assessment) -> schemas.Uncertainty:
         value=assessment.uncertainty,
         percentile=assessment.percentile,
         level=assessment.level,
+        aleatoric=_picture_state(assessment),
         method=bundle.retriever.posterior,
     )
+
+
+def _picture_state(assessment: Assessment) -> schemas.PictureState | None:
+    value, percentile = assessment.displacement, assessment.displacement_percentile
+    if value is None or percentile is None:
+        return None
+    return schemas.PictureState(value=value, percentile=percentile)
 
 
 def _result(bundle: Bundle, match: Match) -> schemas.Result:

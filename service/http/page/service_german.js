@@ -5,6 +5,7 @@ export const SERVICE_GERMAN = {
   "Send a larger picture, or move closer.": "Senden Sie ein größeres Bild, oder gehen Sie näher heran.",
   "Use more light.": "Sorgen Sie für mehr Licht.",
   "The picture shows hardly anything; check the lens.": "Das Bild zeigt kaum etwas; prüfen Sie das Objektiv.",
+  "The picture looks degraded. Take another one: sharp, bright, of the whole thing.": "Das Bild wirkt beeinträchtigt. Machen Sie ein anderes: scharf, hell, vom ganzen Gegenstand.",
   "Hold still, and let the camera focus.": "Halten Sie still und lassen Sie die Kamera scharf stellen.",
   "Cut the picture to what matters.": "Schneiden Sie das Bild auf das Wesentliche zu.",
   "The orientation stored in the file was applied.": "Die in der Datei vermerkte Ausrichtung wurde angewandt.",

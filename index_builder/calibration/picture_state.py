@@ -1,0 +1,72 @@
+"""Fitting the head that sees the state of a picture, on degraded copies of the gallery's images."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index_builder.datasets import LabelledImages
+from index_builder.datasets.corruption import degraded
+from index_builder.vectors.encoder import embed_with_features
+from model_store.decision.picture import PictureState, log_features
+from model_store.encoder.contract import Encoder
+
+N_DEGRADED, LEAST_DEGRADED = 160, 40
+"""Images that are degraded, one copy of each, and the least number that teaches anything. On new
+photographs of 38 kinds, 160 tell degraded from clean ones as well as 300 (AUROC 0.95)."""
+
+RIDGE = 2.5
+"""Ridge penalty, in units of the number of features."""
+
+N_FOLDS = 8
+"""Heads that the levels of ordinary pictures come from, each of which lacks an eighth of them."""
+
+LEAST_DISPLACEMENT = 1e-3
+"""Below it an embedding has not moved; added before the logarithm is taken."""
+
+Floats = NDArray[np.floating]
+
+
+def fit_picture_state(encoder: Encoder, images: LabelledImages, seed: int) -> PictureState | None:
+    """Fit the head; None where there are no pictures, or too few.
+
+    Parameters
+    ----------
+    images : of the gallery, in random order.
+    seed : of the degradations.
+    """
+    n = min(N_DEGRADED, len(images))
+    if not encoder.metadata.takes_images or n < LEAST_DEGRADED:
+        return None
+    some = images.subset(range(n))
+    clean = embed_with_features(encoder, some, "images to degrade")
+    moved = embed_with_features(encoder, degraded(some, seed), "degraded images")
+    cosines = (moved.directions * clean.directions).sum(axis=1)
+    displacements = np.maximum(1 - cosines.astype(np.float64), 0)
+    of_clean, of_moved = clean.features, moved.features
+    levels = []
+    for fold in range(N_FOLDS):
+        kept = np.arange(n) % N_FOLDS != fold
+        head = _fitted(of_clean[kept], of_moved[kept], displacements[kept])
+        levels.append(head.displacement(of_clean[~kept]))
+    head = _fitted(of_clean, of_moved, displacements)
+    return PictureState(
+        head.centre, head.scale, head.weights, head.intercept, np.sort(np.concatenate(levels))
+    )
+
+
+def _fitted(clean: Floats, moved: Floats, displacements: NDArray[np.float64]) -> PictureState:
+    """Fit a ridge regression of the log displacement (n,) to features (n, F) of both."""
+    rows = log_features(np.concatenate([moved, clean]).astype(np.float64))
+    target = np.log(np.r_[displacements, np.zeros(len(clean))] + LEAST_DISPLACEMENT)
+    centre, scale = rows.mean(axis=0), rows.std(axis=0) + LEAST_DISPLACEMENT
+    rows = (rows - centre) / scale
+    penalty = RIDGE * rows.shape[1] * np.eye(len(rows))
+    weights = rows.T @ np.linalg.solve(rows @ rows.T + penalty, target - target.mean())
+    return PictureState(
+        centre.astype(np.float32),
+        scale.astype(np.float32),
+        weights.astype(np.float32),
+        float(target.mean()),
+        np.empty(0),
+    )
