@@ -29,7 +29,7 @@ from index_builder.configuration.build import (
 from index_builder.configuration.defaults import gallery_name
 from index_builder.configuration.photographs import encoder_config, vectors_config
 from index_builder.configuration.signing import signing_key
-from index_builder.encoders.resolve import FORMS
+from index_builder.encoders.resolve import FORMS, require_form
 from index_builder.pipeline.run import EVALUATION_TABLE
 from index_builder.progress import console, say_what_is_next, working
 from index_builder.storage import Storage, is_url
@@ -191,6 +191,8 @@ def all_command(options: AllOptions) -> None:
     """
     shown = OutcomeReport.of(options.require, options.as_json)
     config = in_milvus(options.build, options.milvus)
+    if options.encoder_name is None:
+        require_form(config.network.encoder)
     signing_key()  # one that cannot be read is refused now, not when all is done
     published = options.bundles or Path("bundles") / config.name
     with opened_run(config, options.run, reads_trunk=True, prepare=options.prepare) as opened:

@@ -61,12 +61,11 @@ def resolve_encoder(spec: str | None, directory: Path = ENCODERS) -> Path:
         origin = _origin_in_the_box()
         return _written(directory / ENCODER_IN_THE_BOX, origin, _write_encoder_in_the_box)
     assert spec is not None  # noqa: S101 - the encoder in the box is written
+    require_form(spec)
     if Path(spec).expanduser().exists():
         return Path(spec).expanduser()
-    library, colon, name = spec.partition(":")
-    door = LIBRARIES.get(library.replace("-", "_"))
-    if door is None or not name:
-        raise ConfigError(_unknown(spec, library if colon else ""))
+    library, _, name = spec.partition(":")
+    door = LIBRARIES[library.replace("-", "_")]
     model, weights = name, None
     if door is Door.torchvision:
         model, _, given = name.partition("/")
@@ -80,6 +79,20 @@ def resolve_encoder(spec: str | None, directory: Path = ENCODERS) -> Path:
         write(target)
         return target
     return _written(target, {"spec": spec}, write)
+
+
+def require_form(spec: str | None) -> None:
+    """Refuse what is neither a path nor one of `FORMS`, before any data are read.
+
+    Raises
+    ------
+    ConfigError
+    """
+    if spec in {None, ENCODER_IN_THE_BOX} or Path(spec or "").expanduser().exists():
+        return
+    library, colon, name = (spec or "").partition(":")
+    if library.replace("-", "_") not in LIBRARIES or not name:
+        raise ConfigError(_unknown(spec or "", library if colon else ""))
 
 
 def file_name(name: str) -> str:

@@ -7,7 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from index_builder.commands.app import app
 from index_builder.encoders import resolve
 from index_builder.encoders.resolve import resolve_encoder
 from index_builder.vectors.encoder_file import find_encoder
@@ -108,3 +110,11 @@ class TestSpecification:
         with pytest.raises(EncoderSourceError, match="torchvision has no model 'resnet51'"):
             resolve_encoder("torchvision:resnet51", tmp_path)
         assert not [path for path in tmp_path.iterdir() if path.suffix != ".lock"]
+
+
+def test_an_encoder_that_cannot_be_is_refused_before_data_are_read(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing")
+    found = CliRunner().invoke(app, ["all", "--images", missing, "--encoder", "tim:resnet18"])
+    assert found.exit_code == 1
+    assert "Did you mean timm:resnet18?" in str(found.exception)
+    assert missing not in str(found.exception)
