@@ -82,9 +82,9 @@ test: lint .venv/.browser
 coverage: install
 	$(PYTEST) --quiet --numprocesses 2 --dist worksteal tests/model_store tests/service \
 	  --cov --cov-report=term:skip-covered --cov-fail-under=95
-demo: .venv/.installed bundles/photographs/CURRENT
+demo: .venv/.installed bundles/demo/CURRENT
 	@echo "Vouch is at http://127.0.0.1:$(VOUCH_PORT)/ once its startup is complete; Ctrl+C ends it."
-	VOUCH_FEEDBACK=$${VOUCH_FEEDBACK-build/feedback.sqlite3} $(BIN)/vouch-serve --bundle bundles/photographs
+	VOUCH_FEEDBACK=$${VOUCH_FEEDBACK-build/feedback.sqlite3} $(BIN)/vouch-serve --bundle bundles/demo
 
 lint: install
 	@$(SIDE_BY_SIDE) types style
@@ -173,8 +173,8 @@ crash-writes: install bundles/digits/CURRENT
 tables: install
 	$(BIN)/python -m tests.readme.tables
 
-pictures: install bundles/photographs/CURRENT .venv/.browser
-	$(BIN)/python -m tests.readme.pictures bundles/photographs .github/pictures
+pictures: install bundles/demo/CURRENT .venv/.browser
+	$(BIN)/python -m tests.readme.pictures bundles/demo .github/pictures
 
 linearizability: install bundles/digits/CURRENT
 	$(BIN)/python -m tests.torture.linearizability bundles/digits
@@ -201,7 +201,7 @@ try-fiftyone: install
 clean:
 	rm -rf .venv build bundles runs
 
-bundles/photographs/CURRENT: | .venv/.installed
+bundles/demo/CURRENT: | .venv/.installed
 	$(BIN)/vouch-build all --config docs/demo/photographs.toml
 
 bundles/digits/CURRENT: | .venv/.installed

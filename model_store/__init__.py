@@ -2,7 +2,7 @@
 
 >>> from pathlib import Path
 >>> from model_store import open_bundle
->>> bundle = open_bundle(Path("bundles/photographs"))  # doctest: +SKIP
+>>> bundle = open_bundle(Path("bundles/demo"))  # doctest: +SKIP
 >>> bundle.retriever.search(Path("photo.png").read_bytes())  # doctest: +SKIP
 
 The way of a query: `images` (bytes to pixels) → `encoder` (pixels to a Gaussian) → `predictive`

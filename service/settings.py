@@ -114,7 +114,7 @@ class Settings(BaseSettings):
     )
 
     bundle: List[Path] = Field(
-        (Path("bundles/photographs"),),
+        (Path("bundles/demo"),),
         min_length=1,
         description="Bundles to serve: each is a bundle, or a directory of bundles with a file "
         "CURRENT.",

@@ -70,9 +70,8 @@ def place(digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     place = tmp_path_factory.mktemp("reader")
     shutil.copytree(digits_bundle, place / "bundles" / "digits")
     run_here(f"vouch-build all --config {DEMO}", place)
-    shutil.copy(
-        locate(place / "bundles" / "photographs") / "samples" / "1.png", place / "photo.png"
-    )
+    shutil.copy(locate(place / "bundles" / "demo") / "samples" / "1.png", place / "photo.png")
+    shutil.copytree(DEMO.parent / "samples", place / "docs" / "demo" / "samples")
     data = load_digits()
     for row, (image, label) in enumerate(zip(data.images, data.target, strict=True)):
         if row % 4 and label not in {3, 8}:
@@ -96,7 +95,7 @@ def few(place: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def demo(place: Path) -> Iterator[Service]:
-    with Service(place / "bundles" / "photographs", place / "demo.log") as running:
+    with Service(place / "bundles" / "demo", place / "demo.log") as running:
         yield running
 
 
@@ -132,20 +131,20 @@ VERDICTS = {
 
 def test_the_samples_of_the_demo_get_the_four_verdicts(demo: Service) -> None:
     files = [Path(one["file"]) for one in tomllib.loads(DEMO.read_text("utf-8"))["samples"]]
-    gallery = demo.http.get("/v1/galleries/photographs").json()
+    gallery = demo.http.get("/v1/galleries/demo").json()
     verdicts = {
-        file.name: demo.answer(demo.http.get(sample["image_url"]).content, gallery="photographs")
+        file.name: demo.answer(demo.http.get(sample["image_url"]).content, gallery="demo")
         for file, sample in zip(files, gallery["samples"], strict=True)
     }
     assert {name: answer["verdict"] for name, answer in verdicts.items()} == VERDICTS
-    calibration = demo.http.get("/v1/galleries/photographs/calibration").raise_for_status().json()
+    calibration = demo.http.get("/v1/galleries/demo/calibration").raise_for_status().json()
     assert calibration["queries"] == "left_out_items"
     look_alikes = verdicts["crayfish.webp"]["results"]
     assert {result["label"] for result in look_alikes} == {"crayfish", "lobster"}
 
 
 def test_the_query_is_answered_and_looks_as_shown(place: Path, demo: Service) -> None:
-    command = block("sh", "-F image=@photo.png -F limit=3").splitlines()[0]
+    command = block("sh", "flamingo.webp -F limit=3").splitlines()[0]
     assert command.startswith("curl ")
     command = command.replace("127.0.0.1:8080", f"127.0.0.1:{demo.port}")
     answer = json.loads(run(command.replace("curl ", "curl -s "), place))

@@ -145,7 +145,7 @@ def test_options_win_over_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (settings.rate_limit, settings.recalibrate) == ("60/minute", False)
     assert settings.cors_origins == ("https://a.example", "https://b.example", "http://c")
     assert settings.bundle == (Path("a"), Path("b"))
-    assert read_command_line([]).bundle == (Path("bundles/photographs"),)
+    assert read_command_line([]).bundle == (Path("bundles/demo"),)
 
 
 def test_several_processes_need_a_redis(capsys: pytest.CaptureFixture[str]) -> None:
