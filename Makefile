@@ -10,7 +10,7 @@ SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs 4 --output-sync=target
 
 .PHONY: install demo check check-builder check-others test coverage lint types \
   style audit sbom bench bench-promises bench-outliers \
-  bench-first-answers bench-label-free bench-decide bench-encoders bench-posteriors bench-zero-shot bench-decision \
+  bench-first-answers bench-uncertainty bench-label-free bench-decide bench-encoders bench-posteriors bench-zero-shot bench-decision \
   bench-throughput bench-load bench-gallery bench-ten-million bench-gpu bench-tenants bench-milvus bench-page bench-filters bench-roll-up \
   bench-review bench-unknown bench-indexing \
   bench-poison element fuzz-images mutants crash-indexing crash-writes linearizability torture \
@@ -25,6 +25,7 @@ help:
 	@echo "make bench     measure, and write build/bench.json"
 	@echo "make bench-posteriors, bench-zero-shot, bench-decision   the README's tables; an hour each"
 	@echo "make bench-first-answers   the first recipe on new photographs, over HTTP; half an hour"
+	@echo "make bench-uncertainty     what the uncertainties tell, on five data sets; a quarter of an hour"
 	@echo "make bench-promises   what came true of promises, in worlds whose truth is known; an hour"
 	@echo "make bench-outliers   the outlier score beside its best single signal; ten minutes"
 	@echo "make bench-label-free   galleries calibrated by views of their items; five minutes"
@@ -111,7 +112,7 @@ sbom: | .venv/bin/uv
 bench: install
 	$(BIN)/python -m tests.benchmarks
 
-bench-posteriors bench-zero-shot bench-decision bench-throughput bench-first-answers bench-indexing bench-label-free bench-decide bench-encoders bench-filters bench-roll-up bench-review bench-unknown bench-milvus: bench-%: install
+bench-posteriors bench-zero-shot bench-decision bench-throughput bench-first-answers bench-uncertainty bench-indexing bench-label-free bench-decide bench-encoders bench-filters bench-roll-up bench-review bench-unknown bench-milvus: bench-%: install
 	$(BIN)/python -m tests.benchmarks.bench_$(subst -,_,$*)
 
 bench-load: install

@@ -1,0 +1,222 @@
+"""What the served uncertainties tell, on five data sets, with similarity alone beside them.
+
+Each data set is divided by kind: of some kinds a part is indexed by `vouch-build all --images` with
+the encoder that comes with Vouch, and the rest asks; other kinds are absent. AUROC of each signal
+for three duties: the first result of a known kind is wrong; the kind is absent; the picture is
+degraded (blur, noise, darkness, a crop, JPEG), against the same pictures before. Means over
+divisions, with 1.96 standard errors. The build saw no query. Needs VOUCH_DATA_DIR.
+
+`rank_stability` and `similarity_std` are compared with sampled layers, too: of 400 last layers
+drawn from the posterior, the share under which an item is among the first ten, and the standard
+deviation of its similarity.
+
+    python -m tests.benchmarks.bench_uncertainty [number of divisions]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from index_builder.calibration.evaluate import Answers, ask
+from index_builder.datasets import LabelledImages
+from index_builder.datasets.corruption import degraded
+from index_builder.datasets.folder import folder
+from index_builder.datasets.idx import idx_dataset
+from index_builder.metrics import auroc
+from index_builder.posteriors import KroneckerPosterior, load_posterior
+from index_builder.reproduction.datasets.official import Origin
+from index_builder.reproduction.datasets.small import cifar10
+from index_builder.vectors.encoder import embed_with_features
+from model_store import Retriever, open_bundle
+from tests.benchmarks.bench_zero_shot import unpacked
+from tests.support.narrowing import instance_of
+
+N_LAYERS, N_LISTED = 400, 10
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How a data set is divided: labels with a gallery, images of each, and absent labels."""
+
+    n_known: int
+    n_indexed: int
+    n_asked: int
+    n_absent: int
+
+
+SETS: Mapping[str, Sizes] = {
+    "caltech101_half": Sizes(38, 15, 5, 12),
+    "cub_first10": Sizes(7, 30, 20, 3),
+    "omniglot": Sizes(60, 12, 4, 20),
+    "cifar10": Sizes(8, 60, 20, 2),
+    "fashion-mnist": Sizes(8, 60, 20, 2),
+}
+
+SIGNALS = ("similarity", "variance of the query", "uncertainty", "match", "no match", "outlier")
+
+
+def source(name: str, data: Path, scratch: Path) -> LabelledImages:
+    """Return all images of a data set that a division may take."""
+    if name == "fashion-mnist":
+        return idx_dataset("FashionMNIST", "t10k")
+    if name == "cifar10":
+        return cifar10(Origin(data)).parts["test"]
+    (scratch / name).mkdir()
+    return folder(unpacked(name, data, scratch / name))
+
+
+def divided(
+    images: LabelledImages, sizes: Sizes, into: Path, seed: int
+) -> tuple[LabelledImages, LabelledImages]:
+    """Write the images to index to a folder, and return queries of known and of absent labels."""
+    generator = np.random.default_rng(seed)
+    labels = np.array(images.labels)
+    names = generator.permutation(sorted(set(images.labels)))[: sizes.n_known + sizes.n_absent]
+    known: list[int] = []
+    absent: list[int] = []
+    for place, name in enumerate(names.tolist()):
+        rows = generator.permutation(np.flatnonzero(labels == name)).tolist()
+        if place >= sizes.n_known:
+            absent += rows[: 3 * sizes.n_asked]
+            continue
+        target = into / f"{place:03d}"
+        target.mkdir(parents=True)
+        for row in rows[: sizes.n_indexed]:
+            Image.fromarray(images.pixels(row)).save(target / f"{row}.png")
+        known += rows[sizes.n_indexed : sizes.n_indexed + sizes.n_asked]
+    code = {name: f"{place:03d}" for place, name in enumerate(names.tolist())}
+
+    def renamed(rows: list[int]) -> LabelledImages:
+        some = images.subset(rows)
+        return LabelledImages(
+            some.ids, tuple(code[label] for label in some.labels), some.read, some.rows
+        )
+
+    return renamed(known), renamed(absent)
+
+
+def signals(answers: Answers) -> dict[str, Floats]:
+    """Return each signal (B,) of what is doubtful; larger is the more doubtful."""
+    return {
+        "similarity": -answers.first_similarities,
+        "variance of the query": np.array(
+            [one.predictive.spherical_variance for one in answers.answers]
+        ),
+        "uncertainty": answers.uncertainties,
+        "match": 1 - answers.first_probabilities,
+        "no match": answers.no_match_probabilities,
+        "outlier": answers.outlier_scores,
+    }
+
+
+def measured(name: str, images: LabelledImages, seed: int) -> dict[str, Any]:
+    """Build a gallery, ask it, and return the AUROC of each signal for each duty."""
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch)
+        known, absent = divided(images, SETS[name], place / "gallery", seed)
+        command = [sys.executable, "-m", "index_builder", "all", "--images", "gallery", "--quiet"]
+        subprocess.run(command, check=True, capture_output=True, cwd=place)
+        retriever = open_bundle(place / "bundles" / "gallery").retriever
+        of_known, of_absent = ask(retriever, known, "known"), ask(retriever, absent, "absent")
+        poor = ask(retriever, degraded(known, seed), "degraded")
+        posterior = place / "runs" / "gallery" / "posterior.safetensors"
+        some = known.subset(range(0, len(known), 2))
+        layers = against_layers(retriever, posterior, folder(place / "gallery"), some)
+    right = of_known.matches[:, 0]
+    ordinary, alien, spoilt = signals(of_known), signals(of_absent), signals(poor)
+    found: dict[str, Any] = {"recall_at_1": float(right.mean()), **layers}
+    for signal in SIGNALS:
+        values = ordinary[signal]
+        found[f"wrong: {signal}"] = auroc(values[~right], values[right])
+        found[f"absent: {signal}"] = auroc(alien[signal], values)
+        found[f"degraded: {signal}"] = auroc(spoilt[signal], values)
+    moved = [
+        np.array([one.predictive.displacement for one in answers.answers])
+        for answers in (poor, of_known)
+    ]
+    found["degraded: aleatoric"] = auroc(*moved)
+    return found
+
+
+def against_layers(
+    retriever: Retriever, posterior: Path, indexed: LabelledImages, queries: LabelledImages
+) -> dict[str, float]:
+    """Compare what is served of ranks and similarities with what sampled layers give."""
+    fitted = instance_of(KroneckerPosterior, load_posterior(posterior))
+    items = embed_with_features(retriever.encoder, indexed, "items")
+    asked = embed_with_features(retriever.encoder, queries, "queries")
+    generator = torch.Generator().manual_seed(0)
+    drawn = np.empty((N_LAYERS, len(queries), len(indexed)), dtype=np.float32)
+    for place in range(N_LAYERS):
+        weights, biases = (part[0] for part in fitted.sample(1, generator))
+        of_queries, of_items = (
+            torch.nn.functional.normalize(torch.from_numpy(one.features) @ weights.T + biases)
+            for one in (asked, items)
+        )
+        drawn[place] = (of_queries @ of_items.T).numpy()
+    tenth = np.sort(drawn, axis=2)[:, :, -N_LISTED, None]
+    shares = (drawn >= tenth).mean(axis=0)
+    row_of = {name: row for row, name in enumerate(indexed.ids)}
+    served, wanted, stds, of_layers = [], [], [], []
+    for place, predictive in enumerate(retriever.predictives(asked)):
+        for match in retriever.find(predictive, N_LISTED).matches:
+            row = row_of[match.item.id]
+            served.append(match.rank_stability)
+            wanted.append(shares[place, row])
+            stds.append(match.similarity_std)
+            of_layers.append(drawn[:, place, row].std())
+    said, real = np.array(served, dtype=float), np.array(wanted)
+    bins = np.clip((said * 10).astype(int), 0, 9)
+    gaps = [
+        (bins == one).mean() * abs(said[bins == one].mean() - real[bins == one].mean())
+        for one in np.unique(bins)
+    ]
+    return {
+        "rank_stability_ece": float(np.sum(gaps)),
+        "similarity_std_over_layers": float(np.median(np.array(stds, float) / np.array(of_layers))),
+    }
+
+
+def measure(n_divisions: int = 5) -> dict[str, Any]:
+    """Return mean and 1.96 standard errors of each number, by data set."""
+    data = Path(os.environ["VOUCH_DATA_DIR"])
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for name in SETS:
+            images = source(name, data, Path(scratch))
+            rows: dict[str, list[float]] = defaultdict(list)
+            for seed in range(n_divisions):
+                for key, value in measured(name, images, seed).items():
+                    if value is not None:
+                        rows[key].append(value)
+            results[name] = {
+                key: [
+                    round(float(np.mean(values)), 3),
+                    round(1.96 * float(np.std(values, ddof=1)) / len(values) ** 0.5, 3)
+                    if len(values) > 1
+                    else None,
+                ]
+                for key, values in rows.items()
+            }
+            print(name, json.dumps(results[name]), file=sys.stderr, flush=True)
+    return results
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(*map(int, sys.argv[1:2])), indent=1))
