@@ -21,7 +21,7 @@ from model_store.gallery import Allowed, Filter, Gallery, Item
 from model_store.images import DecodedImage, decode_image
 from model_store.matches import matches_of
 from model_store.one_encoder import require_one_encoder
-from model_store.pairs import moves_both
+from model_store.pairs import INDEPENDENT, Correlation, correlation_of
 from model_store.predictive import N_SAMPLES, Predictive, predict
 from model_store.search import (
     EVERYTHING,
@@ -106,6 +106,12 @@ class Retriever:
         other = copy(self)
         other.kind, other.calibration = kind, self._calibrations[kind]
         return other
+
+    @property
+    def _correlation(self) -> Correlation:
+        if self.kind == "text":
+            return INDEPENDENT  # two encoders, each with errors of its own
+        return correlation_of(self.encoder.metadata)
 
     @property
     def posterior(self) -> str:
@@ -254,7 +260,7 @@ class Retriever:
             allowed=allowed,
             diversity=diversity,
             noise=self._noise_of_items,
-            move_together=moves_both(self.posterior),
+            correlation=self._correlation,
         )
         n_places = limit if terms.order == "similarity" else N_CANDIDATES
         rows, retrieved = self._retrieved(predictive, neighbours, n_places, allowed)
@@ -270,7 +276,7 @@ class Retriever:
                 self.gallery,
                 predictive,
                 limit,
-                move_together=moves_both(self.posterior),
+                correlation=self._correlation,
             )
         shown = neighbours.rows[neighbours.listed[:limit]]
         decided = time.perf_counter()
@@ -309,7 +315,7 @@ class Retriever:
         return self._uncertainty(predictive, nearest)
 
     def _uncertainty(self, predictive: Predictive, nearest: NDArray[np.int64]) -> float | None:
-        """Return the standard deviation of the similarity to the row ``nearest`` (1,), if any."""
+        """Return `Pairs.first_order` of the row ``nearest`` (1,), if any."""
         if not predictive.has_uncertainty or not len(nearest):
             return None
         directions = self.gallery.directions(nearest)
@@ -319,9 +325,9 @@ class Retriever:
             nearest,
             directions,
             (directions @ predictive.direction).astype(np.float64),
-            move_together=moves_both(self.posterior),
+            correlation=self._correlation,
         )
-        return float(pair.std[0])
+        return float(pair.first_order[0])
 
     def _items(self, shown: NDArray[np.int64], members: NDArray[np.int64]) -> dict[int, Item]:
         """Look up items by row, each once: most members of a result set are shown as well."""

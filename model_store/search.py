@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.gallery import Allowed, Gallery
-from model_store.pairs import Pairs
+from model_store.pairs import Correlation, Pairs
 from model_store.predictive import Predictive
 from model_store.verdicts import Plan
 
@@ -82,7 +82,7 @@ def two_stage_search(
     diversity: Diversity = EVERYTHING,
     *,
     noise: NDArray[np.float32],
-    move_together: bool = True,
+    correlation: Correlation = (0.0, 1.0),
 ) -> Neighbours:
     """Find the items nearest to one query and how firmly each holds its place.
 
@@ -95,7 +95,7 @@ def two_stage_search(
     allowed : the rows that may be found, such as a filter lets through; None for all.
     diversity : candidates that are not listed.
     noise : (S, n) standard normal, the same for all queries: of the items' own errors.
-    move_together : see `moves_both`.
+    correlation : see `correlation_of`.
     """
     n = max(n_candidates, k)
     found = gallery.candidates(query.direction[None], n + (exclude is not None), allowed)
@@ -104,7 +104,7 @@ def two_stage_search(
         others = np.flatnonzero(rows != exclude)[:n]
         rows, similarities = rows[others], similarities[others]
     directions = gallery.directions(rows)
-    pairs = pairs_of(gallery, query, rows, directions, similarities, move_together=move_together)
+    pairs = pairs_of(gallery, query, rows, directions, similarities, correlation=correlation)
     listed = np.arange(len(rows))
     stds = pairs.std
     if diversity != EVERYTHING:
@@ -128,16 +128,16 @@ def pairs_of(
     directions: NDArray[np.float32],
     similarities: NDArray[np.float64],
     *,
-    move_together: bool,
+    correlation: Correlation,
 ) -> Pairs:
     """Return a query and the items at ``rows`` (n,) as pairs.
 
     Parameters
     ----------
     directions, similarities : (n, D) and (n,) of these items.
-    move_together : see `moves_both`.
+    correlation : see `correlation_of`.
     """
-    correlations = np.clip(similarities, 0, 1) if move_together else np.zeros(len(rows))
+    correlations = np.clip(correlation[0] + correlation[1] * similarities, 0, 1)
     return Pairs.of(query, directions, similarities, gallery.total_variances(rows), correlations)
 
 
@@ -148,21 +148,21 @@ def reordered(
     query: Predictive,
     k: int,
     *,
-    move_together: bool = True,
+    correlation: Correlation = (0.0, 1.0),
 ) -> Neighbours:
     """Return what was found with its list in another order.
 
     Parameters
     ----------
     ranking : (m,) places in ``found.listed``.
-    k, move_together : as in the search.
+    k, correlation : as in the search.
     """
     listed = found.listed[ranking]
     top = listed[: k + 1]
     rows = found.rows[top]
     directions = gallery.directions(rows)
     pairs = pairs_of(
-        gallery, query, rows, directions, found.similarities[top], move_together=move_together
+        gallery, query, rows, directions, found.similarities[top], correlation=correlation
     )
     return Neighbours(
         found.rows,

@@ -87,7 +87,7 @@ def calibration_queries(
         signals = setup.detector.signals(embeddings)
         of_matched = look_up(
             *(setup.gallery, setup.means, matched, embeddings, signals, setup.n_candidates),
-            move_together=setup.move_together,
+            correlation=setup.correlation,
         )
         if plain is None:
             absent, absent_of = _observe_hidden(setup, matched, embeddings)
@@ -284,7 +284,7 @@ def _observe_items(
             detectors.signals(asked, of_items[places]),
             setup.n_candidates,
             hidden=own[places],
-            move_together=setup.move_together,
+            correlation=setup.correlation,
         )
 
     absent, absent_of = _observe_hidden(setup, items.images, items.unlabelled)
@@ -366,7 +366,7 @@ def _with_gallery_images(
         signals[rows],
         setup.n_candidates,
         hidden=hidden,
-        move_together=setup.move_together,
+        correlation=setup.correlation,
     )
     absent, absent_of = None, None
     if setup.label_folds is not None:

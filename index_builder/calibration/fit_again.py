@@ -140,7 +140,8 @@ def fit_again(
             items=_item_queries(encoder, queries.matched, of_corrupted, unlabelled),
         )
     fitted = fit_calibration(setup.calibrated, observed, config, kept.seed, before.quality_limits)
-    fitted = replace(fitted, picture=before.picture)  # no image is at hand
+    # Neither images nor the encoder are at hand.
+    fitted = replace(fitted, picture=before.picture, similarity_stds=before.similarity_stds)
     was_decided = np.array([name in decided for name in queries.matched.ids], dtype=bool)
     known = queries.matched, images, was_put, was_decided
     refit = _compared(fitted, before, encoder, observed, *known)

@@ -19,7 +19,7 @@ from model_store.decision.outliers import unit_rows
 from model_store.encoder.contract import Embeddings, Encoder
 from model_store.errors import DatasetError
 from model_store.gallery import Gallery, MaskedRows
-from model_store.pairs import moves_both
+from model_store.pairs import INDEPENDENT, Correlation, correlation_of
 from model_store.predictive import predict
 from model_store.search import N_CANDIDATES, pairs_of
 from model_store.truth import SameLabel, Truth, Within, wgs84
@@ -158,7 +158,7 @@ def observe(
     return look_up(
         *(gallery, means, queries, found, signals, n),
         within=nearby(gallery, queries, within),
-        move_together=moves_both(encoder.metadata.posterior),
+        correlation=correlation_of(encoder.metadata),
     )
 
 
@@ -213,7 +213,7 @@ def look_up(
     alike: Integers | None = None,
     within: Within | None = None,
     among: NDArray[np.bool_] | None = None,
-    move_together: bool = False,
+    correlation: Correlation = INDEPENDENT,
 ) -> RetrievedQueries:
     """Look up the ``n`` candidates of B embedded queries.
 
@@ -228,7 +228,7 @@ def look_up(
         thing: what a query shows is hidden with all that is like it.
     within : what a match is, where it is not the same label.
     among : (N,) items that any of them can find; None for all.
-    move_together : see `moves_both`, of the distribution behind the embeddings.
+    correlation : see `correlation_of`.
     """
     item_codes, codes = _codes(gallery, queries)
     truth: Truth = SameLabel(codes, item_codes) if within is None else within
@@ -254,7 +254,7 @@ def look_up(
     return RetrievedQueries(
         embeddings.spherical_variances,
         _stds_of_nearest(
-            gallery, embeddings, rows[:, :1], similarities[:, :1], move_together=move_together
+            gallery, embeddings, rows[:, :1], similarities[:, :1], correlation=correlation
         ),
         outlier_signals,
         similarities,
@@ -273,7 +273,7 @@ def _stds_of_nearest(
     rows: Integers,
     similarities: Floats,
     *,
-    move_together: bool,
+    correlation: Correlation,
 ) -> Floats:
     """Return the standard deviation (B,) of each query's similarity to its first candidate.
 
@@ -289,9 +289,9 @@ def _stds_of_nearest(
     for place, query in enumerate(queries):
         found, directions = rows[place], gallery.directions(rows[place])
         pair = pairs_of(
-            gallery, query, found, directions, similarities[place], move_together=move_together
+            gallery, query, found, directions, similarities[place], correlation=correlation
         )
-        stds[place] = pair.std[0]
+        stds[place] = pair.first_order[0]
     return stds
 
 

@@ -19,7 +19,7 @@ from index_builder.vectors.images import Seen
 from model_store.decision import LabelMeans, OutlierDetector, label_means
 from model_store.encoder.contract import Embeddings, Encoder
 from model_store.gallery import Gallery
-from model_store.pairs import moves_both
+from model_store.pairs import Correlation, correlation_of
 from model_store.search import N_CANDIDATES
 
 
@@ -145,9 +145,9 @@ class RetrievalSetup:
         )
 
     @property
-    def move_together(self) -> bool:
-        """True if the embeddings of queries and items move together, see `moves_both`."""
-        return moves_both(self.encoder.metadata.posterior)
+    def correlation(self) -> Correlation:
+        """The correlation of the errors of a pair, see `correlation_of`."""
+        return correlation_of(self.encoder.metadata)
 
     def observe(self, queries: LabelledImages, seen: Seen | None = None) -> RetrievedQueries:
         """Embed queries and look them up; ``seen`` is told of those that had to be decoded."""

@@ -22,6 +22,7 @@ from index_builder.networks.features import all_features, repeatable_blocks
 from index_builder.objectives import OnlineLaplaceLoss
 from index_builder.posteriors import (
     Approximation,
+    KroneckerPosterior,
     LaplaceFit,
     LaplacePosterior,
     MinibatchPlan,
@@ -44,6 +45,12 @@ TEMPERATURES = np.logspace(-9, 3, 25)
 
 NOTHING_BUT_NORM = 0.95
 """Correlation from which the uncertainty is no more than the length of the features."""
+
+N_NEIGHBOURS, LEAST_SPREAD = 10, 1e-6
+"""Neighbours of an image that it makes pairs with; and the least variance of their similarities."""
+
+MIN_PAIRED = 20
+"""Validation images that tell how pairs move together."""
 
 MIN_CORRELATED = 30
 """Validation images that a correlation can be read off."""
@@ -82,7 +89,9 @@ class Laplace(Method):
         correlation = _norm_correlation(encoder, fitted.posterior, splits, config.seed)
         name = settings.model_copy(update={"approximation": approximation}).name
         _say(name, fitted, correlation)
-        return fitted.posterior, {"method": name, **_report(fitted, approximation, correlation)}
+        report = _report(fitted, approximation, correlation)
+        of_pairs = _pair_correlation(encoder, fitted.posterior, splits, config.seed)
+        return fitted.posterior, {"method": name, "pair_correlation": of_pairs, **report}
 
     @property
     def prior_chosen_by(self) -> Literal["curvature", "marginal_likelihood"]:
@@ -223,6 +232,38 @@ def _report(fitted: LaplaceFit, approximation: Approximation, correlation: float
         "curvature": fitted.summary(),
         "log_marginal_likelihood": fitted.log_marginal_likelihood,
     }
+
+
+def _pair_correlation(
+    encoder: MetricEncoder, posterior: LaplacePosterior, splits: Splits, seed: int
+) -> tuple[float, float] | None:
+    """Return a and b of r ≈ a + b s, see `model_store.pairs`; None where they are not to be had.
+
+    By least squares over validation images, which are as unknown to the layer as queries are, and
+    their nearest training images.
+    """
+    n_queries = min(len(splits.validation), N_VALIDATION)
+    if not isinstance(posterior, KroneckerPosterior) or n_queries < MIN_PAIRED:
+        return None
+    shuffle = np.random.default_rng(seed)
+    features, of_items = (
+        all_features(
+            encoder, images.subset(np.sort(shuffle.permutation(len(images))[:N_VALIDATION]))
+        )
+        for images in (splits.validation, splits.training)
+    )
+    both = torch.cat([features, of_items])
+    products = posterior.products(both).double().numpy()
+    means = torch.nn.functional.normalize(posterior.predict(both)[0].double()).numpy()
+    similarities = means[:n_queries] @ means[n_queries:].T
+    deviations = np.sqrt(products.diagonal())
+    correlations = products[:n_queries, n_queries:]
+    correlations /= deviations[:n_queries, None] * deviations[n_queries:]
+    nearest = np.argsort(-similarities, axis=1)[:, :N_NEIGHBOURS]
+    similarity = np.take_along_axis(similarities, nearest, axis=1).ravel()
+    correlation = np.take_along_axis(correlations, nearest, axis=1).ravel()
+    slope = np.cov(similarity, correlation)[0, 1] / max(float(similarity.var()), LEAST_SPREAD)
+    return float(correlation.mean() - slope * similarity.mean()), float(slope)
 
 
 def _norm_correlation(

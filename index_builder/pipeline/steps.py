@@ -197,7 +197,13 @@ def export_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
     run.staging.mkdir(parents=True, exist_ok=True)
     some = splits.training.subset(range(N_PARITY_IMAGES))
     prepared = some.prepared(fitted.preprocessing)
-    metadata = EncoderMetadata(fitted.preprocessing, run.read_json(POSTERIOR_REPORT)["method"])
+    report = run.read_json(POSTERIOR_REPORT)
+    correlation = report.get("pair_correlation")
+    metadata = EncoderMetadata(
+        fitted.preprocessing,
+        report["method"],
+        None if correlation is None else (correlation[0], correlation[1]),
+    )
     with threads_for(len(prepared)):
         difference = export_encoder(fitted, run.staging / ENCODER_FILE, metadata, prepared)
     if run.trunk.exists():

@@ -47,10 +47,12 @@ class EncoderMetadata:
     ----------
     input : the steps from an upright RGB image to the input; or the vectors that it takes.
     posterior : name of the distribution behind the variance, e.g. ``laplace_fixed_euclidean``.
+    pair_correlation : a and b of r ≈ a + b s, see `model_store.pairs`; None where nothing is known.
     """
 
     input: EncoderInput
     posterior: str
+    pair_correlation: tuple[float, float] | None = None
 
     @property
     def takes_images(self) -> bool:
@@ -79,7 +81,10 @@ class EncoderMetadata:
 
     def fields(self) -> dict[str, Any]:
         """The metadata as JSON has it."""
-        return {**input_fields(self.input), "posterior": self.posterior}
+        fields = {**input_fields(self.input), "posterior": self.posterior}
+        if self.pair_correlation is not None:
+            fields["pair_correlation"] = list(self.pair_correlation)
+        return fields
 
     def to_json(self) -> str:
         """Serialise for the ONNX file's metadata."""
@@ -89,7 +94,10 @@ class EncoderMetadata:
     def from_json(cls, text: str) -> EncoderMetadata:
         """Read what `to_json` wrote."""
         fields = json.loads(text)
-        return cls(read_input(fields), fields["posterior"])
+        known = fields.get("pair_correlation")
+        return cls(
+            read_input(fields), fields["posterior"], None if known is None else (known[0], known[1])
+        )
 
 
 def input_fields(expected: EncoderInput) -> dict[str, Any]:

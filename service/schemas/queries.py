@@ -23,9 +23,9 @@ class Uncertainty(BaseModel):
     """The uncertainty of the similarity of the query to the gallery's nearest item."""
 
     value: float | None = Field(
-        description="Standard deviation of the similarity to the gallery's nearest item. Null if "
-        "the encoder gives no variance, if the gallery is empty, or if another store found the "
-        "neighbours."
+        description="Standard deviation, to first order, of the similarity to the gallery's "
+        "nearest item. Null if the encoder gives no variance, if the gallery is empty, or if "
+        "another store found the neighbours."
     )
     percentile: float | None = Field(
         description="Share of calibration queries that are less uncertain, in percent; null "

@@ -25,9 +25,9 @@ class TestOnnxEncoder(EncoderLaws):
         return onnx_encoder
 
     def test_it_knows_itself(self, encoder: Encoder) -> None:
-        assert encoder.metadata == EncoderMetadata(
-            Preprocessing(32, 32, decoding="reduced"), "laplace_kronecker_fixed_euclidean"
-        )
+        assert encoder.metadata.input == Preprocessing(32, 32, decoding="reduced")
+        assert encoder.metadata.posterior == "laplace_kronecker_fixed_euclidean"
+        assert encoder.metadata.pair_correlation is not None
         assert (encoder.dim, encoder.n_features) == (128, 1024)
         assert encoder.provider == "CPUExecutionProvider"
 

@@ -130,7 +130,7 @@ def test_uncertain_items_make_ranks_less_firm(gallery: FaissGallery, tmp_path: P
     asked = query(direction, np.full(6, 0.01), 400)
     certain = search(gallery, asked, 5)
     of = FaissGallery(tmp_path / "u")
-    apart, together = (search(of, asked, 5, move_together=one) for one in (False, True))
+    apart, together = (search(of, asked, 5, correlation=one) for one in ((0.0, 0.0), (0.0, 1.0)))
     np.testing.assert_array_equal(apart.rows, certain.rows)
     assert apart.rank_confidence.mean() < certain.rank_confidence.mean()
     assert apart.rank_stability[0] < certain.rank_stability[0]

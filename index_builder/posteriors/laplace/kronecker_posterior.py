@@ -82,6 +82,17 @@ class KroneckerPosterior:
         outside = (extended - coordinates @ self.directions.T).square()
         return variance + self.rest_variance * _weighted_sums(outside, torch.ones_like(outside[0]))
 
+    def products(self, features: Tensor) -> Tensor:
+        """Return φ̃ᵢᵀ (A + λ)⁻¹ φ̃ⱼ (B, B) of ``features`` (B, F): how they move together.
+
+        The embeddings of i and j have the covariance of this number times C Cᵀ; its diagonal is
+        `feature_variance`.
+        """
+        extended = functional.pad(features, (0, 1), value=1.0) * self.feature_scale
+        along = extended @ self.directions
+        weighted: Tensor = (along * (self.direction_variance - self.rest_variance)) @ along.T
+        return weighted + self.rest_variance * (extended @ extended.T)
+
     def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of the embedding, in closed form.
 
