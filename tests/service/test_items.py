@@ -335,10 +335,7 @@ class TestWhatIsLikeAnItem:
             assert as_query["results"][0]["id"] == item.id
             first, nearest = as_item["results"][0], as_query["results"][1]
             assert first["similarity_std"] == pytest.approx(nearest["similarity_std"], rel=1e-3)
-            # The second order adds what large variances have; these are small.
-            assert as_item["uncertainty"]["value"] == pytest.approx(
-                first["similarity_std"], rel=0.2
-            )
+            assert 0 < as_item["uncertainty"]["value"] <= first["similarity_std"]
             assert as_item["uncertainty"]["method"] == as_query["query"]["uncertainty"]["method"]
             others = [r["id"] for r in as_query["results"][1:]]
             assert [r["id"] for r in as_item["results"][:-1]] == others
