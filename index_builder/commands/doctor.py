@@ -261,7 +261,10 @@ def _changes(root: Path, bundle_id: str) -> Iterator[Finding]:
     beside = sorted(one.name for one in path.parent.glob(f"{path.name}*"))
     if not beside:
         return
-    fingerprint = read_manifest(bundle_directory(root, bundle_id)).encoder["fingerprint"]
+    try:
+        fingerprint = read_manifest(bundle_directory(root, bundle_id)).encoder["fingerprint"]
+    except VouchError:  # which is a finding about the bundle
+        return
     log = ChangesFile(path, bundle_id, str(fingerprint))
     try:
         log.verify()
