@@ -335,7 +335,9 @@ class Settings(BaseSettings):
     )
 
     milvus_uri: str | None = Field(
-        None, description="Address of Milvus. [default: the one that the bundle names]"
+        None,
+        description="Address of Milvus. Galleries in Milvus need it: the address in a bundle is "
+        "not used. [default: none]",
     )
     milvus_token: SecretStr | None = Field(
         None, description="Milvus credentials: user:password, or an API key."
