@@ -356,7 +356,7 @@ def _engine(indexing: Indexing, encoder: StoredEncoder, work: Work) -> Engine:
             indexing.provider,
             indexing.n_workers,
             indexing.limits,
-            indexing.storage.patience,
+            indexing.storage,
             indexing.index.preview_side,
         )
     fetching = Fetching(indexing.storage, work.fetched, indexing.limits)

@@ -1,0 +1,92 @@
+"""Connections to hosts that data names: their addresses are checked before a byte is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from index_builder.storage.source import NotFetched
+from index_builder.storage.trust import Trust, addresses_in
+
+if TYPE_CHECKING:
+    import httpx2
+    from httpcore2 import AsyncNetworkBackend, AsyncNetworkStream
+
+
+class Guard:
+    """Refuses hosts whose addresses data may not name.
+
+    Parameters
+    ----------
+    trust : returns what the operator has named until now.
+    """
+
+    def __init__(self, trust: Callable[[], Trust]) -> None:
+        self._trust = trust
+
+    async def check(self, host: str, port: int) -> None:
+        """Resolve a host, and refuse it by its addresses; one without addresses is passed on.
+
+        Raises
+        ------
+        NotFetched
+        """
+        if self._trust().names_host(host, port):
+            return
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):  # connecting fails too, or a proxy knows the name
+            return
+        self._require(host, port, addresses_in(found))
+
+    async def check_request(self, request: httpx2.Request) -> None:
+        """Refuse the host of a request; see `check`."""
+        port = request.url.port or (443 if request.url.scheme == "https" else 80)
+        await self.check(request.url.host, port)
+
+    def check_peer(self, host: str, port: int, stream: AsyncNetworkStream) -> None:
+        """Refuse a connection by the address that it was made to.
+
+        A name can have other addresses by then.
+
+        Raises
+        ------
+        NotFetched
+        """
+        if not self._trust().names_host(host, port):
+            self._require(host, port, [stream.get_extra_info("server_addr")[0]])
+
+    def _require(self, host: str, port: int, addresses: Iterable[str]) -> None:
+        why = self._trust().refused(host, port, addresses)
+        if why is not None:
+            raise NotFetched(why)
+
+
+def guarded(client: httpx2.AsyncClient, guard: Guard) -> httpx2.AsyncClient:
+    """Return ``client``, whose direct connections a guard checks."""
+    from httpcore2 import AsyncNetworkBackend  # noqa: PLC0415 - an extra
+
+    class Guarded(AsyncNetworkBackend):
+        def __init__(self, inner: AsyncNetworkBackend) -> None:
+            self._inner = inner
+
+        async def connect_tcp(self, host: str, port: int, **options: Any) -> AsyncNetworkStream:  # type: ignore[override] # noqa: ANN401 - httpcore's
+            await guard.check(host, port)
+            stream = await self._inner.connect_tcp(host, port, **options)
+            try:
+                guard.check_peer(host, port, stream)
+            except NotFetched:
+                await stream.aclose()
+                raise
+            return stream
+
+        async def sleep(self, seconds: float) -> None:
+            await self._inner.sleep(seconds)
+
+    # The client has no option for it, and one with a transport of its own knows no proxies.
+    pool: Any = client._transport._pool  # type: ignore[attr-defined]
+    pool._network_backend = Guarded(pool._network_backend)
+    return client
