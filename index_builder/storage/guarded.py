@@ -12,7 +12,6 @@ from index_builder.storage.trust import Trust, addresses_in
 
 if TYPE_CHECKING:
     import httpx2
-    from httpcore2 import AsyncNetworkBackend, AsyncNetworkStream
 
 
 class Guard:
@@ -47,7 +46,7 @@ class Guard:
         port = request.url.port or (443 if request.url.scheme == "https" else 80)
         await self.check(request.url.host, port)
 
-    def check_peer(self, host: str, port: int, stream: AsyncNetworkStream) -> None:
+    def check_peer(self, host: str, port: int, address: str) -> None:
         """Refuse a connection by the address that it was made to.
 
         A name can have other addresses by then.
@@ -57,7 +56,7 @@ class Guard:
         NotFetched
         """
         if not self._trust().names_host(host, port):
-            self._require(host, port, [stream.get_extra_info("server_addr")[0]])
+            self._require(host, port, [address])
 
     def _require(self, host: str, port: int, addresses: Iterable[str]) -> None:
         why = self._trust().refused(host, port, addresses)
@@ -65,28 +64,29 @@ class Guard:
             raise NotFetched(why)
 
 
+class _Connections:
+    """A network backend of httpcore whose connections a guard checks."""
+
+    def __init__(self, inner: Any, guard: Guard) -> None:  # noqa: ANN401 - httpcore's
+        self._inner, self._guard = inner, guard
+
+    async def connect_tcp(self, host: str, port: int, **options: Any) -> Any:  # noqa: ANN401
+        await self._guard.check(host, port)
+        stream = await self._inner.connect_tcp(host, port, **options)
+        try:
+            self._guard.check_peer(host, port, stream.get_extra_info("server_addr")[0])
+        except NotFetched:
+            await stream.aclose()
+            raise
+        return stream
+
+    async def sleep(self, seconds: float) -> None:
+        await self._inner.sleep(seconds)
+
+
 def guarded(client: httpx2.AsyncClient, guard: Guard) -> httpx2.AsyncClient:
     """Return ``client``, whose direct connections a guard checks."""
-    from httpcore2 import AsyncNetworkBackend  # noqa: PLC0415 - an extra
-
-    class Guarded(AsyncNetworkBackend):
-        def __init__(self, inner: AsyncNetworkBackend) -> None:
-            self._inner = inner
-
-        async def connect_tcp(self, host: str, port: int, **options: Any) -> AsyncNetworkStream:  # type: ignore[override] # noqa: ANN401 - httpcore's
-            await guard.check(host, port)
-            stream = await self._inner.connect_tcp(host, port, **options)
-            try:
-                guard.check_peer(host, port, stream)
-            except NotFetched:
-                await stream.aclose()
-                raise
-            return stream
-
-        async def sleep(self, seconds: float) -> None:
-            await self._inner.sleep(seconds)
-
     # The client has no option for it, and one with a transport of its own knows no proxies.
     pool: Any = client._transport._pool  # type: ignore[attr-defined]
-    pool._network_backend = Guarded(pool._network_backend)
+    pool._network_backend = _Connections(pool._network_backend, guard)
     return client
