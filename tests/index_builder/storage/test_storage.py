@@ -458,3 +458,13 @@ class TestHostileBuckets:
     def test_the_web_has_no_folders(self, web: WebServer, storage: Storage) -> None:
         with pytest.raises(DatasetError, match=r"no folder that can be listed.*Name a manifest"):
             list(storage.listed(web.url))
+
+
+@pytest.mark.parametrize("value", ['"swordfish"', '{"private_key": "swordfish"}', '{"swordfish'])
+def test_credentials_of_a_cloud_that_are_wrong_are_not_quoted(
+    value: str, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", value)
+    with pytest.raises(DatasetError, match="Set what its service wants") as caught:
+        storage.read("gs://bucket/a.png", MOST)
+    assert "swordfish" not in str(caught.value)
