@@ -25,7 +25,7 @@ _PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """What the operator has named.
+    """The origins that the operator has named, and where data is from.
 
     Attributes
     ----------
