@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from index_builder.storage.source import NotFetched
@@ -20,10 +22,15 @@ class Guard:
     Parameters
     ----------
     trust : returns what the operator has named until now.
+
+    Attributes
+    ----------
+    is_redirected : of a task: whether another server has named the host that is asked next.
     """
 
     def __init__(self, trust: Callable[[], Trust]) -> None:
         self._trust = trust
+        self.is_redirected = ContextVar("is_redirected", default=False)
 
     async def check(self, host: str, port: int) -> None:
         """Resolve a host, and refuse it by its addresses; one without addresses is passed on.
@@ -43,8 +50,23 @@ class Guard:
 
     async def check_request(self, request: httpx2.Request) -> None:
         """Refuse the host of a request; see `check`."""
-        port = request.url.port or (443 if request.url.scheme == "https" else 80)
-        await self.check(request.url.host, port)
+        await self.check(request.url.host, _port(request.url))
+
+    async def check_redirect(self, response: httpx2.Response) -> None:
+        """Refuse the host that an answer leads to; see `check`.
+
+        A server has named it, whoever has named the server.
+        """
+        if not response.has_redirect_location:
+            return
+        try:
+            target = response.url.join(response.headers["Location"])
+        except ValueError:  # the client says so
+            return
+        was_at, leads_to = ((url.host, _port(url)) for url in (response.url, target))
+        if leads_to != was_at:
+            self.is_redirected.set(True)
+            await self.check(*leads_to)
 
     def check_peer(self, host: str, port: int, address: str) -> None:
         """Refuse a connection by the address that it was made to.
@@ -59,9 +81,15 @@ class Guard:
             self._require(host, port, [address])
 
     def _require(self, host: str, port: int, addresses: Iterable[str]) -> None:
-        why = self._trust().refused(host, port, addresses)
+        trust = self._trust()
+        trust = replace(trust, is_foreign=trust.is_foreign or self.is_redirected.get())
+        why = trust.refused(host, port, addresses)
         if why is not None:
             raise NotFetched(why)
+
+
+def _port(url: httpx2.URL) -> int:
+    return url.port or (443 if url.scheme == "https" else 80)
 
 
 class _Connections:

@@ -60,11 +60,14 @@ class Web:
         logging.getLogger("httpx2").setLevel(logging.WARNING)
         self._httpx = httpx2
         self._netrc = _netrc(httpx2)
-        self._trust, guard = trust, Guard(trust)
+        self._trust, self._guard = trust, Guard(trust)
         # A proxy resolves names: its answer is not seen here, so each request is checked before.
         has_proxy = bool({"http", "https", "all"} & getproxies().keys())
         client = httpx2.AsyncClient(
-            event_hooks={"request": [guard.check_request] if has_proxy else []},
+            event_hooks={
+                "request": [self._guard.check_request] if has_proxy else [],
+                "response": [self._guard.check_redirect],
+            },
             follow_redirects=True,
             max_redirects=N_REDIRECTS,
             timeout=httpx2.Timeout(stall_s, pool=None),
@@ -75,7 +78,7 @@ class Web:
                 "Accept-Encoding": "identity",
             },
         )
-        self._client = guarded(client, guard)
+        self._client = guarded(client, self._guard)
 
     @asynccontextmanager
     async def opened(self, url: str, version: str = "", start: int = 0) -> AsyncIterator[Opened]:
@@ -83,6 +86,7 @@ class Web:
         # Weak validators do not say that two parts are of one file.
         resumes = start > 0 and version.startswith('"')
         headers = {"Range": f"bytes={start}-", "If-Range": version} if resumes else {}
+        self._guard.is_redirected.set(False)
         try:
             async with self._client.stream(
                 "GET", url, headers=headers, auth=self._auth(url)

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from service.client.mcp_tools import mcp_server  # noqa: PLC0415
 
         try:
-            client = VouchClient(options.url, os.environ.get(API_KEY_VARIABLE))
+            client = VouchClient(options.url, os.environ.get(API_KEY_VARIABLE) or None)
         except ValueError as error:
             parser.error(f"{API_KEY_VARIABLE}: {error}")
         with client:

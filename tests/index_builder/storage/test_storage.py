@@ -186,13 +186,33 @@ def test_credentials_go_to_origins_that_the_operator_named(
     assert PASSWORD in web.heads[-1]
     storage.read(f"{by_another_name(web.url)}/a%20b.png", MOST)
     assert "Authorization" not in web.heads[-1]
-    web.answers["/x"] = status(302, Location=f"{by_another_name(web.url)}/a%20b.png")
-    storage.read(f"{web.url}/x", MOST)
-    assert [PASSWORD in head for head in web.heads[-2:]] == [True, False]
     monkeypatch.setenv("VOUCH_ALLOWED_ORIGINS", f"{by_another_name(web.url)},s3://bucket")
     with closing(Storage(PATIENCE)) as allowing:
         allowing.read(f"{by_another_name(web.url)}/a%20b.png", MOST)
-    assert PASSWORD in web.heads[-1]
+        assert PASSWORD in web.heads[-1]
+        allowing.name(f"{web.url}/list.csv", is_source=False)
+        web.answers["/x"] = status(302, Location=f"{by_another_name(web.url)}/a%20b.png")
+        allowing.read(f"{web.url}/x", MOST)
+        assert [PASSWORD in head for head in web.heads[-2:]] == [True, False]
+
+
+def test_a_redirect_leads_to_public_addresses_alone(
+    web: WebServer, storage: Storage, tmp_path: Path
+) -> None:
+    """Also one of a host that a table on this machine names."""
+    with web_server(tmp_path / "served") as intern:
+        inside = f"{by_another_name(intern.url)}/a%20b.png"
+        web.answers["/out"] = status(302, Location=inside)
+        web.answers["/in"] = status(302, Location="/a%20b.png")
+        for _ in range(2):
+            with pytest.raises(NotFetched, match="is not a public address"):
+                storage.read(f"{web.url}/out", MOST)
+            assert storage.read(f"{web.url}/in", MOST) == b"an image"
+        assert intern.heads == []
+        assert storage.read(inside, MOST) == b"an image"
+        with pytest.raises(NotFetched, match="is not a public address"):
+            storage.read(f"{web.url}/out", MOST)  # though a connection is open
+        assert len(intern.heads) == 1
 
 
 def test_a_password_in_a_url_is_sent_and_not_shown(web: WebServer, storage: Storage) -> None:
