@@ -37,6 +37,8 @@ algebra of uncertain distances, `errors` the whole error family.
     processors      processors that may be used
     memory          settings of the allocator
     installation    the installed distribution and its extras
+    addresses       addresses of servers in settings, which may hold a password
+    paths           paths that a file names, each below its directory
     lists           lists in options and environment variables
     programs        what all programs have in common: --version, Ctrl+C, help
 """

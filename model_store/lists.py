@@ -56,7 +56,7 @@ def as_mapping(value: Any) -> Any:  # noqa: ANN401 - before validation
         for part in split_list(text):
             name, sign, content = part.partition("=")
             if not sign:
-                raise ValueError(f"must be NAME=VALUE with commas between, not {part!r}")
+                raise ValueError("must be NAME=VALUE with commas between")
             pairs[name.strip()] = content.strip()
     return pairs
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from model_store.installation import installed_version
 
@@ -18,6 +19,31 @@ _layout = partial(argparse.RawDescriptionHelpFormatter, max_help_position=10)
 """Descriptions below their option, at the width of the terminal."""
 
 
+_VALUE = re.compile(r"(?<=ignored explicit argument).*", re.DOTALL)
+"""The value that argparse repeats of an option that takes none."""
+
+_NAME = re.compile(r"--?[a-z][a-z-]*")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Describes wrong arguments without repeating values that belong to no option."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # noqa: ANN401
+        """Return what the arguments say; see `argparse.ArgumentParser.parse_args`."""
+        known, left = self.parse_known_args(args, namespace)
+        if left:
+            names = [one.partition("=")[0] for one in left]
+            shown = [name for name in names if _NAME.fullmatch(name)]
+            n_values = len(left) - len(shown)
+            values = f"{n_values} value{'s' * (n_values > 1)} without an option"
+            self.error(f"unrecognized arguments: {', '.join([*shown, *[values][: n_values > 0]])}")
+        return known
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and ``message``, and end the program with status 2."""
+        super().error(_VALUE.sub("", message))
+
+
 def parser_of(program: str, arguments: str = "", **settings: Any) -> argparse.ArgumentParser:  # noqa: ANN401
     """Return the parser of a program, or what is needed to make that of a command.
 
@@ -26,7 +52,7 @@ def parser_of(program: str, arguments: str = "", **settings: Any) -> argparse.Ar
     arguments : what follows the options in the usage.
     settings : of `argparse.ArgumentParser`, in place of those here.
     """
-    return argparse.ArgumentParser(**parser_settings(program, arguments) | settings)
+    return _Parser(**parser_settings(program, arguments) | settings)
 
 
 def parser_settings(program: str, arguments: str = "") -> dict[str, Any]:

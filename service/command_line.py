@@ -64,13 +64,24 @@ def read_command_line(arguments: Sequence[str]) -> Settings:
     try:
         return Settings(**given)
     except ValidationError as error:
-        refuse("; ".join(_problem(one, given) for one in error.errors()), 2)
+        refuse(settings_problem(error, given), 2)
 
 
 def refuse(why: str, status: int = 1) -> NoReturn:
     """End the process with one line on standard error."""
     print(f"vouch-serve: {why}", file=sys.stderr)
     sys.exit(status)
+
+
+def settings_problem(error: ValidationError, given: Mapping[str, object]) -> str:
+    """Return what is wrong with settings, in one line that repeats no value of them.
+
+    Parameters
+    ----------
+    given : settings that come from the command line, by name.
+    """
+    found = error.errors(include_url=False, include_input=False, include_context=False)
+    return "; ".join(dict.fromkeys(_problem(one, given) for one in found))
 
 
 def _problem(error: ErrorDetails, given: Mapping[str, object]) -> str:

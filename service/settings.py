@@ -11,6 +11,7 @@ from limits import RateLimitItem, parse_many
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from model_store.addresses import passwords_in, require_no_user, split_address
 from model_store.bundles.directory import KEPT_BUNDLES
 from model_store.gallery import MilvusAccess
 from model_store.images import ImageLimits
@@ -29,7 +30,7 @@ def parse_rate(text: str) -> RateLimitItem:
     except ValueError:
         rates = []
     if len(rates) != 1 or rates[0].amount < 1:
-        raise ValueError(f"must be requests and a period, such as 600/minute, not {text!r}")
+        raise ValueError("must be requests and a period, such as 600/minute")
     return rates[0]
 
 
@@ -44,8 +45,7 @@ RateText = Annotated[str, AfterValidator(_check_rate)]
 
 def _check_otlp_endpoint(url: str) -> str:
     """Refuse what no traces can be sent to, or by."""
-    if not url.startswith(("http://", "https://")):
-        raise ValueError("must begin with http:// or https://")
+    require_no_user(split_address(url, ("http", "https")), "OTEL_EXPORTER_OTLP_HEADERS")
     try:
         import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
     except ImportError as error:
@@ -55,15 +55,34 @@ def _check_otlp_endpoint(url: str) -> str:
 
 def _check_redis_url(url: SecretStr) -> SecretStr:
     """Refuse what cannot be Redis, without repeating it: it may hold a password."""
-    if not url.get_secret_value().startswith(("redis://", "rediss://", "unix://")):
-        raise ValueError("must begin with redis://, rediss:// or unix://")
+    text = url.get_secret_value()
+    parts = split_address(text, ("redis", "rediss", "unix"))
+    number = parts.path.removeprefix("/")
+    if parts.scheme != "unix" and number and not number.isdecimal():
+        raise ValueError("must end with the number of a database, such as redis://host:6379/0")
+    redis, errors = import_module("redis.asyncio"), import_module("redis.exceptions")
+    try:
+        redis.ConnectionPool.from_url(text).make_connection()
+    except (AttributeError, TypeError, ValueError, errors.RedisError):
+        raise ValueError("has an option that Redis does not have or cannot use") from None
+    return url
+
+
+def _check_milvus_uri(uri: str) -> str:
+    if "://" in uri:
+        require_no_user(split_address(uri, ("http", "https", "tcp", "unix")), "VOUCH_MILVUS_TOKEN")
+    return uri
+
+
+def _check_milvus_log(url: SecretStr) -> SecretStr:
+    split_address(url.get_secret_value(), ("postgresql", "postgres"))
     return url
 
 
 def _check_origin(text: str) -> str:
     """Refuse what is no origin, and would be something else in a header."""
     if not re.fullmatch(r"https?://(\*\.)?[\w.-]+(:\d+)?", text, re.ASCII):
-        raise ValueError(f"must be an origin, such as https://images.example, not {text!r}")
+        raise ValueError("must be an origin, such as https://images.example")
     return text
 
 
@@ -79,9 +98,7 @@ Origin = Annotated[str, AfterValidator(_check_origin)]
 def _check_record_url(text: str) -> str:
     """Refuse what a browser would not open, or could be led elsewhere by an item."""
     if not re.match(r"https?://[^\s/{}]+/", text):
-        raise ValueError(
-            f"must begin with http(s)://host/, such as https://a.example/{{id}}: {text!r}"
-        )
+        raise ValueError("must begin with http(s)://host/, such as https://a.example/{id}")
     return text
 
 
@@ -334,13 +351,15 @@ class Settings(BaseSettings):
         description="Maximum size of the cache in this process in bytes; 0 turns it off.",
     )
 
-    milvus_uri: str | None = Field(
-        None, description="Address of Milvus. [default: the one that the bundle names]"
+    milvus_uri: Annotated[str, AfterValidator(_check_milvus_uri)] | None = Field(
+        None,
+        description="Address of Milvus. Galleries in Milvus need it: the address in a bundle is "
+        "not used. [default: none]",
     )
     milvus_token: SecretStr | None = Field(
         None, description="Milvus credentials: user:password, or an API key."
     )
-    milvus_log: SecretStr | None = Field(
+    milvus_log: Annotated[SecretStr, AfterValidator(_check_milvus_log)] | None = Field(
         None,
         description="PostgreSQL that keeps the log of changes to galleries in Milvus, for services "
         "on several machines: postgresql://user:password@host/database. [default: a file beside "
@@ -411,6 +430,13 @@ class Settings(BaseSettings):
         own = part.own_processors
         threads = min(self.encoder_threads or own, own)
         return part.model_copy(update={"encoder_threads": threads}) if own else part
+
+    @property
+    def secrets(self) -> frozenset[str]:
+        """Texts that no message shows: secret settings, and the passwords in them."""
+        values = (getattr(self, name) for name in type(self).model_fields)
+        texts = [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
+        return frozenset(texts).union(*map(passwords_in, texts))
 
     @property
     def own_processors(self) -> int:

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,7 +27,7 @@ from service.encoding.process import EncoderProcess
 from service.encoding.queues import BatchLimits
 from service.encoding.shared import OpenFound, SharedEncoders
 from service.http.doors import open_doors
-from service.observability.logs import log_as_json
+from service.observability.logs import Redaction, log_as_json
 from service.processes.member import Member
 from service.processes.open_files import raise_file_limit
 from service.processes.several import Family
@@ -59,8 +60,9 @@ def start(
     ------
     SystemExit : with status 1 or 2, and one line on standard error, when it cannot serve.
     """
-    log_as_json()
+    log_as_json(secrets=settings.secrets)
     tune_malloc()
+    _require_certificate(settings)
     try:
         if is_trial and member is not None:
             _try_out(settings, member)
@@ -70,9 +72,22 @@ def start(
             _serve_by_several(settings, arguments)
     except GalleryUnavailable as error:  # whose message leaves the reason to who reads this
         reason = reason_of(error)
-        refuse(f"{error} ({reason})" if reason else str(error))
+        refuse(Redaction(settings.secrets)(f"{error} ({reason})" if reason else str(error)))
     except VouchError as error:
         refuse(str(error))
+
+
+def _require_certificate(settings: Settings) -> None:
+    """End the process where HTTPS has no usable certificate and key."""
+    if settings.tls_cert is None:
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:  # without a password: nobody is there to type one
+        context.load_cert_chain(settings.tls_cert, settings.tls_key, password="")
+    except OSError as error:
+        is_content = isinstance(error, ssl.SSLError)
+        why = "no PEM certificate with its private key" if is_content else error.strerror
+        refuse(f"VOUCH_TLS_CERT, VOUCH_TLS_KEY: cannot be used ({why}).", 2)
 
 
 def _serve_by_several(settings: Settings, arguments: Sequence[str]) -> None:

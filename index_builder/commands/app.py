@@ -33,6 +33,7 @@ from index_builder.commands.command_line import (
     VerboseOption,
 )
 from index_builder.progress import error_console, is_verbose, messages_shown, set_output
+from index_builder.storage.urls import without_secrets
 from model_store.errors import RequirementNotMet, UsageError, VouchError
 from model_store.memory import OF_INDEXING, tune_malloc
 from model_store.programs import version_line
@@ -166,6 +167,7 @@ def _explain(why: str, hints: Sequence[str] = ()) -> None:
     if is_verbose():
         traceback.print_exc()
     # Escaped: a path or a table's name in brackets would be taken for markup.
+    why = without_secrets(why)
     error_console.print(f"[red]error:[/red] {escape(why)}", highlight=False, soft_wrap=True)
     for hint in hints:
         error_console.print(hint, markup=False, highlight=False, soft_wrap=True)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
 import numpy as np
 from filelock import Timeout
@@ -21,6 +20,7 @@ from filelock import Timeout
 from index_builder.configuration.milvus import milvus_access
 from index_builder.indexing.shards import ShardStore
 from index_builder.indexing.workdir import LOCK_FILE, Work
+from model_store.addresses import split_address
 from model_store.bundles.bundle import open_bundle
 from model_store.bundles.changes import changes_path
 from model_store.bundles.directory import CURRENT_FILE, bundle_directory, bundle_ids, current_id
@@ -176,7 +176,10 @@ def _sandbox() -> Iterator[Finding]:
 
 def _redis(url: str) -> Finding:
     """Check by a plain socket that Redis answers; the builder needs no client of it."""
-    parts = urlsplit(url)
+    try:
+        parts = split_address(url, ("redis", "rediss", "unix"))
+    except ValueError as error:
+        return Finding("wrong", f"VOUCH_REDIS_URL {error}")
     where = f"Redis at {parts.hostname}:{parts.port or 6379}"
     advice = "Start it, or correct VOUCH_REDIS_URL; without it each process caches for itself."
     if parts.scheme not in {"redis", "rediss"} or parts.hostname is None:
@@ -261,7 +264,10 @@ def _changes(root: Path, bundle_id: str) -> Iterator[Finding]:
     beside = sorted(one.name for one in path.parent.glob(f"{path.name}*"))
     if not beside:
         return
-    fingerprint = read_manifest(bundle_directory(root, bundle_id)).encoder["fingerprint"]
+    try:
+        fingerprint = read_manifest(bundle_directory(root, bundle_id)).encoder["fingerprint"]
+    except VouchError:  # which is a finding about the bundle
+        return
     log = ChangesFile(path, bundle_id, str(fingerprint))
     try:
         log.verify()

@@ -4,18 +4,40 @@ from __future__ import annotations
 
 import os
 
+from model_store.addresses import require_no_user, split_address
+from model_store.errors import ConfigError
 from model_store.gallery import MilvusAccess
 
 TIMEOUT_S = 60.0
 """The builder has time."""
 
 
-def milvus_access() -> MilvusAccess:
-    """By ``VOUCH_MILVUS_URI`` in place of what a bundle names, and with ``VOUCH_MILVUS_TOKEN``.
+def milvus_access(named: str | None = None) -> MilvusAccess:
+    """Return the access to Milvus that the environment and the configuration describe.
 
+    The token in ``VOUCH_MILVUS_TOKEN`` is sent only to an address that the operator named.
     ``VOUCH_MILVUS_LOG`` is the database of the log of changes, as the service reads it.
+
+    Parameters
+    ----------
+    named : the address in the configuration, without ``VOUCH_MILVUS_URI``.
+
+    Raises
+    ------
+    ConfigError : a variable is not an address; the message repeats nothing of it.
     """
     uri, token, log = (
         os.environ.get(f"VOUCH_MILVUS_{name}") or None for name in ("URI", "TOKEN", "LOG")
     )
-    return MilvusAccess(uri, token, TIMEOUT_S, log)
+    try:
+        if uri is not None and "://" in uri:
+            parts = split_address(uri, ("http", "https", "tcp", "unix"))
+            require_no_user(parts, "VOUCH_MILVUS_TOKEN")
+    except ValueError as error:
+        raise ConfigError(f"VOUCH_MILVUS_URI {error}.") from None
+    try:
+        if log is not None:
+            split_address(log, ("postgresql", "postgres"))
+    except ValueError as error:
+        raise ConfigError(f"VOUCH_MILVUS_LOG {error}.") from None
+    return MilvusAccess(uri or named, token, TIMEOUT_S, log)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Collection
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from index_builder.exchange.place import Place
 from index_builder.output import writing
@@ -24,7 +24,7 @@ from model_store.bundles.manifest import (
 from model_store.bundles.publish import seal
 from model_store.bundles.retention import Hold
 from model_store.bundles.signatures import require_signature
-from model_store.errors import BundleTampered, TransferError
+from model_store.errors import TransferError
 from model_store.files import lock_between_processes, replacing
 
 PULL_LOCK = ".pulling"
@@ -61,7 +61,6 @@ def pull(
     if content is None:
         raise TransferError(f"There is no bundle there: no {MANIFEST_FILE} was found.")
     manifest = parse_manifest(content, "the bundle there")
-    _require_inside(manifest)
     signature = place.read(SIGNATURE_FILE)
     target = bundle_directory(root, manifest.id)
     with writing(f"the bundle to {root}", "What was fetched is kept."):
@@ -81,23 +80,6 @@ def pull(
             if activated:
                 activate(root, manifest.id)
     return target
-
-
-def _require_inside(manifest: Manifest) -> None:
-    """Raise where a file would be written elsewhere than into the bundle."""
-    for name in manifest.files:
-        path = PurePosixPath(name)
-        if (
-            path.is_absolute()
-            or ".." in path.parts
-            or path.as_posix() != name  # the same file by another name
-            or {"\\", "\0"} & set(name)
-            or name in {MANIFEST_FILE, SIGNATURE_FILE}
-        ):
-            raise BundleTampered(
-                f"The bundle there lists a file {name[:80]!r}, which no bundle holds. Take it from "
-                "somebody whom you trust."
-            )
 
 
 def _sign(

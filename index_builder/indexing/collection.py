@@ -356,7 +356,7 @@ def _engine(indexing: Indexing, encoder: StoredEncoder, work: Work) -> Engine:
             indexing.provider,
             indexing.n_workers,
             indexing.limits,
-            indexing.storage.patience,
+            indexing.storage,
             indexing.index.preview_side,
         )
     fetching = Fetching(indexing.storage, work.fetched, indexing.limits)
@@ -386,10 +386,10 @@ def _published(
         N_QUERIES if indexing.calibrate else 0,
     )
     n_copies, n_held_out = write_duplicates(work), write_held_out(work)
-    calibration = None
+    calibration, access = None, milvus_access(indexing.milvus_uri)
     if indexing.calibrate:
         labelled = catalogue.contents.n_labels > 0
-        gallery, seed = open_gallery(work.bundle, milvus_access()), indexing.index.seed
+        gallery, seed = open_gallery(work.bundle, access), indexing.index.seed
         calibration = calibrate_collection(
             work,
             encoder,
@@ -407,7 +407,7 @@ def _published(
     shutil.copyfile(indexing.encoder, work.bundle / ENCODER_FILE)
     for path in text_files(indexing.encoder, encoder.fingerprint):
         shutil.copyfile(path, work.bundle / path.name)
-    retriever = open_parts(work.bundle, "cpu", milvus=milvus_access())
+    retriever = open_parts(work.bundle, "cpu", milvus=access)
     index = index_description(work.bundle)
     manifest = describe(retriever, index, indexing.name, indexing.description)
     bundle = publish(work.bundle, manifest, indexing.bundles, keep=False, key=signing_key())

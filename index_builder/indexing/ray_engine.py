@@ -18,7 +18,7 @@ from index_builder.indexing.embed import open_encoder
 from index_builder.indexing.engines import LocalEngine, Task
 from index_builder.indexing.fetching import Fetching
 from index_builder.indexing.shards import Shard
-from index_builder.storage import Patience, Storage
+from index_builder.storage import Patience, Storage, Trust
 from model_store.errors import SourceUnavailable
 from model_store.images import ImageLimits
 from model_store.processors import ProviderChoice
@@ -47,8 +47,8 @@ class RayEngine:
     path : the encoder's file; its bytes are sent along.
     n : of workers.
     limits : which images are decoded.
-    patience : of the workers, with servers that images lie on; their credentials are those in the
-        environment of the workers.
+    storage : whose patience and trust the workers have with servers that images lie on; their
+        credentials are those in the environment of the workers.
     preview_side : see `IndexSettings`.
     """
 
@@ -58,12 +58,13 @@ class RayEngine:
         provider: ProviderChoice,
         n: int,
         limits: ImageLimits | None = None,
-        patience: Patience | None = None,
+        storage: Storage | None = None,
         preview_side: int | None = None,
     ) -> None:
         self._preview_side = preview_side
         self._limits = limits or ImageLimits()
-        self._patience = patience or Patience()
+        storage = storage or Storage()
+        self._fetched_by = storage.patience, storage.trust
         self._encoder = path.read_bytes()
         self._provider: ProviderChoice = provider
         self._n = n
@@ -86,7 +87,7 @@ class RayEngine:
                 encoder,
                 self._provider,
                 self._limits,
-                self._patience,
+                self._fetched_by,
                 self._preview_side,
             ),
             num_cpus=1,
@@ -123,7 +124,7 @@ class _Worker:
         encoder: ray.ObjectRef[bytes],
         provider: ProviderChoice,
         limits: ImageLimits,
-        patience: Patience,
+        fetched_by: tuple[Patience, Trust],
         preview_side: int | None,
     ) -> None:
         with TemporaryDirectory() as scratch:
@@ -134,7 +135,7 @@ class _Worker:
             opened.metadata.preprocessing, 1, limits, preview_side=preview_side
         )
         self._scratch = TemporaryDirectory()
-        fetching = Fetching(Storage(patience), Path(self._scratch.name), limits)
+        fetching = Fetching(Storage(*fetched_by), Path(self._scratch.name), limits)
         self._engine = LocalEngine(decoders, opened, 1, fetching=fetching)
 
     def __call__(self, rows: Rows) -> dict[str, list[Any]]:

@@ -39,9 +39,9 @@ from model_store.encoder.contract import Encoder
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import ConfigError
 from model_store.feedback import FeedbackLog
-from model_store.gallery import Gallery, open_gallery
+from model_store.gallery import Gallery, MilvusAccess, open_gallery
 from model_store.gallery.files.fields import ITEMS_FILE
-from model_store.gallery.milvus.collection import MILVUS_FILE
+from model_store.gallery.milvus.collection import MILVUS_FILE, MilvusDescription
 from model_store.gallery.opening import index_description
 from model_store.processors import PROVIDERS, ProviderChoice
 from model_store.retriever import Retriever
@@ -155,7 +155,7 @@ def evaluate_step(config: BuildConfig, run: Run) -> dict[str, Any]:
 def publish_step(config: BuildConfig, run: Run, bundles: Path) -> Path:
     """The staged parts → a bundle in ``bundles``, which becomes the current one there."""
     report = run.require(run.staging / EVALUATION_FILE, "evaluate")
-    retriever = open_parts(run.staging, "cpu", milvus=milvus_access())
+    retriever = open_parts(run.staging, "cpu", milvus=_access(run))
     of_images = retriever.encoder.metadata.takes_images
     splits = splits_of(config)
     samples = write_samples(run.staging, splits, config.samples) if of_images else ()
@@ -197,14 +197,20 @@ def _opened(run: Run) -> Retriever:
     def stored(path: Path, provider: ProviderChoice, threads: int) -> Encoder:
         return _stored(run, OnnxEncoder(path, provider, threads))
 
-    return open_parts(run.staging, "cpu", 1, stored, milvus=milvus_access())
+    return open_parts(run.staging, "cpu", 1, stored, milvus=_access(run))
 
 
 def _indexed(run: Run) -> Gallery:
     """The gallery that `index_step` left."""
     if not (run.staging / MILVUS_FILE).exists():
         run.require(run.staging / ITEMS_FILE, "index")
-    return open_gallery(run.staging, milvus_access())
+    return open_gallery(run.staging, _access(run))
+
+
+def _access(run: Run) -> MilvusAccess:
+    """The access to the Milvus that `index_step` of this run has written to."""
+    is_there = (run.staging / MILVUS_FILE).exists()
+    return milvus_access(MilvusDescription.load(run.staging).uri if is_there else None)
 
 
 def _stored(run: Run, encoder: Encoder) -> StoredEncoder:

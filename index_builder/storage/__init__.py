@@ -8,15 +8,18 @@
     library  what obstore is told, and what it says
     bucket   S3, Google Cloud Storage and Azure, by obstore
     web      HTTP, by httpx2
+    trust    where credentials go, and which addresses data may name
+    guarded  connections whose addresses are checked
     probe    whether a web server answers
     source   a byte source as `storage` wants it, and the errors of fetching
 
-Credentials come from the environment, as the clients of the clouds read them. None is in a message,
-a report or a bundle.
+Credentials come from the environment, as the clients of the clouds read them. They go to what the
+operator has named. None is in a message, a report or a bundle.
 """
 
 from index_builder.storage.source import NotFetched
 from index_builder.storage.storage import Patience, Storage
+from index_builder.storage.trust import Trust
 from index_builder.storage.urls import is_url, shown
 
-__all__ = ["NotFetched", "Patience", "Storage", "is_url", "shown"]
+__all__ = ["NotFetched", "Patience", "Storage", "Trust", "is_url", "shown"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,12 @@ _ENDPOINTS = (
     *("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3"),
     *("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT", "GOOGLE_BASE_URL"),
 )
+
+_SECRET = re.compile(r"(AWS|AZURE|GOOGLE)_.*(KEY|SECRET|TOKEN)")
+"""Variables with credentials; AWS_ACCESS_KEY_ID is none."""
+
+_TEXT = re.compile(r'"([^"]*)"')
+_SHORTEST = 4
 
 
 def client_config(connect_s: float, longest: timedelta) -> ClientConfig:
@@ -34,4 +41,8 @@ def client_config(connect_s: float, longest: timedelta) -> ClientConfig:
 def redacted(error: BaseException) -> str:
     """Return the message of the library on one line, without secrets and its own inside."""
     text = without_secrets(str(error).split("\n", 1)[0])
+    for name, value in os.environ.items():
+        if _SECRET.fullmatch(name):  # a parser may quote it, or a text in it
+            for secret in (value, *_TEXT.findall(value)):
+                text = text.replace(secret, "…") if len(secret) >= _SHORTEST else text
     return text.partition(": <?xml")[0][:300] or type(error).__name__

@@ -15,6 +15,7 @@ from typing import IO, Any, TypeVar
 from index_builder.storage.bucket import Bucket, Listed
 from index_builder.storage.copies import Copy
 from index_builder.storage.source import ByteSource, NotFetched, Opened, TryAgain
+from index_builder.storage.trust import ALLOWED_ORIGINS, Trust
 from index_builder.storage.urls import WEB, file_name, in_bucket, scheme_of, shown
 from index_builder.storage.web import Web
 from model_store.errors import DatasetError, SourceUnavailable
@@ -57,14 +58,27 @@ class Storage:
     One thread holds all connections, so that a time that is over ends whatever was waited for: a
     name that is not resolved, a head that is sent letter by letter. Methods may be called from any
     other thread. Nothing is connected before something is asked for.
+
+    Parameters
+    ----------
+    trust : what the operator has named; None for the origins of the environment.
+
+    Raises
+    ------
+    ConfigError : the environment names no origin where it should.
     """
 
-    def __init__(self, patience: Patience = PATIENCE) -> None:
+    def __init__(self, patience: Patience = PATIENCE, trust: Trust | None = None) -> None:
         self.patience = patience
+        self.trust = Trust.of_environment() if trust is None else trust
         self._sources: dict[str, ByteSource] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turns = asyncio.Semaphore(N_AT_ONCE)
         self._lock = threading.Lock()
+
+    def name(self, url: str, *, is_source: bool) -> None:
+        """Note that the operator has named ``url``, as a source of data or as a folder."""
+        self.trust = self.trust.naming(url, is_foreign=is_source)
 
     def fetch(self, url: str, file: IO[bytes], most: int, version: str = "") -> Future[None]:
         """Begin to write what ``url`` names into ``file``, ``most`` bytes of it at most.
@@ -142,11 +156,17 @@ class Storage:
     def _source(self, url: str) -> ByteSource:
         """The web, or the bucket of ``url``."""
         is_web = scheme_of(url) in WEB
+        if not is_web and not self.trust.names_bucket(url):
+            raise NotFetched(
+                f"{url} lies in a bucket that the source names and the command does not. If this "
+                f"is meant, set {ALLOWED_ORIGINS}={in_bucket(url)[0]}."
+            )
         name = "web" if is_web else in_bucket(url)[0]
         with self._lock:
             if name not in self._sources:
                 stall_s = self.patience.stall_s
-                self._sources[name] = Web(stall_s, N_AT_ONCE) if is_web else Bucket(name, stall_s)
+                web = Web(stall_s, N_AT_ONCE, lambda: self.trust) if is_web else None
+                self._sources[name] = web or Bucket(name, stall_s)
             return self._sources[name]
 
     async def _fetch(self, url: str, file: IO[bytes], most: int, version: str) -> None:

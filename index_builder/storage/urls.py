@@ -107,4 +107,5 @@ def file_name(url: str) -> str:
     """Return the last part of a URL's path, as a file may be called; of a bucket, its name."""
     path = url.partition("://")[2] if in_a_bucket(url) else unquote(urlsplit(url).path)
     name = PurePosixPath(path.replace("\0", "")).name
+    name = "" if name == ".." else name
     return name.encode()[-100:].decode(errors="ignore") or urlsplit(url).hostname or "source"

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from netrc import NetrcParseError
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.request import getproxies
 
+from index_builder.storage.guarded import Guard, guarded
 from index_builder.storage.source import NotFetched, Opened, TryAgain
-from index_builder.storage.urls import shown, without_secrets
+from index_builder.storage.trust import Trust
+from index_builder.storage.urls import WEB, shown, without_secrets
 from model_store.errors import DatasetError
 from model_store.installation import DISTRIBUTION, how_to_install, installed_version
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 N_REDIRECTS = 5
 _BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
 _REASONS = {
-    401: "asks for a password; put it into ~/.netrc, or into the URL",
+    401: "asks for a password; put it into ~/.netrc, and name the host in VOUCH_ALLOWED_ORIGINS",
     403: "does not allow it",
     404: "has no such file",
     410: "has no such file any more",
@@ -31,19 +33,23 @@ _REASONS = {
 
 
 class Web:
-    """Files of any web server; proxies and ``~/.netrc`` are respected.
+    """Files of any web server; proxies are respected.
+
+    Passwords of ``~/.netrc`` are sent to origins that the operator has named. Other hosts, also
+    those that a redirect leads to, must have addresses that data may name.
 
     Parameters
     ----------
     stall_s : seconds without a byte after which a connection is given up.
     n_connections : at once, at most.
+    trust : returns what the operator has named until now.
 
     Raises
     ------
     DatasetError : the extra is not installed, or ``~/.netrc`` cannot be read.
     """
 
-    def __init__(self, stall_s: float, n_connections: int) -> None:
+    def __init__(self, stall_s: float, n_connections: int, trust: Callable[[], Trust]) -> None:
         try:
             import httpx2  # noqa: PLC0415 - an extra
         except ImportError as error:
@@ -54,7 +60,14 @@ class Web:
         logging.getLogger("httpx2").setLevel(logging.WARNING)
         self._httpx = httpx2
         self._netrc = _netrc(httpx2)
-        self._client = httpx2.AsyncClient(
+        self._trust, self._guard = trust, Guard(trust)
+        # A proxy resolves names: its answer is not seen here, so each request is checked before.
+        has_proxy = bool({"http", "https", "all"} & getproxies().keys())
+        client = httpx2.AsyncClient(
+            event_hooks={
+                "request": [self._guard.check_request] if has_proxy else [],
+                "response": [self._guard.check_redirect],
+            },
             follow_redirects=True,
             max_redirects=N_REDIRECTS,
             timeout=httpx2.Timeout(stall_s, pool=None),
@@ -65,6 +78,7 @@ class Web:
                 "Accept-Encoding": "identity",
             },
         )
+        self._client = guarded(client, self._guard)
 
     @asynccontextmanager
     async def opened(self, url: str, version: str = "", start: int = 0) -> AsyncIterator[Opened]:
@@ -72,6 +86,7 @@ class Web:
         # Weak validators do not say that two parts are of one file.
         resumes = start > 0 and version.startswith('"')
         headers = {"Range": f"bytes={start}-", "If-Range": version} if resumes else {}
+        self._guard.is_redirected.set(False)
         try:
             async with self._client.stream(
                 "GET", url, headers=headers, auth=self._auth(url)
@@ -96,8 +111,12 @@ class Web:
             raise NotFetched(f"{shown(url)} is no web address ({_said(error)}).") from error
 
     def _auth(self, url: str) -> httpx2.NetRCAuth | None:
-        """Return the passwords of the file; none where the URL has one of its own."""
-        return None if "@" in urlsplit(url).netloc else self._netrc
+        """Return the passwords of the file; None for a URL with a password, or of another's."""
+        parts = self._httpx.URL(url)
+        if parts.userinfo or parts.scheme not in WEB:
+            return None
+        is_named = self._trust().names(parts.scheme, parts.host, parts.port)
+        return self._netrc if is_named else None
 
     async def require_there(self) -> None:
         """Do nothing: one server that is gone is not the web."""

@@ -19,7 +19,7 @@ import sqlite3
 import tarfile
 import tempfile
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
@@ -40,6 +40,7 @@ from model_store.gallery import ChangesFile, FaissGallery, LiveGallery
 from model_store.gallery.live.high_water import HighWater
 from model_store.gallery.live.sqlite import connect
 from model_store.gallery.milvus.collection import MILVUS_FILE
+from model_store.paths import relative_name
 
 SUMMARY_FILE = "vouch-backup.json"
 BUNDLE_FOLDER = "bundle"
@@ -189,12 +190,15 @@ def _unpack(archive: Path, root: Path) -> BackupSummary:
 def _wanted(member: tarfile.TarInfo) -> tarfile.TarInfo:
     """Return a member of an archive, if it is of those that a backup is made of."""
     folder = member.name.partition("/")[0]
-    if (member.isdir() and folder == BUNDLE_FOLDER) or (
+    is_wanted = (member.isdir() and folder == BUNDLE_FOLDER) or (
         member.isreg()
         and not member.issparse()
         and (member.name in {SUMMARY_FILE, LOG_FILE} or folder == BUNDLE_FOLDER)
-    ):
-        return member
+    )
+    with suppress(ValueError):
+        relative_name(member.name)
+        if is_wanted:
+            return member
     raise ArchiveError(
         f"The archive is not restored: it holds {member.name[:80]!r}, which no backup of Vouch "
         "does. Take another backup."

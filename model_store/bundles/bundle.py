@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -131,6 +132,12 @@ class Bundle:
         return replace(self, retriever=self.retriever.with_gallery(snapshot))
 
 
+_MALFORMED = (
+    *(ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError),
+    *(FileNotFoundError, sqlite3.DatabaseError),
+)
+"""Errors of reading a file whose digest is right and whose content is not."""
+
 OpenEncoder = Callable[[Path, ProviderChoice, int], Encoder]
 """File, provider and threads to an encoder: `OnnxEncoder`, or what runs it elsewhere."""
 
@@ -186,7 +193,14 @@ def open_bundle(
     manifest = read_manifest(directory)
     if trusted:
         require_signature(directory, manifest, trusted)
-    retriever = open_parts(directory, provider, threads, open_encoder, milvus, open_text)
+    try:
+        retriever = open_parts(directory, provider, threads, open_encoder, milvus, open_text)
+    except _MALFORMED as error:
+        raise BundleMismatch(
+            f"The bundle {directory.name} cannot be opened: a file in it is not what its name says "
+            f"({type(error).__name__}: {str(error)[:200]!r}). Build it again, or take it from a "
+            "publisher whom you trust."
+        ) from error
     if manifest.encoder["fingerprint"] != retriever.encoder.fingerprint:
         retriever.encoder.close()
         raise BundleMismatch(

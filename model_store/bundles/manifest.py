@@ -30,10 +30,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    ValidationError,
+    model_validator,
+)
 
 from model_store.errors import BundleMismatch, BundleTampered
 from model_store.files import json_text
+from model_store.paths import relative_name
 from model_store.processors import usable_processors
 
 SCHEMA_VERSION = 8
@@ -117,33 +128,113 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def parse_manifest(content: bytes, bundle: str) -> Manifest:
-    """Return the manifest that ``content`` is, checked against its own id; see `read_manifest`.
+    """Return the manifest that ``content`` is, checked against its schema and its own id.
 
     Parameters
     ----------
     bundle : what errors call the bundle.
+
+    Raises
+    ------
+    BundleTampered, BundleMismatch : see `read_manifest`.
     """
     try:
-        fields = json.loads(content)
-        version = fields["schema_version"]
-        claimed = fields.pop("id")
-        samples = tuple(SampleQuery(**sample) for sample in fields.pop("samples"))
-        manifest = Manifest(samples=samples, **fields)
-    except (ValueError, KeyError, TypeError) as error:
+        version = json.loads(content)["schema_version"]
+        if version != SCHEMA_VERSION:
+            raise BundleMismatch(
+                f"The bundle {bundle} has schema version {ascii(version)[:20]}; this release reads "
+                f"{SCHEMA_VERSION}. Build it again, or run the release that built it."
+            )
+        written = _ManifestFile.model_validate_json(content)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        place = ".".join(ascii(part).strip("'")[:80] for part in wrong["loc"] if part != "[key]")
         raise BundleTampered(
-            f"{bundle}/{MANIFEST_FILE} is not a manifest ({error}). Build the bundle again."
+            f"{bundle}/{MANIFEST_FILE} is not a manifest: {place or 'it'}: "
+            f"{wrong['msg'].removeprefix('Value error, ')}. Build the bundle again, or take it "
+            "from a publisher whom you trust."
+        ) from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BundleTampered(
+            f"{bundle}/{MANIFEST_FILE} is not a manifest ({type(error).__name__}). Build the "
+            "bundle again."
         ) from error
-    if version != SCHEMA_VERSION:
-        raise BundleMismatch(
-            f"The bundle {bundle} has schema version {version}; this release reads "
-            f"{SCHEMA_VERSION}. Build it again, or run the release that built it."
-        )
-    if manifest.id != claimed or manifest.to_json() != content:
+    manifest = written.manifest()
+    try:
+        is_whole = manifest.id == written.id and manifest.to_json() == content
+    except ValueError:  # numbers that JSON does not have
+        is_whole = False
+    if not is_whole:
         raise BundleTampered(
-            f"{bundle}/{MANIFEST_FILE} has been changed: its content hashes to "
-            f"{manifest.id}, it says {claimed}. Build or copy the bundle again."
+            f"{bundle}/{MANIFEST_FILE} has been changed: its content does not hash to its id "
+            f"{written.id}. Build or copy the bundle again."
         )
     return manifest
+
+
+def _file_name(name: str) -> str:
+    if name in {MANIFEST_FILE, SIGNATURE_FILE}:
+        raise ValueError(f"{name} cannot be listed")
+    return relative_name(name)
+
+
+def _sample_name(name: str) -> str:
+    if not name.startswith(f"{SAMPLES_FOLDER}/") or not name.endswith(".png"):
+        raise ValueError(f"a sample is a PNG file in {SAMPLES_FOLDER}/")
+    return relative_name(name)
+
+
+class _Schema(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class _File(_Schema):
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    bytes: int = Field(ge=0)
+
+
+class _Sample(_Schema):
+    id: str = Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$")
+    file: Annotated[str, AfterValidator(_sample_name)]
+    caption: str
+    belongs: StrictBool
+
+
+class _Gallery(_Schema, extra="allow"):
+    name: str = Field(pattern=r"^[^\x00-\x1f\x7f]{1,255}$")
+    description: str = ""
+    n_items: int = Field(0, ge=0)
+
+
+class _Encoder(_Schema, extra="allow"):
+    fingerprint: str
+
+
+class _ManifestFile(_Schema):
+    """The strict schema of `MANIFEST_FILE`: names that are not in it are refused."""
+
+    id: str = Field(pattern=rf"^[0-9a-f]{{{ID_LENGTH}}}$")
+    schema_version: int
+    gallery: _Gallery
+    encoder: _Encoder
+    calibration: dict[str, Any] | None
+    metrics: dict[str, Any] | None
+    samples: list[_Sample]
+    library_versions: dict[str, str]
+    files: dict[Annotated[str, AfterValidator(_file_name)], _File]
+
+    @model_validator(mode="after")
+    def _lists_samples(self) -> Self:
+        for sample in self.samples:
+            if sample.file not in self.files:
+                raise ValueError(f"the sample {sample.id} is not one of the files")
+        return self
+
+    def manifest(self) -> Manifest:
+        """The manifest, as it was before it was written."""
+        fields = self.model_dump(exclude={"id"}, exclude_unset=True)
+        samples = tuple(SampleQuery(**sample) for sample in fields.pop("samples"))
+        return Manifest(samples=samples, **fields)
 
 
 def verify_files(directory: Path, manifest: Manifest) -> None:

@@ -28,6 +28,7 @@ from service.access.keys import (
     revoked,
     rotated,
 )
+from service.command_line import settings_problem
 from service.settings import Settings, parse_rate
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -123,7 +124,9 @@ def _find(keys: Sequence[ApiKey], key_id: str) -> ApiKey:
     for key in keys:
         if key.id == key_id:
             return key
-    raise KeysError(f"There is no key {key_id!r}. `vouch-keys list` shows which there are.")
+    # Whoever pastes the whole key has pasted a secret.
+    shown = repr(key_id) if re.fullmatch(r"\w{1,12}", key_id, re.ASCII) else "with that id"
+    raise KeysError(f"There is no key {shown}. `vouch-keys list` shows which there are.")
 
 
 def _replaced(keys: Sequence[ApiKey], changed: ApiKey) -> list[ApiKey]:
@@ -134,7 +137,7 @@ def _path(options: argparse.Namespace) -> Path:
     try:
         path: Path | None = options.file or Settings().keys
     except ValidationError as error:
-        _refuse("; ".join(f"{entry['loc']}: {entry['msg']}" for entry in error.errors()))
+        _refuse(settings_problem(error, {}))
     if path is None:
         _refuse("No file of keys. Name it with --file, or in VOUCH_KEYS.")
     return path

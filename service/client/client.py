@@ -13,6 +13,7 @@ service's web framework nor a model is needed: ``pip install '.[client]'`` in a 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -59,6 +60,10 @@ class VouchClient:
     Attributes
     ----------
     manage : creates galleries, describes, renames and drops them.
+
+    Raises
+    ------
+    ValueError : ``api_key`` cannot be sent; the message does not repeat it.
     """
 
     def __init__(
@@ -68,6 +73,8 @@ class VouchClient:
         timeout_s: float = 30.0,
         transport: httpx2.BaseTransport | None = None,
     ) -> None:
+        if api_key is not None and not re.fullmatch(r"[!-~]+", api_key):
+            raise ValueError("The API key has characters that no key has. Copy it again.")
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._http = httpx2.Client(
             base_url=url, headers=headers, timeout=timeout_s, transport=transport

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from model_store.addresses import split_address
 from model_store.lists import split_list
 from model_store.programs import add_global_options, interruptible, parser_of
 
@@ -22,13 +23,22 @@ Exit status:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Serve the tools on standard input and output, as assistants start such a server."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        split_address(options.url, ("http", "https"))
+    except ValueError as error:
+        parser.error(f"--url {error}")
     folders = [Path(name) for text in options.images for name in split_list(text)]
     with interruptible():
         from service.client.client import VouchClient  # noqa: PLC0415 - a second, with mcp
         from service.client.mcp_tools import mcp_server  # noqa: PLC0415
 
-        with VouchClient(options.url, os.environ.get(API_KEY_VARIABLE)) as client:
+        try:
+            client = VouchClient(options.url, os.environ.get(API_KEY_VARIABLE) or None)
+        except ValueError as error:
+            parser.error(f"{API_KEY_VARIABLE}: {error}")
+        with client:
             mcp_server(client, folders).run("stdio")
 
 

@@ -7,6 +7,8 @@ import logging
 import re
 import sys
 import time
+from collections.abc import Iterable
+from traceback import format_exception
 
 from service.observability.records import current_record
 
@@ -14,11 +16,45 @@ _KEY = re.compile(r"(vouch_[0-9a-f]{1,12}_)[0-9a-zA-Z]+")
 """A secret has no business in a log, whichever part of a request it was put into by mistake."""
 
 
+_SHORTEST_SECRET = 4
+"""Letters of a secret below which a text that holds it shows nothing."""
+
+
+class Redaction:
+    """Removes secrets from texts.
+
+    Parameters
+    ----------
+    secrets : texts that no message shows.
+    """
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        texts = [one for one in secrets if len(one) >= _SHORTEST_SECRET]
+        forms = {
+            form for text in texts for form in (text, json.dumps(text)[1:-1], repr(text)[1:-1])
+        }
+        longest_first = sorted(forms, key=len, reverse=True)
+        self._secret = re.compile("|".join(map(re.escape, longest_first))) if forms else None
+
+    def __call__(self, text: str) -> str:
+        """Return ``text`` without secrets and without the secret part of keys."""
+        text = _KEY.sub(r"\1…", text)
+        return text if self._secret is None else self._secret.sub("…", text)
+
+
 class JsonFormatter(logging.Formatter):
     """One JSON object a line; what is passed as ``extra={"fields": …}`` stands beside the text.
 
     A line that concerns a request carries its id, and its trace's where there is one.
+
+    Parameters
+    ----------
+    redact : removes secrets from a line.
     """
+
+    def __init__(self, redact: Redaction | None = None) -> None:
+        super().__init__()
+        self._redact = redact or Redaction()
 
     def format(self, record: logging.LogRecord) -> str:
         """Format ``record``."""
@@ -33,15 +69,22 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return _KEY.sub(r"\1…", json.dumps(line, default=_described))
+        return self._redact(json.dumps(line, default=_described))
 
 
-def log_as_json(level: int = logging.INFO) -> None:
-    """Send every log line of the process, Python's warnings among them, to standard error."""
+def log_as_json(level: int = logging.INFO, secrets: Iterable[str] = ()) -> None:
+    """Send every log line of the process, Python's warnings among them, to standard error.
+
+    Parameters
+    ----------
+    secrets : texts that no line shows, nor the traceback of an error that ends the process.
+    """
+    redact = Redaction(secrets)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter())
+    handler.setFormatter(JsonFormatter(redact))
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)
+    sys.excepthook = lambda *error: sys.stderr.write(redact("".join(format_exception(*error))))
     # It warns of each malformed form: whoever sends them would write the log.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
 

@@ -35,7 +35,11 @@ def root(tmp_path: Path) -> Path:
     for number in range(3):
         staging.mkdir()
         (staging / "encoder.onnx").write_bytes(b"weights %d" % number)
-        publish(staging, Manifest({}, {}, None, None, (), {}), tmp_path / "root")
+        publish(
+            staging,
+            Manifest({"name": "g"}, {"fingerprint": "f"}, None, None, (), {}),
+            tmp_path / "root",
+        )
         shutil.rmtree(staging)
     return tmp_path / "root"
 

@@ -300,3 +300,29 @@ def test_the_help_of_a_command_with_many_options_is_in_panels(tmp_path: Path) ->
     shown = vouch_build("index", "--help", cwd=tmp_path).stdout
     panels = re.findall(r"^(\w[\w ]*):$", shown, re.MULTILINE)
     assert panels == ["Arguments", *PANELS["index"], "Global options"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "arguments"),
+    [
+        ("VOUCH_MILVUS_LOG", "postgresql://u:hunter2/@h/db", ["doctor", "."]),
+        ("VOUCH_MILVUS_URI", "http://root:hunter2@milvus:19530", ["doctor", "."]),
+        ("VOUCH_ALLOWED_ORIGINS", "hunter2", ["index", "http://127.0.0.1:9/list.csv"]),
+        ("NO_COLOR", "1", ["doctor", ".", "https://ann:hunter2@a.example/list.csv"]),
+        ("NO_COLOR", "1", ["index", "s4://ann:hunter2@bucket/list.csv?sig=hunter2"]),
+    ],
+)
+def test_a_secret_in_a_variable_or_an_address_is_not_printed(
+    variable: str,
+    value: str,
+    arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    monkeypatch.setenv(variable, value)
+    done = vouch_build(*arguments, cwd=tmp_path)
+    assert done.returncode != 0
+    assert "hunter2" not in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert variable in done.stdout + done.stderr or variable == "NO_COLOR"

@@ -59,6 +59,15 @@ async def _confined_by() -> Sequence[str]:
 
 
 @pytest.mark.process
+def test_an_address_of_redis_that_is_none_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VOUCH_REDIS_URL", "redis://:hunter2/@h")
+    found = doctor()
+    assert found.exit_code == 1
+    assert "wrong VOUCH_REDIS_URL is not a valid address" in found.stdout
+    assert "hunter2" not in found.output
+
+
+@pytest.mark.process
 def test_redis_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
+import re
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,7 +33,7 @@ from model_store.errors import (
     BundleTampered,
     PointerUnreadable,
 )
-from model_store.files import flush
+from model_store.files import flush, json_text
 
 
 def manifest(**changes: Any) -> Manifest:
@@ -275,3 +278,69 @@ def test_only_the_id_of_a_bundle_becomes_a_path(tmp_path: Path, name: str) -> No
             turn(tmp_path, name)
     assert not list(tmp_path.iterdir())
     assert bundle_directory(tmp_path, "0" * 16) == tmp_path / ("0" * 16)
+
+
+def forged(root: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """A bundle whose manifest says something else, with the id that it has then."""
+    bundle = publish(staged(root.parent), manifest(), root)
+    fields = json.loads((bundle / MANIFEST_FILE).read_bytes())
+    del fields["id"]
+    change(fields)
+    fields["id"] = hashlib.sha256(json_text(fields).encode()).hexdigest()[:16]
+    (bundle / MANIFEST_FILE).write_text(json_text(fields))
+    target = bundle.rename(root / fields["id"])
+    (root / CURRENT_FILE).write_text(fields["id"])
+    return target
+
+
+def changed(*path: str | int, to: object) -> Callable[[dict[str, Any]], None]:
+    def change(fields: Any) -> None:
+        for part in path[:-1]:
+            fields = fields[part]
+        fields[path[-1]] = to
+
+    return change
+
+
+FORGED: dict[str, Callable[[dict[str, Any]], None]] = {
+    "samples.0.file: a sample is a PNG": changed("samples", 0, "file", to="/etc/passwd"),
+    "is not a path inside": changed("samples", 0, "file", to="samples/../../secret.png"),
+    "the sample 1 is not one of": changed("samples", 0, "file", to="samples/2.png"),
+    "samples.0.id": changed("samples", 0, "id", to="../1"),
+    "samples.0.extra: Extra inputs": changed("samples", 0, "extra", to=1),
+    "gallery.name": changed("gallery", "name", to="g\n"),
+    "more: Extra inputs": changed("more", to={}),
+    "files.encoder.onnx.sha256": changed(
+        "files", "encoder.onnx", to={"sha256": "a link, not a file", "bytes": 0}
+    ),
+    "inside its directory": changed("files", "../x", to={"sha256": "0" * 64, "bytes": 1}),
+    "library_versions.numpy": changed("library_versions", "numpy", to=2),
+    "fingerprint": changed("encoder", to={}),
+}
+
+
+@pytest.mark.parametrize("said", FORGED)
+def test_read_manifest_forged_is_refused_by_field(tmp_path: Path, said: str) -> None:
+    bundle = forged(tmp_path / "root", FORGED[said])
+    for read in (lambda: read_manifest(bundle), lambda: open_bundle(tmp_path / "root")):
+        with pytest.raises(BundleTampered, match=re.escape(said)):
+            read()
+
+
+def test_read_manifest_forged_within_the_schema_is_read(tmp_path: Path) -> None:
+    bundle = forged(tmp_path / "root", changed("gallery", "origin", to="elsewhere"))
+    assert read_manifest(bundle).gallery["origin"] == "elsewhere"
+
+
+@pytest.mark.parametrize("name", ["index.json", "fields.json", "calibration.json", "labels.npy"])
+def test_open_bundle_of_a_file_with_other_content_is_refused(
+    digits_bundle: Path, tmp_path: Path, name: str
+) -> None:
+    root = tmp_path / "root"
+    shutil.copytree(digits_bundle, tmp_path / "staging")
+    for file in (MANIFEST_FILE, "manifest.sig"):
+        (tmp_path / "staging" / file).unlink(missing_ok=True)
+    (tmp_path / "staging" / name).write_text("[1]")
+    publish(tmp_path / "staging", read_manifest(digits_bundle), root)
+    with pytest.raises(BundleMismatch, match="not what its name says"):
+        open_bundle(root, "cpu")

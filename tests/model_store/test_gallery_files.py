@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,11 +14,12 @@ import numpy as np
 import pytest
 
 from model_store.encoder.contract import Embeddings
-from model_store.errors import BundleMismatch
+from model_store.errors import BundleMismatch, ConfigError
 from model_store.gallery import (
     FaissGallery,
     IndexSettings,
     MilvusAccess,
+    MilvusGallery,
     open_gallery,
     opening,
     write_faiss_gallery,
@@ -114,3 +116,19 @@ def test_equal_items_are_ordered_by_id_however_many_there_are(tmp_path: Path) ->
     gallery = FaissGallery(tmp_path)
     found = gallery.candidates(gallery.directions(np.array([7])), 50)
     assert found.rows.tolist() == [list(range(50))]
+
+
+def test_milvus_gallery_without_an_address_asks_no_host(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        stranger.settimeout(0.2)
+        uri = f"http://127.0.0.1:{stranger.getsockname()[1]}"
+        index = {"type": "FLAT", "parameters": {}}
+        for address in (uri, str(tmp_path / "any.db")):
+            MilvusDescription(address, "c", "e", 1, 4, [], index).save(tmp_path)
+            for access in (MilvusAccess(token="root:secret"), MilvusAccess()):
+                with pytest.raises(ConfigError, match="Set VOUCH_MILVUS_URI") as refused:
+                    MilvusGallery(tmp_path, access)
+                assert "secret" not in str(refused.value)
+        with pytest.raises(TimeoutError):
+            stranger.accept()
+    assert [path.name for path in tmp_path.iterdir()] == ["milvus.json"]

@@ -567,3 +567,25 @@ def test_of_rows_that_are_compared_each_the_nearest_are_returned(n: int) -> None
     rows = np.array([3, 11, 0, 7, 9, 2])
     found = index_search.ApproximateIndex._exact(index, np.ones(1, np.float32), n, rows)
     assert sorted(found.tolist(), reverse=True) == [11, 9, 7, 3, 2, 0][:n]
+
+
+@pytest.mark.parametrize("kind", ["flat", "ivf_sq8"])
+def test_open_index_that_refers_to_another_file_is_refused(tmp_path: Path, kind: IndexKind) -> None:
+    """FAISS would open the file that an index names, wherever it is, to read and write."""
+    vectors = np.random.default_rng(0).standard_normal((200, 8)).astype(np.float32)
+    index = faiss.IndexIVFFlat(faiss.IndexFlatIP(8), 8, 4, faiss.METRIC_INNER_PRODUCT)
+    index.train(vectors)
+    index.add(vectors)
+    elsewhere = tmp_path / "elsewhere"
+    lists = faiss.InvertedListsPtrVector()
+    lists.push_back(index.invlists)
+    on_disk = faiss.OnDiskInvertedLists(4, index.code_size, str(elsewhere))
+    on_disk.merge_from_multiple(lists.data(), 1)
+    index.replace_invlists(on_disk, own=False)
+    (tmp_path / "bundle").mkdir()
+    faiss.write_index(index, str(tmp_path / "bundle" / index_search.INDEX_FILE))
+    assert faiss.read_index(str(tmp_path / "bundle" / index_search.INDEX_FILE)).ntotal == 200
+    np.save(tmp_path / "bundle" / index_search.DIRECTIONS_FILE, vectors)
+    report = IndexReport(kind, "IVF4,Flat", {"nprobe": 4}, 1.0, 0, 0)
+    with pytest.raises(BundleMismatch, match="refers to another file"):
+        index_search.open_index(tmp_path / "bundle", report)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_store.gallery import (
+    MilvusAccess,
     MilvusGallery,
     MilvusLive,
     NewItem,
@@ -36,7 +37,9 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusLive]:
     with a_milvus(directory / "filters.db") as uri:
         items = [NewItem(item_id, None, {}, PICTURE) for item_id in "abcd"]
         write_milvus_gallery(directory, random_embeddings(4, 3, seed=0), items, "e", uri)
-        opened = open_milvus(MilvusGallery(directory), directory / "changes", lambda: None)
+        opened = open_milvus(
+            MilvusGallery(directory, MilvusAccess(uri)), directory / "changes", lambda: None
+        )
         yield opened
         opened.snapshot().close()
         opened.close()

@@ -79,7 +79,7 @@ def written(
 ) -> MilvusGallery:
     settings = IndexSettings(kind, min_recall=0.9)
     write_milvus_gallery(directory, embeddings, items, "the-encoder", uri, settings)
-    return MilvusGallery(directory)
+    return MilvusGallery(directory, MilvusAccess(uri))
 
 
 def taking_changes(gallery: MilvusGallery, folder: Path) -> MilvusLive:
@@ -211,11 +211,11 @@ def test_what_was_not_written_to_its_end_is_written_anew(milvus: str, tmp_path: 
     embeddings, items = random_embeddings(9, 4, seed=4), new_items(9)
     written(tmp_path, milvus, embeddings, items).close()
     name = MilvusDescription.load(tmp_path).collection
-    collection = Collection(name, MilvusAccess(), milvus)
+    collection = Collection(name, MilvusAccess(milvus))
     collection.drop()
     collection.create(4, "the-encoder")
     with pytest.raises(BundleMismatch, match="not written to its end"):
-        MilvusGallery(tmp_path)
+        MilvusGallery(tmp_path, MilvusAccess(milvus))
     gallery = written(tmp_path, milvus, embeddings, items)
     assert gallery.n_items == 9
     collection.close()
@@ -294,12 +294,12 @@ def test_a_gallery_of_another_encoder_is_refused(milvus: str, tmp_path: Path) ->
     ]:
         changed.save(tmp_path)
         with pytest.raises(BundleMismatch, match=why):
-            MilvusGallery(tmp_path)
+            MilvusGallery(tmp_path, MilvusAccess(milvus))
 
 
 def test_a_collection_that_is_dropped_meanwhile_is_missed(milvus: str, tmp_path: Path) -> None:
     gallery = written(tmp_path, milvus, random_embeddings(5, 4, seed=10), new_items(5))
-    collection = Collection(gallery.described.collection, MilvusAccess(), milvus)
+    collection = Collection(gallery.described.collection, MilvusAccess(milvus))
     collection.drop()
     with pytest.raises(BundleMismatch, match="no collection"):
         gallery.candidates(np.eye(4, dtype=np.float32)[:1], 3)
@@ -309,7 +309,7 @@ def test_a_collection_that_is_dropped_meanwhile_is_missed(milvus: str, tmp_path:
 
 def test_a_collection_that_is_not_loaded_any_more_is_loaded(milvus: str, tmp_path: Path) -> None:
     gallery = written(tmp_path, milvus, random_embeddings(5, 4, seed=15), new_items(5))
-    collection = Collection(gallery.described.collection, MilvusAccess(), milvus)
+    collection = Collection(gallery.described.collection, MilvusAccess(milvus))
     collection.ask("release_collection")
     assert gallery.candidates(np.eye(4, dtype=np.float32)[:1], 3).rows.shape == (1, 3)
     collection.close()

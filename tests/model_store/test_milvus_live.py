@@ -35,7 +35,7 @@ from model_store.gallery import (
     open_milvus,
     write_milvus_gallery,
 )
-from model_store.gallery.milvus.collection import NOW
+from model_store.gallery.milvus.collection import NOW, MilvusDescription
 from model_store.gallery.milvus.databases import SqliteDatabase
 from model_store.gallery.milvus.log import GRACE_S, MilvusLog, Turn
 from model_store.gallery.milvus.rows import MilvusRows
@@ -65,7 +65,7 @@ def write(folder: Path, uri: str) -> None:
 def opened(
     folder: Path, log: str | None = None, admit: Callable[[], None] = lambda: None
 ) -> MilvusLive:
-    gallery = MilvusGallery(folder, MilvusAccess(log=log))
+    gallery = MilvusGallery(folder, MilvusAccess(MilvusDescription.load(folder).uri, log=log))
     live = open_milvus(gallery, folder / "changes", admit)
     OPEN.append(live)
     return live

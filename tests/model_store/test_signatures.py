@@ -35,7 +35,7 @@ def public(key: Path) -> str:
 
 
 def described(text: str) -> Manifest:
-    return Manifest({"name": "g", "description": text}, {}, None, None, (), {})
+    return Manifest({"name": "g", "description": text}, {"fingerprint": "f"}, None, None, (), {})
 
 
 def bundle_of(folder: Path, text: str, key: Path | None) -> Path:

@@ -261,3 +261,25 @@ def test_a_key_is_made_for_some_galleries_with_quotas(
     assert "acme-* shoes" in said(capsys, "list")
     assert "galleries" in refusal(capsys, "create", "acme", "--galleries", "../x")
     assert "max_items" in refusal(capsys, "create", "acme", "--max-items", "-1")
+
+
+def test_a_whole_key_in_place_of_its_id_is_not_repeated(
+    capsys: pytest.CaptureFixture[str], path: Path
+) -> None:
+    text = made(capsys, "create", "shop")
+    with pytest.raises(SystemExit):
+        main(["revoke", text])
+    printed = capsys.readouterr().err
+    assert "There is no key with that id" in printed
+    assert secret_of(text) not in printed
+
+
+def test_a_setting_that_is_wrong_is_named_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VOUCH_REDIS_URL", "redis://:hunter2/@h")
+    with pytest.raises(SystemExit):
+        main(["list"])
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("vouch-keys: VOUCH_REDIS_URL: is not a valid address")
+    assert "hunter2" not in line

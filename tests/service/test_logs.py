@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from model_store.encoder.contract import Embeddings
 from model_store.errors import EncoderStopped, GalleryUnavailable, UnsupportedImage, VouchError
 from service.encoding.batching import MicroBatcher
 from service.http.middleware import RequestContext
-from service.observability.logs import JsonFormatter, log_as_json
+from service.observability.logs import JsonFormatter, Redaction, log_as_json
 from service.observability.metrics import Telemetry
 from service.observability.records import (
     LONGEST_PATH,
@@ -297,6 +298,28 @@ class TestTheFormat:
         logging.getLogger("service").error("failed", exc_info=ZeroDivisionError("by zero"))
         [line] = lines()
         assert "ZeroDivisionError: by zero" in line["exception"]
+
+    def test_redaction_hides_secrets_however_they_are_written(self) -> None:
+        redact = Redaction(['p"ä\\ss', 'longer: p"ä\\ss', "abc", "", "ends\n"])
+        for text in (
+            'p"ä\\ss',
+            json.dumps('p"ä\\ss'),
+            repr('p"ä\\ss'),
+            "ends\n",
+            json.dumps("ends\n"),
+        ):
+            assert redact(f"<{text.strip(chr(39))}>").strip('<>"') == "…"
+        assert redact("abc vouch_0123_ffff") == "abc vouch_0123_…"  # too short to be one
+
+    def test_a_traceback_that_ends_the_process_shows_no_secret(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("sys.excepthook", sys.excepthook)
+        monkeypatch.setattr("logging.basicConfig", lambda **_: None)
+        log_as_json(secrets=["swordfish"])
+        logging.captureWarnings(False)
+        sys.excepthook(ValueError, ValueError("bad port: swordfish"), None)
+        assert capsys.readouterr().err == "ValueError: bad port: …\n"
 
     def test_python_s_warnings_are_lines_too(self, capsys: pytest.CaptureFixture[str]) -> None:
         root = logging.getLogger()

@@ -22,7 +22,7 @@ from tests.support.help_pages import readable
 @pytest.fixture(autouse=True)
 def _logging_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log of this process is the test runner's."""
-    monkeypatch.setattr("service.start.log_as_json", lambda: None)
+    monkeypatch.setattr("service.start.log_as_json", lambda **_: None)
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 1) -> str:
@@ -117,6 +117,37 @@ def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
         main(["--abacus"])
     assert ended.value.code == 2
     assert "unrecognized arguments: --abacus" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--redis-urll", "redis://:hunter2@h"], "--redis-urll, 1 value without an option"),
+        (["--redis-urll=redis://:hunter2@h"], "unrecognized arguments: --redis-urll"),
+        (["redis://:hunter2@h", "hunter2"], "unrecognized arguments: 2 values without an option"),
+        (["--cache-secret", "--hunter2"], "argument --cache-secret: expected one argument"),
+        (["--anonymous=hunter2"], "--no-anonymous: ignored explicit argument"),
+    ],
+)
+def test_a_value_among_wrong_options_is_not_printed(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    printed = capsys.readouterr().err
+    assert printed.endswith(f"{said}\n")
+    assert "hunter2" not in printed
+
+
+def test_a_certificate_that_cannot_be_used_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "cert.pem").write_text("hunter2")
+    for file, why in (("cert.pem", "no PEM certificate"), ("none.pem", "No such file")):
+        line = refusal(capsys, "--tls-cert", str(tmp_path / file), status=2)
+        assert why in line
+        assert "hunter2" not in line
 
 
 def test_every_setting_is_an_option_with_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,7 +94,9 @@ def published(root: Path, fitted: Calibration | None = None) -> Path:
     (fitted or calibration()).save(staging)
     gallery = {"name": "coins <rare>", "n_items": 60}
     metrics = {"recall_at_1": 0.875, "verdicts": {"matched": {"match": 0.75}}}
-    return publish(staging, Manifest(gallery, {}, {}, metrics, (), {}), root / "bundles")
+    return publish(
+        staging, Manifest(gallery, {"fingerprint": "f"}, {}, metrics, (), {}), root / "bundles"
+    )
 
 
 def run(cwd: Path, *arguments: object) -> Done:

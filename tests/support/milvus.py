@@ -23,7 +23,7 @@ from urllib.request import urlopen
 from milvus_lite.server_manager import server_manager_instance
 from pymilvus import MilvusClient
 
-from model_store.gallery.milvus.collection import NO_ACCESS, Collection
+from model_store.gallery.milvus.collection import Collection, MilvusAccess
 
 CHOSEN = os.environ.get("VOUCH_TEST_MILVUS", "")
 IS_REAL = bool(CHOSEN)
@@ -164,6 +164,6 @@ def _drop_collections(uri: str) -> None:
     client = MilvusClient(uri)
     for name in client.list_collections():
         if name.startswith("vouch_"):
-            with closing(Collection(name, NO_ACCESS, uri)) as collection:
+            with closing(Collection(name, MilvusAccess(uri))) as collection:
                 collection.drop()  # with its aliases, which Milvus would keep
     client.close()

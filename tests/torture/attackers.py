@@ -9,6 +9,7 @@ from tests.torture import (
     archives,
     damage,
     flooded,
+    forged,
     galleries,
     health,
     lying_redis,
@@ -46,6 +47,9 @@ ATTACKERS = {
     "damaged logs": Attacker(damage.attack_logs, "logs", 0.75),
     "damaged bundles": Attacker(damage.attack_bundles, "bundles", 0.75),
     "malicious archives": Attacker(archives.attack, "archives", 0.75),
+    "forged bundles": Attacker(forged.attack_bundles, "forged strings", 0.75),
+    "forged sources": Attacker(forged.attack_sources, "forged tables", 0.75),
+    "forged settings": Attacker(forged.attack_settings, "forged settings", 0.75),
     "rebinding": Attacker(rebinding.attack, "requests of pages", 0.5),
     "planted decoder": Attacker(taken_over.attack, "attempts", 0.5),
 }

@@ -39,6 +39,9 @@ HIT = {
     "damaged logs": "refused",
     "damaged bundles": "refused",
     "malicious archives": "refused",
+    "forged bundles": "refused",
+    "forged sources": "refused",
+    "forged settings": "refused",
 }
 """The figure that says that an attack was one."""
 

@@ -61,8 +61,12 @@ def open_source(
     ------
     DatasetError : nothing there, or of no known kind.
     """
+    storage = storage or Storage()
+    if is_url(root):
+        storage.name(str(root), is_source=False)
     if is_url(source):
-        url, storage = str(source), storage or Storage()
+        url = str(source)
+        storage.name(url, is_source=True)
         if scheme_of(url) in BUCKETS and not _ends_with(file_name(url), _SUFFIXES):
             return BucketFolder(url, storage, labelled)
         opens = partial(_open_file, labelled=labelled, texts=texts)

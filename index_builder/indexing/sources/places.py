@@ -85,7 +85,10 @@ class LocalPlaces:
 
     def _place(self, name: str, origin: str) -> Place:
         path = self._start / name
-        folder = self._resolved(path.parent)
+        try:
+            folder = self._resolved(path.parent)
+        except ValueError as error:  # a null character, or letters that are no Unicode
+            raise DatasetError(f"{origin} is not a name that a file can have.") from error
         real = Path(folder, path.name)
         try:
             status = real.lstat()
@@ -140,6 +143,10 @@ class RemotePlaces:
             scheme_of(name)
             return Place(name, None, 0, 0)
         path = PurePosixPath(name)
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise DatasetError(f"{origin} is not a name that a file can have.") from error
         if path.is_absolute() or ".." in path.parts:
             raise DatasetError(
                 f"{origin} leads out of {shown(self._root)}. Where that is meant, name the folder "

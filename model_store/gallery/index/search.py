@@ -10,6 +10,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from model_store.errors import BundleMismatch
 from model_store.gallery.index.allowed import Allowed
 from model_store.gallery.index.build import IndexReport, parameters_of, selector
 from model_store.gallery.index.recall import FETCHED
@@ -54,17 +55,38 @@ class RowIndex(Protocol):
 
 
 def open_index(directory: Path, report: IndexReport) -> RowIndex:
-    """The index in ``directory``."""
-    path = str(directory / INDEX_FILE)
+    """Open the index in ``directory``.
+
+    Raises
+    ------
+    BundleMismatch : the file is not an index of the kind that ``report`` names, or refers to
+        another file.
+    """
+    # An index may name a file with its inverted lists; FAISS would open that, wherever it is. With
+    # this flag FAISS looks in the directory of the index only, and not at all if it maps the index.
+    flags = faiss.IO_FLAG_ONDISK_SAME_DIR
+    if report.kind != "flat":
+        # Mapped, so that opening takes no time and several processes share what they read; the
+        # tables that speed up product quantisation would take more memory than the codes.
+        flags |= faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE
+    try:
+        index = faiss.read_index(str(directory / INDEX_FILE), flags)
+    except RuntimeError as error:
+        raise _not_an_index(report) from error
     if report.kind == "flat":
-        return ExactIndex(faiss.read_index(path))
-    # Mapped, so that opening takes no time and several processes share what they read; the tables
-    # that speed up product quantisation would take more memory than the codes.
-    flags = faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE
-    index = faiss.read_index(path, flags)
+        if not isinstance(index, faiss.IndexFlatIP):
+            raise _not_an_index(report)
+        return ExactIndex(index)
     # Mapped all the same, but without the ceremony of `numpy.memmap` at each look-up.
     directions = np.asarray(np.load(directory / DIRECTIONS_FILE, mmap_mode="r"))
     return ApproximateIndex(index, report, directions)
+
+
+def _not_an_index(report: IndexReport) -> BundleMismatch:
+    return BundleMismatch(
+        f"{INDEX_FILE} is not an index of kind {report.kind}, or refers to another file. Build the "
+        "bundle again, or take it from a publisher whom you trust."
+    )
 
 
 class ExactIndex:

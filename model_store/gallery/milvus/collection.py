@@ -72,7 +72,7 @@ class MilvusAccess:
     Attributes
     ----------
     uri : ``http://host:19530``, or the path of a file that ends in ``.db`` for milvus-lite; None
-        for the address in the bundle.
+        if the operator named none. A bundle may be a stranger's: its address is never used.
     token : ``user:password`` or an API key; never written down.
     timeout_s : seconds to wait for an answer.
     log : address of the PostgreSQL database that keeps the log of changes, for writers on several
@@ -86,7 +86,7 @@ class MilvusAccess:
 
 
 NO_ACCESS = MilvusAccess()
-"""The access that takes the address from the bundle and sends no token."""
+"""No address: galleries in Milvus are refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +142,19 @@ class Collection:
 
     Raises
     ------
-    ConfigError : pymilvus is not installed.
+    ConfigError : no address is set, or pymilvus is not installed.
     GalleryUnavailable : Milvus does not answer.
     """
 
-    def __init__(self, name: str, access: MilvusAccess, uri: str) -> None:
+    def __init__(self, name: str, access: MilvusAccess) -> None:
+        if access.uri is None:
+            raise ConfigError(
+                "The gallery lies in Milvus, and no address of Milvus is set. Set "
+                "VOUCH_MILVUS_URI: the address in a bundle is not used, since a stranger may have "
+                "written it."
+            )
         self.name = name
-        self.uri = access.uri or uri
+        self.uri = access.uri
         self.timeout_s = access.timeout_s
         self._pymilvus = _pymilvus()
         with self._asking():

@@ -66,6 +66,7 @@ class MilvusGallery:
     Raises
     ------
     BundleMismatch : the collection is missing, or is not the one described.
+    ConfigError : ``access`` has no address.
     GalleryUnavailable : Milvus does not answer; so does every method.
     """
 
@@ -75,7 +76,7 @@ class MilvusGallery:
         self.encoder_fingerprint = described.encoder
         self.dim = described.dim
         self.index_type, self.preview_side, self.is_local = described.engine, None, False
-        self.collection = Collection(described.collection, access, described.uri)
+        self.collection = Collection(described.collection, access)
         self.collection.require(described)
         self.collection.ask("load_collection")
         self._labels = list(described.labels)

@@ -121,7 +121,8 @@ def write_milvus_parts(
         labels=named.labels,
         index={"type": kind, "parameters": {}, "recall_at_10": 1.0, "n_queries": 0},
     )
-    collection = Collection(described.collection, access, uri)
+    access = replace(access, uri=access.uri or uri)
+    collection = Collection(described.collection, access)
     try:
         if not collection.is_whole():
             _write(collection, described, parts(), parameters)

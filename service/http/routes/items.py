@@ -19,6 +19,7 @@ from model_store.errors import (
 )
 from model_store.gallery import read_filter
 from model_store.gallery.filters.grammar import MAX_BYTES
+from model_store.paths import inside
 from service import schemas
 from service.access.access import counts_as_search
 from service.http import answers, cursors
@@ -161,5 +162,6 @@ async def get_sample(lease: LeaseOf, sample_id: str) -> Response:
     for sample in bundle.manifest.samples:
         if sample.id == sample_id:
             headers = {"Cache-Control": IMMUTABLE}
-            return FileResponse(bundle.directory / sample.file, headers=headers)
+            file = inside(bundle.directory, sample.file)
+            return FileResponse(file, headers=headers, media_type="image/png")
     raise SampleNotFound(f"The gallery {bundle.name!r} has no sample {sample_id!r}.")

@@ -210,7 +210,11 @@ def test_a_bundle_without_calibration_has_nothing_to_certify(tmp_path: Path) -> 
     staging = tmp_path / "staging"
     staging.mkdir()
     (staging / "encoder.onnx").write_bytes(b"weights")
-    bare = publish(staging, Manifest({}, {}, None, None, (), {}), tmp_path / "bundles")
+    bare = publish(
+        staging,
+        Manifest({"name": "g"}, {"fingerprint": "f"}, None, None, (), {}),
+        tmp_path / "bundles",
+    )
     done = run(tmp_path, "certify", bare)
     assert done.returncode == 1
     assert "is not calibrated and promises nothing" in " ".join(done.stderr.split())

@@ -109,7 +109,7 @@ def test_no_file_is_written_elsewhere(bundle: Path, tmp_path: Path, name: str) -
         {name: {"bytes": 4, "sha256": "0" * 64}},
     )
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(BundleTampered, match="no bundle holds"):
+    with pytest.raises(BundleTampered, match=r"not a path inside|cannot be listed"):
         pull(Said(manifest.to_json()), tmp_path / "deep" / "pulled")
     assert sorted(tmp_path.rglob("*")) == before
 

@@ -119,5 +119,6 @@ def test_a_manifest_from_elsewhere_names_what_it_may(
             places.place(name, "line 3")
     else:
         assert places.place(name, "line 3") == Place(wanted, None, 0, 0)
-    with pytest.raises(DatasetError):
-        places.place("ftp://shop.example/a.png", "line 3")
+    for refused in ("ftp://shop.example/a.png", "\ud83d.png"):
+        with pytest.raises(DatasetError):
+            places.place(refused, "line 3")

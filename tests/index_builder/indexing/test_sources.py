@@ -337,6 +337,7 @@ def test_files_of_other_formats_are_told_and_texts_are_not(folder: Path, suffix:
         (b'{"x": %s}' % (b"[" * 9999), "line 1 is not JSON"),
         (b'{"path": "0/x.png", "metadata": "%s"}' % (b"[" * 9999), "metadata is not JSON"),
         (b'{"path": "\\ud83d.png"}', r"line 1: '\\ud83d' in '\\ud83d.png' is no Unicode"),
+        (b'{"path": "\\ud83d/x.png"}', "not a name that a file can have"),
         (b'{"path": "0/x.png", "id": "\\udce9"}', "line 1: .* is no Unicode"),
         (b'{"path": "0/x.png", "label": "\\udce9"}', "line 1: .* is no Unicode"),
         (b'{"path": "t\\udcffp.jpg", "id": "x"}', "of a file, rename it"),

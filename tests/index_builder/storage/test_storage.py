@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import errno
 import io
 import os
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from index_builder.storage import NotFetched, Patience, Storage
-from model_store.errors import DatasetError, SourceUnavailable
+from index_builder.storage import NotFetched, Patience, Storage, Trust
+from index_builder.storage.guarded import Guard
+from model_store.errors import ConfigError, DatasetError, SourceUnavailable
 from tests.support.web_server import (
     Answer,
     Handler,
@@ -154,24 +157,152 @@ def test_at_most_so_many_are_fetched_at_once(web: WebServer, tmp_path: Path) -> 
     assert 4 < most <= 16
 
 
-def test_credentials_go_to_their_host_alone(
-    web: WebServer, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "netrc").write_text("machine 127.0.0.1 login ann password from-netrc\n")
+def by_another_name(url: str) -> str:
+    """The same server, as another host."""
+    return url.replace("127.0.0.1", "localhost")
+
+
+PASSWORD = base64.b64encode(b"ann:from-netrc").decode()
+
+
+@pytest.fixture
+def netrc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A password for this machine, under both of its names."""
+    lines = [
+        f"machine {host} login ann password from-netrc\n" for host in ("127.0.0.1", "localhost")
+    ]
+    (tmp_path / "netrc").write_text("".join(lines))
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+
+
+@pytest.mark.usefixtures("netrc")
+def test_credentials_go_to_origins_that_the_operator_named(
+    web: WebServer, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     storage.read(f"{web.url}/a%20b.png", MOST)
-    assert base64.b64encode(b"ann:from-netrc").decode() in web.heads[-1]
-    with web_server(tmp_path) as other:
-        # By another name it is another host.
-        elsewhere = other.url.replace("127.0.0.1", "localhost") + "/netrc"
-        web.answers["/x"] = status(302, Location=elsewhere)
-        assert storage.read(f"{web.url}/x", MOST).startswith(b"machine")
-        assert "Authorization" not in other.heads[-1]
-        web.answers["/y"] = status(404)
-        with pytest.raises(NotFetched) as caught:
-            storage.read(web.url.replace("//", "//bob:hidden@") + "/y?sig=hidden", MOST)
+    assert "Authorization" not in web.heads[-1]  # only data has named it
+    storage.name(f"{web.url}/list.csv", is_source=False)
+    storage.read(f"{web.url}/a%20b.png", MOST)
+    assert PASSWORD in web.heads[-1]
+    storage.read(f"{by_another_name(web.url)}/a%20b.png", MOST)
+    assert "Authorization" not in web.heads[-1]
+    monkeypatch.setenv("VOUCH_ALLOWED_ORIGINS", f"{by_another_name(web.url)},s3://bucket")
+    with closing(Storage(PATIENCE)) as allowing:
+        allowing.read(f"{by_another_name(web.url)}/a%20b.png", MOST)
+        assert PASSWORD in web.heads[-1]
+        allowing.name(f"{web.url}/list.csv", is_source=False)
+        web.answers["/x"] = status(302, Location=f"{by_another_name(web.url)}/a%20b.png")
+        allowing.read(f"{web.url}/x", MOST)
+        assert [PASSWORD in head for head in web.heads[-2:]] == [True, False]
+
+
+def test_a_redirect_leads_to_public_addresses_alone(
+    web: WebServer, storage: Storage, tmp_path: Path
+) -> None:
+    """Also one of a host that a table on this machine names."""
+    with web_server(tmp_path / "served") as intern:
+        inside = f"{by_another_name(intern.url)}/a%20b.png"
+        web.answers["/out"] = status(302, Location=inside)
+        web.answers["/in"] = status(302, Location="/a%20b.png")
+        for _ in range(2):
+            with pytest.raises(NotFetched, match="is not a public address"):
+                storage.read(f"{web.url}/out", MOST)
+            assert storage.read(f"{web.url}/in", MOST) == b"an image"
+        assert intern.heads == []
+        assert storage.read(inside, MOST) == b"an image"
+        with pytest.raises(NotFetched, match="is not a public address"):
+            storage.read(f"{web.url}/out", MOST)  # though a connection is open
+        assert len(intern.heads) == 1
+
+
+def test_a_password_in_a_url_is_sent_and_not_shown(web: WebServer, storage: Storage) -> None:
+    web.answers["/y"] = status(404)
+    with pytest.raises(NotFetched) as caught:
+        storage.read(web.url.replace("//", "//bob:hidden@") + "/y?sig=hidden", MOST)
     assert base64.b64encode(b"bob:hidden").decode() in web.heads[-1]
     assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("netrc")
+def test_foreign_data_reaches_public_addresses_alone(
+    web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = f"{web.url}/a%20b.png"
+    with closing(Storage(PATIENCE)) as storage, web_server(tmp_path / "served") as intern:
+        storage.name(f"{web.url}/list.csv", is_source=True)
+        inside = f"{by_another_name(intern.url)}/a%20b.png"
+        web.answers["/x"] = status(302, Location=inside)
+        for url in (inside, f"{web.url}/x", inside.replace("localhost", "[::ffff:127.0.0.1]")):
+            with pytest.raises(NotFetched, match="VOUCH_ALLOWED_ORIGINS=http://") as caught:
+                storage.read(url, MOST)
+            assert "is not a public address" in str(caught.value)
+        assert intern.heads == []
+        assert storage.read(named, MOST) == b"an image"
+        monkeypatch.setenv("HTTP_PROXY", web.url)  # which would pass the request on
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        monkeypatch.delenv("no_proxy", raising=False)
+        storage.close()
+        n_asked = len(web.heads)
+        with pytest.raises(NotFetched, match="is not a public address"):
+            storage.read(inside, MOST)
+        assert (len(web.heads), intern.heads) == (n_asked, [])
+
+
+def test_a_name_that_changes_its_address_reaches_nothing(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is public when it is looked up, and another when it is connected to."""
+
+    async def public(*_: object, **__: object) -> list[tuple[object, ...]]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("93.184.216.34", 80))]
+
+    monkeypatch.setattr("asyncio.base_events.BaseEventLoop.getaddrinfo", public)
+    storage.name("http://elsewhere.example/list.csv", is_source=True)
+    guard = Guard(lambda: storage.trust)
+    asyncio.run(guard.check("rebinding.example", 80))
+    with pytest.raises(NotFetched, match=r"rebinding\.example is at 127\.0\.0\.1"):
+        guard.check_peer("rebinding.example", 80, "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("address", "by_own", "by_foreign"),
+    [
+        ("93.184.216.34", True, True),
+        ("2606:2800:220:1::1", True, True),
+        ("127.0.0.1", True, False),
+        ("::1", True, False),
+        ("10.0.0.1", True, False),
+        ("172.16.0.1", True, False),
+        ("192.168.1.1", True, False),
+        ("100.64.0.1", True, False),
+        ("0.0.0.0", True, False),
+        ("fc00::1", True, False),
+        ("::ffff:10.0.0.1", True, False),
+        ("2002:7f00:1::", True, False),
+        ("169.254.169.254", False, False),
+        ("::ffff:169.254.169.254", False, False),
+        ("fe80::1%eth0", False, False),
+        ("224.0.0.1", False, False),
+    ],
+)
+def test_trust_admits_addresses_by_where_data_is_from(
+    address: str, by_own: bool, by_foreign: bool
+) -> None:
+    assert Trust().admits(address) is by_own
+    assert Trust(is_foreign=True).admits(address) is by_foreign
+
+
+@pytest.mark.parametrize("text", ["images.example", "ftp://a", "http://", '["a', "/etc/passwd"])
+def test_trust_of_no_origin_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VOUCH_ALLOWED_ORIGINS", text)
+    with pytest.raises(ConfigError, match="not a list of origins"):
+        Storage()
+
+
+def test_a_foreign_source_names_no_bucket_that_the_command_does_not(storage: Storage) -> None:
+    storage.name("s3://strangers/list.csv", is_source=True)
+    with pytest.raises(NotFetched, match="VOUCH_ALLOWED_ORIGINS=s3://own"):
+        storage.read("s3://own/secret.png", MOST)
 
 
 def test_a_netrc_that_cannot_be_read_is_not_quoted(
@@ -347,3 +478,13 @@ class TestHostileBuckets:
     def test_the_web_has_no_folders(self, web: WebServer, storage: Storage) -> None:
         with pytest.raises(DatasetError, match=r"no folder that can be listed.*Name a manifest"):
             list(storage.listed(web.url))
+
+
+@pytest.mark.parametrize("value", ['"swordfish"', '{"private_key": "swordfish"}', '{"swordfish'])
+def test_credentials_of_a_cloud_that_are_wrong_are_not_quoted(
+    value: str, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", value)
+    with pytest.raises(DatasetError, match="Set what its service wants") as caught:
+        storage.read("gs://bucket/a.png", MOST)
+    assert "swordfish" not in str(caught.value)

@@ -77,5 +77,7 @@ def test_folders_and_names() -> None:
     assert folder_of("s3://b/a/list.csv") == "s3://b/a"
     assert folder_of("https://u:p@h/a/list.csv?q=1") == "https://u:p@h/a?q=1"
     names = ["s3://b/a/x y.tar", "https://h/a%2Fb.json?x=1", "https://h", "gs://bucket/"]
-    assert [file_name(one) for one in names] == ["x y.tar", "b.json", "h", "bucket"]
+    names += ["https://h/a/%2e%2e", "https://h/..", "https://h/a%2F..%2Fb"]
+    expected = ["x y.tar", "b.json", "h", "bucket", "h", "h", "b"]
+    assert [file_name(one) for one in names] == expected
     assert len(file_name("https://h/" + "ü" * 300 + ".csv").encode()) <= 100

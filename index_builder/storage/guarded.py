@@ -1,0 +1,120 @@
+"""Connections to hosts that data names: their addresses are checked before a byte is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from index_builder.storage.source import NotFetched
+from index_builder.storage.trust import Trust, addresses_in
+
+if TYPE_CHECKING:
+    import httpx2
+
+
+class Guard:
+    """Refuses hosts whose addresses data may not name.
+
+    Parameters
+    ----------
+    trust : returns what the operator has named until now.
+
+    Attributes
+    ----------
+    is_redirected : of a task: whether another server has named the host that is asked next.
+    """
+
+    def __init__(self, trust: Callable[[], Trust]) -> None:
+        self._trust = trust
+        self.is_redirected = ContextVar("is_redirected", default=False)
+
+    async def check(self, host: str, port: int) -> None:
+        """Resolve a host, and refuse it by its addresses; one without addresses is passed on.
+
+        Raises
+        ------
+        NotFetched
+        """
+        if self._trust().names_host(host, port):
+            return
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):  # connecting fails too, or a proxy knows the name
+            return
+        self._require(host, port, addresses_in(found))
+
+    async def check_request(self, request: httpx2.Request) -> None:
+        """Refuse the host of a request; see `check`."""
+        await self.check(request.url.host, _port(request.url))
+
+    async def check_redirect(self, response: httpx2.Response) -> None:
+        """Refuse the host that an answer leads to; see `check`.
+
+        A server has named it, whoever has named the server.
+        """
+        if not response.has_redirect_location:
+            return
+        try:
+            target = response.url.join(response.headers["Location"])
+        except ValueError:  # the client says so
+            return
+        was_at, leads_to = ((url.host, _port(url)) for url in (response.url, target))
+        if leads_to != was_at:
+            self.is_redirected.set(True)
+            await self.check(*leads_to)
+
+    def check_peer(self, host: str, port: int, address: str) -> None:
+        """Refuse a connection by the address that it was made to.
+
+        A name can have other addresses by then.
+
+        Raises
+        ------
+        NotFetched
+        """
+        if not self._trust().names_host(host, port):
+            self._require(host, port, [address])
+
+    def _require(self, host: str, port: int, addresses: Iterable[str]) -> None:
+        trust = self._trust()
+        trust = replace(trust, is_foreign=trust.is_foreign or self.is_redirected.get())
+        why = trust.refused(host, port, addresses)
+        if why is not None:
+            raise NotFetched(why)
+
+
+def _port(url: httpx2.URL) -> int:
+    return url.port or (443 if url.scheme == "https" else 80)
+
+
+class _Connections:
+    """A network backend of httpcore whose connections a guard checks."""
+
+    def __init__(self, inner: Any, guard: Guard) -> None:  # noqa: ANN401 - httpcore's
+        self._inner, self._guard = inner, guard
+
+    async def connect_tcp(self, host: str, port: int, **options: Any) -> Any:  # noqa: ANN401
+        await self._guard.check(host, port)
+        stream = await self._inner.connect_tcp(host, port, **options)
+        try:
+            self._guard.check_peer(host, port, stream.get_extra_info("server_addr")[0])
+        except NotFetched:
+            await stream.aclose()
+            raise
+        return stream
+
+    async def sleep(self, seconds: float) -> None:
+        await self._inner.sleep(seconds)
+
+
+def guarded(client: httpx2.AsyncClient, guard: Guard) -> httpx2.AsyncClient:
+    """Return ``client``, whose direct connections a guard checks."""
+    # The client has no option for it, and one with a transport of its own knows no proxies.
+    pool: Any = client._transport._pool  # type: ignore[attr-defined]
+    pool._network_backend = _Connections(pool._network_backend, guard)
+    return client

@@ -1,0 +1,66 @@
+"""Addresses of servers in settings, which may hold a password: refused without being repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from urllib.parse import SplitResult, unquote, urlsplit
+
+_NOT_AN_ADDRESS = (
+    "is not a valid address; write special characters of a password as %XX, such as %2F for / and "
+    "%40 for @"
+)
+
+
+def split_address(text: str, schemes: Collection[str]) -> SplitResult:
+    """Return the parts of an address such as ``redis://user:password@host:6379/0``.
+
+    A password with a character that ends it early would be taken for a host, a port or a path, and
+    shown as such. Where an ``@`` follows, that has happened.
+
+    Raises
+    ------
+    ValueError : it is not such an address; the message repeats nothing of it.
+    """
+    beginnings = [f"{scheme}://" for scheme in schemes]
+    if not text.startswith(tuple(beginnings)):
+        raise ValueError(f"must begin with {' or '.join(beginnings)}")
+    try:
+        parts = urlsplit(text)
+        hosts = parts.netloc.rpartition("@")[2].split(",")
+        for host in hosts:
+            _ = urlsplit(f"//{host}").port
+    except ValueError:
+        raise ValueError(_NOT_AN_ADDRESS) from None
+    rest = f"{parts.path}{parts.query}{parts.fragment}"
+    if parts.netloc.count("@") > 1 or "@" in rest or "#" in text or not _is_plain(text):
+        raise ValueError(_NOT_AN_ADDRESS)
+    return parts
+
+
+def require_no_user(parts: SplitResult, instead: str) -> None:
+    """Refuse a user or a password in an address that is written into logs and bundles.
+
+    Parameters
+    ----------
+    instead : where credentials go.
+
+    Raises
+    ------
+    ValueError
+    """
+    if "@" in parts.netloc:
+        raise ValueError(f"names a user; put the credentials into {instead}")
+
+
+def passwords_in(address: str) -> set[str]:
+    """Return the password of an address, as it is written and as it is meant; empty if none."""
+    try:
+        user, at, _ = urlsplit(address).netloc.rpartition("@")
+    except ValueError:
+        return set()
+    password = user.partition(":")[2] if at else ""
+    return {password, unquote(password)} - {""}
+
+
+def _is_plain(text: str) -> bool:
+    return text.isprintable() and " " not in text

@@ -1,0 +1,52 @@
+"""Paths that a file names: each must lie below the directory it belongs to.
+
+A manifest, an archive or an index may come from a stranger. A name in it becomes a path by `inside`
+alone.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+
+_MAX_PART_BYTES = 255
+"""Maximum length of a file's name on the usual file systems."""
+
+_UNUSUAL = re.compile(r"[\x00-\x1f\x7f\\]|^[A-Za-z]:")
+"""Control characters, the separator of Windows, and its drives."""
+
+
+def relative_name(name: str) -> str:
+    """Return ``name``, if it is a normalised relative POSIX path.
+
+    Raises
+    ------
+    ValueError : it is absolute, empty or not normalised, leads up, or names no file.
+    """
+    path = PurePosixPath(name)
+    try:
+        longest = max((len(part.encode()) for part in path.parts), default=0)
+    except UnicodeEncodeError:
+        longest = 0
+    if (
+        not 0 < longest <= _MAX_PART_BYTES
+        or path.is_absolute()
+        or ".." in path.parts
+        or path.as_posix() != name  # the same file under another name
+        or _UNUSUAL.search(name)
+    ):
+        raise ValueError(f"{name[:80]!r} is not a path inside its directory")
+    return name
+
+
+def inside(directory: Path, name: str) -> Path:
+    """Return the path of the file ``name`` below ``directory``, whether it exists or not.
+
+    Raises
+    ------
+    ValueError : see `relative_name`; or a link leads out of ``directory``.
+    """
+    path = directory / relative_name(name)
+    if not path.resolve().is_relative_to(directory.resolve()):
+        raise ValueError(f"{name[:80]!r} is a link out of its directory")
+    return path
