@@ -33,7 +33,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from model_store.errors import BundleMismatch, BundleTampered
-from model_store.files import json_text
+from model_store.files import PARTIAL, json_text
 from model_store.processors import usable_processors
 
 SCHEMA_VERSION = 8
@@ -41,6 +41,7 @@ MANIFEST_FILE = "manifest.json"
 SIGNATURE_FILE = "manifest.sig"
 ENCODER_FILE = "encoder.onnx"
 EVALUATION_FILE = "evaluation.json"
+_NOT_LISTED = {MANIFEST_FILE, SIGNATURE_FILE, f".{SIGNATURE_FILE}{PARTIAL}"}
 SAMPLES_FOLDER = "samples"
 ID_LENGTH = 16
 """Hexadecimal digits of SHA-256 in a bundle's id: 64 bits, ample for telling bundles apart."""
@@ -197,8 +198,11 @@ SETTLED_S = 2.0
 
 
 def content_files(directory: Path) -> list[str]:
-    """Every file below ``directory`` that a manifest lists: all but itself and its signature."""
-    return [name for name in file_names(directory) if name not in {MANIFEST_FILE, SIGNATURE_FILE}]
+    """Every file below ``directory`` that a manifest lists: all but itself and its signature.
+
+    Nor what was left of a signature that was not written to its end.
+    """
+    return [name for name in file_names(directory) if name not in _NOT_LISTED]
 
 
 def file_names(directory: Path) -> list[str]:

@@ -297,3 +297,39 @@ class TestAMaliciousArchive:
         archive = good.with_name("bad.tar")
         rewritten(good, archive, {SUMMARY_FILE: summary})
         assert "is not a backup that Vouch made" in self.refused(archive, new)
+
+
+@pytest.mark.parametrize(("spare", "fits"), [(0, True), (-1, False)])
+def test_archive_that_needs_more_space_than_the_disk_may_give_is_refused(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spare: int, fits: bool
+) -> None:
+    """A tenth of the free space stays free; nothing is unpacked of what does not fit."""
+    archive, new = tmp_path / "a.tar", tmp_path / "new"
+    made = back_up(root, archive)
+    with tarfile.open(archive) as tar:
+        needed = sum(member.size for member in tar)
+    free = next(n for n in range(needed, 2 * needed) if n - n // 10 == needed + spare)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=free))
+    if fits:
+        assert restore(archive, new) == made
+    else:
+        monkeypatch.setattr(tarfile.TarFile, "extractall", lambda *_: pytest.fail("it unpacks"))
+        with pytest.raises(ArchiveError, match="Make room there"):
+            restore(archive, new)
+        assert not new.exists()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_restore_whose_disk_fills_up_meanwhile_leaves_nothing(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive, new = tmp_path / "a.tar", tmp_path / "new"
+    back_up(root, archive)
+    usage = shutil.disk_usage(tmp_path)
+    free = iter([10**9] * 5)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=next(free, 0)))
+    with pytest.raises(ArchiveError, match="Make room there"):
+        restore(archive, new)
+    assert not new.exists()
+    assert not list(tmp_path.glob(".*"))
