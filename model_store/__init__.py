@@ -37,6 +37,7 @@ algebra of uncertain distances, `errors` the whole error family.
     processors      processors that may be used
     memory          settings of the allocator
     installation    the installed distribution and its extras
+    item_ids        the rule of an item's id
     lists           lists in options and environment variables
     programs        what all programs have in common: --version, Ctrl+C, help
 """

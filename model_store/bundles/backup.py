@@ -38,15 +38,17 @@ from model_store.bundles.manifest import read_manifest
 from model_store.bundles.retention import Hold
 from model_store.errors import ArchiveError
 from model_store.files import FreeSpace, abandoned_folders, flush, work_folder
-from model_store.gallery import ChangesFile, FaissGallery, LiveGallery
+from model_store.gallery import ChangesFile, FaissGallery, GallerySnapshot, LiveGallery
 from model_store.gallery.live.high_water import HighWater
 from model_store.gallery.live.sqlite import connect
 from model_store.gallery.milvus.collection import MILVUS_FILE
+from model_store.item_ids import check_item_id
 
 SUMMARY_FILE = "vouch-backup.json"
 BUNDLE_FOLDER = "bundle"
 LOG_FILE = "changes.sqlite"
 FORMAT = 1
+_ITEMS_AT_ONCE = 10_000
 _MOST_SUMMARY_BYTES = 2**16
 """Far more than any summary has."""
 
@@ -268,13 +270,32 @@ def _verify(root: Path, summary: BackupSummary) -> None:
         "its bundle is another": lambda: manifest.id == summary.bundle_id,
         "its log of changes is damaged": lambda: log_sha256 == summary.log_sha256,
         "its log of changes is not whole": lambda: log_sha256 is None or _is_sound(path),
-        "bundle and changes do not make the gallery that was backed up": lambda: (
-            _makes(root, directory) == (summary.n_items, summary.version)
-        ),
     }
     for problem, holds in checks.items():
         if not holds():
             raise ArchiveError(f"The archive is not restored: {problem}. Take another backup.")
+    with closing(open_live(root, directory)) as live:
+        _verify_gallery(live.snapshot(), summary)
+
+
+def _verify_gallery(gallery: GallerySnapshot, summary: BackupSummary) -> None:
+    """Check what bundle and log make together, and the id of each item."""
+    if (gallery.n_items, gallery.version) != (summary.n_items, summary.version):
+        raise ArchiveError(
+            "The archive is not restored: bundle and changes do not make the gallery that was "
+            "backed up. Take another backup."
+        )
+    rows = gallery.page(None, _ITEMS_AT_ONCE)
+    while len(rows):
+        for item in gallery.items(rows):
+            try:
+                check_item_id(item.id)
+            except ValueError as error:
+                raise ArchiveError(
+                    f"The archive is not restored: the id {item.id[:80]!r} {error}. Delete the "
+                    "item where the archive was made, and take another backup."
+                ) from error
+        rows = gallery.page(int(rows[-1]), _ITEMS_AT_ONCE)
 
 
 def _is_sound(path: Path) -> bool:
@@ -283,14 +304,6 @@ def _is_sound(path: Path) -> bool:
             return bool(connection.execute("PRAGMA integrity_check").fetchone() == ("ok",))
         except sqlite3.DatabaseError:
             return False
-
-
-def _makes(root: Path, directory: Path) -> tuple[int, int]:
-    """Items and version of the gallery of a bundle and its log."""
-    live = open_live(root, directory)
-    snapshot = live.snapshot()
-    live.close()
-    return snapshot.n_items, snapshot.version
 
 
 def _add_text(tar: tarfile.TarFile, name: str, text: str) -> None:

@@ -199,6 +199,22 @@ def test_a_damaged_one_is_refused_and_leaves_nothing(root: Path, tmp_path: Path)
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.parametrize("at_once", [1, 3, 10_000])
+def test_gallery_with_an_id_that_breaks_the_rule_is_not_restored(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr("model_store.bundles.backup._ITEMS_AT_ONCE", at_once)
+    live = opened(root)
+    live.commit([upsert("z/good", 1)])
+    back_up(root, tmp_path / "good.tar")
+    live.commit([upsert("z/../bad", 1)])
+    back_up(root, tmp_path / "bad.tar")
+    restore(tmp_path / "good.tar", tmp_path / "good")
+    with pytest.raises(ArchiveError, match=r"the id 'z/\.\./bad' must not have"):
+        restore(tmp_path / "bad.tar", tmp_path / "bad")
+    assert not (tmp_path / "bad").exists()
+
+
 def test_a_log_that_was_left_out_is_missed(root: Path, tmp_path: Path) -> None:
     opened(root).commit([upsert("new", 1)])
     back_up(root, tmp_path / "a.tar")

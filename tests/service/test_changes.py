@@ -23,6 +23,7 @@ from model_store.gallery import ChangesFile
 from model_store.gallery.files.previews import PREVIEWS_FILE, PreviewsWriter
 from model_store.gallery.live.log import Transaction
 from model_store.gallery.live.sqlite import commit
+from model_store.item_ids import MAX_ID_LENGTH
 from tests.end_to_end.keys import KeysFile
 from tests.end_to_end.questions import picture, search, truncated
 from tests.support.bundle_copies import copied, flip_a_byte, republished
@@ -190,7 +191,7 @@ class TestPuttingAnItem:
     @pytest.mark.parametrize(
         ("item_id", "fields", "said"),
         [
-            ("a%00b", {}, "printable"),
+            ("a%00b", {}, "control characters"),
             ("a/similar", {}, "must not end"),
             ("%2e%2e", {}, "'.' or '..'"),
             ("%2e", {}, "'.' or '..'"),
@@ -198,7 +199,7 @@ class TestPuttingAnItem:
             ("a", {"label": "shoe\0"}, "control characters"),
             ("a", {"label": "shoe\n2026 admin logged in"}, "control characters"),
             ("a", {"label": "\u202egnp.exe"}, "overrides of direction"),
-            ("x" * 201, {}, "200"),
+            ("x" * (MAX_ID_LENGTH + 1), {}, str(MAX_ID_LENGTH)),
             ("a", {"metadata": "[1]"}, "dictionary"),
             ("a", {"metadata": "{"}, "JSON"),
             ("a", {"metadata": '{"a": NaN}'}, "JSON"),
