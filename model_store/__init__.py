@@ -38,6 +38,7 @@ algebra of uncertain distances, `errors` the whole error family.
     memory          settings of the allocator
     installation    the installed distribution and its extras
     item_ids        the rule of an item's id
+    spreadsheets    cells of CSV files that are no formulas
     lists           lists in options and environment variables
     programs        what all programs have in common: --version, Ctrl+C, help
 """
