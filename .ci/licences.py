@@ -16,15 +16,15 @@ from pathlib import Path
 def licence_of(name: str) -> str | None:
     """Return the licence that a package declares; None if it is not installed or declares none."""
     try:
-        declared = metadata(name)
+        declared = metadata(name).json
     except PackageNotFoundError:
         return None
-    if expression := declared.get("License-Expression"):
-        return expression
-    found = [one for one in declared.get_all("Classifier", []) if one.startswith("License ::")]
-    names = [one.rpartition(" :: ")[2] for one in found]
-    text = (declared.get("License") or "").strip()
-    return " AND ".join(names) or (text if 0 < len(text) <= 100 else None)
+    if expression := declared.get("license_expression"):
+        return str(expression)
+    named = [one for one in declared.get("classifier", []) if one.startswith("License ::")]
+    text = str(declared.get("license", "")).strip()
+    names = " AND ".join(one.rpartition(" :: ")[2] for one in named)
+    return names or (text if 0 < len(text) <= 100 else None)
 
 
 def main(path: Path) -> None:
