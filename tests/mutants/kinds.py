@@ -205,7 +205,7 @@ def of_bounds(node: ast.AST) -> Iterator[Replacement]:
         case ast.Call(func=ast.Name(id="min" | "max") | ast.Attribute(attr="minimum" | "maximum")):
             for one in node.args if len(node.args) == 2 else ():
                 yield "one bound", node, f"({ast.unparse(one)})"
-        case ast.Compare(left=left, ops=[first, second], comparators=[middle, right]):
+        case ast.Compare(ops=[first, second], comparators=[middle, right]):
             yield "one bound", node, changed(node, ops=[first], comparators=[middle])
             yield "one bound", node, changed(node, left=middle, ops=[second], comparators=[right])
         case ast.BoolOp(values=values):
