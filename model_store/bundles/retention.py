@@ -29,8 +29,10 @@ from model_store.bundles.directory import (
     previous_id,
 )
 from model_store.bundles.manifest import MANIFEST_FILE
+from model_store.bundles.secret import SECRET_FILE
 from model_store.errors import BundleNotFound, PointerUnreadable
 from model_store.files import PARTIAL, abandoned_folders, flush, lock_between_processes
+from model_store.gallery.live import high_water
 
 _OF_A_LOG = ("", "-wal", "-shm", ".high")
 """Endings of the files of a log: itself, and what SQLite and `HighWater` keep beside it."""
@@ -151,12 +153,14 @@ def remove_left_by_compaction(root: Path) -> None:
     _remove_unfinished(root, "compacting")
     for log in (root / CHANGES_FOLDER).glob(f".*.sqlite{PARTIAL}"):
         remove_log(log)
+    high_water.remove_unfinished(root / CHANGES_FOLDER)
     _remove_noted(root, COMPACTION_LOCK)
 
 
 def _remove_left_by_activation(root: Path) -> None:
-    for pointer in root.glob(f".[A-Z]*{PARTIAL}"):
-        pointer.unlink(missing_ok=True)
+    for pattern in (f".[A-Z]*{PARTIAL}", f".{SECRET_FILE}{PARTIAL}"):
+        for left in root.glob(pattern):
+            left.unlink(missing_ok=True)
 
 
 _WRITERS: dict[str, Callable[[Path], None]] = {

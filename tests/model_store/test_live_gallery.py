@@ -9,7 +9,7 @@ import time
 import tracemalloc
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +40,11 @@ from model_store.gallery import (
     parse_filter,
     write_faiss_gallery,
 )
-from model_store.gallery.live.high_water import HighWater
+from model_store.gallery.live.high_water import HighWater, remove_unfinished, require_reached
 from model_store.gallery.live.log import Transaction
 from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
 from tests.laws.writable_laws import DIM, Reopen, WritableLaws, ids_of, some_upsert, upserts
+from tests.support.killing import killed_at
 
 
 def written(folder: Path, embeddings: Embeddings, items: Sequence[NewItem]) -> FaissGallery:
@@ -542,6 +543,33 @@ class TestDamage:
         assert int(high.read_bytes()) == 14
         high.write_bytes(b"\0" * 20)
         self.refused(base, kept, "holds no number")
+
+    @pytest.mark.parametrize(("last", "is_whole"), [(3, False), (4, True), (5, True)])
+    def test_log_that_ends_before_the_number_is_damaged(self, last: int, is_whole: bool) -> None:
+        if is_whole:
+            require_reached(last, 4)
+        else:
+            with pytest.raises(LogDamaged, match="ends with change 3, though 4"):
+                require_reached(last, 4)
+
+    @pytest.mark.parametrize("lost", [1, 2])
+    def test_lost_last_change_is_damage(self, kept: Path, base: FaissGallery, lost: int) -> None:
+        """It was acknowledged, and so it is the neighbour that counts."""
+        connection = sqlite3.connect(kept)
+        with closing(connection), connection:
+            (last,) = connection.execute("SELECT max(sequence) FROM changes").fetchone()
+            connection.execute("DELETE FROM changes WHERE sequence > ?", (last - lost,))
+        self.refused(base, kept, f"ends with change {last - lost}, though {last}")
+
+    def test_number_is_made_whole_or_not(self, path: Path) -> None:
+        path.parent.mkdir()
+        for n_calls in range(1, 5):
+            with killed_at(path.parent, n_calls):
+                HighWater(path).make(3)
+            assert HighWater(path).read() in {0, 3}
+            remove_unfinished(path.parent)
+            assert [one.name for one in path.parent.iterdir()] in ([], [f"{path.name}.high"])
+            (path.parent / f"{path.name}.high").unlink(missing_ok=True)
 
     def test_writers_of_several_processes_never_take_the_number_back(self, path: Path) -> None:
         path.parent.mkdir()

@@ -30,6 +30,7 @@ from model_store.bundles.directory import (
 from model_store.bundles.manifest import Manifest, read_manifest
 from model_store.bundles.publish import publish
 from model_store.bundles.retention import Hold, prune
+from model_store.bundles.secret import SECRET_FILE, secret_of
 from model_store.gallery import Delete, NewItem, Thumbnail, write_faiss_gallery
 from tests.laws.gallery_laws import random_embeddings
 from tests.support.killing import killed_at
@@ -40,6 +41,7 @@ KNOWN_FILES = {CURRENT_FILE, PREVIOUS_FILE, CHANGES_FOLDER} | {
     ACTIVATION_LOCK,
     COMPACTION_LOCK,
     PUBLISH_LOCK,
+    SECRET_FILE,
 }
 KILL = st.one_of(st.just(0), st.integers(1, 60))
 """The call at which the process is killed; 0: it is not."""
@@ -133,6 +135,12 @@ class RetentionMachine(RuleBasedStateMachine):
     def activate(self, data: st.DataObject, kill: int) -> None:
         chosen = data.draw(st.sampled_from(bundle_ids(self.root)))
         self.attempt(lambda: activate(self.root, chosen), kill)
+
+    @rule(kill=st.integers(1, 6))
+    def serve(self, kill: int) -> None:
+        manifest = read_manifest(self.root / str(current_id(self.root)))
+        (self.root / SECRET_FILE).unlink(missing_ok=True)
+        self.attempt(lambda: secret_of(self.root, manifest), kill)
 
     @rule(kill=KILL)
     def prune_as_an_operator(self, kill: int) -> None:

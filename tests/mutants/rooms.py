@@ -27,7 +27,7 @@ ROOMS = {
     "access": Room(
         ("service/access/*.py",),
         (
-            f"{SERVICE}/test_access.py",
+            f"{SERVICE}/test_access*.py",
             f"{SERVICE}/test_keys*.py",
             f"{SERVICE}/test_hosts.py",
             f"{SERVICE}/test_proxies.py",
