@@ -57,7 +57,7 @@ ROOMS = {
         ("model_store/bundles/*.py", "model_store/files.py", "model_store/item_ids.py"),
         (
             f"{CORE}/test_archive.py",
-            f"{CORE}/test_bundle.py",
+            f"{CORE}/test_bundle*.py",
             f"{CORE}/test_compaction.py",
             f"{CORE}/test_files.py",
             f"{CORE}/test_gallery_folder.py",
