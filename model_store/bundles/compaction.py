@@ -34,7 +34,7 @@ from model_store.bundles.empty import ENCODER_FILES, link_or_copy
 from model_store.bundles.item_features import ItemFeatures
 from model_store.bundles.manifest import Manifest, content_files
 from model_store.bundles.publish import seal, with_digests
-from model_store.bundles.retention import Hold, note, remove_left_by_compaction, remove_log
+from model_store.bundles.retention import Hold, note, remove_left_under, remove_log
 from model_store.decision import Calibration, label_means
 from model_store.decision.calibration import FILES
 from model_store.decision.staleness import search_settings
@@ -102,7 +102,7 @@ class Compaction:
         try:
             # Or everything would be written for nothing, after another process has done it.
             require_current(self._root, self._manifest.id)
-            remove_left_by_compaction(self._root)
+            remove_left_under(self._root, COMPACTION_LOCK)
         except BaseException:
             self._lock.release()
             raise
@@ -134,12 +134,12 @@ class Compaction:
             note(self._root / COMPACTION_LOCK, manifest.id)
             self._prepared, self._hold = seal(self._staging, manifest, self._key)
         except OSError as error:
-            remove_left_by_compaction(self._root)
+            remove_left_under(self._root, COMPACTION_LOCK)
             raise of_the_system(error) from error
         except (sqlite3.OperationalError, RuntimeError) as error:  # SQLite's, and FAISS's
             if shutil.disk_usage(self._root).free > _N_FREE_BYTES:
                 raise
-            remove_left_by_compaction(self._root)
+            remove_left_under(self._root, COMPACTION_LOCK)
             raise of_the_system(OSError(errno.ENOSPC, "No space left on device")) from error
         self._until = snapshot.version
         return self._prepared

@@ -16,7 +16,7 @@ from model_store.bundles.manifest import (
     describe_file,
     read_manifest,
 )
-from model_store.bundles.retention import Hold, note, remove_left_by_publish
+from model_store.bundles.retention import Hold, note, remove_left_under
 from model_store.bundles.signatures import write_signature
 from model_store.errors import BundleError, BundleNotFound
 from model_store.files import flush, lock_between_processes
@@ -51,7 +51,7 @@ def publish(
     target = root / complete.id
     root.mkdir(parents=True, exist_ok=True)
     with lock_between_processes(root / PUBLISH_LOCK):
-        remove_left_by_publish(root)
+        remove_left_under(root, PUBLISH_LOCK)
         hold = _held_if_whole(target)
         if hold is None:
             partial, aside = (root / f".{complete.id}.{end}" for end in ("partial", "damaged"))

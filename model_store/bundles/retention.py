@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -28,7 +27,7 @@ from model_store.bundles.directory import (
     is_bundle_id,
     previous_id,
 )
-from model_store.bundles.manifest import MANIFEST_FILE
+from model_store.bundles.manifest import ID_LENGTH, MANIFEST_FILE
 from model_store.bundles.secret import SECRET_FILE
 from model_store.errors import BundleNotFound, PointerUnreadable
 from model_store.files import PARTIAL, abandoned_folders, flush, lock_between_processes
@@ -36,6 +35,18 @@ from model_store.gallery.live import high_water
 
 _OF_A_LOG = ("", "-wal", "-shm", ".high")
 """Endings of the files of a log: itself, and what SQLite and `HighWater` keep beside it."""
+
+_ID = "[0-9a-f]" * ID_LENGTH
+_UNFINISHED = {
+    PUBLISH_LOCK: (f".{_ID}{PARTIAL}", f".{_ID}.damaged"),
+    COMPACTION_LOCK: (
+        f".{_ID}.compacting",
+        f"{CHANGES_FOLDER}/.{_ID}.sqlite{PARTIAL}*",
+        f"{CHANGES_FOLDER}/.{_ID}.sqlite{high_water.UNFINISHED}",
+    ),
+    ACTIVATION_LOCK: (f".[A-Z]*{PARTIAL}", f".{SECRET_FILE}{PARTIAL}"),
+}
+"""What a process writes while it holds a lock, as patterns."""
 
 
 class Hold:
@@ -129,10 +140,11 @@ def remove_leftovers(root: Path) -> None:
             _finish(root, bundle_id)
     for left in abandoned_folders(root, RESTORING):
         shutil.rmtree(left, ignore_errors=True)
-    for lock, remove in _WRITERS.items():
-        if (root / lock).exists():
+    for lock in _UNFINISHED:
+        # A lock that is taken for nothing would keep a compaction from beginning.
+        if _unfinished(root, lock) or _noted(root, lock):
             with suppress(Timeout, OSError), lock_between_processes(root / lock).acquire(timeout=0):
-                remove(root)
+                remove_left_under(root, lock)
 
 
 def note(lock: Path, bundle_id: str) -> None:
@@ -142,45 +154,35 @@ def note(lock: Path, bundle_id: str) -> None:
         flush(lock)
 
 
-def remove_left_by_publish(root: Path) -> None:
-    """Remove what a publish left behind that was killed; under its lock."""
-    _remove_unfinished(root, "partial", "damaged")
-    _remove_noted(root, PUBLISH_LOCK)
-
-
-def remove_left_by_compaction(root: Path) -> None:
-    """Remove what a compaction left behind that did not come to its end; under its lock."""
-    _remove_unfinished(root, "compacting")
-    for log in (root / CHANGES_FOLDER).glob(f".*.sqlite{PARTIAL}"):
-        remove_log(log)
-    high_water.remove_unfinished(root / CHANGES_FOLDER)
-    _remove_noted(root, COMPACTION_LOCK)
-
-
-def _remove_left_by_activation(root: Path) -> None:
-    for pattern in (f".[A-Z]*{PARTIAL}", f".{SECRET_FILE}{PARTIAL}"):
-        for left in root.glob(pattern):
-            left.unlink(missing_ok=True)
-
-
-_WRITERS: dict[str, Callable[[Path], None]] = {
-    PUBLISH_LOCK: remove_left_by_publish,
-    COMPACTION_LOCK: remove_left_by_compaction,
-    ACTIVATION_LOCK: _remove_left_by_activation,
-}
-
-
-def _remove_unfinished(root: Path, *endings: str) -> None:
-    for path in root.glob(".*"):
-        _, bundle_id, *ending = path.name.split(".")
-        if is_bundle_id(bundle_id) and ".".join(ending) in endings:
+def remove_left_under(root: Path, lock: str) -> None:
+    """Remove what processes that were killed while they held a lock left; under that lock."""
+    for path in _unfinished(root, lock):
+        if path.name.endswith(high_water.UNFINISHED):
+            high_water.remove_unfinished(path.parent)
+        elif path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    _remove_noted(root, lock)
+
+
+def _unfinished(root: Path, lock: str) -> list[Path]:
+    return [path for pattern in _UNFINISHED[lock] for path in root.glob(pattern)]
+
+
+def _noted(root: Path, lock: str) -> str | None:
+    """Return the bundle that a process noted under a lock, and has not taken back."""
+    try:
+        noted = (root / lock).read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    return noted if is_bundle_id(noted) else None
 
 
 def _remove_noted(root: Path, lock: str) -> None:
     """Remove a bundle that was finished, and had not become the current one."""
-    noted = (root / lock).read_text(encoding="ascii", errors="replace")
-    if not is_bundle_id(noted):
+    noted = _noted(root, lock)
+    if noted is None:
         return
     try:
         is_named = noted in {current_id(root), previous_id(root)}

@@ -22,6 +22,9 @@ from model_store.files import PARTIAL, replacing
 logger = logging.getLogger(__name__)
 
 _DIGITS = 20
+_ENDING = ".high"
+UNFINISHED = f"{_ENDING}{PARTIAL}"
+"""Ending of the name of a number that is being made."""
 
 
 class HighWater:
@@ -33,7 +36,7 @@ class HighWater:
     """
 
     def __init__(self, log: Path) -> None:
-        self.path = log.with_name(f"{log.name}.high")
+        self.path = log.with_name(f"{log.name}{_ENDING}")
 
     def read(self) -> int:
         """Return the number; 0 where there is none.
@@ -81,10 +84,9 @@ class HighWater:
 
 def remove_unfinished(folder: Path) -> None:
     """Remove numbers in a folder of logs that killed processes were writing."""
-    if folder.exists():
-        with _alone(folder):
-            for left in folder.glob(f".*.high{PARTIAL}"):
-                left.unlink()
+    with _alone(folder):
+        for left in folder.glob(f".*{UNFINISHED}"):
+            left.unlink()
 
 
 @contextmanager
