@@ -23,13 +23,15 @@ from model_store.bundles.backup import (
 )
 from model_store.bundles.changes import changes_path
 from model_store.bundles.compaction import Compaction
-from model_store.bundles.directory import current_id
+from model_store.bundles.directory import CURRENT_FILE, current_id
 from model_store.bundles.manifest import read_manifest
+from model_store.bundles.retention import remove_leftovers
 from model_store.errors import ArchiveError, BundleTampered
 from model_store.gallery import (
     Delete,
 )
 from tests.support.bundle_copies import flip_a_byte
+from tests.support.killing import killed_at
 from tests.support.live_bundles import opened, upsert
 from tests.torture.small_galleries import (
     N_ITEMS,
@@ -349,3 +351,49 @@ def test_restore_whose_disk_fills_up_meanwhile_leaves_nothing(
         restore(archive, new)
     assert not new.exists()
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_restore_that_was_killed_is_repeated(root: Path, tmp_path: Path, is_there: bool) -> None:
+    """Wherever it was: nothing is in the way, and nothing of the first is left."""
+    opened(root).commit([upsert("new", 1)])
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    archive, new = disk / "a.tar", disk / "new"
+    made = back_up(root, archive)
+    n_calls = 0
+    while True:
+        n_calls += 3
+        if is_there:
+            new.mkdir()
+        with killed_at(disk, n_calls):
+            restore(archive, new)
+        if not (new / CURRENT_FILE).exists():
+            assert restore(archive, new) == made
+        elif not list(disk.rglob(".*restoring*")):
+            break  # it was not killed
+        remove_leftovers(new)
+        assert {path.name for path in disk.iterdir()} == {"a.tar", "new"}
+        assert {*new.iterdir()} >= {new / CURRENT_FILE, new / "changes", new / made.bundle_id}
+        assert not list(new.glob(".restoring*"))
+        shutil.rmtree(new)
+    assert n_calls > 10
+
+
+def test_restore_that_was_killed_leaves_what_was_put_there_since(
+    root: Path, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    (disk / "new").mkdir(parents=True)
+    archive, new = disk / "a.tar", disk / "new"
+    back_up(root, archive)
+    n_calls = 0
+    while not list(new.glob("[!.]*")):
+        n_calls += 1
+        with killed_at(disk, n_calls):  # until some of it is at its place
+            restore(archive, new)
+    (new / "notes.txt").write_text("mine")
+    with pytest.raises(ArchiveError, match="exists already"):
+        restore(archive, new)
+    assert (new / "notes.txt").read_text() == "mine"
+    assert list(new.glob("[0-9a-f]*"))

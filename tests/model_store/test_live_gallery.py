@@ -463,6 +463,8 @@ class TestDamage:
             ("UPDATE changes SET sequence = 13 WHERE sequence = 12", "change 12 is missing"),
             ("UPDATE outcomes SET outcome = 'other'", "what came of a request differs"),
             ("UPDATE meta SET value = 'x' WHERE key = 'start'", "at which change it begins"),
+            ("UPDATE meta SET value = '²' WHERE key = 'start'", "at which change it begins"),
+            ("UPDATE meta SET value = '-1' WHERE key = 'start'", "at which change it begins"),
             ("UPDATE meta SET value = '2' WHERE key = 'start'", "change 3 is missing"),
             ("DELETE FROM meta WHERE key = 'start'", "at which change it begins"),
         )

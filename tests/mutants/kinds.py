@@ -184,12 +184,12 @@ def of_neighbour(node: ast.AST) -> Iterator[Replacement]:
                 yield "off by one", node, changed(node, left=moved)
         case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq() as operator], comparators=[right]):
             negation = "" if isinstance(operator, ast.Eq) else "not "
-            for end in ENDS if not is_plain(left) and not is_plain(right) else ():
+            for end in ENDS if is_name(left) and is_name(right) else ():
                 loose = f"str({ast.unparse(left)}).{end}(str({ast.unparse(right)}))"
                 yield "neighbour", node, f"({negation}{loose})"
         case ast.Compare(left=left, ops=[ast.In() | ast.NotIn() as operator], comparators=[right]):
             negation = "" if isinstance(operator, ast.In) else "not "
-            for end in ENDS:
+            for end in ENDS if is_name(left) or isinstance(left, ast.Call) else ():
                 loose = f"any(str({ast.unparse(left)}).{end}(str(one)) for one in"
                 yield "neighbour", node, f"({negation}{loose} {ast.unparse(right)}))"
         case ast.Call(func=ast.Name(id="fnmatchcase"), args=[name, pattern]):
@@ -226,9 +226,10 @@ def of_scope(tree: ast.AST) -> Iterator[Replacement]:
                         yield "scope", argument, repr(other)
 
 
-def is_plain(node: ast.AST) -> bool:
-    """Tell a number or None, of which no part is another value."""
-    return isinstance(node, ast.Constant) and not isinstance(node.value, str)
+def is_name(node: ast.AST) -> bool:
+    """Tell what may be a name: neither a number nor the result of a computation."""
+    is_string = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return is_string or isinstance(node, ast.Name | ast.Attribute)
 
 
 def is_text(node: ast.AST) -> bool:

@@ -59,6 +59,7 @@ ROOMS = {
             f"{CORE}/test_archive.py",
             f"{CORE}/test_bundle*.py",
             f"{CORE}/test_compaction.py",
+            f"{BUILDER}/indexing/test_recalibrated_items.py",
             f"{CORE}/test_files.py",
             f"{CORE}/test_gallery_folder.py",
             f"{CORE}/test_item_ids.py",
