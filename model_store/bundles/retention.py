@@ -46,7 +46,7 @@ _UNFINISHED = {
     ),
     ACTIVATION_LOCK: (f".[A-Z]*{PARTIAL}", f".{SECRET_FILE}{PARTIAL}"),
 }
-"""What a process writes while it holds a lock, as patterns."""
+"""Patterns of the files that a process writes while it holds a lock."""
 
 
 class Hold:

@@ -77,7 +77,7 @@ class Cache(Protocol):
 
     @property
     def is_reachable(self) -> bool:
-        """Whether the store answered at the last attempt: if not, a miss proves nothing."""
+        """Return whether the store answered at the last attempt: if not, a miss proves nothing."""
 
     async def get(self, key: str) -> CacheEntry | None:
         """The entry, or None."""
