@@ -15,6 +15,9 @@ from typing import Any
 
 from filelock import FileLock
 
+_NUMBER_LENGTH = 8
+"""Hexadecimal digits at the end of a work folder's name: no folder of a user ends so."""
+
 PARTIAL = ".partial"
 """Suffix of files that are not finished: one that is found later was left by a crash."""
 
@@ -79,7 +82,7 @@ def work_folder(parent: Path, prefix: str) -> Iterator[Path]:
         shutil.rmtree(left, ignore_errors=True)
     folder, descriptor = Path(), None
     while descriptor is None:  # a process that looked for abandoned ones may have removed it
-        folder = parent / f"{prefix}{secrets.token_hex(4)}"
+        folder = parent / f"{prefix}{secrets.token_hex(_NUMBER_LENGTH // 2)}"
         folder.mkdir()
         descriptor = _locked(folder)
     try:
@@ -91,7 +94,7 @@ def work_folder(parent: Path, prefix: str) -> Iterator[Path]:
 
 def abandoned_folders(parent: Path, prefix: str) -> Iterator[Path]:
     """Yield the directories of `work_folder` that no process works in, each while it is locked."""
-    for path in sorted(parent.glob(f"{glob.escape(prefix)}*")):
+    for path in sorted(parent.glob(glob.escape(prefix) + "[0-9a-f]" * _NUMBER_LENGTH)):
         with suppress(OSError):
             descriptor = _locked(path, must=True)
             if descriptor is not None:

@@ -89,7 +89,7 @@ def _back_up(root: Path, directory: Path, archive: Path) -> BackupSummary:
     bundle_id = read_manifest(directory).id
     try:
         # Of this backup alone: another to the same file may be under way.
-        with work_folder(archive.parent, f".{archive.name}.") as folder:
+        with work_folder(archive.parent, f".{archive.name}.backup-") as folder:
             partial, copy = folder / archive.name, folder / LOG_FILE
             summary = _copy_log(root, directory, bundle_id, copy)
             with tarfile.open(partial, "w") as tar:
