@@ -50,6 +50,7 @@ ROOMS = {
             f"{SERVICE}/test_changes.py",
             f"{SERVICE}/test_galleries.py",
             f"{SERVICE}/test_review.py",
+            f"{SERVICE}/test_enrolling_decisions.py",
             f"{SERVICE}/test_feedback.py",
         ),
     ),
