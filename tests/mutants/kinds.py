@@ -190,7 +190,7 @@ def of_neighbour(node: ast.AST) -> Iterator[Replacement]:
         case ast.Compare(left=left, ops=[ast.In() | ast.NotIn() as operator], comparators=[right]):
             negation = "" if isinstance(operator, ast.In) else "not "
             for end in ENDS if is_name(left) or isinstance(left, ast.BinOp) else ():
-                loose = f"any(str({ast.unparse(left)}).{end}(str(one)) for one in"
+                loose = f"any(str({ast.unparse(left)}).{end}(str(known)) for known in"
                 yield "neighbour", node, f"({negation}{loose} {ast.unparse(right)}))"
         case ast.Call(func=ast.Name(id="fnmatchcase"), args=[name, pattern]):
             loose = f"str({ast.unparse(name)}).startswith(str({ast.unparse(pattern)}).rstrip('*'))"

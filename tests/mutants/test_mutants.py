@@ -49,7 +49,7 @@ def mutants(source: str, kind: str) -> list[str]:
         ("neighbour", "x = a != b", [f"x = (not str(a).{end}(str(b)))" for end in ENDS]),
         ("neighbour", "x = a == 1", []),
         ("neighbour", "x = a in b", [
-            f"x = (any(str(a).{end}(str(one)) for one in b))" for end in ENDS]),
+            f"x = (any(str(a).{end}(str(known)) for known in b))" for end in ENDS]),
         ("neighbour", "x = P.fullmatch(a)", ["x = P.match(a)"]),
         ("neighbour", "x = fnmatchcase(a, b)", ["x = str(a).startswith(str(b).rstrip('*'))"]),
         ("one bound", "x = max(a, b)", ["x = (a)", "x = (b)"]),
