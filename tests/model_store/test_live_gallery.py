@@ -10,6 +10,7 @@ import tracemalloc
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from model_store.gallery import (
     Delete,
     FaissGallery,
     GallerySnapshot,
+    IndexSettings,
     LiveGallery,
     NewItem,
     Retry,
@@ -598,3 +600,24 @@ def test_changes_that_a_reader_took_in_first_are_not_taken_in_again(
     before = live.snapshot().n_rows
     live.commit([some_upsert("one")])
     assert live.snapshot().n_rows == before + 1
+
+
+def test_rows_beside_the_end_of_the_base_are_each_their_own(tmp_path: Path) -> None:
+    """The last of the base and the first that was put since have neighbouring rows."""
+    n, folder = 3, tmp_path / "base"
+    items = [replace(one, preview=f"large {one.id}".encode()) for one in new_items(n)]
+    folder.mkdir()
+    settings = IndexSettings(preview_side=500)
+    write_faiss_gallery(folder, random_embeddings(n, DIM, 0), items, "the-encoder", settings)
+    live = opened(FaissGallery(folder), tmp_path / "changes" / "x.sqlite")
+    for name in ("zz1", "zz2"):
+        put = some_upsert(name)
+        picture = Thumbnail(name.encode(), "image/png")
+        items.append(replace(put.item, thumbnail=picture, preview=f"large {name}".encode()))
+        live.commit([replace(put, item=items[-1])])
+    now = live.snapshot()
+    whole = {item.id: item for _, part in now.parts() for item in part}
+    for item in items:
+        assert now.item(item.id).id == item.id
+        assert (now.thumbnail(item.id), now.preview(item.id)) == (item.thumbnail, item.preview)
+        assert (whole[item.id].thumbnail, whole[item.id].preview) == (item.thumbnail, item.preview)
