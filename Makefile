@@ -108,6 +108,7 @@ audit: | .venv/bin/uv
 sbom: | .venv/bin/uv
 	@mkdir -p build
 	$(BIN)/uv export --quiet --frozen --preview-features sbom-export --format cyclonedx1.5 --all-extras --output-file build/sbom.cdx.json
+	$(BIN)/python .ci/licences.py build/sbom.cdx.json
 
 bench: install
 	$(BIN)/python -m tests.benchmarks
@@ -211,7 +212,7 @@ bundles/digits/CURRENT: | .venv/.installed
 # uv resolves and installs several times faster than pip, and understands the same files.
 .venv/bin/uv:
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check uv
+	$(BIN)/pip install --quiet --disable-pip-version-check uv==0.13.9
 
 # What uv.lock says, hashes checked; `--inexact` leaves uv itself and what else was installed.
 .venv/.installed: pyproject.toml uv.lock | .venv/bin/uv

@@ -6,7 +6,7 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PROGRESS_BAR=off PIP_ROOT_USER_ACTION=ig
 # What has to be installed, as a file that changes only when that does.
 FROM base AS requirements
 WORKDIR /src
-RUN --mount=type=cache,target=/root/.cache/pip pip install uv
+RUN --mount=type=cache,target=/root/.cache/pip pip install uv==0.13.9
 COPY docker/requirements.py pyproject.toml uv.lock ./
 RUN python requirements.py builder milvus > requirements.txt \
  && python requirements.py builder milvus --without-torch > without-torch.txt

@@ -8,7 +8,7 @@ FROM base AS requirements
 # "service telemetry milvus gpu" adds NVIDIA's libraries.
 ARG EXTRAS="service telemetry milvus text"
 WORKDIR /src
-RUN --mount=type=cache,target=/root/.cache/pip pip install uv
+RUN --mount=type=cache,target=/root/.cache/pip pip install uv==0.13.9
 COPY docker/requirements.py pyproject.toml uv.lock ./
 RUN python requirements.py ${EXTRAS} > requirements.txt
 

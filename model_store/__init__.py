@@ -39,6 +39,8 @@ algebra of uncertain distances, `errors` the whole error family.
     installation    the installed distribution and its extras
     addresses       addresses of servers in settings, which may hold a password
     paths           paths that a file names, each below its directory
+    item_ids        the rule of an item's id
+    spreadsheets    cells of CSV files that are no formulas
     lists           lists in options and environment variables
     programs        what all programs have in common: --version, Ctrl+C, help
 """

@@ -160,7 +160,7 @@ class Settings(BaseSettings):
         KEPT_BUNDLES,
         ge=1,
         description="Bundles that are kept of a gallery, the current one included. Older ones that "
-        "were compacted are removed with their changes.",
+        "were compacted or written to are removed with their changes.",
     )
     recalibrate: bool = Field(
         True,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
 import socket
 import ssl
 import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.galleries import GalleryFolder
@@ -39,6 +41,10 @@ GRACE_S = 20
 """Seconds that requests in flight may take to end after a SIGTERM; below the 30 s that compose
 gives."""
 
+
+IN_USE_S = 10.0
+"""Seconds for which an address that is in use is tried again: processes whose parent was killed
+may still hold it, and a service manager gives up after a few starts."""
 
 SWITCH_INTERVAL_S = 0.0005
 """Seconds after which a thread that computes makes way for the event loop. By Python's own 0.005
@@ -183,11 +189,24 @@ def _url(settings: Settings, doors: Sequence[socket.socket]) -> str:
 
 
 def _doors(settings: Settings) -> list[socket.socket]:
-    try:
-        return open_doors(settings.host, settings.port)
-    except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        refuse(f"Cannot listen on {settings.host}, port {settings.port}: {why}. Choose others.")
+    until = time.monotonic() + IN_USE_S
+    has_said = False
+    while True:
+        try:
+            return open_doors(settings.host, settings.port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() >= until:
+                _refuse_address(settings, error)
+        if not has_said:
+            fields = {"host": settings.host, "port": settings.port, "seconds": IN_USE_S}
+            logger.warning("address in use, trying again", extra={"fields": fields})
+            has_said = True
+        time.sleep(0.1)
+
+
+def _refuse_address(settings: Settings, error: OSError) -> NoReturn:
+    why = (error.strerror or str(error)).lower()
+    refuse(f"Cannot listen on {settings.host}, port {settings.port}: {why}. Choose others.")
 
 
 def open_served(settings: Settings, encoders: SharedEncoders, path: Path) -> Bundle:

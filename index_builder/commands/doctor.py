@@ -237,7 +237,7 @@ def _bundles(root: Path) -> Iterator[Finding]:
         yield Finding(
             "note",
             f"{partial} is a bundle that was never finished",
-            "Remove it, unless a build is publishing at this moment.",
+            f"The next publish removes it, or `vouch-build prune {root}`, unless one is going on.",
         )
 
 

@@ -15,6 +15,7 @@ from index_builder.commands.command_line import CommandLine
 from index_builder.progress import error_console, track_parts, working
 from model_store.bundles.directory import locate
 from model_store.errors import ImageError, UsageError
+from model_store.item_ids import check_item_id
 
 if TYPE_CHECKING:
     from model_store.bundles.backup import BackupSummary
@@ -56,8 +57,9 @@ def put_command(
         upserts = []
         for path in images[start : start + PUT_TOGETHER]:
             try:
-                upserts.append(_upsert(bundle, path, item_id or path.as_posix(), label, known))
-            except (ImageError, OSError) as error:
+                name = _checked(item_id or path.as_posix())
+                upserts.append(_upsert(bundle, path, name, label, known))
+            except (ImageError, UsageError, OSError) as error:
                 refused += 1
                 said = f"{path}: {error}"
                 error_console.print(said, markup=False, highlight=False, soft_wrap=True)
@@ -131,6 +133,13 @@ def restore_command(
     with working("verifying"):
         summary = restore(archive, directory)
     _say(summary)
+
+
+def _checked(item_id: str) -> str:
+    try:
+        return check_item_id(item_id)
+    except ValueError as error:
+        raise UsageError(f"The id {error}. Name another with --id.") from error
 
 
 def _upsert(

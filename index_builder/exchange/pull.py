@@ -76,6 +76,8 @@ def pull(
                 _sign(root, partial, manifest, signature, trusted)
                 _fetch(place, manifest, partial)
                 _, hold = seal(partial, manifest)
+                for left in root.glob(".*.pulling"):  # of bundles that were not fetched to the end
+                    shutil.rmtree(left, ignore_errors=True)
         with hold:  # nobody removes it before it is the current one
             if activated:
                 activate(root, manifest.id)

@@ -116,7 +116,7 @@ class Block:
     ----------
     number : counts blocks from 0, in the order of the source.
     ids, places : n of the images; images that are in memory have no places.
-    failures : by id, of the images that could not be fetched.
+    failures : by id, of the images that could not be fetched or have no valid id.
     """
 
     number: int

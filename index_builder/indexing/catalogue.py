@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 
 from index_builder.datasets.groups import pairs_of_equal, united
 from index_builder.datasets.unicode_text import require_unicode
-from index_builder.indexing.blocks import BLOCK, Block, Entry, Place
+from index_builder.indexing.blocks import BLOCK, Block, Entry, Failure, Place
 from index_builder.indexing.holding_out import chosen, code_of
 from model_store.errors import DatasetError
+from model_store.item_ids import check_item_id
 
 _SCHEMA = """
 CREATE TABLE entries (
@@ -159,18 +160,20 @@ class Catalogue:
             yield place_of(*place)
 
     def blocks(self) -> Iterator[Block]:
-        """All entries, in the order of the source, ``block`` of them together."""
+        """All entries, in the order of the source, ``block`` of them together.
+
+        An entry whose id breaks the rule of ids is a failure of its block.
+        """
         rows = self._connection.cursor().execute(
             "SELECT position, id, path, offset, size, changed_ns, box, version FROM entries"
             " ORDER BY position"
         )
         for number, group in groupby(rows, key=lambda row: row[0] // self.block):
             members = list(group)
-            yield Block(
-                number,
-                tuple(member[1] for member in members),
-                tuple(place_of(*member[2:]) for member in members),
-            )
+            ids = tuple(member[1] for member in members)
+            failures = {name: why for name in ids if (why := _why_no_id(name)) is not None}
+            places = tuple(place_of(*member[2:]) for member in members)
+            yield Block(number, ids, places, failures)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -244,6 +247,14 @@ def place_of(
     """Return the place in a row of the catalogue."""
     part = None if box is None else tuple(json.loads(box))
     return Place(path, offset, size, changed_ns, part, version)
+
+
+def _why_no_id(name: str) -> Failure | None:
+    try:
+        check_item_id(name)
+    except ValueError as error:
+        return Failure("InvalidId", f"The id {error}. Give the image another id, or rename it.")
+    return None
 
 
 def _row(position: int, entry: Entry) -> tuple[object, ...]:

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from index_builder.datasets.image_files import LeftOut
-from index_builder.indexing.blocks import Block, PreparedBlock
+from index_builder.indexing.blocks import Block, Failure, PreparedBlock
 from index_builder.indexing.catalogue import Catalogue, Contents
 from index_builder.indexing.collection import Indexing
 from index_builder.indexing.decoders import decoders_for
@@ -113,11 +113,13 @@ def _sample(catalogue: Catalogue) -> Block:
     """Images evenly spread over the source, as one block."""
     every = max(1, catalogue.contents.n_images // N_SAMPLE)
     ids, places = [], []
+    failures: dict[str, Failure] = {}
     for block in catalogue.blocks():
         for row in range(-block.number * catalogue.block % every, len(block.ids), every):
             ids.append(block.ids[row])
             places.append(block.places[row])
-    return Block(0, tuple(ids[:N_SAMPLE]), tuple(places[:N_SAMPLE]))
+        failures |= block.failures
+    return Block(0, tuple(ids[:N_SAMPLE]), tuple(places[:N_SAMPLE]), failures)
 
 
 def _seconds_of_encoding(prepared: PreparedBlock, encoder: Encoder) -> float:

@@ -73,7 +73,7 @@ class Fetching:
         files = {source: folder / str(number) for number, source in enumerate(remote)}
         with writing(f"what is fetched, in {folder}"):
             reasons = self._fetch(files)
-        failures = {
+        failures = dict(block.failures) | {
             name: Failure("NotFetched", reasons[_source(place)], passing=True)
             for name, place in zip(block.ids, block.places, strict=True)
             if place.is_remote and _source(place) in reasons

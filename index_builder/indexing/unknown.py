@@ -21,6 +21,7 @@ from index_builder.vectors.encoder import embedded
 from model_store.errors import CalibrationError
 from model_store.identities import PRECISION, UNKNOWN, Group, Grouping, Points, group_id
 from model_store.retriever import Retriever
+from model_store.spreadsheets import to_cell
 
 N_SHOWN = 100
 """Groups on a page, and members of each."""
@@ -82,14 +83,15 @@ class UnknownQueries:
         }
 
     def table(self) -> str:
-        """Return the members of all groups as CSV, a line for each."""
+        """Return the members of all groups as CSV, a line for each; no id is a formula."""
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
         writer.writerow(["id", "group", "p_same", "medoid"])
         for group in self.report()["groups"]:
             for member in group["members"]:
                 is_medoid = int(member["id"] == group["medoid"])
-                writer.writerow([member["id"], group["id"], f"{member['p_same']:.4f}", is_medoid])
+                name = to_cell(member["id"])
+                writer.writerow([name, group["id"], f"{member['p_same']:.4f}", is_medoid])
         return buffer.getvalue()
 
     def page(self) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,10 +14,7 @@ from typing import IO
 from index_builder.storage.source import NotFetched
 from index_builder.storage.urls import shown, unsigned
 from model_store.errors import DatasetError
-from model_store.files import replacing
-
-_SHARE_OF_FREE = 0.9
-"""Share of a disk's free bytes that a copy may take."""
+from model_store.files import FreeSpace, replacing
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +44,9 @@ class Copy:
         partial = self.path.with_name(f"{self.path.name}.partial")
         known = json.loads(note.read_text()) if note.exists() and self.path.exists() else {}
         known_version = known["version"] if known.get("source") == of_url else ""
-        most = int(_SHARE_OF_FREE * shutil.disk_usage(self.path.parent).free)
         try:
             with partial.open("w+b") as file:
-                writing = Writing(url, file, most, known_version)
+                writing = Writing(url, file, FreeSpace(self.path.parent), known_version)
                 yield writing
                 file.seek(0)
                 content = hashlib.file_digest(file, "sha256").digest()
@@ -80,13 +75,13 @@ class Writing:
     is_known : whether there is a copy of that version already, and nothing to write.
     """
 
-    def __init__(self, url: str, file: IO[bytes], most: int, known: str) -> None:
+    def __init__(self, url: str, file: IO[bytes], space: FreeSpace, known: str) -> None:
         self.size = 0
         self.version = ""
         self.is_known = False
         self._url = url
         self._file = file
-        self._most = most
+        self._space = space
         self._known = known
 
     def begins(self, version: str, start: int) -> bool:
@@ -112,10 +107,10 @@ class Writing:
         ------
         DatasetError : there is no room for so many.
         """
-        self.size += len(chunk)
-        if self.size > self._most:
+        if not self._space.has(len(chunk)):
             raise DatasetError(
-                f"{shown(self._url)} has more than {self._most / 2**30:,.1f} GiB, which is what "
-                "the disk of the run directory has room for. Name another one with --run."
+                f"{shown(self._url)} has more than {self.size / 2**30:,.1f} GiB, and the disk of "
+                "the run directory has no space for more. Name another one with --run."
             )
+        self.size += len(chunk)
         self._file.write(chunk)

@@ -17,35 +17,39 @@ import json
 import shutil
 import sqlite3
 import tarfile
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
 
-from model_store.bundles.changes import changes_path, open_live
+from model_store.bundles.changes import CHANGES_FOLDER, changes_path, open_live
 from model_store.bundles.directory import (
+    ACTIVATION_LOCK,
     CURRENT_FILE,
+    RESTORING,
     activate,
     bundle_directory,
+    current_id,
     is_bundle_id,
     locate,
 )
 from model_store.bundles.manifest import read_manifest
 from model_store.bundles.retention import Hold
 from model_store.errors import ArchiveError
-from model_store.files import flush
-from model_store.gallery import ChangesFile, FaissGallery, LiveGallery
+from model_store.files import FreeSpace, abandoned_folders, flush, work_folder
+from model_store.gallery import ChangesFile, FaissGallery, GallerySnapshot, LiveGallery
 from model_store.gallery.live.high_water import HighWater
 from model_store.gallery.live.sqlite import connect
 from model_store.gallery.milvus.collection import MILVUS_FILE
+from model_store.item_ids import check_item_id
 from model_store.paths import relative_name
 
 SUMMARY_FILE = "vouch-backup.json"
 BUNDLE_FOLDER = "bundle"
 LOG_FILE = "changes.sqlite"
 FORMAT = 1
+_ITEMS_AT_ONCE = 10_000
 _MOST_SUMMARY_BYTES = 2**16
 """Far more than any summary has."""
 
@@ -86,8 +90,8 @@ def _back_up(root: Path, directory: Path, archive: Path) -> BackupSummary:
     bundle_id = read_manifest(directory).id
     try:
         # Of this backup alone: another to the same file may be under way.
-        with tempfile.TemporaryDirectory(prefix=f".{archive.name}.", dir=archive.parent) as folder:
-            partial, copy = Path(folder) / archive.name, Path(folder) / LOG_FILE
+        with work_folder(archive.parent, f".{archive.name}.backup-") as folder:
+            partial, copy = folder / archive.name, folder / LOG_FILE
             summary = _copy_log(root, directory, bundle_id, copy)
             with tarfile.open(partial, "w") as tar:
                 _add_text(tar, SUMMARY_FILE, json.dumps(asdict(summary), indent=1))
@@ -133,37 +137,52 @@ def restore(archive: Path, root: Path) -> BackupSummary:
     """Make the directory of bundles ``root`` of an archive; it appears whole, or not at all.
 
     One that is there, and empty, stays what it is: somebody may be in it, or a disk may be mounted
-    there. `CURRENT` is the last that it is given.
+    there. `CURRENT` is the last that it is given. What a restore that was killed left is removed.
 
     Raises
     ------
-    ArchiveError : ``root`` holds something already, or the archive is damaged.
+    ArchiveError : ``root`` holds something already, its disk has too little space, or the archive
+        is damaged.
     BundleError : the bundle in the archive is damaged.
     """
     is_there = root.exists()
-    partial = root / ".restoring" if is_there else root.with_name(f".{root.name}.restoring")
-    if is_there and (not root.is_dir() or {*root.iterdir()} - {partial}):
-        raise ArchiveError(f"{root} exists already. Name a directory that is empty, or a new one.")
-    shutil.rmtree(partial, ignore_errors=True)
+    if is_there:
+        _remove_interrupted(root)
+        if not root.is_dir() or any(root.iterdir()):
+            raise ArchiveError(
+                f"{root} exists already. Name a directory that is empty, or a new one."
+            )
+    parent, prefix = (root, RESTORING) if is_there else (root.parent, f".{root.name}{RESTORING}")
     try:
-        root.parent.mkdir(parents=True, exist_ok=True)
-        partial.mkdir()
-        summary = _unpack(archive, partial)
-        _verify(partial, summary)
-        if summary.log_sha256 is not None:
-            HighWater(changes_path(partial, summary.bundle_id)).make(summary.version)
-        for path in [partial, *partial.rglob("*")]:
-            flush(path)
-        if is_there:
-            _move_all(partial, root)
-        else:
-            partial.rename(root)
+        parent.mkdir(parents=True, exist_ok=True)
+        with work_folder(parent, prefix) as partial:
+            summary = _unpack(archive, partial)
+            _verify(partial, summary)
+            if summary.log_sha256 is not None:
+                HighWater(changes_path(partial, summary.bundle_id)).make(summary.version)
+            for path in [partial, *partial.rglob("*")]:
+                flush(path)
+            if is_there:
+                _move_all(partial, root)
+            else:
+                partial.rename(root)
         flush(root.parent)
     except (OSError, tarfile.TarError, ValueError) as error:  # no file can be called so, say
         raise ArchiveError(f"{archive} cannot be restored to {root}: {error}.") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return summary
+
+
+def _remove_interrupted(root: Path) -> None:
+    """Remove what a restore to ``root`` that was killed had unpacked, and moved there."""
+    for partial in abandoned_folders(root, RESTORING):
+        unpacked = current_id(partial)
+        moved = {ACTIVATION_LOCK, CHANGES_FOLDER, unpacked}
+        others = {path.name for path in root.iterdir()} - {partial.name}
+        if others <= moved:  # or something else was put there
+            for name in others:
+                path = root / name
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.rmtree(partial)
 
 
 def _move_all(partial: Path, root: Path) -> None:
@@ -174,9 +193,13 @@ def _move_all(partial: Path, root: Path) -> None:
 
 
 def _unpack(archive: Path, root: Path) -> BackupSummary:
+    space = FreeSpace(root)
     with tarfile.open(archive, "r:") as tar:  # uncompressed, as it is written: nothing swells
         summary = _read_summary(tar, archive)
-        tar.extractall(root, [_wanted(member) for member in tar], filter="data")
+        members = [_wanted(member) for member in tar]
+        _require_space(archive, space, sum(member.size for member in members))
+        # One by one: other programs may write to the disk meanwhile.
+        tar.extractall(root, _fitting(members, archive, space), filter="data")
     (root / SUMMARY_FILE).unlink()
     (root / BUNDLE_FOLDER).rename(bundle_directory(root, summary.bundle_id))
     if summary.log_sha256 is not None:
@@ -185,6 +208,23 @@ def _unpack(archive: Path, root: Path) -> BackupSummary:
         (root / LOG_FILE).rename(path)
     activate(root, summary.bundle_id)
     return summary
+
+
+def _fitting(
+    members: Iterable[tarfile.TarInfo], archive: Path, space: FreeSpace
+) -> Iterator[tarfile.TarInfo]:
+    for member in members:
+        _require_space(archive, space, member.size)
+        yield member
+
+
+def _require_space(archive: Path, space: FreeSpace, n_bytes: int) -> None:
+    if not space.has(n_bytes):
+        raise ArchiveError(
+            f"{archive} is not restored: {n_bytes / 2**20:,.1f} MiB are to be unpacked, and the "
+            f"disk has space for {space.n_bytes / 2**20:,.1f} MiB. Make room there, or restore to "
+            "another disk."
+        )
 
 
 def _wanted(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -234,13 +274,32 @@ def _verify(root: Path, summary: BackupSummary) -> None:
         "its bundle is another": lambda: manifest.id == summary.bundle_id,
         "its log of changes is damaged": lambda: log_sha256 == summary.log_sha256,
         "its log of changes is not whole": lambda: log_sha256 is None or _is_sound(path),
-        "bundle and changes do not make the gallery that was backed up": lambda: (
-            _makes(root, directory) == (summary.n_items, summary.version)
-        ),
     }
     for problem, holds in checks.items():
         if not holds():
             raise ArchiveError(f"The archive is not restored: {problem}. Take another backup.")
+    with closing(open_live(root, directory)) as live:
+        _verify_gallery(live.snapshot(), summary)
+
+
+def _verify_gallery(gallery: GallerySnapshot, summary: BackupSummary) -> None:
+    """Check what bundle and log make together, and the id of each item."""
+    if (gallery.n_items, gallery.version) != (summary.n_items, summary.version):
+        raise ArchiveError(
+            "The archive is not restored: bundle and changes do not make the gallery that was "
+            "backed up. Take another backup."
+        )
+    rows = gallery.page(None, _ITEMS_AT_ONCE)
+    while len(rows):
+        for item in gallery.items(rows):
+            try:
+                check_item_id(item.id)
+            except ValueError as error:
+                raise ArchiveError(
+                    f"The archive is not restored: the id {item.id[:80]!r} {error}. Delete the "
+                    "item where the archive was made, and take another backup."
+                ) from error
+        rows = gallery.page(int(rows[-1]), _ITEMS_AT_ONCE)
 
 
 def _is_sound(path: Path) -> bool:
@@ -249,14 +308,6 @@ def _is_sound(path: Path) -> bool:
             return bool(connection.execute("PRAGMA integrity_check").fetchone() == ("ok",))
         except sqlite3.DatabaseError:
             return False
-
-
-def _makes(root: Path, directory: Path) -> tuple[int, int]:
-    """Items and version of the gallery of a bundle and its log."""
-    live = open_live(root, directory)
-    snapshot = live.snapshot()
-    live.close()
-    return snapshot.n_items, snapshot.version
 
 
 def _add_text(tar: tarfile.TarFile, name: str, text: str) -> None:

@@ -29,18 +29,12 @@ from filelock import Timeout
 from numpy.typing import NDArray
 
 from model_store.bundles.changes import changes_path
-from model_store.bundles.directory import (
-    activate,
-    bundle_directory,
-    current_id,
-    is_bundle_id,
-    require_current,
-)
+from model_store.bundles.directory import COMPACTION_LOCK, activate, require_current
 from model_store.bundles.empty import ENCODER_FILES, link_or_copy
 from model_store.bundles.item_features import ItemFeatures
 from model_store.bundles.manifest import Manifest, content_files
 from model_store.bundles.publish import seal, with_digests
-from model_store.bundles.retention import Hold
+from model_store.bundles.retention import Hold, note, remove_left_under, remove_log
 from model_store.decision import Calibration, label_means
 from model_store.decision.calibration import FILES
 from model_store.decision.staleness import search_settings
@@ -63,9 +57,6 @@ _N_FREE_BYTES = 2**20
 
 Calibrate = Callable[[FaissGallery, Path, Manifest], Manifest]
 """Calibrates a gallery: writes to the directory of its bundle, and says so in the manifest."""
-
-LOCK_FILE = ".compacting"
-"""Held by the compaction that goes on; names the bundle that it has prepared."""
 
 
 class Compaction:
@@ -94,7 +85,7 @@ class Compaction:
     ) -> None:
         self._root, self._manifest, self._live = root, manifest, live
         self._key, self._calibrate = key, calibrate
-        self._lock = lock_between_processes(root / LOCK_FILE)
+        self._lock = lock_between_processes(root / COMPACTION_LOCK)
         self._prepared: Path | None = None
         self._hold: Hold | None = None
         self._until = 0
@@ -111,7 +102,7 @@ class Compaction:
         try:
             # Or everything would be written for nothing, after another process has done it.
             require_current(self._root, self._manifest.id)
-            self._clean_up()
+            remove_left_under(self._root, COMPACTION_LOCK)
         except BaseException:
             self._lock.release()
             raise
@@ -140,15 +131,15 @@ class Compaction:
         try:
             _copy_rest(self._root / self._manifest.id, self._staging)
             manifest = _write(self._staging, self._manifest, snapshot, self._calibrate)
-            self._note(manifest.id)
+            note(self._root / COMPACTION_LOCK, manifest.id)
             self._prepared, self._hold = seal(self._staging, manifest, self._key)
         except OSError as error:
-            self._clean_up()
+            remove_left_under(self._root, COMPACTION_LOCK)
             raise of_the_system(error) from error
         except (sqlite3.OperationalError, RuntimeError) as error:  # SQLite's, and FAISS's
             if shutil.disk_usage(self._root).free > _N_FREE_BYTES:
                 raise
-            self._clean_up()
+            remove_left_under(self._root, COMPACTION_LOCK)
             raise of_the_system(OSError(errno.ENOSPC, "No space left on device")) from error
         self._until = snapshot.version
         return self._prepared
@@ -170,7 +161,7 @@ class Compaction:
         partial = path.with_name(f".{path.name}.partial")
         with self._live.writing() as turn:
             try:
-                _remove(partial)
+                remove_log(partial)
                 turn.copy_tail(partial, self._prepared.name, self._until)
                 flush(partial)
                 partial.rename(path)
@@ -179,42 +170,24 @@ class Compaction:
                 # Somebody may have published another bundle meanwhile, without a turn at writing.
                 activate(self._root, self._prepared.name, instead_of=self._manifest.id)
             except GallerySuperseded:
-                _remove(path)
+                remove_log(path)
                 raise
             except OSError as error:
-                _remove(path)
+                remove_log(path)
                 raise of_the_system(error) from error
             self._prepared = None
-        self._note("")
+        note(self._root / COMPACTION_LOCK, "")
 
     @property
     def _staging(self) -> Path:
         return self._root / f".{self._manifest.id}.compacting"
-
-    def _note(self, prepared: str) -> None:
-        """Write down what is to be taken away if this does not come to its end."""
-        note = self._root / LOCK_FILE
-        note.write_text(prepared, encoding="ascii")
-        flush(note)
-
-    def _clean_up(self) -> None:
-        """Take away what a compaction left behind that did not come to its end."""
-        for leftover in self._root.glob(".*.compacting"):
-            shutil.rmtree(leftover, ignore_errors=True)
-        prepared = (self._root / LOCK_FILE).read_text(encoding="ascii", errors="replace")
-        # One that took over has a log, though it may be empty.
-        if (
-            is_bundle_id(prepared)
-            and prepared != current_id(self._root)
-            and not changes_path(self._root, prepared).exists()
-        ):
-            shutil.rmtree(bundle_directory(self._root, prepared), ignore_errors=True)
 
 
 def _write(
     staging: Path, manifest: Manifest, snapshot: GallerySnapshot, calibrate: Calibrate | None
 ) -> Manifest:
     """Write the gallery of a snapshot, and what is said of it; returns the new manifest."""
+    before = manifest.id  # a calibration makes another manifest, which was never published
     report = write_faiss_parts(
         staging,
         (snapshot.n_items, snapshot.dim),
@@ -245,7 +218,7 @@ def _write(
         "search": search_settings(gallery),
         "index": asdict(report),
         "n_changed": gallery.n_changed,
-        "compacted_from": manifest.id,
+        "compacted_from": before,
         "compacted_at": datetime.now(UTC).isoformat(),  # the like of it may have been served before
     }
     return with_digests(staging, replace(manifest, gallery={**manifest.gallery, **sections}))
@@ -276,9 +249,3 @@ def _copy_rest(bundle: Path, staging: Path) -> None:
 def _next_kind(kind: IndexKind) -> IndexKind | Literal["auto"]:
     """An approximate index stays of its kind; an exact one may have grown too large to be exact."""
     return "auto" if kind == "flat" else kind
-
-
-def _remove(path: Path) -> None:
-    """A log that is not used yet, and what SQLite keeps beside it."""
-    for end in ("", "-wal", "-shm", ".high"):
-        path.with_name(path.name + end).unlink(missing_ok=True)

@@ -11,6 +11,15 @@ from model_store.errors import BundleNotFound, GallerySuperseded, PointerUnreada
 from model_store.files import lock_between_processes, replacing
 
 ACTIVATION_LOCK = ".activating"
+PUBLISH_LOCK = ".publishing"
+"""Held by the publish that goes on; names the bundle that it has finished."""
+
+COMPACTION_LOCK = ".compacting"
+"""Held by the compaction that goes on; names the bundle that it has prepared."""
+
+RESTORING = ".restoring-"
+"""Prefix of the directory that a restore unpacks to where the directory of bundles exists."""
+
 CURRENT_FILE = "CURRENT"
 PREVIOUS_FILE = "PREVIOUS"
 

@@ -41,7 +41,7 @@ from model_store.errors import (
     InvalidRequest,
     WriteRefused,
 )
-from model_store.files import flush, lock_between_processes, replacing
+from model_store.files import PARTIAL, flush, lock_between_processes, replacing
 from model_store.gallery.live.sqlite import of_the_system
 
 _ID = re.compile(r"[0-9a-f]{16}")
@@ -231,6 +231,8 @@ class GalleryFolder:
                     removed.append(path.name)
                 elif re.fullmatch(rf"\.{_ID.pattern}\.(partial|staging|removed)", path.name):
                     shutil.rmtree(path, ignore_errors=True)
+            for left in (self.path / _NAMES).glob(f".*{PARTIAL}"):
+                left.unlink()
             for shared in (self.path / _SHARED).glob("*"):
                 if shared.stat().st_nlink == 1:  # no gallery has it any more
                     shared.unlink(missing_ok=True)

@@ -43,7 +43,7 @@ from pydantic import (
 )
 
 from model_store.errors import BundleMismatch, BundleTampered
-from model_store.files import json_text
+from model_store.files import PARTIAL, json_text
 from model_store.paths import relative_name
 from model_store.processors import usable_processors
 
@@ -52,6 +52,7 @@ MANIFEST_FILE = "manifest.json"
 SIGNATURE_FILE = "manifest.sig"
 ENCODER_FILE = "encoder.onnx"
 EVALUATION_FILE = "evaluation.json"
+_NOT_LISTED = {MANIFEST_FILE, SIGNATURE_FILE, f".{SIGNATURE_FILE}{PARTIAL}"}
 SAMPLES_FOLDER = "samples"
 ID_LENGTH = 16
 """Hexadecimal digits of SHA-256 in a bundle's id: 64 bits, ample for telling bundles apart."""
@@ -288,8 +289,11 @@ SETTLED_S = 2.0
 
 
 def content_files(directory: Path) -> list[str]:
-    """Every file below ``directory`` that a manifest lists: all but itself and its signature."""
-    return [name for name in file_names(directory) if name not in {MANIFEST_FILE, SIGNATURE_FILE}]
+    """Every file below ``directory`` that a manifest lists: all but itself and its signature.
+
+    Nor what was left of a signature that was not written to its end.
+    """
+    return [name for name in file_names(directory) if name not in _NOT_LISTED]
 
 
 def file_names(directory: Path) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from model_store.bundles.directory import activate
+from model_store.bundles.directory import PUBLISH_LOCK, activate
 from model_store.bundles.manifest import (
     MANIFEST_FILE,
     Manifest,
@@ -16,12 +16,10 @@ from model_store.bundles.manifest import (
     describe_file,
     read_manifest,
 )
-from model_store.bundles.retention import Hold
+from model_store.bundles.retention import Hold, note, remove_left_under
 from model_store.bundles.signatures import write_signature
 from model_store.errors import BundleError, BundleNotFound
 from model_store.files import flush, lock_between_processes
-
-PUBLISH_LOCK = ".publishing"
 
 
 def publish(
@@ -37,7 +35,7 @@ def publish(
     It is complete and on the disk before one rename gives it its name, so that a crash at any
     moment leaves either no bundle or a whole one. Where the same bundle is already there, nothing
     is written; one that is damaged gives way. One process at a time publishes, and nobody removes
-    the bundle before it is the current one.
+    the bundle before it is the current one. What publishes that were killed left is removed.
 
     Parameters
     ----------
@@ -53,12 +51,12 @@ def publish(
     target = root / complete.id
     root.mkdir(parents=True, exist_ok=True)
     with lock_between_processes(root / PUBLISH_LOCK):
+        remove_left_under(root, PUBLISH_LOCK)
         hold = _held_if_whole(target)
         if hold is None:
             partial, aside = (root / f".{complete.id}.{end}" for end in ("partial", "damaged"))
-            for left in (partial, aside):
-                shutil.rmtree(left, ignore_errors=True)
             try:
+                note(root / PUBLISH_LOCK, complete.id)
                 if keep or staging.stat().st_dev != root.stat().st_dev:
                     _copy(staging, partial)
                 else:
@@ -72,6 +70,7 @@ def publish(
             write_signature(target, complete, key)
         with hold:
             activate(root, complete.id)
+        note(root / PUBLISH_LOCK, "")
     return target
 
 

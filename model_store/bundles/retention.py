@@ -1,4 +1,4 @@
-"""Retention: old bundles of a directory are removed, with their changes.
+"""Retention: old bundles of a directory are removed, with their changes, and what crashes left.
 
 Whoever has a bundle open holds a lock of it: it is never taken away from under him.
 """
@@ -6,24 +6,47 @@ Whoever has a bundle open holds a lock of it: it is never taken away from under 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from model_store.bundles.changes import changes_path
+from filelock import Timeout
+
+from model_store.bundles.changes import CHANGES_FOLDER, changes_path
 from model_store.bundles.directory import (
+    ACTIVATION_LOCK,
+    COMPACTION_LOCK,
     KEPT_BUNDLES,
+    PUBLISH_LOCK,
+    RESTORING,
     bundle_directory,
     bundle_ids,
     current_id,
     is_bundle_id,
     previous_id,
 )
-from model_store.bundles.manifest import MANIFEST_FILE
+from model_store.bundles.manifest import ID_LENGTH, MANIFEST_FILE
+from model_store.bundles.secret import SECRET_FILE
 from model_store.errors import BundleNotFound, PointerUnreadable
+from model_store.files import PARTIAL, abandoned_folders, flush, lock_between_processes
+from model_store.gallery.live import high_water
+
+_OF_A_LOG = ("", "-wal", "-shm", ".high")
+"""Endings of the files of a log: itself, and what SQLite and `HighWater` keep beside it."""
+
+_ID = "[0-9a-f]" * ID_LENGTH
+_UNFINISHED = {
+    PUBLISH_LOCK: (f".{_ID}{PARTIAL}", f".{_ID}.damaged"),
+    COMPACTION_LOCK: (
+        f".{_ID}.compacting",
+        f"{CHANGES_FOLDER}/.{_ID}.sqlite{PARTIAL}*",
+        f"{CHANGES_FOLDER}/.{_ID}.sqlite{high_water.UNFINISHED}",
+    ),
+    ACTIVATION_LOCK: (f".[A-Z]*{PARTIAL}", f".{SECRET_FILE}{PARTIAL}"),
+}
+"""Patterns of the files that a process writes while it holds a lock."""
 
 
 class Hold:
@@ -72,12 +95,13 @@ def prune(
 ) -> list[str]:
     """Remove all bundles but the newest ``keep``, with their changes; returns ids, oldest first.
 
-    Never the current one, the one before it, to which a rollback goes, nor one that is open.
+    Never the current one, the one before it, to which a rollback goes, nor one that is open. What
+    killed processes left goes too.
 
     Parameters
     ----------
-    compacted : remove those alone that the current one was compacted from; what else lies there,
-        somebody may have put there to be activated.
+    compacted : remove only bundles with a log: those that were written to or compacted here. One
+        without may be there to be activated.
     dry_run : only say which they are.
     """
     try:
@@ -86,35 +110,91 @@ def prune(
         return []  # nobody knows which is the current one
     if current is None:
         return []
+    if not dry_run:
+        remove_leftovers(root)
     newest_first = bundle_ids(root)[::-1]
-    for left in [] if dry_run else root.glob(".*.removed"):  # by one who was interrupted
-        bundle_id = left.name.split(".")[1]
-        if is_bundle_id(bundle_id) and bundle_id not in newest_first:
-            _finish(root, bundle_id)
-    wanted = _ancestors(root, current) if compacted else newest_first
-    kept = {current, previous, *[one for one in newest_first if one != current][: keep - 1]}
+    pointed_at = {current, previous}.intersection(newest_first)
+    others = [one for one in newest_first if one not in pointed_at]
+    kept = pointed_at.union(others[: max(keep - len(pointed_at), 0)])
     removed = []
-    for one in reversed([one for one in wanted if one not in kept]):
+    for one in reversed(newest_first):
+        if one in kept or (compacted and not changes_path(root, one).exists()):
+            continue
         if dry_run or _remove(root, one):
             removed.append(one)
-        elif compacted:  # or those before it would not be known again as what led here
-            break
     return removed
 
 
-def _ancestors(root: Path, bundle_id: str) -> list[str]:
-    """The bundles that are there of those that one was compacted from, newest first."""
-    found = [bundle_id]
-    while True:
-        try:
-            manifest = json.loads((bundle_directory(root, found[-1]) / MANIFEST_FILE).read_bytes())
-            before = manifest["gallery"]["compacted_from"]
-            there = (bundle_directory(root, before) / MANIFEST_FILE).exists()
-        except (OSError, ValueError, KeyError, TypeError, BundleNotFound):
-            return found[1:]
-        if not there or before in found:
-            return found[1:]
-        found.append(before)
+def remove_leftovers(root: Path) -> None:
+    """Remove what killed processes left in a directory of bundles.
+
+    What belongs to a publish, a compaction or an activation that goes on stays: the process holds a
+    lock. Nothing is removed where it cannot be.
+    """
+    there = bundle_ids(root)
+    for left in root.glob(".*.removed"):
+        bundle_id = left.name.split(".")[1]
+        if bundle_id in there:  # published again
+            shutil.rmtree(left, ignore_errors=True)
+        elif is_bundle_id(bundle_id):
+            _finish(root, bundle_id)
+    for left in abandoned_folders(root, RESTORING):
+        shutil.rmtree(left, ignore_errors=True)
+    for lock in _UNFINISHED:
+        # A lock that is taken for nothing would keep a compaction from beginning.
+        if _unfinished(root, lock) or _noted(root, lock):
+            with suppress(Timeout, OSError), lock_between_processes(root / lock).acquire(timeout=0):
+                remove_left_under(root, lock)
+
+
+def note(lock: Path, bundle_id: str) -> None:
+    """Write down which bundle is to be removed if the holder of a lock is killed; "" for none."""
+    lock.write_text(bundle_id, encoding="ascii")
+    if bundle_id:
+        flush(lock)
+
+
+def remove_left_under(root: Path, lock: str) -> None:
+    """Remove what processes that were killed while they held a lock left; under that lock."""
+    for path in _unfinished(root, lock):
+        if path.name.endswith(high_water.UNFINISHED):
+            high_water.remove_unfinished(path.parent)
+        elif path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    _remove_noted(root, lock)
+
+
+def _unfinished(root: Path, lock: str) -> list[Path]:
+    return [path for pattern in _UNFINISHED[lock] for path in root.glob(pattern)]
+
+
+def _noted(root: Path, lock: str) -> str | None:
+    """Return the bundle that a process noted under a lock, and has not taken back."""
+    try:
+        noted = (root / lock).read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    return noted if is_bundle_id(noted) else None
+
+
+def _remove_noted(root: Path, lock: str) -> None:
+    """Remove a bundle that was finished, and had not become the current one."""
+    noted = _noted(root, lock)
+    if noted is None:
+        return
+    try:
+        is_named = noted in {current_id(root), previous_id(root)}
+    except PointerUnreadable:
+        return
+    # One that took over after a compaction has a log, though it may be empty.
+    if not is_named and not changes_path(root, noted).exists():
+        directory = bundle_directory(root, noted)
+        if (directory / MANIFEST_FILE).exists() and not _remove(root, noted):
+            return  # it is open
+        shutil.rmtree(directory, ignore_errors=True)
+    note(root / lock, "")
 
 
 def _remove(root: Path, bundle_id: str) -> bool:
@@ -135,8 +215,12 @@ def _remove(root: Path, bundle_id: str) -> bool:
 
 def _finish(root: Path, bundle_id: str) -> None:
     """Remove what is left of a bundle without a name; last its files, which tell of it."""
-    log = changes_path(root, bundle_id)
-    for end in ("", "-wal", "-shm", ".high"):
-        with suppress(OSError):
-            log.with_name(log.name + end).unlink(missing_ok=True)
+    with suppress(OSError):
+        remove_log(changes_path(root, bundle_id))
     shutil.rmtree(root / f".{bundle_id}.removed", ignore_errors=True)
+
+
+def remove_log(path: Path) -> None:
+    """Remove a log that nothing uses, and what lies beside it."""
+    for ending in _OF_A_LOG:
+        path.with_name(path.name + ending).unlink(missing_ok=True)

@@ -6,12 +6,13 @@ It lies in the directory, so that all services on it know the same and a restart
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 from contextlib import suppress
 from pathlib import Path
 
+from model_store.bundles.directory import ACTIVATION_LOCK
 from model_store.bundles.manifest import Manifest
+from model_store.files import lock_between_processes, replacing
 
 SECRET_FILE = ".secret"  # noqa: S105 - the name of the file that holds it
 _N_BYTES = 32
@@ -36,12 +37,8 @@ def secret_of(root: Path | None, manifest: Manifest) -> bytes:
 
 def _make(path: Path) -> None:
     """Write a new secret, unless another process is first: the same for all, and never half."""
-    partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
-    try:
-        descriptor = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(_N_BYTES))
-        with suppress(FileExistsError):
-            os.link(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with lock_between_processes(path.with_name(ACTIVATION_LOCK)):
+        if not path.exists():
+            with replacing(path) as staged:
+                staged.touch(0o600)
+                staged.write_bytes(secrets.token_bytes(_N_BYTES))

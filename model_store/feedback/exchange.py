@@ -12,6 +12,7 @@ from typing import Any
 
 from model_store.errors import ConfigError
 from model_store.feedback.decisions import DECISIONS, SELECTIONS, Decided, Pair, moment
+from model_store.spreadsheets import from_cell, to_cell
 
 FIELDS = (
     "gallery",
@@ -38,13 +39,14 @@ def to_jsonl(decided: Iterable[Decided]) -> str:
 
 
 def to_csv(decided: Iterable[Decided]) -> str:
-    """Return decisions as a table with a head."""
+    """Return decisions as a table with a head, in which no text is a formula."""
     text = io.StringIO()
     writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
     writer.writeheader()
     for one in decided:
         fields = _fields(one)
-        writer.writerow({**fields, "pairs": json.dumps(fields["pairs"])})
+        cells = {name: to_cell(text) for name, text in fields.items() if isinstance(text, str)}
+        writer.writerow({**fields, **cells, "pairs": json.dumps(fields["pairs"])})
     return text.getvalue()
 
 
@@ -70,7 +72,9 @@ def from_csv(text: str) -> list[Decided]:
     reader = csv.DictReader(io.StringIO(text))
     for row in reader:
         number = reader.line_num
-        fields: dict[str, Any] = {name: value or None for name, value in row.items() if name}
+        # A row that is too long has its rest, a list, under no name.
+        cells = {name: cell for name, cell in row.items() if name}
+        fields: dict[str, Any] = {n: from_cell(one) if one else None for n, one in cells.items()}
         fields["pairs"] = _json(number, fields.get("pairs") or "[]")
         found.append(_read(number, fields))
     return found

@@ -14,6 +14,8 @@ from urllib.parse import quote
 import httpx2
 from pydantic import BaseModel, ValidationError
 
+from model_store.errors import InvalidRequest
+from model_store.item_ids import check_item_id
 from model_store.verdicts import Order
 from service import schemas
 
@@ -177,7 +179,20 @@ def fields_of(**named: str | float | Filter | None) -> Fields:
 
 
 def path_of(*parts: str) -> str:
-    """Return the path of a gallery, or of something in it."""
+    """Return the path of a gallery, or of something in it.
+
+    Raises
+    ------
+    InvalidRequest : a part cannot be a part of a path, so that another route would be asked.
+    """
+    for place, part in enumerate(parts):
+        if place == 2 and parts[1] == "items":
+            try:
+                check_item_id(part)
+            except ValueError as error:
+                raise InvalidRequest(f"The item's id {error}, not {part[:80]!r}.") from error
+        elif {"/", "\0"} & {*part} or part in {"", ".", ".."}:
+            raise InvalidRequest(f"A name is one part of a path; {part[:80]!r} is not.")
     return "/".join(["/v1/galleries", *(quote(part, safe="") for part in parts)])
 
 

@@ -23,18 +23,29 @@ def image_named(text: str, folders: Sequence[Path] | None = None) -> Path | byte
     """
     if text.startswith("data:"):
         return _held_by(text)
-    path = Path(text).expanduser().resolve()
+    try:
+        path = Path(text).expanduser().resolve()
+        _require_inside(text, path, folders)
+        is_file = path.is_file()
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a null character, no such user
+        raise InvalidRequest(
+            f"{text[:200]!r} is not the path of a file ({error}). Name an image, or send it as a "
+            "data: URI in base64."
+        ) from error
+    if not is_file:
+        raise InvalidRequest(
+            f"There is no file {text[:200]!r}: wanted the path of an image, or a data: URI."
+        )
+    return path
+
+
+def _require_inside(text: str, path: Path, folders: Sequence[Path] | None) -> None:
     if folders is not None and not any(path.is_relative_to(one.resolve()) for one in folders):
         allowed = ", ".join(map(str, folders)) or "none was named when the server was started"
         raise InvalidRequest(
             f"{text[:200]!r} does not lie in a folder whose images may be read ({allowed}). Name "
             "an image in one of these, or send it as a data: URI in base64."
         )
-    if not path.is_file():
-        raise InvalidRequest(
-            f"There is no file {text[:200]!r}: wanted the path of an image, or a data: URI."
-        )
-    return path
 
 
 def _held_by(uri: str) -> bytes:

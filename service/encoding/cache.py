@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import struct
+import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Protocol
@@ -73,6 +75,10 @@ class Cache(Protocol):
     def state(self) -> str:
         """For people: which store, and whether it can be reached."""
 
+    @property
+    def is_reachable(self) -> bool:
+        """Return whether the store answered at the last attempt: if not, a miss proves nothing."""
+
     async def get(self, key: str) -> CacheEntry | None:
         """The entry, or None."""
 
@@ -87,31 +93,41 @@ class Cache(Protocol):
 
 
 class ProcessCache:
-    """The least recently used entries are dropped when ``max_bytes`` are exceeded."""
+    """The least recently used entries are dropped when ``max_bytes`` are exceeded.
+
+    Parameters
+    ----------
+    life_s : seconds after which an entry is dropped.
+    """
 
     state = "process"
+    is_reachable = True
 
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
+    def __init__(self, max_bytes: int, life_s: float = math.inf) -> None:
+        self._max_bytes, self._life_s = max_bytes, life_s
         self._bytes = 0
-        self._entries: OrderedDict[str, tuple[CacheEntry, int]] = OrderedDict()
+        self._entries: OrderedDict[str, tuple[CacheEntry, int, float]] = OrderedDict()
 
     async def get(self, key: str) -> CacheEntry | None:
         """The entry, or None."""
         found = self._entries.get(key)
         if found is None:
             return None
+        entry, _, put_at = found
+        if time.monotonic() - put_at >= self._life_s:
+            await self.remove(key)
+            return None
         self._entries.move_to_end(key)
-        return found[0]
+        return entry
 
     async def put(self, key: str, entry: CacheEntry) -> None:
         """Keep the entry, dropping older ones."""
         size = entry.predictive.samples.nbytes + entry.predictive.direction.nbytes
         replaced = self._entries.pop(key, None)
         self._bytes += size - (replaced[1] if replaced else 0)
-        self._entries[key] = (entry, size)
+        self._entries[key] = (entry, size, time.monotonic())
         while self._bytes > self._max_bytes:
-            _, (_, dropped) = self._entries.popitem(last=False)
+            _, (_, dropped, _) = self._entries.popitem(last=False)
             self._bytes -= dropped
 
     async def remove(self, key: str) -> None:
@@ -124,9 +140,20 @@ class ProcessCache:
 
 
 class RedisCache:
-    """Entries in Redis, shared by replicas; when Redis is gone every `get` is a miss."""
+    """Entries in Redis, shared by replicas.
 
-    def __init__(self, url: str, timeout_s: float, ttl_s: int, secret: bytes = b"") -> None:
+    While Redis does not answer, entries that this process has put are found in its memory: a client
+    follows a cursor that it was just given. While Redis answers, only those are found there that
+    Redis did not take: an entry that another replica removed stays removed.
+
+    Parameters
+    ----------
+    max_bytes : of the entries in memory.
+    """
+
+    def __init__(
+        self, url: str, timeout_s: float, ttl_s: int, secret: bytes = b"", max_bytes: int = 0
+    ) -> None:
         # Slow to import, and only this class needs it.
         from redis.asyncio import Redis  # noqa: PLC0415
         from redis.asyncio.retry import Retry  # noqa: PLC0415
@@ -141,24 +168,42 @@ class RedisCache:
         self._calls = RedisCalls(timeout_s, "answering")
         self._ttl_s = ttl_s
         self._secret = secret
+        self._copies, self._not_taken = (ProcessCache(max_bytes // 2, ttl_s) for _ in range(2))
 
     @property
     def state(self) -> str:
         """For people: whether Redis was reached at the last attempt."""
-        return "redis (unreachable)" if self._calls.failed_last else "redis"
+        return "redis" if self.is_reachable else "redis (unreachable)"
+
+    @property
+    def is_reachable(self) -> bool:
+        """See `Cache.is_reachable`."""
+        return not self._calls.failed_last
 
     async def get(self, key: str) -> CacheEntry | None:
-        """The entry, or None; None too where Redis is gone or holds something else."""
+        """The entry, or None; None too where Redis holds something else."""
         data = await self._calls.ask(lambda: self._redis.get(key))
-        return CacheEntry.from_bytes(data, key, self._secret) if isinstance(data, bytes) else None
+        found = CacheEntry.from_bytes(data, key, self._secret) if isinstance(data, bytes) else None
+        if found is None:
+            found = await self._not_taken.get(key)
+        if found is None and not self.is_reachable:
+            found = await self._copies.get(key)
+        return found
 
     async def put(self, key: str, entry: CacheEntry) -> None:
-        """Keep the entry, unless Redis is gone."""
+        """Keep the entry; in memory alone, unless Redis takes it."""
         data = entry.to_bytes(key, self._secret)
-        await self._calls.ask(lambda: self._redis.set(key, data, ex=self._ttl_s))
+        taken = await self._calls.ask(lambda: self._redis.set(key, data, ex=self._ttl_s))
+        kept, other = self._copies, self._not_taken
+        if taken is not True:
+            kept, other = other, kept
+        await kept.put(key, entry)
+        await other.remove(key)
 
     async def remove(self, key: str) -> None:
-        """Delete the entry, unless Redis is gone."""
+        """Delete the entry; in memory alone, if Redis is gone."""
+        for held in (self._copies, self._not_taken):
+            await held.remove(key)
         await self._calls.ask(lambda: self._redis.delete(key))
 
     async def close(self) -> None:
@@ -176,6 +221,7 @@ def open_cache(settings: Settings) -> Cache:
         settings.redis_timeout_s,
         settings.cache_ttl_s,
         secret.encode(),
+        settings.cache_bytes,
     )
 
 

@@ -3,50 +3,18 @@
 from __future__ import annotations
 
 import json
-import unicodedata
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field, Json, field_validator
 
+from model_store.item_ids import MAX_ID_LENGTH, check_item_id, check_text
 from service.schemas.problems import Problem
 
-MAX_ID_LENGTH = 200
 MAX_METADATA_BYTES = 16 * 2**10
 """As JSON. What is larger belongs into a store of its own, under the item's id."""
 
 MAX_CHANGES = 32
 """Items of a batch, as of a batch of searches."""
-
-_TAKEN_ENDINGS = ("/similar", "/thumbnail")
-
-
-_UNTEXTUAL = {"Cc", "Cs", "Zl", "Zp"}
-"""Control characters, halves of surrogate pairs, ends of lines and paragraphs."""
-
-_REVERSING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Characters that make text look like another (CVE-2021-42574); marks of direction alone do not."""
-
-
-def _check_id(item_id: str) -> str:
-    if not item_id.isprintable():
-        raise ValueError("must consist of printable characters")
-    if {".", ".."} & {*item_id.split("/")}:
-        raise ValueError(
-            "must not have '.' or '..' between slashes: clients take them out of an address, and "
-            "ask for another item"
-        )
-    if item_id.endswith(_TAKEN_ENDINGS):
-        raise ValueError(f"must not end with {' or '.join(_TAKEN_ENDINGS)}: paths of items do")
-    return item_id
-
-
-def _check_label(label: str) -> str:
-    for char in label:
-        if unicodedata.category(char) in _UNTEXTUAL or char in _REVERSING:
-            raise ValueError(
-                f"must not have control characters or overrides of direction, such as {char!a}"
-            )
-    return label
 
 
 def _check_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
@@ -59,9 +27,11 @@ def _check_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     return metadata
 
 
-ItemId = Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH), AfterValidator(_check_id)]
+ItemId = Annotated[
+    str, Field(min_length=1, max_length=MAX_ID_LENGTH), AfterValidator(check_item_id)
+]
 Label = Annotated[
-    Annotated[str, AfterValidator(_check_label)] | None,
+    Annotated[str, AfterValidator(check_text)] | None,
     Field(max_length=200, description="What the item shows; calibrated matches share it."),
 ]
 Metadata = Annotated[dict[str, Any], AfterValidator(_check_metadata)]

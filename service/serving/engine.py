@@ -22,7 +22,7 @@ from model_store.bundles.secret import secret_of
 from model_store.decision import Outcome, outcome_of
 from model_store.encoder.contract import Embeddings, Inputs, QueryKind
 from model_store.encoder.vector_input import VectorInput
-from model_store.errors import InternalError, PointerUnreadable, QueryNotFound
+from model_store.errors import InternalError, NotReady, PointerUnreadable, QueryNotFound
 from model_store.gallery import Thumbnail, Vector
 from model_store.images import encode_thumbnail
 from model_store.predictive import N_SAMPLES, Predictive
@@ -335,13 +335,24 @@ class SearchEngine:
         return vector, prepared.thumbnail, prepared.preview
 
     async def known(self, query_id: str) -> CacheEntry:
-        """Return the entry of a query that is cached or retained, or raise `QueryNotFound`."""
+        """Return the entry of a query that is cached or retained.
+
+        Raises
+        ------
+        QueryNotFound : neither.
+        NotReady : the cache does not answer, so that nothing is known of the query.
+        """
         entry = await self._remembered(self._key(query_id))
         if entry is None:
             embeddings = await self.retained.find(query_id)
             if embeddings is not None:
                 found = await self.compute(lambda: self._retriever.predictives(embeddings))
                 return CacheEntry(None, found[0])
+            if not self._cache.is_reachable:
+                raise NotReady(
+                    "The cache of queries does not answer. Send the request again later; the "
+                    "operator looks at Redis (VOUCH_REDIS_URL)."
+                )
             raise QueryNotFound(
                 f"No query {query_id[:12]}… is known; they are remembered for a while only. Search "
                 "with the image again, and send the id of that answer."

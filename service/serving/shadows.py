@@ -50,6 +50,11 @@ class ReadOnlyCache:
         """See `Cache.state`."""
         return self._cache.state
 
+    @property
+    def is_reachable(self) -> bool:
+        """See `Cache.is_reachable`."""
+        return self._cache.is_reachable
+
     async def get(self, key: str) -> CacheEntry | None:
         """The entry, or None."""
         return await self._cache.get(key)

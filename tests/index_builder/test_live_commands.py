@@ -70,6 +70,16 @@ def test_a_bad_image_is_named_and_harms_no_other(
     assert open_bundle(root, "cpu").retriever.gallery.item(good.as_posix()).label is None
 
 
+def test_image_whose_path_is_no_id_is_named(root: Path, digits_bundle: Path) -> None:
+    good = digits_bundle / "samples" / "1.png"
+    bad = digits_bundle / "samples" / ".." / "samples" / "1.png"
+    result = run("items", "put", root, bad, good)
+    assert result.exit_code == 1
+    [line] = result.stderr.splitlines()
+    assert line.startswith(f"{bad}: The id must not have '.' or '..'")
+    assert "Name another with --id." in line
+
+
 def test_what_cannot_be_is_said(root: Path, digits_bundle: Path) -> None:
     sample = digits_bundle / "samples" / "1.png"
     for arguments, said in (

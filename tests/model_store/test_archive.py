@@ -23,13 +23,15 @@ from model_store.bundles.backup import (
 )
 from model_store.bundles.changes import changes_path
 from model_store.bundles.compaction import Compaction
-from model_store.bundles.directory import current_id
+from model_store.bundles.directory import CURRENT_FILE, current_id
 from model_store.bundles.manifest import read_manifest
+from model_store.bundles.retention import remove_leftovers
 from model_store.errors import ArchiveError, BundleTampered
 from model_store.gallery import (
     Delete,
 )
 from tests.support.bundle_copies import flip_a_byte
+from tests.support.killing import killed_at
 from tests.support.live_bundles import opened, upsert
 from tests.torture.small_galleries import (
     N_ITEMS,
@@ -199,6 +201,22 @@ def test_a_damaged_one_is_refused_and_leaves_nothing(root: Path, tmp_path: Path)
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.parametrize("at_once", [1, 3, 10_000])
+def test_gallery_with_an_id_that_breaks_the_rule_is_not_restored(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr("model_store.bundles.backup._ITEMS_AT_ONCE", at_once)
+    live = opened(root)
+    live.commit([upsert("z/good", 1)])
+    back_up(root, tmp_path / "good.tar")
+    live.commit([upsert("z/../bad", 1)])
+    back_up(root, tmp_path / "bad.tar")
+    restore(tmp_path / "good.tar", tmp_path / "good")
+    with pytest.raises(ArchiveError, match=r"the id 'z/\.\./bad' must not have"):
+        restore(tmp_path / "bad.tar", tmp_path / "bad")
+    assert not (tmp_path / "bad").exists()
+
+
 def test_a_log_that_was_left_out_is_missed(root: Path, tmp_path: Path) -> None:
     opened(root).commit([upsert("new", 1)])
     back_up(root, tmp_path / "a.tar")
@@ -297,3 +315,85 @@ class TestAMaliciousArchive:
         archive = good.with_name("bad.tar")
         rewritten(good, archive, {SUMMARY_FILE: summary})
         assert "is not a backup that Vouch made" in self.refused(archive, new)
+
+
+@pytest.mark.parametrize(("spare", "fits"), [(0, True), (-1, False)])
+def test_archive_that_needs_more_space_than_the_disk_may_give_is_refused(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spare: int, fits: bool
+) -> None:
+    """A tenth of the free space stays free; nothing is unpacked of what does not fit."""
+    archive, new = tmp_path / "a.tar", tmp_path / "new"
+    made = back_up(root, archive)
+    with tarfile.open(archive) as tar:
+        needed = sum(member.size for member in tar)
+    free = next(n for n in range(needed, 2 * needed) if n - n // 10 == needed + spare)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=free))
+    if fits:
+        assert restore(archive, new) == made
+    else:
+        monkeypatch.setattr(tarfile.TarFile, "extractall", lambda *_: pytest.fail("it unpacks"))
+        with pytest.raises(ArchiveError, match="Make room there"):
+            restore(archive, new)
+        assert not new.exists()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_restore_whose_disk_fills_up_meanwhile_leaves_nothing(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive, new = tmp_path / "a.tar", tmp_path / "new"
+    back_up(root, archive)
+    usage = shutil.disk_usage(tmp_path)
+    free = iter([10**9] * 5)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=next(free, 0)))
+    with pytest.raises(ArchiveError, match="Make room there"):
+        restore(archive, new)
+    assert not new.exists()
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_restore_that_was_killed_is_repeated(root: Path, tmp_path: Path, is_there: bool) -> None:
+    """Wherever it was: nothing is in the way, and nothing of the first is left."""
+    opened(root).commit([upsert("new", 1)])
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    archive, new = disk / "a.tar", disk / "new"
+    made = back_up(root, archive)
+    n_calls = 0
+    while True:
+        n_calls += 3
+        if is_there:
+            new.mkdir()
+        with killed_at(disk, n_calls):
+            restore(archive, new)
+        if not (new / CURRENT_FILE).exists():
+            assert restore(archive, new) == made
+        elif not list(disk.rglob(".*restoring*")):
+            break  # it was not killed
+        remove_leftovers(new)
+        assert {path.name for path in disk.iterdir()} == {"a.tar", "new"}
+        assert {*new.iterdir()} >= {new / CURRENT_FILE, new / "changes", new / made.bundle_id}
+        assert not list(new.glob(".restoring*"))
+        shutil.rmtree(new)
+    assert n_calls > 10
+
+
+def test_restore_that_was_killed_leaves_what_was_put_there_since(
+    root: Path, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    (disk / "new").mkdir(parents=True)
+    archive, new = disk / "a.tar", disk / "new"
+    back_up(root, archive)
+    n_calls = 0
+    while not list(new.glob("[!.]*")):
+        n_calls += 1
+        with killed_at(disk, n_calls):  # until some of it is at its place
+            restore(archive, new)
+    (new / "notes.txt").write_text("mine")
+    with pytest.raises(ArchiveError, match="exists already"):
+        restore(archive, new)
+    assert (new / "notes.txt").read_text() == "mine"
+    assert list(new.glob("[0-9a-f]*"))

@@ -25,6 +25,7 @@ from model_store.bundles.directory import (
     previous_id,
 )
 from model_store.bundles.manifest import read_manifest
+from model_store.bundles.publish import publish
 from model_store.decision import Calibration, label_means
 from model_store.errors import GallerySuperseded, ItemNotFound, LogDamaged, StorageBusy, StorageFull
 from model_store.files import lock_between_processes
@@ -485,6 +486,23 @@ def test_a_crash_leaves_the_old_gallery_whole(root: Path, name: str) -> None:
     assert after.pop("after")[0].metadata == {"seed": 9}
     assert_same(after, before)
     assert not list(root.glob(".*.compacting"))
+
+
+def test_files_beside_those_of_the_gallery_are_copied(root: Path, tmp_path: Path) -> None:
+    """Also one that is called like a file of the gallery, and more."""
+    first, staging = root / str(current_id(root)), tmp_path / "with more"
+    shutil.copytree(first, staging, ignore=shutil.ignore_patterns("manifest.json"))
+    names = ("samples/1.png", "norms.npy.txt", "items.sqlite.note")
+    for name in names:
+        (staging / name).parent.mkdir(exist_ok=True)
+        (staging / name).write_text(name)
+    publish(staging, read_manifest(first), root)
+    live = opened(root)
+    change(live)
+    with compaction(root, live) as one:
+        directory = one.prepare()
+        one.switch()
+    assert [(directory / name).read_text() for name in names] == [*names]
 
 
 def test_a_calibration_goes_along(digits_bundle: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,14 @@ from pathlib import Path
 import pytest
 from filelock import Timeout
 
-from model_store.files import json_text, lock_between_processes, replacing
+from model_store.files import (
+    FreeSpace,
+    abandoned_folders,
+    json_text,
+    lock_between_processes,
+    replacing,
+    work_folder,
+)
 
 
 class TestJSON:
@@ -88,3 +96,48 @@ def test_a_lock_is_held_by_one_process_and_ends_with_it(tmp_path: Path) -> None:
         holder.wait()
         with lock_between_processes(path).acquire(timeout=10):
             pass
+
+
+class TestWorkFolder:
+    def test_folder_is_removed_after_its_work_and_after_an_error(self, tmp_path: Path) -> None:
+        with work_folder(tmp_path, ".work-") as folder:
+            (folder / "file").touch()
+        assert not list(tmp_path.iterdir())
+        with pytest.raises(ZeroDivisionError), work_folder(tmp_path, ".work-"):
+            raise ZeroDivisionError
+        assert not list(tmp_path.iterdir())
+
+    def test_folder_that_became_something_else_stays(self, tmp_path: Path) -> None:
+        with work_folder(tmp_path, ".work-") as folder:
+            folder.rename(tmp_path / "made")
+        assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+    def test_abandoned_folder_is_removed_by_the_next(self, tmp_path: Path) -> None:
+        """Not one that another works in, nor what only has a similar name."""
+        abandoned = tmp_path / ".work-0123abcd"
+        similar = [".work-0123abc", ".work-0123abcde", ".work-notes", "work-0123abcd", ".work-"]
+        for path in (abandoned, *(tmp_path / name for name in similar)):
+            path.mkdir()
+        (abandoned / "file").touch()
+        (tmp_path / ".work-00000000").touch()  # a file
+        with work_folder(tmp_path, ".work-") as one:
+            assert not abandoned.exists()
+            with work_folder(tmp_path, ".work-") as other:
+                assert one.exists()
+                assert other.exists()
+                assert list(abandoned_folders(tmp_path, ".work-")) == []
+        assert {path.name for path in tmp_path.iterdir()} == {*similar, ".work-00000000"}
+
+
+@pytest.mark.parametrize(("free", "n_bytes"), [(100, 90), (101, 91), (9, 9), (0, 0)])
+def test_a_tenth_of_the_free_space_stays_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, n_bytes: int
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=free))
+    space = FreeSpace(tmp_path)
+    assert space.n_bytes == n_bytes
+    assert space.has(n_bytes)
+    assert not space.has(n_bytes + 1)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=free - 1))
+    assert not space.has(n_bytes)

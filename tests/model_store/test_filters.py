@@ -322,3 +322,15 @@ def test_items_whose_writing_failed_are_not_there(tmp_path: Path) -> None:
         assert file.execute("SELECT name FROM sqlite_master").fetchall() == []
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
         writer.add([])
+
+
+@pytest.mark.parametrize("reserved", ["id", "label", "and", "or", "not"])
+def test_metadata_field_of_a_reserved_name_is_named_in_full(reserved: str) -> None:
+    """Its neighbours are not, and each name leads to its own field."""
+    neighbours = (f"{reserved}s", f"x{reserved}", reserved[:-1], f"{reserved}.x", f"x.{reserved}")
+    for name in neighbours:
+        assert parse_field(name).path == tuple(name.split("."))
+        assert parse_field(name).name == name
+    full = f"metadata.{reserved}"
+    assert parse_field(full).column == "metadata"
+    assert parse_field(full).name == full

@@ -9,7 +9,8 @@ import time
 import tracemalloc
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from model_store.gallery import (
     Delete,
     FaissGallery,
     GallerySnapshot,
+    IndexSettings,
     LiveGallery,
     NewItem,
     Retry,
@@ -40,10 +42,11 @@ from model_store.gallery import (
     parse_filter,
     write_faiss_gallery,
 )
-from model_store.gallery.live.high_water import HighWater
+from model_store.gallery.live.high_water import HighWater, remove_unfinished, require_reached
 from model_store.gallery.live.log import Transaction
 from tests.laws.gallery_laws import BuildGallery, GalleryLaws, new_items, random_embeddings
 from tests.laws.writable_laws import DIM, Reopen, WritableLaws, ids_of, some_upsert, upserts
+from tests.support.killing import killed_at
 
 
 def written(folder: Path, embeddings: Embeddings, items: Sequence[NewItem]) -> FaissGallery:
@@ -462,6 +465,8 @@ class TestDamage:
             ("UPDATE changes SET sequence = 13 WHERE sequence = 12", "change 12 is missing"),
             ("UPDATE outcomes SET outcome = 'other'", "what came of a request differs"),
             ("UPDATE meta SET value = 'x' WHERE key = 'start'", "at which change it begins"),
+            ("UPDATE meta SET value = '²' WHERE key = 'start'", "at which change it begins"),
+            ("UPDATE meta SET value = '-1' WHERE key = 'start'", "at which change it begins"),
             ("UPDATE meta SET value = '2' WHERE key = 'start'", "change 3 is missing"),
             ("DELETE FROM meta WHERE key = 'start'", "at which change it begins"),
         )
@@ -543,6 +548,33 @@ class TestDamage:
         high.write_bytes(b"\0" * 20)
         self.refused(base, kept, "holds no number")
 
+    @pytest.mark.parametrize(("last", "is_whole"), [(3, False), (4, True), (5, True)])
+    def test_log_that_ends_before_the_number_is_damaged(self, last: int, is_whole: bool) -> None:
+        if is_whole:
+            require_reached(last, 4)
+        else:
+            with pytest.raises(LogDamaged, match="ends with change 3, though 4"):
+                require_reached(last, 4)
+
+    @pytest.mark.parametrize("lost", [1, 2])
+    def test_lost_last_change_is_damage(self, kept: Path, base: FaissGallery, lost: int) -> None:
+        """It was acknowledged, and so it is the neighbour that counts."""
+        connection = sqlite3.connect(kept)
+        with closing(connection), connection:
+            (last,) = connection.execute("SELECT max(sequence) FROM changes").fetchone()
+            connection.execute("DELETE FROM changes WHERE sequence > ?", (last - lost,))
+        self.refused(base, kept, f"ends with change {last - lost}, though {last}")
+
+    def test_number_is_made_whole_or_not(self, path: Path) -> None:
+        path.parent.mkdir()
+        for n_calls in range(1, 5):
+            with killed_at(path.parent, n_calls):
+                HighWater(path).make(3)
+            assert HighWater(path).read() in {0, 3}
+            remove_unfinished(path.parent)
+            assert [one.name for one in path.parent.iterdir()] in ([], [f"{path.name}.high"])
+            (path.parent / f"{path.name}.high").unlink(missing_ok=True)
+
     def test_writers_of_several_processes_never_take_the_number_back(self, path: Path) -> None:
         path.parent.mkdir()
         high = HighWater(path)
@@ -568,3 +600,24 @@ def test_changes_that_a_reader_took_in_first_are_not_taken_in_again(
     before = live.snapshot().n_rows
     live.commit([some_upsert("one")])
     assert live.snapshot().n_rows == before + 1
+
+
+def test_rows_beside_the_end_of_the_base_are_each_their_own(tmp_path: Path) -> None:
+    """The last of the base and the first that was put since have neighbouring rows."""
+    n, folder = 3, tmp_path / "base"
+    items = [replace(one, preview=f"large {one.id}".encode()) for one in new_items(n)]
+    folder.mkdir()
+    settings = IndexSettings(preview_side=500)
+    write_faiss_gallery(folder, random_embeddings(n, DIM, 0), items, "the-encoder", settings)
+    live = opened(FaissGallery(folder), tmp_path / "changes" / "x.sqlite")
+    for name in ("zz1", "zz2"):
+        put = some_upsert(name)
+        picture = Thumbnail(name.encode(), "image/png")
+        items.append(replace(put.item, thumbnail=picture, preview=f"large {name}".encode()))
+        live.commit([replace(put, item=items[-1])])
+    now = live.snapshot()
+    whole = {item.id: item for _, part in now.parts() for item in part}
+    for item in items:
+        assert now.item(item.id).id == item.id
+        assert (now.thumbnail(item.id), now.preview(item.id)) == (item.thumbnail, item.preview)
+        assert (whole[item.id].thumbnail, whole[item.id].preview) == (item.thumbnail, item.preview)

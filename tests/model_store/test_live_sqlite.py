@@ -97,6 +97,7 @@ def test_a_commit_that_the_disk_does_not_confirm_is_not_said_to_have_failed() ->
         (errno.EACCES, WriteRefused),
         (errno.EPERM, WriteRefused),
         (errno.EIO, StorageFailed),
+        *((neighbour, StorageFailed) for neighbour in (11, 113, 128, 130, 222, 1122)),
     ],
 )
 def test_an_error_of_the_system_is_told_as_what_it_is(number: int, kind: type[WriteError]) -> None:

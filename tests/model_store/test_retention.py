@@ -6,10 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from model_store.bundles.compaction import Compaction
 from model_store.bundles.directory import (
     CURRENT_FILE,
     activate,
@@ -18,6 +20,7 @@ from model_store.bundles.directory import (
     is_bundle_id,
     previous_id,
 )
+from model_store.bundles.manifest import Manifest, read_manifest
 from model_store.bundles.retention import Hold, prune
 from model_store.errors import BundleNotFound
 from tests.laws.gallery_laws import new_items, random_embeddings
@@ -69,14 +72,29 @@ def test_after_going_back_what_is_served_and_what_was_stay(root: Path) -> None:
     assert bundle_ids(root) == [ids[0], ids[3]]
 
 
-def test_what_was_put_there_to_be_activated_is_not_taken_by_a_service(root: Path) -> None:
-    ids = compacted(root, 3)
-    activate(root, ids[1])  # 2 and 3 did not lead to it
-    activate(root, ids[3])
-    activate(root, ids[1])
-    os.utime(root / ids[2], (0, 0))
-    assert prune(root, 2, compacted=True) == [ids[0]]
-    assert prune(root, 2) == [ids[2]]
+def test_a_bundle_without_a_log_is_not_removed_by_a_service(root: Path) -> None:
+    """It may be there to be activated; one that was compacted from another was served."""
+    ids = compacted(root, 4)
+    (root / "changes" / f"{ids[0]}.sqlite").unlink()
+    activate(root, ids[2])
+    activate(root, ids[4])
+    assert prune(root, 2, compacted=True) == [ids[1], ids[3]]
+    assert prune(root, 2) == [ids[0]]
+
+
+def test_a_bundle_with_another_calibration_names_the_bundle_it_was_made_of(root: Path) -> None:
+    first = str(current_id(root))
+    live = opened(root)
+    live.commit([upsert("new", 1)])
+
+    def calibrate(_gallery: object, _staging: Path, manifest: Manifest) -> Manifest:
+        return replace(manifest, metrics={"fitted": "again"})
+
+    with Compaction(root, read_manifest(root / first), live, calibrate=calibrate) as one:
+        directory = one.prepare()
+        one.switch()
+    manifest = read_manifest(directory)
+    assert (manifest.metrics, manifest.gallery["compacted_from"]) == ({"fitted": "again"}, first)
 
 
 @pytest.mark.process
@@ -93,7 +111,6 @@ def test_one_that_is_open_stays_whoever_has_it_open(root: Path) -> None:
         other.stdout.readline()
         with Hold(root / ids[1]), Hold(root / ids[1]):
             assert prune(root, 1) == []
-        assert prune(root, 1, compacted=True) == []  # until what came before it can go
         assert prune(root, 1) == [ids[1]]
         assert bundle_ids(root) == [ids[0], *ids[2:]]
         other.communicate()

@@ -106,6 +106,19 @@ def test_a_changed_signature_is_none(
         require_signature(bundle, read_manifest(bundle), {public})
 
 
+def test_key_that_begins_or_ends_like_a_trusted_one_is_not_trusted(
+    tmp_path: Path, key: Path, public: str
+) -> None:
+    bundle = bundle_of(tmp_path, "a", key)
+    manifest = read_manifest(bundle)
+    signed = json.loads((bundle / SIGNATURE_FILE).read_text())
+    require_signature(bundle, manifest, {public})
+    for neighbour in (f"{public}0", f"0{public}", public[:-1], public[1:], public.upper(), ""):
+        (bundle / SIGNATURE_FILE).write_text(json.dumps({**signed, "public_key": neighbour}))
+        with pytest.raises(BundleUntrusted, match="by a key that is not trusted"):
+            require_signature(bundle, manifest, {public})
+
+
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b'{"public_key": "00"}'])
 def test_a_file_that_is_no_signature_is_refused_in_words(
     tmp_path: Path, key: Path, public: str, content: bytes

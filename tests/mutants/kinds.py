@@ -170,6 +170,68 @@ def of_call(node: ast.AST, required: Required) -> Iterator[Replacement]:
             yield "argument", node, changed(node, keywords=without(node.keywords, place))
 
 
+SCOPES = ("read", "review", "write", "admin")
+"""Of callers, each with more rights than the one before."""
+ENDS = ("startswith", "endswith")
+
+
+def of_neighbour(node: ast.AST) -> Iterator[Replacement]:
+    """Return what a value next to the right one would pass: one more or less, a longer name."""
+    match node:
+        case ast.Compare(left=left, ops=[operator]) if type(operator) in MOVED:
+            for other in (ast.Add(), ast.Sub()) if not is_text(left) else ():
+                moved = ast.BinOp(left, other, ast.Constant(1))
+                yield "off by one", node, changed(node, left=moved)
+        case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq() as operator], comparators=[right]):
+            negation = "" if isinstance(operator, ast.Eq) else "not "
+            for end in ENDS if is_name(left) and is_name(right) else ():
+                loose = f"str({ast.unparse(left)}).{end}(str({ast.unparse(right)}))"
+                yield "neighbour", node, f"({negation}{loose})"
+        case ast.Compare(left=left, ops=[ast.In() | ast.NotIn() as operator], comparators=[right]):
+            negation = "" if isinstance(operator, ast.In) else "not "
+            for end in ENDS if is_name(left) or isinstance(left, ast.BinOp) else ():
+                loose = f"any(str({ast.unparse(left)}).{end}(str(known)) for known in"
+                yield "neighbour", node, f"({negation}{loose} {ast.unparse(right)}))"
+        case ast.Call(func=ast.Name(id="fnmatchcase"), args=[name, pattern]):
+            loose = f"str({ast.unparse(name)}).startswith(str({ast.unparse(pattern)}).rstrip('*'))"
+            yield "neighbour", node, loose
+        case ast.Call(func=ast.Attribute(attr="fullmatch") as called):
+            yield "neighbour", called, changed(called, attr="match")
+
+
+def of_bounds(node: ast.AST) -> Iterator[Replacement]:
+    """Return one of two bounds, or conditions, in place of both."""
+    match node:
+        case ast.Call(func=ast.Name(id="min" | "max") | ast.Attribute(attr="minimum" | "maximum")):
+            for one in node.args if len(node.args) == 2 else ():
+                yield "one bound", node, f"({ast.unparse(one)})"
+        case ast.Compare(ops=[first, second], comparators=[middle, right]):
+            yield "one bound", node, changed(node, ops=[first], comparators=[middle])
+            yield "one bound", node, changed(node, left=middle, ops=[second], comparators=[right])
+        case ast.BoolOp(values=values):
+            for place in range(len(values)):
+                kept = [ast.unparse(one) for one in [*values[:place], *values[place + 1 :]]]
+                joined = " and " if isinstance(node.op, ast.And) else " or "
+                yield "one bound", node, f"({joined.join(f'({one})' for one in kept)})"
+
+
+def of_scope(tree: ast.AST) -> Iterator[Replacement]:
+    """Return the scopes next to those that are asked for, in decorators too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "requires":
+            for argument in node.args:
+                if isinstance(argument, ast.Constant) and argument.value in SCOPES:
+                    place = SCOPES.index(argument.value)
+                    for other in (*SCOPES[:place][-1:], *SCOPES[place + 1 :][:1]):
+                        yield "scope", argument, repr(other)
+
+
+def is_name(node: ast.AST) -> bool:
+    """Tell what may be a name: neither a number nor the result of a computation."""
+    is_string = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return is_string or isinstance(node, ast.Name | ast.Attribute)
+
+
 def is_text(node: ast.AST) -> bool:
     """Tell what may be joined but not be reckoned with."""
     is_string = isinstance(node, ast.Constant) and isinstance(node.value, str)
@@ -202,14 +264,23 @@ def python_edits(source: bytes, required: Required) -> Iterator[Edit]:
     starts = [0]
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    for node, statement in visible(ast.parse(source)):
-        for kind, old, code in chain(
-            of_operator(node), of_value(node), of_call(node, required), of_statement(node)
+    tree = ast.parse(source)
+    found = [(one, one[1].lineno) for one in of_scope(tree)]
+    for node, statement in visible(tree):
+        for one in chain(
+            of_operator(node),
+            of_value(node),
+            of_call(node, required),
+            of_neighbour(node),
+            of_bounds(node),
+            of_statement(node),
         ):
-            begin = starts[old.lineno - 1] + old.col_offset
-            end = starts[(old.end_lineno or 0) - 1] + (old.end_col_offset or 0)
-            first = old.lineno if isinstance(old, ast.stmt) else statement
-            yield Edit(kind, begin, end, code, first)
+            first = one[1].lineno if isinstance(one[1], ast.stmt) else statement
+            found += [(one, first)]
+    for (kind, old, code), first in found:
+        begin = starts[old.lineno - 1] + old.col_offset
+        end = starts[(old.end_lineno or 0) - 1] + (old.end_col_offset or 0)
+        yield Edit(kind, begin, end, code, first)
 
 
 # --- JavaScript ---------------------------------------------------------------------------------

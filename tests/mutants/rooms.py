@@ -27,7 +27,7 @@ ROOMS = {
     "access": Room(
         ("service/access/*.py",),
         (
-            f"{SERVICE}/test_access.py",
+            f"{SERVICE}/test_access*.py",
             f"{SERVICE}/test_keys*.py",
             f"{SERVICE}/test_hosts.py",
             f"{SERVICE}/test_proxies.py",
@@ -39,6 +39,34 @@ ROOMS = {
             f"{SERVICE}/test_audit.py",
             f"{SERVICE}/test_fair_share.py",
             f"{SERVICE}/test_secrets_in_the_log.py",
+        ),
+    ),
+    "routes": Room(
+        ("service/http/routes/*.py", "service/serving/created.py"),
+        (
+            f"{SERVICE}/test_access.py",
+            f"{SERVICE}/test_tenants.py",
+            f"{SERVICE}/test_openapi.py",
+            f"{SERVICE}/test_changes.py",
+            f"{SERVICE}/test_galleries.py",
+            f"{SERVICE}/test_review.py",
+            f"{SERVICE}/test_enrolling_decisions.py",
+            f"{SERVICE}/test_feedback.py",
+        ),
+    ),
+    "bundles": Room(
+        ("model_store/bundles/*.py", "model_store/files.py", "model_store/item_ids.py"),
+        (
+            f"{CORE}/test_archive.py",
+            f"{CORE}/test_bundle*.py",
+            f"{CORE}/test_compaction.py",
+            f"{BUILDER}/indexing/test_recalibrated_items.py",
+            f"{CORE}/test_files.py",
+            f"{CORE}/test_gallery_folder.py",
+            f"{CORE}/test_item_ids.py",
+            f"{CORE}/test_retention*.py",
+            f"{CORE}/test_shadow_terms.py",
+            f"{CORE}/test_signatures.py",
         ),
     ),
     "decision": Room(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutants.drawing import Mutant, draw, equivalents, found_again
-from tests.mutants.kinds import python_edits, script_edits
+from tests.mutants.kinds import ENDS, python_edits, script_edits
 from tests.mutants.rehearsal import coverage_of, lines_of
 from tests.mutants.results import Results
 from tests.mutants.rooms import ROOMS, ROOT, Room, files
@@ -44,6 +44,21 @@ def mutants(source: str, kind: str) -> list[str]:
         ("slice", "x = rows[:n]", ["x = rows[:]"]),
         ("function", "x = rows.sum() + sum(a)", ["x = rows.mean() + sum(a)"]),
         ("function", "x = min(a, b)", ["x = max(a, b)"]),
+        ("off by one", "x = a < b", ["x = a + 1 < b", "x = a - 1 < b"]),
+        ("neighbour", "x = a == b", [f"x = (str(a).{end}(str(b)))" for end in ENDS]),
+        ("neighbour", "x = a != b", [f"x = (not str(a).{end}(str(b)))" for end in ENDS]),
+        ("neighbour", "x = a == 1", []),
+        ("neighbour", "x = a in b", [
+            f"x = (any(str(a).{end}(str(known)) for known in b))" for end in ENDS]),
+        ("neighbour", "x = P.fullmatch(a)", ["x = P.match(a)"]),
+        ("neighbour", "x = fnmatchcase(a, b)", ["x = str(a).startswith(str(b).rstrip('*'))"]),
+        ("one bound", "x = max(a, b)", ["x = (a)", "x = (b)"]),
+        ("one bound", "x = 1 <= a < b", ["x = 1 <= a", "x = a < b"]),
+        ("one bound", "x = a and b or c", [
+            "x = ((c))", "x = ((a and b))", "x = ((b)) or c", "x = ((a)) or c"]),
+        ("scope", "@get(requires('write'))\ndef f(): ...", [
+            f"@get(requires('{one}'))\ndef f(): ..." for one in ("review", "admin")]),
+        ("scope", "x = requires('read')", ["x = requires('review')"]),
         ("argument", "x = f(must=1, may=2)", ["x = f(must=1)"]),
         ("statement", "g(a)\nlog.info('a')\nx = b", ["pass\nlog.info('a')\nx = b"]),
         ("guard", "if a:\n    raise B(c)", ["pass"]),

@@ -34,10 +34,21 @@ class TestRedisCache(CacheLaws):
             yield cache
 
 
+class TestRedisCacheWhileRedisIsSilent(CacheLaws):
+    @pytest.fixture
+    async def cache(self) -> AsyncIterator[Cache]:
+        room = 200 * held_bytes(new_entry(0))
+        with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+            async with opened(f"redis://127.0.0.1:{silent.getsockname()[1]}", 0.05, room) as cache:
+                yield cache
+
+
 @asynccontextmanager
-async def opened(url: str, timeout_s: float = TIMEOUT_S) -> AsyncIterator[RedisCache]:
+async def opened(
+    url: str, timeout_s: float = TIMEOUT_S, max_bytes: int = 0
+) -> AsyncIterator[RedisCache]:
     """A cache that by default waits for Redis, however loaded the machine is."""
-    cache = RedisCache(url, timeout_s, TTL_S)
+    cache = RedisCache(url, timeout_s, TTL_S, max_bytes=max_bytes)
     try:
         yield cache
     finally:
@@ -100,6 +111,15 @@ class TestTheBoundOfTheProcessCache:
             kept = {name: entry for name, entry in found.items() if entry is not None}
             assert sum(map(held_bytes, kept.values())) <= bound
         assert len(kept) > 1
+
+    async def test_an_entry_ends_with_its_life(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        cache, now = ProcessCache(10**6, life_s=10.0), 100.0
+        monkeypatch.setattr("service.encoding.cache.time.monotonic", lambda: now)
+        await cache.put("key", new_entry(0))
+        now = 109.9
+        assert await cache.get("key") is not None
+        now = 110.0
+        assert await cache.get("key") is None
 
     async def test_no_room_keeps_nothing(self) -> None:
         cache = ProcessCache(0)
@@ -211,6 +231,25 @@ class TestRedisIsGone:
                 while found is None:
                     found = await cache.get("b")
             assert_same_bits(found, entries["b"])
+
+    async def test_entries_in_memory_are_found_only_while_it_is_silent(
+        self, redis_server: Redis, no_rest: None
+    ) -> None:
+        room = 200 * held_bytes(new_entry(0))
+        async with opened(redis_server.url, 0.5, room) as cache, opened(redis_server.url) as other:
+            await cache.put("taken", new_entry(0))
+            redis_server.send(signal.SIGSTOP)
+            try:
+                await cache.put("not taken", new_entry(1))
+                assert_same_bits(await cache.get("taken"), new_entry(0))
+            finally:
+                redis_server.send(signal.SIGCONT)
+            await other.remove("taken")
+            await other.remove("not taken")
+            async with asyncio.timeout(TIMEOUT_S):
+                while await cache.get("taken") is not None:
+                    pass
+            assert_same_bits(await cache.get("not taken"), new_entry(1))
 
     async def test_a_host_that_never_answers_is_not_waited_for(self) -> None:
         with closing(socket.create_server(("127.0.0.1", 0))) as silent:

@@ -13,6 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 from PIL import Image
+from pydantic import ValidationError
 from starlette.testclient import TestClient
 
 import model_store.bundles.bundle as bundle_module
@@ -23,6 +24,8 @@ from model_store.gallery import ChangesFile
 from model_store.gallery.files.previews import PREVIEWS_FILE, PreviewsWriter
 from model_store.gallery.live.log import Transaction
 from model_store.gallery.live.sqlite import commit
+from model_store.item_ids import MAX_ID_LENGTH
+from service.schemas.changes import MAX_METADATA_BYTES, BatchOptions, ItemOptions
 from tests.end_to_end.keys import KeysFile
 from tests.end_to_end.questions import picture, search, truncated
 from tests.support.bundle_copies import copied, flip_a_byte, republished
@@ -190,7 +193,7 @@ class TestPuttingAnItem:
     @pytest.mark.parametrize(
         ("item_id", "fields", "said"),
         [
-            ("a%00b", {}, "printable"),
+            ("a%00b", {}, "control characters"),
             ("a/similar", {}, "must not end"),
             ("%2e%2e", {}, "'.' or '..'"),
             ("%2e", {}, "'.' or '..'"),
@@ -198,7 +201,7 @@ class TestPuttingAnItem:
             ("a", {"label": "shoe\0"}, "control characters"),
             ("a", {"label": "shoe\n2026 admin logged in"}, "control characters"),
             ("a", {"label": "\u202egnp.exe"}, "overrides of direction"),
-            ("x" * 201, {}, "200"),
+            ("x" * (MAX_ID_LENGTH + 1), {}, str(MAX_ID_LENGTH)),
             ("a", {"metadata": "[1]"}, "dictionary"),
             ("a", {"metadata": "{"}, "JSON"),
             ("a", {"metadata": '{"a": NaN}'}, "JSON"),
@@ -710,3 +713,24 @@ def test_what_is_written_is_counted(live: TestClient, digit: bytes) -> None:
 
 def serving(client: TestClient) -> str:
     return str(client.get("/v1/galleries/digits/bundles").json()["serving"])
+
+
+def test_metadata_has_up_to_16_kib_and_a_label_up_to_200_characters() -> None:
+    frame = len(json.dumps({"a": ""}))
+    just, more = (json.dumps({"a": "x" * (2**14 - frame + n)}) for n in (0, 1))
+    assert len(just) == MAX_METADATA_BYTES
+    assert ItemOptions(label="é" * 200, metadata=just).metadata["a"]
+    with pytest.raises(ValidationError, match="16385 bytes"):
+        ItemOptions(metadata=more)
+    with pytest.raises(ValidationError, match="200"):
+        ItemOptions(label="é" * 201)
+
+
+@pytest.mark.parametrize(("n", "n_different"), [(1, 1), (2, 2), (2, 1)])
+def test_ids_of_a_batch_are_different(n: int, n_different: int) -> None:
+    items = json.dumps([{"id": f"i{number % n_different}"} for number in range(n)])
+    if n == n_different:
+        assert len(BatchOptions(items=items).items) == n
+    else:
+        with pytest.raises(ValidationError, match="ids repeat"):
+            BatchOptions(items=items)

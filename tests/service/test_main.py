@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import socket
+import threading
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from service.command_line import read_command_line
 from service.encoding.process import EncoderProcess
 from service.encoding.shared import SharedEncoders
 from service.settings import Settings, settings_in_groups
-from service.start import open_bundles, open_served
+from service.start import _doors, open_bundles, open_served
 from tests.support.help_pages import readable
 
 
@@ -218,3 +221,20 @@ def test_ctrl_c_before_it_answers_is_one_line(
         main([])
     assert ended.value.code == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_address_that_is_in_use_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Processes of a service whose parent was killed hold it until they have ended."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as held:
+        settings = Settings(port=held.getsockname()[1])
+        monkeypatch.setattr("service.start.IN_USE_S", 0.3)
+        with pytest.raises(SystemExit):
+            _doors(settings)
+        assert "address already in use" in capsys.readouterr().err
+        monkeypatch.setattr("service.start.IN_USE_S", 60.0)
+        threading.Timer(0.3, held.close).start()
+        for door in _doors(settings):
+            assert door.getsockname()[1] == settings.port
+            door.close()

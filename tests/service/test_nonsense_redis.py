@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,9 +67,31 @@ def test_nobody_is_refused_for_it(
 ) -> None:
     monkeypatch.setattr("service.circuit_breaker.REST_AFTER_FAILURE_S", 0.0)
     client = start(redis_url=no_redis(kind).url, rate_limit="100/day")
-    asked: list[httpx2.Response] = [search(client, digit), client.get("/v1/galleries")]
-    asked.append(client.get("/readyz"))
-    assert [answered.status_code for answered in asked] == [200, 200, 200]
+    first = search(client, digit, limit=5)
+    asked: list[httpx2.Response] = [first, client.get("/v1/galleries"), client.get("/readyz")]
+    asked.append(next_page(client, first))
+    assert [answered.status_code for answered in asked] == [200, 200, 200, 200]
+
+
+@pytest.mark.parametrize(("cache_bytes", "status"), [(0, 503), (2**20, 200)])
+def test_cursor_is_followed_while_redis_is_silent(
+    start: StartClient, digit: bytes, cache_bytes: int, status: int
+) -> None:
+    """From this process's memory; without it, whether the query is known cannot be said."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        client = start(redis_url=url, redis_timeout_s=0.05, cache_bytes=cache_bytes)
+        response = next_page(client, search(client, digit, limit=5))
+    assert response.status_code == status
+    if status == 503:
+        assert response.json()["code"] == "not_ready"
+        assert int(response.headers["retry-after"]) > 0
+
+
+def next_page(client: TestClient, first: httpx2.Response) -> httpx2.Response:
+    """Follow the cursor of an answer."""
+    cursor = first.json()["next_cursor"]
+    return client.get("/v1/galleries/digits/search/next", params={"cursor": cursor})
 
 
 @pytest.mark.anyio

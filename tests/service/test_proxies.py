@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from starlette.testclient import TestClient
 
+from service.access.proxies import is_forwarding
 from tests.end_to_end.keys import KeysFile, bearer, id_of
 from tests.support.local_client import LocalClient
 
@@ -29,6 +30,9 @@ def from_(client: TestClient, address: str) -> TestClient:
         {"X-Real-IP": ELSEWHERE},
         {"X-Forwarded-Host": "shop.example"},
         {"Via": "1.1 proxy"},
+        {"X-Forwarded-Prefix": "/images"},
+        {"X-Original-Forwarded-For": ELSEWHERE},
+        {"CF-Connecting-IP": "127.0.0.1"},
     ],
 )
 def test_without_keys_nothing_is_for_those_behind_a_proxy(
@@ -39,6 +43,28 @@ def test_without_keys_nothing_is_for_those_behind_a_proxy(
     refused = client.post(COMPACT, headers=headers)
     assert refused.status_code == client.get(READ, headers=headers).status_code == 401
     assert "through a proxy" in refused.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("name", "forwarding"),
+    [
+        ("x-forwarded-for", True),
+        ("x-forwarded-proto", True),
+        ("x-forwarded-port", True),
+        ("x-forwarded", False),
+        ("x-forwardedfor", False),
+        ("x-original-url", True),
+        ("x-originals", False),
+        ("x-client-ip", True),
+        ("x-client-ips", False),
+        ("client-ip", True),
+        ("true-client-ip", True),
+        ("x-request-id", False),
+        ("user-agent", False),
+    ],
+)
+def test_headers_of_proxies_are_known(name: str, forwarding: bool) -> None:
+    assert is_forwarding(name.encode()) is forwarding
 
 
 def test_anyone_may_be_allowed_to_read_and_write_all_the_same(start: StartClient) -> None:

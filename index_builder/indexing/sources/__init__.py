@@ -12,6 +12,7 @@ Each gives its entries in an order of its own that is always the same, and looks
     iiif        a manifest of IIIF's Presentation API, an item a canvas
     parquet_images  Parquet with the images in it
     vectors     tables of vectors, in place of images
+    unpacking   files of the run that are written from compressed ones
     places      the folder that images must lie in
     remote      a file or a folder in a bucket or on the web, read by the readers above
     bucket_folder  the files of a folder in a bucket, in the order of a disk

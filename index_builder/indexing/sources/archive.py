@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import lzma
 import os
-import shutil
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import IO, Any, cast
 from index_builder.datasets.image_files import HEAD_BYTES, LeftOut, Reason, is_system_file
 from index_builder.indexing.blocks import Entry, Place
 from index_builder.indexing.sources.manifest import require_names, text_of
+from index_builder.indexing.sources.unpacking import unpacking
 from model_store.errors import DatasetError
 from model_store.images import format_of
 
@@ -26,6 +26,7 @@ UNPACKED = "source.tar"
 
 SIDECARS = (".json", ".cls", ".txt")
 _MOST_SIDECAR_BYTES = 2**20
+_CHUNK = 2**20
 
 
 @dataclass(slots=True)
@@ -93,7 +94,7 @@ class Archive:
 
         Raises
         ------
-        DatasetError : it is no tar file, or cut off.
+        DatasetError : it is no tar file, or cut off, or larger than the disk has space for.
         """
         try:
             plain = self._plain(scratch)
@@ -144,14 +145,13 @@ class Archive:
         status = self.path.stat()
         if plain.exists() and plain.stat().st_mtime_ns == status.st_mtime_ns:
             return plain
-        partial = plain.with_suffix(".partial")
-        with tarfile.open(self.path, "r:*") as packed, partial.open("wb") as file:
+        with unpacking(plain, self.path.name) as write, tarfile.open(self.path, "r:*") as packed:
             content = cast("IO[bytes]", packed.fileobj)
             content.seek(0)
-            shutil.copyfileobj(content, file)
+            while chunk := content.read(_CHUNK):
+                write(chunk)
         # By its date it is known which archive it was unpacked from.
-        os.utime(partial, ns=(status.st_mtime_ns, status.st_mtime_ns))
-        partial.replace(plain)
+        os.utime(plain, ns=(status.st_mtime_ns, status.st_mtime_ns))
         return plain
 
 

@@ -13,6 +13,7 @@ from index_builder.datasets.image_files import LeftOut, Reason, files_below, is_
 from index_builder.indexing.blocks import Entry, Place
 from index_builder.indexing.sources.manifest import entry_of, read_box, without_label
 from index_builder.indexing.sources.places import MISSING
+from index_builder.indexing.sources.unpacking import unpacking
 from index_builder.vectors.table import NOT_FOR_PYTHON
 from model_store.errors import DatasetError
 from model_store.installation import how_to_install
@@ -86,12 +87,11 @@ class ParquetImages:
             return unpacked
         for left in scratch.glob(f"*{UNPACKED}"):  # of files that have changed since, or are gone
             left.unlink()
-        partial = scratch / f"source{UNPACKED}.partial"
-        with partial.open("wb") as file:
+        with unpacking(unpacked, ", ".join(path.name for path in self.paths[:3])) as write:
             for path in self.paths:
                 for _, data, _ in _rows(path):
-                    file.write(data)
-        return partial.replace(unpacked)
+                    write(data)
+        return unpacked
 
 
 def _rows(path: Path) -> Iterator[tuple[dict[str, Any], bytes, str | None]]:

@@ -12,15 +12,19 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from model_store.errors import LogDamaged
-from model_store.files import flush
+from model_store.files import PARTIAL, replacing
 
 logger = logging.getLogger(__name__)
 
 _DIGITS = 20
+_ENDING = ".high"
+UNFINISHED = f"{_ENDING}{PARTIAL}"
+"""Ending of the name of a number that is being made."""
 
 
 class HighWater:
@@ -32,7 +36,7 @@ class HighWater:
     """
 
     def __init__(self, log: Path) -> None:
-        self.path = log.with_name(f"{log.name}.high")
+        self.path = log.with_name(f"{log.name}{_ENDING}")
 
     def read(self) -> int:
         """Return the number; 0 where there is none.
@@ -54,15 +58,17 @@ class HighWater:
     def make(self, sequence: int) -> None:
         """Write the number where there is none, so that raising it needs no room later.
 
+        A kill at any moment leaves no number, or a whole one.
+
         Raises
         ------
         OSError
         """
-        with suppress(FileExistsError):
-            descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(_written(sequence))
-            flush(self.path)
+        if not self.path.exists():
+            with _alone(self.path.parent):
+                if not self.path.exists():
+                    with replacing(self.path) as staged:
+                        staged.write_bytes(_written(sequence))
 
     def raise_to(self, sequence: int) -> None:
         """Write a greater number; a change that is on the disk is not refused where it fails."""
@@ -74,6 +80,25 @@ class HighWater:
                     os.pwrite(file.fileno(), _written(sequence), 0)
         except OSError:
             logger.exception("how far the changes have come cannot be written down")
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove numbers in a folder of logs that killed processes were writing."""
+    with _alone(folder):
+        for left in folder.glob(f".*{UNFINISHED}"):
+            left.unlink()
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Be the one process that makes numbers in a folder."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # a file system without locks of folders
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def require_reached(last: int, reached: int) -> None:

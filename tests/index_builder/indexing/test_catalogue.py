@@ -47,6 +47,16 @@ def test_metadata_that_no_file_could_hold_is_refused(path: Path) -> None:
             Catalogue(path, [replace(given, metadata=wrong)])
 
 
+def test_entry_whose_id_breaks_the_rule_is_a_failure_of_its_block(path: Path) -> None:
+    names = ["..", "a", "a/../b", "x" * 1024, "x" * 1025, "a\nb", "a\u202eb", "a/similar"]
+    with closing(Catalogue(path, [Entry(one, Place("/a", None, 0, 7)) for one in names])) as found:
+        [block] = found.blocks()
+    assert block.ids == tuple(names)
+    assert set(block.failures) == {*names} - {"a", "x" * 1024}
+    assert {why.error for why in block.failures.values()} == {"InvalidId"}
+    assert not any(why.passing for why in block.failures.values())
+
+
 def test_entries_come_back_in_blocks_in_their_order(path: Path) -> None:
     places = [
         Place("/a.png", 5, 0, 7),

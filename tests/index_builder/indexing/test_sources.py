@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import datetime as dt
 import json
+import math
 import os
+import shutil
 import tarfile
 import unicodedata
 from functools import partial
@@ -439,6 +441,34 @@ def test_a_damaged_archive_is_refused(
     archive.write_bytes(whole[: len(whole) // 2] if damage == "cut" else b"no archive" * 1000)
     with pytest.raises(DatasetError, match="is not a whole tar file"):
         entries(archive, tmp_path)
+
+
+@pytest.mark.parametrize(("spare", "fits"), [(0, True), (-1, False)])
+def test_compressed_archive_is_unpacked_only_where_the_disk_has_space(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spare: int, fits: bool
+) -> None:
+    """A tenth of the free space stays free; what was begun is removed."""
+    archive, scratch = tmp_path / "bomb.tar.xz", tmp_path / "scratch"
+    scratch.mkdir()
+    (folder / "0" / "x.png").write_bytes(bytes(3 * 2**20))
+    with tarfile.open(archive, "w:xz") as file:
+        file.add(folder / "0" / "x.png", "0/x.png")
+    with tarfile.open(archive) as file:
+        size = 10 * 1024 * math.ceil((file.getmember("0/x.png").size + 512 + 1024) / 10 / 1024)
+    free = next(n for n in range(size, 2 * size) if n - n // 10 == size + spare)
+    usage = shutil.disk_usage(tmp_path)
+
+    def disk_usage(_: object) -> object:
+        taken = sum(path.stat().st_size for path in scratch.iterdir())
+        return usage._replace(free=free - taken)
+
+    monkeypatch.setattr("shutil.disk_usage", disk_usage)
+    if fits:
+        assert told(entries(archive, scratch)) == [("0/x.png", "0", {})]
+    else:
+        with pytest.raises(DatasetError, match=r"bomb\.tar\.xz is not unpacked"):
+            entries(archive, scratch)
+        assert not [*scratch.iterdir()]
 
 
 def test_a_manifest_of_this_machine_may_name_the_web(folder: Path) -> None:

@@ -7,6 +7,7 @@ import base64
 import errno
 import io
 import os
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -406,9 +407,11 @@ class TestCopies:
     def test_an_endless_file_does_not_fill_the_disk(
         self, web: WebServer, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("index_builder.storage.copies._SHARE_OF_FREE", 1e-6)
+        usage = shutil.disk_usage(tmp_path)
+        free = iter(range(10**6, 0, -10_000))
+        monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=next(free)))
         web.answers["/a.csv"] = endless
-        with pytest.raises(DatasetError, match="disk of the run directory has room for"):
+        with pytest.raises(DatasetError, match="run directory has no space for more"):
             storage.copied(f"{web.url}/a.csv", tmp_path / "copies")
         assert not list((tmp_path / "copies").iterdir())
 

@@ -130,6 +130,27 @@ def test_the_threshold_of_an_fpir_is_just_above_the_first_that_must_not_pass() -
     assert stream_of(evidence(300, 0)).strictest(0.1) is None
 
 
+@pytest.mark.parametrize(("max_error", "max_rate"), [(0.3, 0.1), (0.05, 0.5)])
+def test_match_keeps_both_the_error_and_the_fpir_that_are_promised(
+    max_error: float, max_rate: float
+) -> None:
+    """Whichever of the two asks for more."""
+    of = evidence(300, 300, clusters=np.arange(600))
+    first = np.where(of.absent, np.linspace(0, 1.9, 600) - 0.95, of.first_probabilities)
+    of = replace(of, first_probabilities=first)
+    by_error = promises(of, max_error=max_error).threshold(2)
+    by_rate = promises(of).stream.strictest(max_rate)
+    assert by_rate is not None
+    assert (by_rate > by_error) is (max_error > max_rate)
+    both = promises(of, max_error=max_error, max_false_match_rate=max_rate)
+    assert both.threshold(2) == max(by_error, by_rate)
+    point = both.matches[2].point
+    assert point is not None
+    assert point.error_bound <= max_error
+    assert point.false_match_bound is not None
+    assert point.false_match_bound <= max_rate
+
+
 @pytest.mark.slow
 def test_an_error_is_promised_with_confidence_and_not_on_average() -> None:
     """Of 200 calibrations at most a tenth may exceed it, beyond what chance explains."""

@@ -4,10 +4,13 @@ import { verdictOf } from "../answer.js";
 import { el } from "../elements.js";
 import { stateOf } from "./budget.js";
 
+/** The same as in `model_store/spreadsheets.py`. */
+const FORMULA = /^'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]/;
+
 /** A cell. What a spreadsheet would take for a formula is text with an apostrophe before it. */
 function cell(value) {
   if (value === null || value === undefined) return "";
-  const text = typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
+  const text = typeof value === "string" && FORMULA.test(value) ? `'${value}` : String(value);
   return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 

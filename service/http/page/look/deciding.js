@@ -105,7 +105,7 @@ function addForm({ gallery, view, added }) {
   const { entry } = view;
   const { blob, name } = entry;
   const proposed = name.replace(/\.\w+$/, "").replace(/[^\w.-]+/g, "-").slice(0, 100);
-  const id = el("input", { type: "text", id: "new-id", required: true, maxLength: 200, value: proposed });
+  const id = el("input", { type: "text", id: "new-id", required: true, maxLength: 1024, value: proposed });
   const label = el("input", { type: "text", id: "new-label", maxLength: 200 });
   const problem = el("p.note", { role: "alert" });
   const button = el("button", { type: "submit" }, t`Add to the gallery`);

@@ -1,0 +1,40 @@
+"""What a client makes paths and images of: a name asks no other route and no other file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from model_store.errors import InvalidRequest
+from service.client.contract import path_of
+from service.client.images import image_named
+
+
+def test_path_is_of_its_parts() -> None:
+    assert path_of() == "/v1/galleries"
+    assert path_of("shoes", "search") == "/v1/galleries/shoes/search"
+    assert path_of("a?b", "items", "a/b c#") == "/v1/galleries/a%3Fb/items/a%2Fb%20c%23"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        *((name, "search") for name in ("a/items/b", "/", "", ".", "..", "a\0b")),
+        *(("shoes", "items", item) for item in ("", "..", "a/../b", "b/similar", "a\0b")),
+        ("shoes", "review", "../calibration"),
+    ],
+)
+def test_name_that_would_ask_another_route_is_refused(parts: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidRequest):
+        path_of(*parts)
+
+
+@pytest.mark.parametrize("text", ["\0", "a\0b.png", "x" * 5000, "~no-such-user-here/a.png", ""])
+@pytest.mark.parametrize("inside", [True, False])
+def test_text_that_is_no_path_is_refused_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, inside: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidRequest, match=r"is not the path|There is no file"):
+        image_named(text, [tmp_path] if inside else None)
