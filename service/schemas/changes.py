@@ -6,9 +6,11 @@ import json
 import unicodedata
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, Field, Json, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Json, field_validator
 
+from model_store.gallery.filters.grammar import RepeatedName, read_json
 from service.schemas.problems import Problem
+from service.schemas.requests import RequestModel
 
 MAX_ID_LENGTH = 200
 MAX_METADATA_BYTES = 16 * 2**10
@@ -67,16 +69,28 @@ Label = Annotated[
 Metadata = Annotated[dict[str, Any], AfterValidator(_check_metadata)]
 
 
-class ItemOptions(BaseModel):
+def _checked_json(text: object) -> object:
+    """Refuse a document of which a part would be dropped; Pydantic reads it then."""
+    if isinstance(text, str):
+        try:
+            read_json(text)
+        except RepeatedName as error:
+            raise ValueError(str(error)) from None
+        except (ValueError, RecursionError):  # Pydantic says better what is wrong
+            pass
+    return text
+
+
+class ItemOptions(RequestModel):
     """The label and metadata of an item."""
 
     label: Label = None
-    metadata: Json[Metadata] = Field(
+    metadata: Annotated[Json[Metadata], BeforeValidator(_checked_json)] = Field(
         default={}, description="A JSON object of yours, 16 KiB at most."
     )
 
 
-class BatchEntry(BaseModel):
+class BatchEntry(RequestModel):
     """One item of a batch; its image is the file at the same place."""
 
     id: ItemId
@@ -84,10 +98,10 @@ class BatchEntry(BaseModel):
     metadata: Metadata = Field(default={}, description="A JSON object of yours, 16 KiB at most.")
 
 
-class BatchOptions(BaseModel):
+class BatchOptions(RequestModel):
     """The items of a batch."""
 
-    items: Json[list[BatchEntry]] = Field(
+    items: Annotated[Json[list[BatchEntry]], BeforeValidator(_checked_json)] = Field(
         description='A JSON list, one entry for each image and in their order: `{"id": …, '
         '"label": …, "metadata": {…}}`.'
     )

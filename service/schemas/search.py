@@ -14,6 +14,7 @@ from service.schemas.galleries import EncoderState
 from service.schemas.items import ItemDetail
 from service.schemas.problems import Problem
 from service.schemas.queries import Query, Uncertainty
+from service.schemas.requests import RequestModel
 
 ShareOrigin = Literal["request", "key", "adopted", "bundle"]
 """The origin of a share of absent queries: the request, the caller's key, the operator who adopted
@@ -33,7 +34,7 @@ Alpha = Annotated[
 ]
 
 
-class ListOptions(BaseModel):
+class ListOptions(RequestModel):
     """The options of a list of items."""
 
     limit: int = Field(10, ge=1, le=100, description="How many neighbours to return.")
@@ -55,7 +56,7 @@ class ListOptions(BaseModel):
     )
 
 
-class DecisionOptions(BaseModel):
+class DecisionOptions(RequestModel):
     """The options of a decision on a list of neighbours."""
 
     alpha: Alpha = None
@@ -111,8 +112,11 @@ class JsonSearchOptions(SearchOptions):
         FilterText,
         WithJsonSchema(
             {
-                "anyOf": [{"type": "object"}, {"type": "string"}, {"type": "null"}],
-                "maxLength": MAX_BYTES,
+                "anyOf": [
+                    {"type": "object", "additionalProperties": True},
+                    {"type": "string", "maxLength": MAX_BYTES},
+                    {"type": "null"},
+                ],
             }
         ),
     ] = Field(
@@ -134,7 +138,10 @@ class SearchRequest(JsonSearchOptions):
     @model_validator(mode="before")
     @classmethod
     def _holds_the_image(cls, value: object) -> object:
-        if isinstance(value, dict) and "image_base64" not in value:
+        if not isinstance(value, dict) or "image_base64" in value:
+            return value
+        others = [str(name) for name in value if name not in cls.model_fields]
+        if not others or any("url" in name.lower() for name in others):
             raise ValueError(
                 "image_base64 is missing; URLs are not fetched: send the image file itself"
             )

@@ -5,13 +5,15 @@ from __future__ import annotations
 from datetime import date, datetime
 from typing import Annotated
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field, WithJsonSchema, field_validator
 
 from service.schemas.changes import ItemId, Label, Metadata
+from service.schemas.requests import RequestModel
 
 MAX_ENROLLED = 1000
 
-QueryId = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+QUERY_ID = "^[0-9a-f]{64}$"
+QueryId = Annotated[str, Field(pattern=QUERY_ID)]
 
 
 class UnknownMember(BaseModel):
@@ -73,7 +75,7 @@ class UnknownGroups(BaseModel):
     groups: list[UnknownGroup] = Field(description="The largest first, at most `limit`.")
 
 
-class EnrolRequest(BaseModel):
+class EnrolRequest(RequestModel):
     """A name for a group of queries."""
 
     label: Annotated[Label, Field(min_length=1)] = Field(description="Of all of them.")
@@ -83,7 +85,17 @@ class EnrolRequest(BaseModel):
         max_length=MAX_ENROLLED,
         description="The members that become items; left out: all.",
     )
-    item_ids: dict[QueryId, ItemId] = Field(
+    item_ids: Annotated[
+        dict[QueryId, ItemId],
+        WithJsonSchema(
+            {
+                "type": "object",
+                "propertyNames": {"pattern": QUERY_ID},
+                "additionalProperties": {"type": "string", "minLength": 1, "maxLength": 200},
+                "maxProperties": MAX_ENROLLED,
+            }
+        ),
+    ] = Field(
         {}, max_length=MAX_ENROLLED, description="Ids of the items; left out: the query's own id."
     )
     metadata: Metadata = Field({}, description="Of each item, 16 KiB at most.")

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 from model_store.verdicts import Verdict
 from service.schemas.bundles import BundleState
 from service.schemas.queries import Query
+from service.schemas.requests import RequestModel
 from service.schemas.search import (
     GUARANTEED,
     ROLL_UP,
@@ -55,7 +56,7 @@ Numbers = Annotated[
 ]
 
 
-class VectorFields(BaseModel):
+class VectorFields(RequestModel):
     """A query as the gallery's encoder has embedded it, elsewhere.
 
     Of a gallery that was made of vectors, one as those were; its encoder adds what it has learned.
@@ -85,7 +86,7 @@ class VectorSearchRequest(VectorFields, JsonSearchOptions):
     """A search with a vector in place of an image."""
 
 
-class Neighbour(BaseModel):
+class Neighbour(RequestModel):
     """An item that another store has found."""
 
     id: str = Field(min_length=1, max_length=512)

@@ -138,7 +138,7 @@ async def get_thumbnail(
 
 
 @router.get(
-    "/{gallery}/items/{item_id:path}",
+    "/{gallery}/items/{item_id:item}",
     operation_id="get_item",
     responses=responses(GalleryNotFound, ItemNotFound),
 )
