@@ -19,6 +19,7 @@ from model_store.bundles.galleries import GalleryEntry, GalleryFolder
 from model_store.bundles.manifest import Manifest, read_manifest
 from model_store.bundles.publish import publish
 from model_store.bundles.retention import Hold
+from model_store.decision.verdict import GALLERY_EMPTY
 from model_store.errors import (
     BundleTampered,
     GalleryExists,
@@ -84,14 +85,15 @@ def test_it_is_an_honest_bundle_with_the_same_encoder(
     assert (directory / "encoder.onnx").samefile(like[0] / "encoder.onnx")
 
 
-def test_an_empty_one_finds_nothing_and_is_never_sure(
+def test_query_of_an_empty_gallery_has_no_match(
     folder: GalleryFolder, like: tuple[Path, Manifest]
 ) -> None:
     root = folder.root(folder.create("shoes", like))
     retriever = Retriever(ENCODER, FaissGallery(locate(root)), None)
     images = np.zeros((1, 5, 5, 3), dtype=np.uint8)
     answer = retriever.find(retriever.embed(images)[0], limit=3)
-    assert (answer.matches, answer.decision.verdict) == ((), "not_calibrated")
+    assert (answer.matches, answer.decision.verdict) == ((), "no_match")
+    assert (answer.decision.reason, answer.decision.no_match_probability) == (GALLERY_EMPTY, 1.0)
     assert answer.decision.match_probabilities is None
 
 
