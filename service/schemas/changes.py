@@ -62,9 +62,19 @@ def _check_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 ItemId = Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH), AfterValidator(_check_id)]
+LabelText = Annotated[
+    str,
+    AfterValidator(_check_label),
+    Field(
+        max_length=200,
+        json_schema_extra={
+            "pattern": r"^[^\u0000-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069]*$"
+        },
+    ),
+]
 Label = Annotated[
-    Annotated[str, AfterValidator(_check_label)] | None,
-    Field(max_length=200, description="What the item shows; calibrated matches share it."),
+    LabelText | None,
+    Field(description="What the item shows; calibrated matches share it."),
 ]
 Metadata = Annotated[dict[str, Any], AfterValidator(_check_metadata)]
 

@@ -132,7 +132,8 @@ class SearchRequest(JsonSearchOptions):
 
     image_base64: str = Field(
         description="An image file in base64 (RFC 4648 section 4), alone or in a `data:` URI. URLs "
-        "are not fetched."
+        "are not fetched.",
+        json_schema_extra={"minLength": 4},
     )
 
     @model_validator(mode="before")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field, WithJsonSchema, field_validator
 
-from service.schemas.changes import ItemId, Label, Metadata
+from service.schemas.changes import ItemId, LabelText, Metadata
 from service.schemas.requests import RequestModel
 
 MAX_ENROLLED = 1000
@@ -78,7 +78,7 @@ class UnknownGroups(BaseModel):
 class EnrolRequest(RequestModel):
     """A name for a group of queries."""
 
-    label: Annotated[Label, Field(min_length=1)] = Field(description="Of all of them.")
+    label: Annotated[LabelText, Field(min_length=1)] = Field(description="Of all of them.")
     query_ids: list[QueryId] | None = Field(
         None,
         min_length=1,
@@ -100,13 +100,6 @@ class EnrolRequest(RequestModel):
     )
     metadata: Metadata = Field({}, description="Of each item, 16 KiB at most.")
     reviewer: str | None = Field(None, min_length=1, max_length=200, description="Who decides.")
-
-    @field_validator("label")
-    @classmethod
-    def _is_a_name(cls, label: str | None) -> str:
-        if not label:
-            raise ValueError("must be a name")
-        return label
 
     @field_validator("item_ids")
     @classmethod

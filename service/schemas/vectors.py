@@ -47,8 +47,13 @@ Numbers = Annotated[
     WithJsonSchema(
         {
             "anyOf": [
-                {"type": "array", "items": {"type": "number"}, "maxItems": MAX_NUMBERS},
-                {"type": "string", "format": "byte"},
+                {
+                    "type": "array",
+                    "items": {"type": "number"},
+                    "minItems": 1,
+                    "maxItems": MAX_NUMBERS,
+                },
+                {"type": "string", "format": "byte", "minLength": 8},
             ],
             "description": "Numbers, or base64 of little-endian float32.",
         }

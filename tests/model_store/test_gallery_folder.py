@@ -27,7 +27,7 @@ from model_store.errors import (
     InvalidRequest,
     WriteRefused,
 )
-from model_store.gallery import FaissGallery, NewItem, write_faiss_gallery
+from model_store.gallery import FaissGallery, NewItem, read_filter, write_faiss_gallery
 from model_store.retriever import Retriever
 from tests.laws.gallery_laws import random_embeddings
 from tests.support.bundle_copies import flip_a_byte
@@ -103,6 +103,8 @@ def test_it_takes_changes_and_is_compacted_with_the_one_encoder(
     root = folder.root(folder.create("shoes", like))
     live = open_live(root, locate(root))
     live.commit([upsert("one", 1), upsert("two", 2)])
+    either = read_filter('{"or": [{"id": "one"}, {"year": {"gte": 2000}}]}')
+    assert live.snapshot().matching(either).share == 0.5
     with Compaction(root, read_manifest(locate(root)), live) as compaction:
         compaction.prepare()
         compaction.switch()
