@@ -23,8 +23,14 @@ from service.access.access import SECURITY_SCHEMES, Access
 from service.access.keys import KeyScope, allows
 from service.http.admission import is_counted
 from service.http.bodies import MULTIPART
-from service.http.problems import responses
+from service.http.problems import MEDIA_TYPE, responses
 from service.schemas import Problem
+
+HEAD_TOO_LARGE = {
+    "description": "The head of the request is too large.",
+    "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+}
+"""Answered by the connection, before a path is looked for."""
 
 
 def document(app: FastAPI) -> dict[str, Any]:
@@ -50,6 +56,7 @@ def document(app: FastAPI) -> dict[str, Any]:
         for operation in methods.values():
             _only_own_errors(operation["responses"])
             _also(operation["responses"], InvalidHead, InvalidRequest)
+            operation["responses"]["431"] = HEAD_TOO_LARGE
             if MULTIPART in operation.get("requestBody", {}).get("content", {}):
                 _also(operation["responses"], InvalidForm)
             if is_counted(path):

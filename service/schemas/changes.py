@@ -113,7 +113,8 @@ class BatchOptions(RequestModel):
 
     items: Annotated[Json[list[BatchEntry]], BeforeValidator(_checked_json)] = Field(
         description='A JSON list, one entry for each image and in their order: `{"id": …, '
-        '"label": …, "metadata": {…}}`.'
+        '"label": …, "metadata": {…}}`.',
+        json_schema_extra={"minLength": 2},
     )
 
     @field_validator("items")

@@ -133,7 +133,11 @@ class SearchRequest(JsonSearchOptions):
     image_base64: str = Field(
         description="An image file in base64 (RFC 4648 section 4), alone or in a `data:` URI. URLs "
         "are not fetched.",
-        json_schema_extra={"minLength": 4},
+        json_schema_extra={
+            "minLength": 4,
+            "pattern": r"^(?:data:[\w.+/;=-]{0,200};base64,)?(?:[A-Za-z0-9+/]{4})*"
+            "(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$",
+        },
     )
 
     @model_validator(mode="before")

@@ -53,7 +53,13 @@ Numbers = Annotated[
                     "minItems": 1,
                     "maxItems": MAX_NUMBERS,
                 },
-                {"type": "string", "format": "byte", "minLength": 8},
+                {
+                    "type": "string",
+                    "contentEncoding": "base64",
+                    "minLength": 8,
+                    "pattern": "^(?:[A-Za-z0-9+/]{16})*"
+                    "(?:[A-Za-z0-9+/]{6}==|[A-Za-z0-9+/]{11}=)?$",  # of whole float32
+                },
             ],
             "description": "Numbers, or base64 of little-endian float32.",
         }
