@@ -219,7 +219,7 @@ def decide_without_items(
     ------
     UnknownSource : as of `decide`.
     """
-    assessment = assess(calibration, predictive)
+    assessment = assess(calibration, predictive, None)  # there is no item to be uncertain of
     share = None
     if calibration is not None:
         share = calibration.promises(terms.expected_absent, terms.source, terms.order).expected

@@ -20,6 +20,7 @@ import asyncio
 import json
 import math
 import resource
+import uuid
 from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
@@ -362,7 +363,9 @@ def _refusal(status: int, why: str) -> bytes:
         "title": "The head of the request is not as HTTP wants it",
         "status": status,
         "detail": why,
+        "instance": "/",  # it was not read
         "code": "invalid_head",
+        "request_id": uuid.uuid4().hex,
     }
     body = json.dumps(problem).encode()
     head = (

@@ -43,6 +43,7 @@ class ListOptions(RequestModel):
         max_length=MAX_BYTES,
         description=FILTER_DESCRIPTION,
         examples=['{"label": "shoe", "year": {"gte": 2000}}'],
+        json_schema_extra={"minLength": 2},
     )
     group_by: Literal["label"] | None = Field(
         None, description="`label`: of each label the nearest item only, of the nearest 200 items."
@@ -114,7 +115,7 @@ class JsonSearchOptions(SearchOptions):
             {
                 "anyOf": [
                     {"type": "object", "additionalProperties": True},
-                    {"type": "string", "maxLength": MAX_BYTES},
+                    {"type": "string", "minLength": 2, "maxLength": MAX_BYTES},
                     {"type": "null"},
                 ],
             }

@@ -61,6 +61,7 @@ async def list_items(
         Query(
             alias="filter",
             max_length=MAX_BYTES,
+            json_schema_extra={"minLength": 2},
             description="Which items to list, as in a search; the same on each page.",
         ),
     ] = None,
