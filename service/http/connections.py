@@ -44,6 +44,10 @@ class _HeadTooLarge(Exception):
     """Raised within the parser, which then stops."""
 
 
+class _AddressCutOff(Exception):
+    """Raised within the parser, likewise."""
+
+
 class _TooManyPieces(Exception):
     """Raised within the parser, as well."""
 
@@ -262,6 +266,8 @@ class BoundedConnection(HttpToolsProtocol):
         """Begin to answer."""
         if len(self.pipeline) >= limits.MAX_PIPELINED:
             raise _HeadTooLarge
+        if is_cut_off(self.parser.get_method(), self.url):
+            raise _AddressCutOff
         self._understood, self._in_head, self._uploading = True, False, True
         self._due = math.inf
         super().on_headers_complete()
@@ -347,6 +353,15 @@ class BoundedConnection(HttpToolsProtocol):
             self.give_up()
         elif due < math.inf:
             self._keep_watch()
+
+
+def is_cut_off(method: bytes, address: bytes) -> bool:
+    """Return whether an address ends before what its sender means.
+
+    Of ``/items/a#b`` the parser leaves ``/items/a``, of ``/items/who?`` the part before the mark:
+    a write to them would be to another item.
+    """
+    return b"#" in address or (method in {b"PUT", b"DELETE"} and address.endswith(b"?"))
 
 
 _TOO_LARGE = (

@@ -347,9 +347,7 @@ class TestWhatIsLikeAnItem:
         assert client.get(f"{ITEMS}/{item.id}/similar").status_code == 200
         assert search(client, picture("PNG")).status_code == 500
 
-    def test_options_are_checked(
-        self, client: TestClient, bundle: Bundle
-    ) -> None:
+    def test_options_are_checked(self, client: TestClient, bundle: Bundle) -> None:
         (item,) = bundle.retriever.gallery.items(np.array([0]))
         path = f"{ITEMS}/{item.id}/similar"
         assert len(client.get(f"{path}?limit=2").json()["results"]) == 2
