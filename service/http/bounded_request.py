@@ -194,7 +194,8 @@ class _FormParser(MultiPartParser):
             part.data.decode()
         except UnicodeDecodeError:
             raise MultiPartException(
-                f"the text of its field {part.field_name[:100]!r} is not UTF-8"
+                f"its field {part.field_name[:100]!r} is not text in UTF-8; a file needs a file "
+                'name (filename="…" in its Content-Disposition)'
             ) from None
 
 

@@ -231,6 +231,12 @@ def test_text_in_place_of_a_file_is_refused(client: TestClient) -> None:
     assert ".." not in refused.json()["detail"]
 
 
+def test_file_without_a_file_name_is_refused_in_words(client: TestClient, digit: bytes) -> None:
+    refused = post_form(client, form(part("image", digit)))
+    assert refused.status_code == 400
+    assert "a file needs a file name" in refused.json()["detail"]
+
+
 def test_form_that_ends_early_is_refused_wherever_it_ends(client: TestClient, digit: bytes) -> None:
     image = part("image", digit, "Content-Type: image/png", file="a.png")
     whole = form(image, part("limit", b"1"), part("filter", SEVENS.encode()))
