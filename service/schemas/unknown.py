@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field, WithJsonSchema, field_validator
 
-from service.schemas.changes import ItemId, LabelText, Metadata
+from service.schemas.changes import MAX_ID_LENGTH, ItemId, LabelText, Metadata
 from service.schemas.requests import RequestModel
 
 MAX_ENROLLED = 1000
@@ -91,7 +91,11 @@ class EnrolRequest(RequestModel):
             {
                 "type": "object",
                 "propertyNames": {"pattern": QUERY_ID},
-                "additionalProperties": {"type": "string", "minLength": 1, "maxLength": 200},
+                "additionalProperties": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": MAX_ID_LENGTH,
+                },
                 "maxProperties": MAX_ENROLLED,
             }
         ),
