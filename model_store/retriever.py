@@ -13,7 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.answers import Answer, Explanation
-from model_store.decision import Calibration, FilterMeans, Retrieved, Terms, decide
+from model_store.decision import (
+    Calibration,
+    FilterMeans,
+    Retrieved,
+    Terms,
+    decide,
+    decide_without_items,
+)
 from model_store.decision.staleness import staleness
 from model_store.encoder.contract import Embeddings, Encoder, Inputs, QueryKind, TextEncoder
 from model_store.errors import OrderUnavailable
@@ -268,7 +275,10 @@ class Retriever:
         retrieved = replace(
             retrieved, limit=limit, uncertainty=self._uncertainty(predictive, rows[:1])
         )
-        decision = decide(self.calibration, predictive, retrieved, terms)
+        if self.gallery.n_items:
+            decision = decide(self.calibration, predictive, retrieved, terms)
+        else:
+            decision = decide_without_items(self.calibration, predictive, terms)
         if terms.order == "probability" and decision.ranking is not None:
             neighbours = reordered(
                 neighbours,

@@ -159,7 +159,7 @@ def create_app(
         app = CORSMiddleware(
             app,
             allow_origins=list(settings.cors_origins),
-            allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+            allow_methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"],
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         )

@@ -33,7 +33,13 @@ from model_store.decision.recalibration import Recalibration, fit_recalibration
 from model_store.decision.result_sets import ResultSet, ResultSetRule
 from model_store.decision.signals import SIGNALS, labels_found, signals
 from model_store.decision.venn_abers import VennAbers
-from model_store.decision.verdict import Assessment, Decision, assess, decide
+from model_store.decision.verdict import (
+    Assessment,
+    Decision,
+    assess,
+    decide,
+    decide_without_items,
+)
 from model_store.verdicts import Absence, FilterMeans, Verdict
 
 __all__ = [
@@ -76,6 +82,7 @@ __all__ = [
     "bounded_logit",
     "choice_probabilities",
     "decide",
+    "decide_without_items",
     "error_interval",
     "estimate_absent_share",
     "fit_recalibration",

@@ -32,6 +32,8 @@ SETS_UNDER_A_FILTER = (
     "filter."
 )
 
+GALLERY_EMPTY = "The gallery is empty, so that no query has a match in it. Put items into it."
+
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
@@ -150,7 +152,7 @@ def decide(
     threshold on is a ``match``, unless the calibration does not hold any more; a query more likely
     than not to have no match is ``no_match``; the rest is ``ambiguous``. A query whose outlier
     score is unknown, such as an item of the gallery, is not of the kind that the calibration was
-    fitted on: it is ``not_calibrated``, and so is a query of an empty gallery.
+    fitted on: it is ``not_calibrated``. For a gallery without items see `decide_without_items`.
 
     Whether an item is what the query shows does not depend on which items may be listed: under a
     filter every label keeps the probability that it has in the whole gallery. Where the filter is
@@ -203,6 +205,30 @@ def decide(
         if verdict == "ambiguous" and terms.stale is None
         else None,
         guaranteed=(terms.stale or promises.doubt or terms.drift) is None,
+    )
+
+
+def decide_without_items(
+    calibration: Calibration | None, predictive: Predictive, terms: Terms
+) -> Decision:
+    """Decide on one query of an empty gallery: it has no match, whatever it shows.
+
+    That is certain without any calibration; which queries are alien is not.
+
+    Raises
+    ------
+    UnknownSource : as of `decide`.
+    """
+    assessment = assess(calibration, predictive, None)  # there is no item to be uncertain of
+    share = None
+    if calibration is not None:
+        share = calibration.promises(terms.expected_absent, terms.source, terms.order).expected
+    return Decision(
+        "out_of_distribution" if assessment.is_outlier(terms.alpha) else "no_match",
+        assessment,
+        GALLERY_EMPTY,
+        absent_share=share,
+        no_match_probability=1.0,
     )
 
 

@@ -23,6 +23,7 @@ nothing that a client of the service may not see.
     │   ├── TextUnavailable      the gallery cannot be searched with texts
     │   ├── UnknownSource        the gallery was not calibrated with queries from there
     │   ├── InvalidHead          the head of the request is not as HTTP wants it
+    │   ├── InvalidForm          a form that ends before its end, or is none
     │   └── UnsupportedMediaType a body of a kind that the path does not read
     ├── AccessError              the caller may not do that, or not now
     │   ├── Unauthenticated      there is no key, or not a good one
@@ -221,6 +222,10 @@ class UnknownSource(InvalidRequest):
 
 class InvalidHead(InvalidRequest):
     """The head of the request is not as HTTP wants it."""
+
+
+class InvalidForm(InvalidRequest):
+    """A form that ends before its closing boundary, or is not one."""
 
 
 class UnsupportedMediaType(InvalidRequest):

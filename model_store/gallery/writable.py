@@ -18,7 +18,6 @@ from model_store.errors import (
     LogDamaged,
     QuotaExceeded,
     WriteError,
-    WriteRefused,
 )
 from model_store.gallery.protocol import Gallery, NewItem
 
@@ -196,7 +195,6 @@ def plan_writes(
     ------
     ItemNotFound : an item to delete is not there.
     QuotaExceeded : there would be more items.
-    WriteRefused : nothing would be left.
     """
     since: dict[str, bool] = {}
     outcomes, n_before = [], n_items
@@ -209,11 +207,6 @@ def plan_writes(
         since[write.id] = isinstance(write, Upsert)
         n_items += since[write.id] - existed
         outcomes.append(Written(write.id, existed, version + place))
-    if n_items == 0:
-        raise WriteRefused(
-            "The gallery would be empty, and an empty gallery cannot be searched. Put another "
-            "item into it first."
-        )
     if most_items is not None and n_items > max(most_items, n_before):
         raise QuotaExceeded(
             f"The key may keep {most_items:,} items in a gallery; with these there would be "

@@ -8,6 +8,7 @@
     reading            no more of a connection than its request has use for
     turns              one request begins in each turn of the event loop
     bounded_request    bodies that cost what their size suggests
+    understood         every part of a request is read, or refused by name
     bounded_bodies     how large a body may be, and all that are held
     middleware    request ids, bounds, headers, the log line
     limits        limits of one request and of one connection

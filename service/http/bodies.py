@@ -12,16 +12,15 @@ import binascii
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import Request
-from fastapi.encoders import jsonable_encoder
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
-from starlette.datastructures import UploadFile
 
 from model_store.errors import ImageTooLarge, UnsupportedMediaType
 from service.http.bounded_request import check_charset
+from service.http.understood import is_empty
 
 MULTIPART = "multipart/form-data"
 JSON = "application/json"
@@ -100,36 +99,22 @@ _check_media_type = body_of(MULTIPART)
 PIECE = 2**20
 """Characters of base64 that are decoded at once, a multiple of four."""
 
-REFERENCES = "#/components/schemas/"
-
-
-def form_body(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the OpenAPI request body of a path that reads ``model`` with `form_of`."""
-    schema = {"$ref": f"{REFERENCES}{model.__name__}"}
-    return {"requestBody": {"required": True, "content": {MULTIPART: {"schema": schema}}}}
-
-
-def form_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """The schema that `form_body` refers to."""
-    schema: dict[str, Any] = jsonable_encoder(model.model_json_schema(), exclude_none=True)
-    return schema
-
 
 @asynccontextmanager
 async def form_of(request: Request, model: type[ModelT]) -> AsyncIterator[ModelT]:
     """The body of a request as ``model``, whose files are closed in the end.
 
-    As from FastAPI, what was left empty was not sent, and of what was sent twice the last counts.
+    As from FastAPI, what was left empty was not sent.
 
     Raises
     ------
     UnsupportedMediaType : it says itself that it is no form.
     RequestValidationError : it is not a ``model``.
-    HTTPException : it is no form.
+    InvalidForm : it is no form, or not a whole one.
     """
     await _check_media_type(request)
     async with request.form() as form:
-        sent = {name: value for name, value in form.items() if not _is_empty(value)}
+        sent = {name: value for name, value in form.items() if not is_empty(value)}
         yield validated(model, sent, "body")
 
 
@@ -147,9 +132,3 @@ def validated(model: type[ModelT], sent: Mapping[str, object], place: str) -> Mo
         raise RequestValidationError(
             [{**entry, "loc": (place, *entry["loc"])} for entry in errors]
         ) from None
-
-
-def _is_empty(value: UploadFile | str) -> bool:
-    if isinstance(value, str):
-        return value == ""
-    return value.filename == "" and value.size == 0  # what a browser sends of no file

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
 
-from fastapi import HTTPException, Request, Response
+from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from model_store.errors import InvalidRequest, UnsupportedMediaType
+from model_store.errors import InvalidForm, InvalidRequest, UnsupportedMediaType
+from model_store.gallery.filters.grammar import RepeatedName, read_json
 from service.access.access import GuardedRoute
 from service.http import limits
+from service.http.understood import UnderstoodRoute
 
-_UTF_8 = {b"utf-8", b"utf8", b"us-ascii"}
+_UTF_8 = frozenset({b"utf-8", b"utf8", b"us-ascii"})
+
+_LIKE_ASCII = frozenset({b"iso-8859-1", b"iso-8859-15", b"windows-1252"})
+"""Encodings in which ASCII is itself."""
+
+_PLAIN_ENCODINGS = {
+    "content-transfer-encoding": ("7bit", "8bit", "binary"),
+    "content-encoding": ("identity",),
+}
+"""Headers of a part, and their values that leave its content as it is."""
 
 
 class BoundedRequest(Request):
@@ -44,7 +54,10 @@ class BoundedRequest(Request):
             async with aclosing(self.stream()) as pieces:
                 return await _FormParser(self.headers, pieces).parse()
         except MultiPartException as error:
-            raise HTTPException(400, error.message) from error
+            raise InvalidForm(
+                f"The form cannot be read: {error.message.rstrip('.')}. Nothing was done. Send it "
+                "whole, as multipart/form-data with the boundary that Content-Type names."
+            ) from error
 
     async def body(self) -> bytes:
         """The body; that of a document is given up where it has too many parts."""
@@ -74,9 +87,12 @@ class BoundedRequest(Request):
     async def json(self) -> Any:  # noqa: ANN401 - as `Request` has it
         """The document; a large one is not read while everybody else waits."""
         body = await self.body()
-        if len(body) <= limits.AT_ONCE_BYTES:
-            return json.loads(body)
-        return await asyncio.to_thread(json.loads, body)
+        try:
+            if len(body) <= limits.AT_ONCE_BYTES:
+                return read_json(body)
+            return await asyncio.to_thread(read_json, body)
+        except RepeatedName as error:
+            raise InvalidRequest(f"The document {error}") from None
 
 
 class _FormParser(MultiPartParser):
@@ -90,12 +106,13 @@ class _FormParser(MultiPartParser):
     def __init__(self, headers: Headers, stream: AsyncGenerator[bytes, None]) -> None:
         super().__init__(
             headers,
-            stream,
+            self._up_to_the_end(stream),
             max_files=limits.MAX_FILES,
             max_fields=limits.MAX_FIELDS,
             max_part_size=limits.MAX_FIELD_BYTES,
         )
         self._pieces: list[bytes] = []
+        self._is_whole = False
 
     async def parse(self) -> FormData:
         """Parse the form, and hold on to nothing of one that ends before its end."""
@@ -103,6 +120,45 @@ class _FormParser(MultiPartParser):
             return await super().parse()
         finally:
             self._pieces.clear()
+
+    async def _up_to_the_end(
+        self, pieces: AsyncGenerator[bytes, None]
+    ) -> AsyncGenerator[bytes, None]:
+        """Pass on the pieces of a form, and refuse one that does not end with its last boundary.
+
+        The parser takes the fields before a cut for all of them, and drops what comes after the
+        boundary.
+        """
+        boundary = parse_options_header(self.headers["content-type"])[1].get(b"boundary", b"")
+        closing, before = b"--" + boundary + b"--", b""
+        async for piece in pieces:
+            had_ended = self._is_whole
+            yield piece  # the parser has read it when it asks for the next one
+            if self._is_whole:
+                after = piece if had_ended else (before + piece).partition(closing)[2]
+                if after.strip():
+                    raise MultiPartException("it goes on after its closing boundary")
+            enough = len(piece) >= len(closing)
+            before = (piece if enough else before + piece)[-len(closing) :]
+        if not self._is_whole:
+            raise MultiPartException("it ends before its closing boundary")
+
+    def on_end(self) -> None:
+        """Note that the closing boundary has come."""
+        self._is_whole = True
+
+    def on_headers_finished(self) -> None:
+        """Refuse a part whose content would have to be decoded."""
+        super().on_headers_finished()
+        part = Headers(raw=self._current_part.item_headers)
+        for name, plain in _PLAIN_ENCODINGS.items():
+            encoding = part.get(name, "").strip().lower()
+            if encoding and encoding not in plain:
+                raise UnsupportedMediaType(
+                    f"The part {self._current_part.field_name[:100]!r} is encoded as "
+                    f"{encoding[:40]!r} ({name.title()}), which is not decoded here. Send its "
+                    "bytes as they are."
+                )
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         """Keep a piece of a part."""
@@ -118,7 +174,29 @@ class _FormParser(MultiPartParser):
             content = b"".join(self._pieces)
             self._pieces.clear()
             upload.size = upload.file.write(content)
+        else:
+            self._check_text()
         super().on_part_end()
+
+    def _check_text(self) -> None:
+        """Refuse the text of a field that is not UTF-8; Starlette would take it for Latin-1.
+
+        Raises
+        ------
+        UnsupportedMediaType : it is declared to be in another encoding.
+        MultiPartException : it is not what it is declared to be.
+        """
+        part = self._current_part
+        # Of ASCII nearly all encodings make the same bytes; clients in Java name one of them.
+        allowed = _UTF_8 | _LIKE_ASCII if part.data.isascii() else _UTF_8
+        check_charset(Headers(raw=part.item_headers).get("content-type", ""), allowed)
+        try:
+            part.data.decode()
+        except UnicodeDecodeError:
+            raise MultiPartException(
+                f"its field {part.field_name[:100]!r} is not text in UTF-8; a file needs a file "
+                'name (filename="…" in its Content-Disposition)'
+            ) from None
 
 
 class _Parts:
@@ -149,8 +227,8 @@ class _Parts:
             )
 
 
-class BoundedRoute(GuardedRoute):
-    """A guarded route whose requests are bounded."""
+class BoundedRoute(GuardedRoute, UnderstoodRoute):
+    """A guarded route whose requests are bounded, and understood or refused."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler of the route."""
@@ -184,8 +262,8 @@ class BoundedDirectRoute(BoundedRoute, DirectRoute):
     """A guarded route whose requests are bounded, and whose endpoint reads them itself."""
 
 
-def check_charset(content_type: str) -> None:
-    """Refuse a body whose text is not UTF-8.
+def check_charset(content_type: str, allowed: frozenset[bytes] = _UTF_8) -> None:
+    """Refuse a body, or a part of a form, whose text is not in one of the ``allowed`` encodings.
 
     Raises
     ------
@@ -194,8 +272,8 @@ def check_charset(content_type: str) -> None:
     if "charset" not in content_type.lower():  # as mostly, and then there is nothing to parse
         return
     charset = parse_options_header(content_type)[1].get(b"charset", b"utf-8")
-    if charset.lower() not in _UTF_8:
+    if charset.lower() not in allowed:
         raise UnsupportedMediaType(
-            f"The text of the body is declared to be in {charset[:40].decode('latin-1')!r}; only "
-            "UTF-8 is read. Leave the charset out of Content-Type."
+            f"The text is declared to be in {charset[:40].decode('latin-1')!r}; only UTF-8 is "
+            "read. Leave the charset out of Content-Type."
         )

@@ -20,6 +20,7 @@ import asyncio
 import json
 import math
 import resource
+import uuid
 from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
@@ -41,6 +42,10 @@ HEALTH = {"/livez", "/readyz"}
 
 class _HeadTooLarge(Exception):
     """Raised within the parser, which then stops."""
+
+
+class _AddressCutOff(Exception):
+    """Raised within the parser, likewise."""
 
 
 class _TooManyPieces(Exception):
@@ -261,6 +266,8 @@ class BoundedConnection(HttpToolsProtocol):
         """Begin to answer."""
         if len(self.pipeline) >= limits.MAX_PIPELINED:
             raise _HeadTooLarge
+        if is_cut_off(self.parser.get_method(), self.url):
+            raise _AddressCutOff
         self._understood, self._in_head, self._uploading = True, False, True
         self._due = math.inf
         super().on_headers_complete()
@@ -348,6 +355,15 @@ class BoundedConnection(HttpToolsProtocol):
             self._keep_watch()
 
 
+def is_cut_off(method: bytes, address: bytes) -> bool:
+    """Return whether an address ends before what its sender means.
+
+    Of ``/items/a#b`` the parser leaves ``/items/a``, of ``/items/who?`` the part before the mark:
+    a write to them would be to another item.
+    """
+    return b"#" in address or (method in {b"PUT", b"DELETE"} and address.endswith(b"?"))
+
+
 _TOO_LARGE = (
     f"The head of the request has more than {limits.MAX_HEAD_BYTES:,} bytes or "
     f"{limits.MAX_HEADERS} headers. Send fewer, or shorter ones."
@@ -362,7 +378,9 @@ def _refusal(status: int, why: str) -> bytes:
         "title": "The head of the request is not as HTTP wants it",
         "status": status,
         "detail": why,
+        "instance": "/",  # it was not read
         "code": "invalid_head",
+        "request_id": uuid.uuid4().hex,
     }
     body = json.dumps(problem).encode()
     head = (

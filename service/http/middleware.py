@@ -63,8 +63,9 @@ class RequestContext:
     """The outermost layer of the application.
 
     Gives each request an id (``request.state.request_id``, header ``X-Request-Id``), refuses a body
-    above its bound while it streams in, adds security headers, counts, logs and traces, and turns
-    an unforeseen exception into a problem document that says nothing of the inside.
+    above its bound while it streams in, answers HEAD as GET without its body, adds security
+    headers, counts, logs and traces, and turns an unforeseen exception into a problem document that
+    says nothing of the inside.
     """
 
     def __init__(
@@ -111,6 +112,9 @@ class RequestContext:
         state = scope.setdefault("state", {})
         state |= {"request_id": request_id, "answer_headers": {}}
         answering = answered = False
+        is_head = scope["method"] == "HEAD"
+        # The server sees its own scope: it sends no body, whatever it is given.
+        asked = {**scope, "method": "GET"} if is_head else scope
 
         async def send_with_headers(message: Message) -> None:
             nonlocal answering, answered
@@ -123,12 +127,14 @@ class RequestContext:
                 if record.status == 307:
                     headers["Location"] = _within_host(headers["Location"])
             answered = message["type"] == "http.response.body" and not message.get("more_body")
+            if is_head and message["type"] == "http.response.body":
+                message = {**message, "body": b""}
             await send(message)
 
-        request = Request(scope)
+        request = Request(asked)
         try:
             async with self._bodies.taken_in(scope, receive) as bounded:
-                await self._app(scope, bounded, send_with_headers)
+                await self._app(asked, bounded, send_with_headers)
         except (ClientGone, ClientDisconnect):
             record.status, record.code = CLIENT_GONE, "client_gone"
         except VouchError as error:
@@ -144,7 +150,7 @@ class RequestContext:
                 await problem_response(request, unforeseen)(scope, receive, send_with_headers)
         finally:
             record.seconds = time.perf_counter() - started
-            record.route = getattr(scope.get("route"), "path", UNMATCHED)
+            record.route = getattr(asked.get("route"), "path", UNMATCHED)
             caller: Caller | None = state.get("caller")
             if caller is not None and caller.name is not None:
                 record.key_id, record.key_name = caller.id, caller.name

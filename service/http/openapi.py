@@ -11,6 +11,8 @@ from model_store.errors import (
     EncoderStopped,
     Forbidden,
     GalleryUnavailable,
+    InvalidForm,
+    InvalidHead,
     InvalidRequest,
     Overloaded,
     RateLimited,
@@ -20,20 +22,25 @@ from model_store.errors import (
 from service.access.access import SECURITY_SCHEMES, Access
 from service.access.keys import KeyScope, allows
 from service.http.admission import is_counted
-from service.http.bodies import form_schema
-from service.http.problems import responses
-from service.http.routes import FORMS
+from service.http.bodies import MULTIPART
+from service.http.problems import MEDIA_TYPE, responses
 from service.schemas import Problem
+
+HEAD_TOO_LARGE = {
+    "description": "The head of the request is too large.",
+    "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+}
+"""Answered by the connection, before a path is looked for."""
 
 
 def document(app: FastAPI) -> dict[str, Any]:
     """Return the OpenAPI document that FastAPI writes, corrected.
 
     Errors are problem documents alone; FastAPI's own validation error, which no path answers with,
-    is removed. An upload is typed for generators that know OpenAPI 3.0's ``format`` as well as for
-    those that know 3.1's ``contentMediaType``. Paths with options in the query document the answer
-    to one that is out of range. Paths that need a key document the answers to a
-    request without one.
+    is removed. No option of a form or an address is null. An upload is typed for generators that
+    know OpenAPI 3.0's ``format`` as well as for those that know 3.1's ``contentMediaType``. All
+    paths document the answers to a request that is not understood, and those that need a key the
+    answers to a request without one.
     """
     if app.openapi_schema:
         return app.openapi_schema
@@ -44,14 +51,14 @@ def document(app: FastAPI) -> dict[str, Any]:
     problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
     schemas.update(problem.pop("$defs", {}))
     schemas["Problem"] = problem
-    schemas.update({form.__name__: form_schema(form) for form in FORMS})
     found["components"]["securitySchemes"] = SECURITY_SCHEMES
-    (out_of_range,) = responses(InvalidRequest).values()
     for path, methods in found["paths"].items():
         for operation in methods.values():
             _only_own_errors(operation["responses"])
-            if any(option["in"] == "query" for option in operation.get("parameters", ())):
-                operation["responses"].setdefault("422", out_of_range)
+            _also(operation["responses"], InvalidHead, InvalidRequest)
+            operation["responses"]["431"] = HEAD_TOO_LARGE
+            if MULTIPART in operation.get("requestBody", {}).get("content", {}):
+                _also(operation["responses"], InvalidForm)
             if is_counted(path):
                 _also(operation["responses"], Overloaded, EncoderStopped, DeadlineExceeded)
             if "{gallery}" in path:
@@ -59,6 +66,7 @@ def document(app: FastAPI) -> dict[str, Any]:
             if "security" in operation:
                 _say_who_may_ask(operation, app.state.access)
     _type_uploads(found)
+    _remove_null_from_text(found)
     return found
 
 
@@ -81,6 +89,22 @@ def _type_uploads(node: object) -> None:
     elif isinstance(node, list):
         for child in node:
             _type_uploads(child)
+
+
+def _remove_null_from_text(found: dict[str, Any]) -> None:
+    """Say of no option of a form or an address that it may be null: both hold nothing but text."""
+    for methods in found["paths"].values():
+        for operation in methods.values():
+            options = [one["schema"] for one in operation.get("parameters", ())]
+            form = operation.get("requestBody", {}).get("content", {}).get(MULTIPART)
+            if form is not None:
+                name = form["schema"]["$ref"].removeprefix("#/components/schemas/")
+                options += found["components"]["schemas"][name]["properties"].values()
+            for option in options:
+                kinds = [one for one in option.get("anyOf", ()) if one != {"type": "null"}]
+                if len(kinds) == 1:
+                    del option["anyOf"]
+                    option.update(kinds[0])
 
 
 def _only_own_errors(responses: dict[str, Any]) -> None:

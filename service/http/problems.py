@@ -31,6 +31,7 @@ from model_store.errors import (
     ImageTooCostly,
     ImageTooLarge,
     InternalError,
+    InvalidForm,
     InvalidHead,
     InvalidRequest,
     KeyReused,
@@ -69,6 +70,7 @@ STATUS: dict[type[VouchError], int] = {
     ImageTooCostly: 422,
     CorruptImage: 422,
     InvalidHead: 400,
+    InvalidForm: 400,
     InvalidRequest: 422,
     Unauthenticated: 401,
     Forbidden: 403,
@@ -170,7 +172,7 @@ def add_problem_handlers(app: FastAPI) -> None:
             FieldError(pointer="/".join(map(str, ["", *entry["loc"]])), detail=_in_words(entry))
             for entry in error.errors()
         ]
-        text = "; ".join(f"{field.pointer}: {field.detail}" for field in fields)
+        text = "; ".join(f"{field.pointer}: {field.detail.rstrip('.')}" for field in fields)
         invalid = InvalidRequest(f"The request is not as wanted. {text}. See /docs.")
         return problem_response(request, invalid, fields)
 
@@ -224,6 +226,8 @@ def _allowed(request: Request) -> str:
         if route.matches(request.scope)[0] is not Match.NONE
         for method in getattr(route, "methods", None) or ()
     }
+    if "GET" in methods:
+        methods.add("HEAD")
     return ", ".join(sorted(methods))
 
 
@@ -235,7 +239,9 @@ def _as_family(request: Request, error: HTTPException, headers: Mapping[str, str
         return MethodNotAllowed(
             f"{request.method} is not possible at {request.url.path}; use {headers['Allow']}."
         )
-    return InvalidRequest(f"The request could not be read: {error.detail}. See /docs.")
+    return InvalidRequest(
+        f"The request could not be read: {str(error.detail).rstrip('.')}. See /docs."
+    )
 
 
 def _snake_case(name: str) -> str:

@@ -18,6 +18,7 @@
     shadow       a bundle that is tried beside the one that is served
     operations   liveness and readiness
     problems     errors, as RFC 9457 has them
+    requests     the base of what clients send
 """
 
 from model_store.verdicts import CaseReason

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, Field, Json, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Json, field_validator
 
+from model_store.gallery.filters.grammar import RepeatedName, read_json
 from model_store.item_ids import MAX_ID_LENGTH, check_item_id, check_text
 from service.schemas.problems import Problem
+from service.schemas.requests import RequestModel
 
 MAX_METADATA_BYTES = 16 * 2**10
 """As JSON. What is larger belongs into a store of its own, under the item's id."""
@@ -30,23 +32,45 @@ def _check_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
 ItemId = Annotated[
     str, Field(min_length=1, max_length=MAX_ID_LENGTH), AfterValidator(check_item_id)
 ]
+LabelText = Annotated[
+    str,
+    AfterValidator(check_text),
+    Field(
+        max_length=200,
+        json_schema_extra={
+            "pattern": r"^[^\u0000-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069]*$"
+        },
+    ),
+]
 Label = Annotated[
-    Annotated[str, AfterValidator(check_text)] | None,
-    Field(max_length=200, description="What the item shows; calibrated matches share it."),
+    LabelText | None,
+    Field(description="What the item shows; calibrated matches share it."),
 ]
 Metadata = Annotated[dict[str, Any], AfterValidator(_check_metadata)]
 
 
-class ItemOptions(BaseModel):
+def _checked_json(text: object) -> object:
+    """Refuse a document of which a part would be dropped; Pydantic reads it then."""
+    if isinstance(text, str):
+        try:
+            read_json(text)
+        except RepeatedName as error:
+            raise ValueError(str(error)) from None
+        except (ValueError, RecursionError):  # Pydantic says better what is wrong
+            pass
+    return text
+
+
+class ItemOptions(RequestModel):
     """The label and metadata of an item."""
 
     label: Label = None
-    metadata: Json[Metadata] = Field(
+    metadata: Annotated[Json[Metadata], BeforeValidator(_checked_json)] = Field(
         default={}, description="A JSON object of yours, 16 KiB at most."
     )
 
 
-class BatchEntry(BaseModel):
+class BatchEntry(RequestModel):
     """One item of a batch; its image is the file at the same place."""
 
     id: ItemId
@@ -54,12 +78,13 @@ class BatchEntry(BaseModel):
     metadata: Metadata = Field(default={}, description="A JSON object of yours, 16 KiB at most.")
 
 
-class BatchOptions(BaseModel):
+class BatchOptions(RequestModel):
     """The items of a batch."""
 
-    items: Json[list[BatchEntry]] = Field(
+    items: Annotated[Json[list[BatchEntry]], BeforeValidator(_checked_json)] = Field(
         description='A JSON list, one entry for each image and in their order: `{"id": …, '
-        '"label": …, "metadata": {…}}`.'
+        '"label": …, "metadata": {…}}`.',
+        json_schema_extra={"minLength": 2},
     )
 
     @field_validator("items")

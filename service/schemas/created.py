@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from model_store.bundles.directory import GALLERY_NAME
+from service.schemas.requests import RequestModel
 
 Name = Annotated[
     str,
@@ -20,10 +21,8 @@ Title = Annotated[str, Field(max_length=200, description="For people.")]
 Description = Annotated[str, Field(max_length=4000, description="What it holds, for people.")]
 
 
-class NewGallery(BaseModel):
+class NewGallery(RequestModel):
     """A gallery that is to be there."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: Name
     like: str | None = Field(
@@ -35,19 +34,15 @@ class NewGallery(BaseModel):
     description: Description = ""
 
 
-class GalleryChange(BaseModel):
+class GalleryChange(RequestModel):
     """A new title or description of a gallery; the one that is left out stays as it is."""
-
-    model_config = ConfigDict(extra="forbid")
 
     title: Title | None = None
     description: Description | None = None
 
 
-class GalleryRename(BaseModel):
+class GalleryRename(RequestModel):
     """The new name of a gallery."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: Name
 

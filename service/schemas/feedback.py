@@ -8,6 +8,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, Field, model_validator
 
 from service.schemas.changes import ItemId, ItemWritten, Label, Metadata
+from service.schemas.requests import RequestModel
 
 DecisionKind = Literal["this_item", "not_this_item", "none_of_these", "that_item", "new"]
 
@@ -15,7 +16,7 @@ DecisionKind = Literal["this_item", "not_this_item", "none_of_these", "that_item
 Selection = Literal["volunteered", "ordered", "drawn"]
 
 
-class ItemOfQuery(BaseModel):
+class ItemOfQuery(RequestModel):
     """The item that a query becomes."""
 
     id: ItemId
@@ -23,7 +24,7 @@ class ItemOfQuery(BaseModel):
     metadata: Metadata = Field({}, description="A JSON object of yours, 16 KiB at most.")
 
 
-class FeedbackRequest(BaseModel):
+class FeedbackRequest(RequestModel):
     """A reviewer's decision on an earlier query; with `correct`, short for one on an item found."""
 
     query_id: str = Field(pattern="^[0-9a-f]{64}$", description="`query.id` of an answer.")

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 from model_store.verdicts import Absence, Order, OutcomeBasis, OutcomeSeverity
 from service.schemas.bundles import BundleState, CalibrationState, CalibrationStatus
 from service.schemas.feedback import ErrorsOverTime, FeedbackCorrection, FeedbackSummary
+from service.schemas.requests import RequestModel
 
 
 class GalleryName(BaseModel):
@@ -135,7 +136,7 @@ class DriftReport(BaseModel):
     n_alarmed: int = Field(description="Of these, callers with an alarm that still lasts.")
 
 
-class AdoptedShare(BaseModel):
+class AdoptedShare(RequestModel):
     """The share of absent queries that is used from now on."""
 
     share: float = Field(

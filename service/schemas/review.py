@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from model_store.verdicts import CaseReason
+from service.schemas.requests import RequestModel
 
 CaseState = Literal["open", "settled"]
 ExportFormat = Literal["label_studio", "label_studio_interface", "fiftyone"]
@@ -56,7 +57,7 @@ class CaseList(BaseModel):
     next_after: int | None = Field(description="To go on with, as `after`; null: these are all.")
 
 
-class LeaseRequest(BaseModel):
+class LeaseRequest(RequestModel):
     """A wish for cases to decide on."""
 
     reviewer: str = Field(min_length=1, max_length=200, description="Who will decide.")

@@ -14,6 +14,7 @@ from service.schemas.galleries import EncoderState
 from service.schemas.items import ItemDetail
 from service.schemas.problems import Problem
 from service.schemas.queries import Query, Uncertainty
+from service.schemas.requests import RequestModel
 
 ShareOrigin = Literal["request", "key", "adopted", "bundle"]
 """The origin of a share of absent queries: the request, the caller's key, the operator who adopted
@@ -33,7 +34,7 @@ Alpha = Annotated[
 ]
 
 
-class ListOptions(BaseModel):
+class ListOptions(RequestModel):
     """The options of a list of items."""
 
     limit: int = Field(10, ge=1, le=100, description="How many neighbours to return.")
@@ -42,6 +43,7 @@ class ListOptions(BaseModel):
         max_length=MAX_BYTES,
         description=FILTER_DESCRIPTION,
         examples=['{"label": "shoe", "year": {"gte": 2000}}'],
+        json_schema_extra={"minLength": 2},
     )
     group_by: Literal["label"] | None = Field(
         None, description="`label`: of each label the nearest item only, of the nearest 200 items."
@@ -55,7 +57,7 @@ class ListOptions(BaseModel):
     )
 
 
-class DecisionOptions(BaseModel):
+class DecisionOptions(RequestModel):
     """The options of a decision on a list of neighbours."""
 
     alpha: Alpha = None
@@ -111,8 +113,11 @@ class JsonSearchOptions(SearchOptions):
         FilterText,
         WithJsonSchema(
             {
-                "anyOf": [{"type": "object"}, {"type": "string"}, {"type": "null"}],
-                "maxLength": MAX_BYTES,
+                "anyOf": [
+                    {"type": "object", "additionalProperties": True},
+                    {"type": "string", "minLength": 2, "maxLength": MAX_BYTES},
+                    {"type": "null"},
+                ],
             }
         ),
     ] = Field(
@@ -128,13 +133,21 @@ class SearchRequest(JsonSearchOptions):
 
     image_base64: str = Field(
         description="An image file in base64 (RFC 4648 section 4), alone or in a `data:` URI. URLs "
-        "are not fetched."
+        "are not fetched.",
+        json_schema_extra={
+            "minLength": 4,
+            "pattern": r"^(?:data:[\w.+/;=-]{0,200};base64,)?(?:[A-Za-z0-9+/]{4})*"
+            "(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$",
+        },
     )
 
     @model_validator(mode="before")
     @classmethod
     def _holds_the_image(cls, value: object) -> object:
-        if isinstance(value, dict) and "image_base64" not in value:
+        if not isinstance(value, dict) or "image_base64" in value:
+            return value
+        others = [str(name) for name in value if name not in cls.model_fields]
+        if not others or any("url" in name.lower() for name in others):
             raise ValueError(
                 "image_base64 is missing; URLs are not fetched: send the image file itself"
             )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from model_store.verdicts import ChangeReason, Verdict
+from service.schemas.requests import RequestModel
 
 REASONS = (
     "`outlier`: one of the two takes the query for out of distribution; `first_item`: the first "
@@ -17,10 +18,8 @@ REASONS = (
 )
 
 
-class ShadowRequest(BaseModel):
+class ShadowRequest(RequestModel):
     """The bundle that is to be tried."""
-
-    model_config = ConfigDict(extra="forbid")
 
     bundle_id: str = Field(max_length=100, description="As `GET …/bundles` lists it.")
     share: float | None = Field(

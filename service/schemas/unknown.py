@@ -5,13 +5,16 @@ from __future__ import annotations
 from datetime import date, datetime
 from typing import Annotated
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field, WithJsonSchema, field_validator
 
-from service.schemas.changes import ItemId, Label, Metadata
+from model_store.item_ids import MAX_ID_LENGTH
+from service.schemas.changes import ItemId, LabelText, Metadata
+from service.schemas.requests import RequestModel
 
 MAX_ENROLLED = 1000
 
-QueryId = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+QUERY_ID = "^[0-9a-f]{64}$"
+QueryId = Annotated[str, Field(pattern=QUERY_ID)]
 
 
 class UnknownMember(BaseModel):
@@ -73,28 +76,35 @@ class UnknownGroups(BaseModel):
     groups: list[UnknownGroup] = Field(description="The largest first, at most `limit`.")
 
 
-class EnrolRequest(BaseModel):
+class EnrolRequest(RequestModel):
     """A name for a group of queries."""
 
-    label: Annotated[Label, Field(min_length=1)] = Field(description="Of all of them.")
+    label: Annotated[LabelText, Field(min_length=1)] = Field(description="Of all of them.")
     query_ids: list[QueryId] | None = Field(
         None,
         min_length=1,
         max_length=MAX_ENROLLED,
         description="The members that become items; left out: all.",
     )
-    item_ids: dict[QueryId, ItemId] = Field(
+    item_ids: Annotated[
+        dict[QueryId, ItemId],
+        WithJsonSchema(
+            {
+                "type": "object",
+                "propertyNames": {"pattern": QUERY_ID},
+                "additionalProperties": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": MAX_ID_LENGTH,
+                },
+                "maxProperties": MAX_ENROLLED,
+            }
+        ),
+    ] = Field(
         {}, max_length=MAX_ENROLLED, description="Ids of the items; left out: the query's own id."
     )
     metadata: Metadata = Field({}, description="Of each item, 16 KiB at most.")
     reviewer: str | None = Field(None, min_length=1, max_length=200, description="Who decides.")
-
-    @field_validator("label")
-    @classmethod
-    def _is_a_name(cls, label: str | None) -> str:
-        if not label:
-            raise ValueError("must be a name")
-        return label
 
     @field_validator("item_ids")
     @classmethod

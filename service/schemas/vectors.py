@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 from model_store.verdicts import Verdict
 from service.schemas.bundles import BundleState
 from service.schemas.queries import Query
+from service.schemas.requests import RequestModel
 from service.schemas.search import (
     GUARANTEED,
     ROLL_UP,
@@ -46,8 +47,19 @@ Numbers = Annotated[
     WithJsonSchema(
         {
             "anyOf": [
-                {"type": "array", "items": {"type": "number"}, "maxItems": MAX_NUMBERS},
-                {"type": "string", "format": "byte"},
+                {
+                    "type": "array",
+                    "items": {"type": "number"},
+                    "minItems": 1,
+                    "maxItems": MAX_NUMBERS,
+                },
+                {
+                    "type": "string",
+                    "contentEncoding": "base64",
+                    "minLength": 8,
+                    "pattern": "^(?:[A-Za-z0-9+/]{16})*"
+                    "(?:[A-Za-z0-9+/]{6}==|[A-Za-z0-9+/]{11}=)?$",  # of whole float32
+                },
             ],
             "description": "Numbers, or base64 of little-endian float32.",
         }
@@ -55,7 +67,7 @@ Numbers = Annotated[
 ]
 
 
-class VectorFields(BaseModel):
+class VectorFields(RequestModel):
     """A query as the gallery's encoder has embedded it, elsewhere.
 
     Of a gallery that was made of vectors, one as those were; its encoder adds what it has learned.
@@ -85,7 +97,7 @@ class VectorSearchRequest(VectorFields, JsonSearchOptions):
     """A search with a vector in place of an image."""
 
 
-class Neighbour(BaseModel):
+class Neighbour(RequestModel):
     """An item that another store has found."""
 
     id: str = Field(min_length=1, max_length=512)

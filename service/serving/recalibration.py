@@ -89,6 +89,8 @@ class Recalibrator:
             return None
         if not (bundle.directory / ITEM_FEATURES_FILE).exists():
             return None
+        if not bundle.retriever.gallery.n_items:  # there is nothing to calibrate with
+            return None
         last = self._attempts.get(name)
         now = time.monotonic()
         if bundle.retriever.stale is None and not self._has_new_labels(bundle, last, now):

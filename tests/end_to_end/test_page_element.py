@@ -15,8 +15,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.end_to_end.processes import Service
+from tests.end_to_end.test_generated_clients import run
 from tests.end_to_end.test_page_accessible import complaints
-from tests.end_to_end.test_typescript_client import run
 
 pytestmark = pytest.mark.browser
 

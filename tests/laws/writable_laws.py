@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from model_store.encoder.contract import Embeddings
-from model_store.errors import ItemNotFound, KeyReused, QuotaExceeded, WriteRefused
+from model_store.errors import ItemNotFound, KeyReused, QuotaExceeded
 from model_store.gallery import (
     Delete,
     Gallery,
@@ -19,6 +19,7 @@ from model_store.gallery import (
     Upsert,
     Vector,
     Writable,
+    read_filter,
 )
 from tests.laws.gallery_laws import random_embeddings
 
@@ -107,12 +108,19 @@ class WritableLaws:
             (True, 5),
         ]
 
-    def test_the_last_item_stays(self, live: Writable) -> None:
-        ids = ids_of(live.snapshot())
-        with pytest.raises(WriteRefused, match="empty"):
-            live.commit([Delete(item_id) for item_id in ids])
-        live.commit([Delete(item_id) for item_id in ids[1:]])
-        assert ids_of(live.snapshot()) == ids[:1]
+    def test_gallery_whose_last_item_is_deleted_is_empty_and_takes_items(
+        self, live: Writable, reopen: Reopen
+    ) -> None:
+        live.commit([Delete(item_id) for item_id in ids_of(live.snapshot())])
+        for emptied in (live, reopen()):
+            gallery = emptied.snapshot()
+            assert (gallery.n_items, ids_of(gallery)) == (0, [])
+            directions = np.eye(2, gallery.dim, dtype=np.float32)
+            assert gallery.candidates(directions, 3).rows.shape == (2, 0)
+            allowed = gallery.matching(read_filter('{"id": {"exists": true}}'))
+            assert gallery.candidates(directions, 3, allowed).rows.shape == (2, 0)
+        live.commit([some_upsert("a")])
+        assert live.snapshot().candidates(directions, 3).rows.shape == (2, 1)
 
     def test_there_are_no_more_items_than_there_may_be(
         self, live: Writable, reopen: Reopen

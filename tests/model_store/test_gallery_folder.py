@@ -19,6 +19,7 @@ from model_store.bundles.galleries import GalleryEntry, GalleryFolder
 from model_store.bundles.manifest import Manifest, read_manifest
 from model_store.bundles.publish import publish
 from model_store.bundles.retention import Hold
+from model_store.decision.verdict import GALLERY_EMPTY
 from model_store.errors import (
     BundleTampered,
     GalleryExists,
@@ -26,7 +27,7 @@ from model_store.errors import (
     InvalidRequest,
     WriteRefused,
 )
-from model_store.gallery import FaissGallery, NewItem, write_faiss_gallery
+from model_store.gallery import FaissGallery, NewItem, read_filter, write_faiss_gallery
 from model_store.retriever import Retriever
 from tests.laws.gallery_laws import random_embeddings
 from tests.support.bundle_copies import flip_a_byte
@@ -84,14 +85,15 @@ def test_it_is_an_honest_bundle_with_the_same_encoder(
     assert (directory / "encoder.onnx").samefile(like[0] / "encoder.onnx")
 
 
-def test_an_empty_one_finds_nothing_and_is_never_sure(
+def test_query_of_an_empty_gallery_has_no_match(
     folder: GalleryFolder, like: tuple[Path, Manifest]
 ) -> None:
     root = folder.root(folder.create("shoes", like))
     retriever = Retriever(ENCODER, FaissGallery(locate(root)), None)
     images = np.zeros((1, 5, 5, 3), dtype=np.uint8)
     answer = retriever.find(retriever.embed(images)[0], limit=3)
-    assert (answer.matches, answer.decision.verdict) == ((), "not_calibrated")
+    assert (answer.matches, answer.decision.verdict) == ((), "no_match")
+    assert (answer.decision.reason, answer.decision.no_match_probability) == (GALLERY_EMPTY, 1.0)
     assert answer.decision.match_probabilities is None
 
 
@@ -101,6 +103,8 @@ def test_it_takes_changes_and_is_compacted_with_the_one_encoder(
     root = folder.root(folder.create("shoes", like))
     live = open_live(root, locate(root))
     live.commit([upsert("one", 1), upsert("two", 2)])
+    either = read_filter('{"or": [{"id": "one"}, {"year": {"gte": 2000}}]}')
+    assert live.snapshot().matching(either).share == 0.5
     with Compaction(root, read_manifest(locate(root)), live) as compaction:
         compaction.prepare()
         compaction.switch()

@@ -65,17 +65,17 @@ REVIEWS = {
     ("POST", "/v1/galleries/{gallery}/review/leases"),
     ("GET", "/v1/galleries/{gallery}/review/export"),
     ("POST", "/v1/galleries/{gallery}/review/import"),
-    ("GET", "/v1/galleries/{gallery}/review/{query_id}"),
+    ("GET", "/v1/galleries/{gallery}/review/{query_id:case}"),
     ("GET", "/v1/galleries/{gallery}/review/{query_id}/image"),
     ("DELETE", "/v1/galleries/{gallery}/review/{query_id}/lease"),
     ("GET", "/v1/galleries/{gallery}/unknown"),
 }
 WRITES = {
-    ("DELETE", "/v1/galleries/{gallery}/review/{query_id}"),
+    ("DELETE", "/v1/galleries/{gallery}/review/{query_id:case}"),
     ("POST", "/v1/galleries/{gallery}/unknown/{group}/enrol"),
     ("POST", "/v1/galleries/{gallery}/items"),
-    ("PUT", "/v1/galleries/{gallery}/items/{item_id:path}"),
-    ("DELETE", "/v1/galleries/{gallery}/items/{item_id:path}"),
+    ("PUT", "/v1/galleries/{gallery}/items/{item_id:item}"),
+    ("DELETE", "/v1/galleries/{gallery}/items/{item_id:item}"),
 }
 ADMINISTERS = {
     ("POST", "/v1/galleries"),
@@ -138,7 +138,7 @@ class TestEveryRoute:
                 continue
             names = ("item_id", "sample_id", "bundle_id", "number", "query_id", "group")
             ids = dict.fromkeys(names, 1)
-            path = route.path.replace(":path", "").format(gallery="digits", **ids)
+            path = route.path_format.format(gallery="digits", **ids)
             for method in route.methods:
                 wanted = "review" if (method, route.path) in REVIEWS else "read"
                 wanted = "write" if (method, route.path) in WRITES else wanted

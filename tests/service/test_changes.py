@@ -20,7 +20,7 @@ import model_store.bundles.bundle as bundle_module
 from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.directory import activate, bundle_ids, current_id
 from model_store.bundles.manifest import Manifest, read_manifest
-from model_store.gallery import ChangesFile
+from model_store.gallery import ChangesFile, Delete
 from model_store.gallery.files.previews import PREVIEWS_FILE, PreviewsWriter
 from model_store.gallery.live.log import Transaction
 from model_store.gallery.live.sqlite import commit
@@ -113,8 +113,9 @@ def test_an_item_has_its_preview_until_it_is_deleted(root: Path, start: StartCli
         assert found.headers["Content-Type"] == "image/jpeg"
         assert Image.open(io.BytesIO(found.content)).size == (600, 300)
         assert live.get(small).content == live.get(f"{ITEMS}/small/thumbnail").content
-        known = live.get(large, headers={"If-None-Match": found.headers["ETag"]})
-        assert (known.status_code, known.content) == (304, b"")
+        for tag in (found.headers["ETag"], "*"):
+            known = live.get(large, headers={"If-None-Match": tag})
+            assert (known.status_code, known.content) == (304, b"")
         compact(live)
     result = search(live, encoded(picture_of(900, 450), "JPEG")).json()["results"][0]
     assert (result["id"], result["preview_url"]) == ("large", large)
@@ -241,6 +242,31 @@ class TestDeletingAnItem:
         assert first(live, stranger) != "new"
         assert live.get(f"{ITEMS}/new").status_code == 404
         assert delete(live, "new").json()["code"] == "item_not_found"
+
+    def test_all_of_them_leave_a_gallery_that_has_no_match(
+        self, root: Path, start: StartClient, digit: bytes, stranger: bytes
+    ) -> None:
+        opened = open_bundle(root, "cpu", threads=1)
+        assert opened.live is not None
+        gallery = opened.live.snapshot()
+        rows = gallery.page(None, gallery.n_items - 1)
+        opened.live.commit([Delete(item.id) for item in gallery.items(rows)])
+        live = start(opened)
+        [last] = live.get(ITEMS).json()["items"]
+        assert delete(live, last["id"]).status_code == 200
+        for _ in range(2):
+            answer = search(live, digit, filter='{"label": "7"}', group_by="label").json()
+            assert (answer["verdict"], answer["results"]) == ("no_match", [])
+            assert (answer["no_match_probability"], answer["next_cursor"]) == (1, None)
+            assert "is empty" in answer["reason"]
+            assert search(live, digit, order="probability").json()["verdict"] == "no_match"
+            assert search(live, stranger).json()["verdict"] == "out_of_distribution"
+            for path in ("", "/items", "/labels", "/facets", "/calibration"):
+                assert live.get(f"/v1/galleries/digits{path}").status_code == 200, path
+            assert live.get(f"{ITEMS}/{last['id']}/similar").status_code == 404
+            compact(live)
+        put(live, "new", digit).raise_for_status()
+        assert first(live, digit) == "new"
 
     def test_one_of_the_bundle_too(self, live: TestClient) -> None:
         item = live.get(ITEMS).json()["items"][0]

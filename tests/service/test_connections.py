@@ -157,6 +157,24 @@ def endless(port: int, start: bytes, piece: bytes) -> tuple[int, bytes]:
         return sent, answer(connection)
 
 
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        (b"GET /#a", 400),
+        (b"DELETE /?", 400),
+        (b"PUT /a?", 400),
+        (b"GET /?", 200),
+        (b"GET /?a=?", 200),
+        (b"GET /%23?", 404),
+    ],
+)
+def test_address_that_the_parser_would_cut_off_is_refused(
+    serve: Serve, line: bytes, status: int
+) -> None:
+    said = ask(serve(), line + b" HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert said.startswith(b"HTTP/1.1 %d " % status)
+
+
 CHUNKED = b"POST /read HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
 ENDLESS = {
     "headers": (b"GET / HTTP/1.1\r\n", b"a: " + b"b" * 1000 + b"\r\n"),

@@ -41,14 +41,15 @@ ANSWERS: dict[str, tuple[int, Callable[[TestClient], httpx2.Response]]] = {
     "redirect": (307, lambda client: client.get("/v1/galleries/", follow_redirects=False)),
     "no such path": (404, lambda client: client.get("/none")),
     "wrong method": (405, lambda client: client.delete("/livez")),
-    "head": (405, lambda client: client.head("/v1/galleries")),
+    "head": (200, lambda client: client.head("/v1/galleries")),
+    "head of nothing": (404, lambda client: client.head("/v1/galleries/none")),
     "options": (405, lambda client: client.options("/v1/galleries")),
-    "not a name": (404, lambda client: client.get("/v1/galleries/%ff%00%zz")),
+    "not a name": (400, lambda client: client.get("/v1/galleries/%ff%00%zz")),
     "a huge header": (404, lambda client: client.get("/none", headers={"X-Large": "x" * 60_000})),
     "no such cursor": (422, lambda client: client.get("/v1/galleries/digits/items?cursor=x")),
     "wrong option": (422, lambda client: client.get("/v1/galleries/digits/items?limit=x")),
     "half a form": (
-        422,
+        400,
         lambda client: client.post(
             "/v1/galleries/digits/search",
             content=b'--x\r\nContent-Disposition: form-data; name="image"',
@@ -144,6 +145,20 @@ def test_every_refusal_is_a_problem_document(answered: httpx2.Response) -> None:
         assert problem["type"] == f"urn:vouch:problem:{problem['code'].replace('_', '-')}"
     if answered.status_code == 405:
         assert answered.headers["allow"]
+
+
+def test_head_of_each_path_is_its_get_without_the_body(client: TestClient) -> None:
+    item = client.get("/v1/galleries/digits/items").json()["items"][0]
+    paths = ["/", "/docs", "/openapi.json", "/page/page.js", "/livez", "/readyz", "/metrics"]
+    paths += ["/v1/galleries", "/v1/galleries/digits", "/v1/galleries/none", item["thumbnail_url"]]
+    for path in paths:
+        got, head = client.get(path), client.head(path)
+        assert head.content == b"", path
+        assert head.status_code == got.status_code
+        for name in ("content-type", "etag", "cache-control", "content-security-policy"):
+            assert head.headers.get(name) == got.headers.get(name), path
+    refused = client.head("/v1/galleries/digits/search")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
 
 
 def test_every_answer_has_an_id(answered: httpx2.Response) -> None:

@@ -57,6 +57,7 @@ STATUSES = {
     "QuotaExceeded": 403,
     "MisdirectedRequest": 421,
     "InvalidHead": 400,
+    "InvalidForm": 400,
     "InvalidCursor": 422,
     "InvalidFilter": 422,
     "OrderUnavailable": 422,
@@ -279,9 +280,9 @@ CASES: dict[str, tuple[Ask, int, str, str]] = {
     ),
     "a form without its boundary": (
         lambda client: client.post(SEARCH, headers={"Content-Type": "multipart/form-data"}),
-        422,
-        "invalid_request",
-        "could not be read: Missing boundary",
+        400,
+        "invalid_form",
+        "cannot be read: Missing boundary",
     ),
     "JSON in place of a form": (
         lambda client: client.post(SEARCH, json={}),
@@ -335,11 +336,11 @@ CASES: dict[str, tuple[Ask, int, str, str]] = {
     ),
     "bytes that are no text in an address": (
         get("/v1/galleries/%ff%00"),
-        404,
-        "gallery_not_found",
-        "no gallery '.*lists those",
+        400,
+        "invalid_head",
+        "not UTF-8",
     ),
-    "half a percent sign": (get("/v1/galleries/%zz"), 404, "gallery_not_found", "%zz"),
+    "half a percent sign": (get("/v1/galleries/%zz"), 400, "invalid_head", "%zz"),
     "text in the place of a file": (
         lambda client: client.post(SEARCH, files={"image": (None, "cat.jpg")}),
         422,
@@ -352,9 +353,9 @@ CASES: dict[str, tuple[Ask, int, str, str]] = {
             content=b"garbage",
             headers={"Content-Type": "multipart/form-data; boundary=edge"},
         ),
-        422,
-        "invalid_request",
-        "could not be read",
+        400,
+        "invalid_form",
+        "cannot be read",
     ),
     "a filter that is none": (
         upload(b"", filter='{"label": {"like": "x"}}'),
@@ -482,12 +483,17 @@ class TestAMistakeOfOurs:
 @pytest.mark.parametrize(
     ("path", "allowed"),
     [
-        ("/v1/galleries", "GET, POST"),
-        ("/v1/galleries/digits", "DELETE, GET, PATCH"),
-        ("/v1/galleries/digits/items", "GET, POST"),
-        ("/v1/galleries/digits/items/a", "DELETE, GET, PUT"),
-        ("/v1/galleries/digits/shadow", "DELETE, GET, PUT"),
-        ("/livez", "GET"),
+        ("/v1/galleries", "GET, HEAD, POST"),
+        ("/v1/galleries/digits", "DELETE, GET, HEAD, PATCH"),
+        ("/v1/galleries/digits/items", "GET, HEAD, POST"),
+        ("/v1/galleries/digits/items/a", "DELETE, GET, HEAD, PUT"),
+        ("/v1/galleries/digits/items/similar", "DELETE, GET, HEAD, PUT"),
+        ("/v1/galleries/digits/items/a/similar", "GET, HEAD"),
+        ("/v1/galleries/digits/items/a/b/thumbnail", "GET, HEAD"),
+        ("/v1/galleries/digits/review/import", "POST"),
+        ("/v1/galleries/digits/review/summary", "GET, HEAD"),
+        ("/v1/galleries/digits/shadow", "DELETE, GET, HEAD, PUT"),
+        ("/livez", "GET, HEAD"),
     ],
 )
 def test_all_methods_of_a_path_are_named(client: TestClient, path: str, allowed: str) -> None:

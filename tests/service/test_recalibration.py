@@ -29,6 +29,7 @@ def engine(
     n_new_labels: int = 0,
     version: int = 1,
     bundle_id: str = "b" * 16,
+    n_items: int = 9,
 ) -> Any:
     if keeps:
         (root / ITEM_FEATURES_FILE).touch()
@@ -36,7 +37,9 @@ def engine(
         root=root,
         name="g",
         directory=root,
-        retriever=SimpleNamespace(stale=stale, n_new_labels=n_new_labels),
+        retriever=SimpleNamespace(
+            stale=stale, n_new_labels=n_new_labels, gallery=SimpleNamespace(n_items=n_items)
+        ),
         manifest=SimpleNamespace(id=bundle_id),
         version=version,
     )
@@ -70,6 +73,7 @@ def test_nothing_is_started_where_there_is_no_need_or_no_means(tmp_path: Path) -
     again = Recalibrator(command(FAILS), 1.0)
     assert asyncio.run(again.look(engine(tmp_path, keeps=False))) is None
     assert asyncio.run(again.look(engine(tmp_path, stale=None))) is None
+    assert asyncio.run(again.look(engine(tmp_path, n_items=0))) is None
     assert asyncio.run(Recalibrator((), 1.0).look(engine(tmp_path))) is None
 
 

@@ -175,7 +175,7 @@ def test_nothing_of_one_request_becomes_a_label(
             "unmatched",
             "/metrics",
             SEARCH,
-            "/v1/galleries/{gallery}/items/{item_id:path}",
+            "/v1/galleries/{gallery}/items/{item_id:item}",
         },
     }
     client.get("/metrics")

@@ -103,14 +103,15 @@ class TestAGallery:
         assert detail["n_items"] == 0
         assert detail["bundle"]["calibration"]["status"] == "missing"
         empty = search(client, "shoes", digit).json()
-        assert (empty["verdict"], empty["results"]) == ("not_calibrated", [])
-        assert "vouch-build calibrate" in empty["reason"]
+        assert (empty["verdict"], empty["results"]) == ("no_match", [])
+        assert "is empty" in empty["reason"]
         assert put(client, "shoes", "one", digit).status_code == 200
         found = search(client, "shoes", digit).json()
         assert [result["id"] for result in found["results"]] == ["one"]
         assert found["results"][0]["similarity"] > 0.999
         assert found["results"][0]["match_probability"] is None
         assert found["verdict"] == "not_calibrated"
+        assert "vouch-build calibrate" in found["reason"]
         assert search(client, "shoes", stranger).json()["query"]["ood"]["flag"] is None
 
     def test_is_there_after_a_restart(self, serve: START, digit: bytes) -> None:

@@ -78,9 +78,6 @@ class TestOneImage:
             response = client.post(JSON_PATH, json={"image_base64": prefix + encoded})
             assert said(response.json()) == said(search(client, digit).json())
 
-    def test_fields_nobody_knows_are_left_alone(self, client: TestClient, digit: bytes) -> None:
-        assert search_json(client, digit, image_url="http://127.0.0.1/secret").status_code == 200
-
     @pytest.mark.parametrize(
         "text",
         [

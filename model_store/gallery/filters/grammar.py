@@ -25,7 +25,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from model_store.errors import ConfigError, InvalidFilter
 
@@ -95,6 +95,30 @@ class Not:
 Filter: TypeAlias = Condition | And | Or | Not
 
 
+class RepeatedName(ValueError):
+    """An object of a JSON document has a name twice."""
+
+
+def read_json(text: str | bytes) -> Any:  # noqa: ANN401 - any document
+    """Read a JSON document; Python's own reader drops all but the last of equal names.
+
+    Raises
+    ------
+    RepeatedName : an object has a name twice.
+    ValueError, RecursionError : as of `json.loads`.
+    """
+    return json.loads(text, object_pairs_hook=_object)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise RepeatedName(f"has {repeated[:40]!r} twice in one object. Name it once.")
+    return found
+
+
 def read_filter(text: str) -> Filter:
     """Read a filter from its JSON.
 
@@ -108,7 +132,9 @@ def read_filter(text: str) -> Filter:
             "less at once."
         )
     try:
-        value = json.loads(text)
+        value = read_json(text)
+    except RepeatedName as error:
+        raise InvalidFilter(f"The filter {error}") from None
     except (ValueError, RecursionError):
         raise InvalidFilter(
             f"The filter is not JSON: {text[:80]!r}. Wanted an object such as "

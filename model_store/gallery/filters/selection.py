@@ -59,8 +59,8 @@ def select(part: Filter, columns: Mapping[Field, Column], n_rows: int) -> Select
 
 
 def estimated_share(selection: Selection, n_rows: int) -> float:
-    """Estimate the share of the rows that are selected, the same each time."""
-    if isinstance(selection, _OfCodes | _OfHolders):
+    """Estimate the share of the rows that are selected, the same each time; of no rows, none."""
+    if not n_rows or isinstance(selection, _OfCodes | _OfHolders):
         return selection.at_most / max(n_rows, 1)
     sampled = np.random.default_rng(0).integers(0, n_rows, N_SAMPLED)
     return min(float(selection.at(sampled).mean()), selection.at_most / n_rows)

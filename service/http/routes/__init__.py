@@ -35,7 +35,6 @@ from service.http.routes import (
     usage,
     vectors,
 )
-from service.http.routes.search import SearchForm
 
 ROUTERS = tuple(
     room.router
@@ -58,7 +57,4 @@ ROUTERS = tuple(
 )
 """The busiest first: a path is looked for in one after the other."""
 
-FORMS = (SearchForm,)
-"""The forms that paths read with `service.http.bodies.form_of`."""
-
-__all__ = ["FORMS", "ROUTERS"]
+__all__ = ["ROUTERS"]

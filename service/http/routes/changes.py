@@ -74,7 +74,7 @@ ContextOf = Annotated[WriteContext, Depends(context_of)]
 
 
 @router.put(
-    "/{gallery}/items/{item_id:path}",
+    "/{gallery}/items/{item_id:item}",
     operation_id="put_item",
     responses=responses(*WRITE_ERRORS, *BODY_ERRORS, *IMAGE_ERRORS, KeyReused, QuotaExceeded),
     dependencies=[Depends(requires("write")), Depends(body_of(MULTIPART))],
@@ -97,7 +97,7 @@ async def put_item(
 
 
 @router.delete(
-    "/{gallery}/items/{item_id:path}",
+    "/{gallery}/items/{item_id:item}",
     operation_id="delete_item",
     responses=responses(*WRITE_ERRORS, ItemNotFound, InvalidRequest, KeyReused),
     dependencies=[Depends(requires("write"))],

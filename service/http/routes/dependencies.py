@@ -7,20 +7,37 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Form, Query, Request
+from starlette.convertors import StringConvertor, register_url_convertor
 
 from model_store.errors import InternalError
 from model_store.gallery import read_filter
 from model_store.search import Diversity
 from service import schemas
 from service.access.access import requires
-from service.http.bodies import ModelT, validated
+from service.http.bodies import MULTIPART, ModelT, validated
 from service.http.bounded_request import BoundedRoute
 from service.http.problems import responses
 from service.http.state import State
 from service.observability.records import current_record
 from service.serving.lease import Lease
 from service.serving.queries import SearchParameters
+
+
+class ItemPath(StringConvertor):
+    """An item id in a path, slashes included; paths below items are not ids of others."""
+
+    regex = "(?!.*/(?:similar|thumbnail)$).*"
+
+
+class CasePath(StringConvertor):
+    """A query id in a path, none of the names that stand in its place."""
+
+    regex = "(?!(?:export|import|leases|summary)$)[^/]+"
+
+
+register_url_convertor("item", ItemPath())
+register_url_convertor("case", CasePath())
 
 
 def gallery_router(tag: str) -> APIRouter:
@@ -64,17 +81,25 @@ async def lease_of(gallery: str, state: StateOf, request: Request) -> AsyncItera
 
 
 def options_in_address(model: type[ModelT]) -> Callable[..., None]:
-    """Return a dependency by which OpenAPI lists what a `DirectRoute` reads with `options_of`."""
+    """Return a dependency that declares what a `DirectRoute` reads with `options_of`."""
+    return _declared(model, Query())
 
-    def listed(options: object) -> None:
+
+def fields_of_form(model: type[ModelT]) -> Callable[..., None]:
+    """Return a dependency that declares what a `DirectRoute` reads with `form_of`."""
+    return _declared(model, Form(media_type=MULTIPART))
+
+
+def _declared(model: type[ModelT], place: object) -> Callable[..., None]:
+    def declared(sent: object) -> None:
         """Never called."""
 
-    listed.__annotations__["options"] = Annotated[model, Query()]
-    return listed
+    declared.__annotations__["sent"] = Annotated[model, place]
+    return declared
 
 
 def options_of(request: Request, model: type[ModelT]) -> ModelT:
-    """Read the options in the address of a request; of one that is named twice the last counts.
+    """Read the options in the address of a request.
 
     Raises
     ------

@@ -62,6 +62,7 @@ async def list_items(
         Query(
             alias="filter",
             max_length=MAX_BYTES,
+            json_schema_extra={"minLength": 2},
             description="Which items to list, as in a search; the same on each page.",
         ),
     ] = None,
@@ -133,13 +134,14 @@ async def get_thumbnail(
         raise ItemNotFound(f"There is no picture of {item_id!r}: the gallery was made of vectors.")
     tag = f'"{hashlib.blake2b(found.data, digest_size=16).hexdigest()}"'
     headers = {"Cache-Control": PASSING, "ETag": tag}
-    if tag in request.headers.get("If-None-Match", ""):
+    known = request.headers.get("If-None-Match", "")
+    if tag in known or known.strip() == "*":
         return Response(status_code=304, headers=headers)
     return Response(found.data, headers=headers, media_type=found.media_type)
 
 
 @router.get(
-    "/{gallery}/items/{item_id:path}",
+    "/{gallery}/items/{item_id:item}",
     operation_id="get_item",
     responses=responses(GalleryNotFound, ItemNotFound),
 )

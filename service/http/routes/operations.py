@@ -6,14 +6,15 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from model_store.errors import Forbidden, InternalError, NotReady
 from service import schemas
-from service.access.access import GuardedRoute, requires
+from service.access.access import requires
 from service.access.caller import Caller
 from service.http import answers
+from service.http.bounded_request import BoundedRoute
 from service.http.problems import responses
 from service.http.routes.dependencies import StateOf
 from service.observability.metrics import METRICS_MEDIA_TYPE
 
-router = APIRouter(tags=["operations"], route_class=GuardedRoute)
+router = APIRouter(tags=["operations"], route_class=BoundedRoute)
 
 
 @router.get("/livez", operation_id="livez")

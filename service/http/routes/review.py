@@ -210,7 +210,7 @@ async def import_decisions(
 
 
 @router.get(
-    "/{gallery}/review/{query_id}",
+    "/{gallery}/review/{query_id:case}",
     operation_id="get_review_case",
     responses=responses(*ALWAYS, QueryNotFound),
     dependencies=BY_REVIEWERS,
@@ -256,7 +256,7 @@ async def end_review_lease(
 
 
 @router.delete(
-    "/{gallery}/review/{query_id}",
+    "/{gallery}/review/{query_id:case}",
     operation_id="forget_review_case",
     responses=responses(*ALWAYS, QueryNotFound),
     dependencies=[Depends(requires("write"))],

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Annotated
 
 from fastapi import Depends, File, Form, Query, Request, UploadFile
-from pydantic import BaseModel
 
 from model_store.errors import (
     CorruptImage,
@@ -28,12 +27,13 @@ from model_store.search import N_CANDIDATES
 from service import schemas
 from service.access.access import Access, counts_as_search
 from service.http import answers, cursors
-from service.http.bodies import JSON, MULTIPART, RAW, body_of, form_body, form_of, from_base64
+from service.http.bodies import JSON, MULTIPART, RAW, body_of, form_of, from_base64
 from service.http.bounded_request import BoundedDirectRoute
 from service.http.problems import problem_document, responses
 from service.http.routes.dependencies import (
     LeaseOf,
     StateOf,
+    fields_of_form,
     gallery_router,
     leased,
     options_in_address,
@@ -42,6 +42,7 @@ from service.http.routes.dependencies import (
     state_of,
 )
 from service.http.state import State
+from service.schemas.requests import RequestModel
 from service.serving.lease import Lease
 
 router = gallery_router("searching")
@@ -87,7 +88,7 @@ class SearchBatchForm(schemas.SearchOptions):
     )
 
 
-class AssessmentForm(BaseModel):
+class AssessmentForm(RequestModel):
     """An image file to look at."""
 
     image: UploadFile = File(description=ONE_IMAGE)
@@ -110,9 +111,8 @@ router.add_api_route(
     methods=["POST"],
     operation_id="search",
     responses=UPLOAD_ERRORS,
-    openapi_extra=form_body(SearchForm),
     route_class_override=BoundedDirectRoute,
-    dependencies=[Depends(counts_as_search)],
+    dependencies=[Depends(counts_as_search), Depends(fields_of_form(SearchForm))],
 )
 
 

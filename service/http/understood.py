@@ -1,0 +1,250 @@
+"""Requests of which every part is understood, or refused by name.
+
+A part that is passed over in silence changes the answer: without its filter, which is misspelt or
+stands in the wrong place, a search finds the items of all tenants; a write whose address is decoded
+to that of another item overwrites it. Each route knows what it reads, and everything else is
+refused here, once its caller is known and before anything is done.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from typing import Any, get_args, get_origin
+from urllib.parse import unquote, unquote_to_bytes
+
+from fastapi import Request, Response, params
+from fastapi.dependencies.models import Dependant
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from starlette.datastructures import FormData, Headers, UploadFile
+
+from model_store.errors import InvalidHead, UnsupportedMediaType
+from service.schemas.requests import suggestion
+
+_BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+
+_PLAIN_CODINGS = {"", "identity", "chunked"}
+
+_UNREAD_OF_WRITES = (
+    "if-match",
+    "if-none-match",
+    "if-modified-since",
+    "if-unmodified-since",
+    "content-range",
+    "x-http-method-override",
+    "x-http-method",
+    "x-method-override",
+)
+"""Headers by which a write would be another one, or none; none of them is carried out."""
+
+_NO_OPTIONS = (b"", b"{}", b"null")
+"""Bodies that say nothing, such as clients send that must send JSON."""
+
+_MOST_OF_NO_OPTIONS = 64
+
+Repeats = Mapping[str, bool]
+"""Names of options, and whether each may be sent several times."""
+
+Error = dict[str, Any]
+
+
+class UnderstoodRoute(APIRoute):
+    """A route that refuses what it does not read.
+
+    What it reads are the parameters and the body that it declares to FastAPI, and so to OpenAPI.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler of the route, behind the check."""
+        handle = super().get_route_handler()
+        in_address = dict(_options_in_address(self.dependant))
+        in_body = dict(_options_in_body(self))
+        body = self.body_field
+        of_form = body is not None and isinstance(body.field_info, params.Form)
+        has_body = body is not None or "requestBody" in (self.openapi_extra or {})
+
+        async def understood(request: Request) -> Response:
+            _check_address(self, request)
+            _check_headers(request)
+            errors = list(_errors(request.query_params.multi_items(), in_address, in_body, "query"))
+            if errors:
+                raise RequestValidationError(errors)
+            if not of_form:
+                if not has_body:
+                    await _check_no_body(request)
+                return await handle(request)
+            async with request.form() as form:
+                _check_form(form, in_body, in_address)
+                return await handle(request)
+
+        return understood
+
+
+def _check_address(route: APIRoute, request: Request) -> None:
+    """Refuse an address that would be decoded to the same text as another one.
+
+    Servers replace bytes that are no UTF-8, leave a bare `%` as it is, and take `%2F` for a slash
+    between the parts of a path: then several addresses would name one item, or its picture.
+
+    Raises
+    ------
+    InvalidHead
+    """
+    scope = request.scope
+    for name, sent in (
+        ("path", scope.get("raw_path") or b""),
+        ("query string", scope.get("query_string", b"")),
+    ):
+        if b"%" not in sent and sent.isascii():  # as mostly
+            continue
+        escape = _BAD_ESCAPE.search(sent)
+        if escape is not None:
+            raise InvalidHead(
+                f"The {name} has a % without two hexadecimal digits after it, at "
+                f"{_shown(sent, escape.start())}. Write %25 for a % itself."
+            )
+        try:
+            unquote_to_bytes(sent).decode()
+        except UnicodeDecodeError:
+            raise InvalidHead(
+                f"The {name} is not UTF-8 once its percent-encoding is decoded: "
+                f"{_shown(sent, 0)}. Encode its text as UTF-8 first."
+            ) from None
+        if name == "path" and not _has_parts_of(route, request, sent):
+            raise InvalidHead(
+                f"The path {_shown(sent, 0)} has an encoded slash (%2F), or another encoded "
+                "character, where its parts are told apart. Encode only the names in it."
+            )
+
+
+def _has_parts_of(route: APIRoute, request: Request, sent: bytes) -> bool:
+    """Return whether a path has the same parts before it is decoded as after."""
+    path = sent.partition(b"?")[0].decode().removeprefix(request.scope.get("root_path", ""))
+    found = route.path_regex.match(path)
+    return found is not None and {
+        name: unquote(part) for name, part in found.groupdict().items()
+    } == {name: str(value) for name, value in request.path_params.items()}
+
+
+def _check_headers(request: Request) -> None:
+    """Refuse a body in a content coding, and a write under conditions.
+
+    Raises
+    ------
+    UnsupportedMediaType, RequestValidationError
+    """
+    headers = request.headers
+    for name in ("content-encoding", "transfer-encoding"):
+        unread = _codings(headers, name) - _PLAIN_CODINGS
+        if unread:
+            raise UnsupportedMediaType(
+                f"The body is encoded as {', '.join(sorted(unread))[:100]!r} ({name.title()}), "
+                "which is not decoded here. Send it as it is, without that header."
+            )
+    if request.method == "GET":
+        return
+    unread_headers = [name for name in _UNREAD_OF_WRITES if name in headers]
+    if unread_headers:
+        raise RequestValidationError(
+            [
+                _error("header", name, "is not read here, and nothing was done; leave it out")
+                for name in unread_headers
+            ]
+        )
+
+
+def _codings(headers: Headers, name: str) -> set[str]:
+    values = ",".join(headers.getlist(name))
+    return {coding.strip().lower() for coding in values.split(",")}
+
+
+def _shown(sent: bytes, start: int) -> str:
+    return repr(sent[start : start + 40].decode("ascii", "backslashreplace"))
+
+
+def _check_form(form: FormData, in_body: Repeats, in_address: Repeats) -> None:
+    """Refuse a form with a field that is not read, or that is there too often.
+
+    Raises
+    ------
+    RequestValidationError
+    """
+    sent = [(name, value) for name, value in form.multi_items() if not is_empty(value)]
+    errors = list(_errors(sent, in_body, in_address, "body"))
+    if any(name == "filter" and value == "" for name, value in form.multi_items()):
+        # A variable of a script that is not set: it must not find the items of all.
+        errors.append(_error("body", "filter", "is empty; leave it out to search all items"))
+    if errors:
+        raise RequestValidationError(errors)
+
+
+async def _check_no_body(request: Request) -> None:
+    """Refuse a body where none is read.
+
+    Raises
+    ------
+    RequestValidationError
+    """
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MOST_OF_NO_OPTIONS:
+            break
+    if body.strip() not in _NO_OPTIONS:
+        text = "no body is read here; send options as /docs lists them"
+        raise RequestValidationError([{"type": "not_understood", "loc": ("body",), "msg": text}])
+
+
+def _errors(
+    sent: Iterable[tuple[str, object]], known: Repeats, elsewhere: Repeats, place: str
+) -> Iterator[Error]:
+    """Yield an error for each name that is not ``known`` in a place, or is sent too often."""
+    counts: dict[str, int] = {}
+    for name, _ in sent:
+        counts[name] = counts.get(name, 0) + 1
+    for name, n in counts.items():
+        if name not in known:
+            other = "body" if place == "query" else "address"
+            read = f"is read from the {other} here" if name in elsewhere else None
+            yield _error(place, name, read or f"is not read here; {suggestion(name, known)}")
+        elif n > 1 and not known[name]:
+            yield _error(place, name, f"is sent {n} times; send it once")
+
+
+def _error(place: str, name: str, text: str) -> Error:
+    return {"type": "not_understood", "loc": (place, name[:100]), "msg": text}
+
+
+def is_empty(value: UploadFile | str) -> bool:
+    """Return whether a field of a form was left empty; as from FastAPI, it was not sent then."""
+    if isinstance(value, str):
+        return value == ""
+    return value.filename == "" and value.size == 0  # what a browser sends of no file
+
+
+def _options_in_address(dependant: Dependant) -> Iterator[tuple[str, bool]]:
+    """Yield the options that a route reads from the query string."""
+    for field in dependant.query_params:
+        yield from _options(field.alias, field.field_info)
+    for other in dependant.dependencies:
+        yield from _options_in_address(other)
+
+
+def _options_in_body(route: APIRoute) -> Iterator[tuple[str, bool]]:
+    """Yield the fields of the form, or of the document, that a route reads."""
+    if route.body_field is not None:
+        yield from _options(route.body_field.alias, route.body_field.field_info)
+
+
+def _options(alias: str, field: FieldInfo) -> Iterator[tuple[str, bool]]:
+    """Yield an option, or those of a model of options."""
+    kind: Any = field.annotation
+    if inspect.isclass(kind) and issubclass(kind, BaseModel):
+        for name, one in kind.model_fields.items():
+            yield from _options(one.alias or name, one)
+    else:  # a list of objects is sent as the text of one JSON document
+        yield alias, get_origin(kind) is list and issubclass(get_args(kind)[0], UploadFile)
