@@ -146,20 +146,23 @@ class Pairs:
     def nearer_than_next(self, query: Predictive, items: NDArray[np.float32]) -> Floats:
         """Return P(each of the first k items is nearer to the query than the next one), (k − 1,).
 
-        The length of a draw of the query is the same for both items, so that the difference of
-        (ĝ + rλ (û − s ĝ))·δ + (û − s ĝ)·λ √(1 − r²) ε decides, which is normal. Of certain items
-        this is exact.
+        The length of a draw of the query is the same for both items, so that a·b / ‖b‖ decides. Its
+        mean is (s + rλ Σ_d v_d) / √(1 + λ² Σ_d v_d): an uncertain item is often farther than it
+        seems. Its deviations are (ĝ + rλ (û − s ĝ))·δ and the item's own, over the same length; the
+        difference of two is taken to be normal. Of certain items that is exact.
 
         Parameters
         ----------
         items : (k, D), the first ones.
         """
-        k = len(items)
+        k, v = len(items), query.variance.astype(np.float64)
         s, ratios, r = self.similarities[:k], self.ratios[:k], self.correlations[:k]
-        lead = s[: k - 1] - s[1:]
-        pull = (r * ratios)[:, None]
-        slopes = (1 - pull * s[:, None]) * items + pull * query.direction
-        variances = np.square(slopes[:-1] - slopes[1:]) @ query.variance.astype(np.float64)
-        own = (1 - r**2) * ratios**2 * self.across[:k]
+        pull, lengths = r * ratios, np.sqrt(1 + ratios**2 * v.sum())
+        means = (s + pull * v.sum()) / lengths
+        slopes = (1 - pull * s)[:, None] * items + pull[:, None] * query.direction
+        slopes /= lengths[:, None]
+        variances = np.square(slopes[:-1] - slopes[1:]) @ v
+        own = (1 - r**2) * ratios**2 * (self.across[:k] + v @ v) / lengths**2
         variances += own[:-1] + own[1:]
+        lead = means[:-1] - means[1:]
         return np.asarray(ndtr(lead / np.sqrt(np.maximum(variances, _NOTHING))))

@@ -181,7 +181,7 @@ class Result(BaseModel):
         description="Probability that the item is nearer to the query than the next one, given how "
         "uncertain both similarities are; null where that is, and for the gallery's last. "
         "Below ½ where the next one is nearer, and stands lower because it is the less likely "
-        "match."
+        "match, or where it is hardly farther and much more certain."
     )
     variance: float = Field(description="Of the item's embedding, relative to its squared norm.")
     label: str | None

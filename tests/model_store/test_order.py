@@ -15,9 +15,10 @@ from model_store.bundles.bundle import open_bundle
 from model_store.decision import Calibration
 from model_store.errors import OrderUnavailable
 from model_store.gallery import read_filter
+from model_store.pairs import correlation_of
 from model_store.predictive import Predictive
 from model_store.retriever import Retriever
-from model_store.search import N_CANDIDATES, Diversity
+from model_store.search import N_CANDIDATES, Diversity, pairs_of
 
 
 @pytest.fixture(scope="module")
@@ -107,16 +108,24 @@ def test_a_shorter_list_is_the_beginning_of_a_longer_one(
 def test_the_confidence_in_a_rank_is_of_being_nearer_than_the_next(
     retriever: Retriever, queries: list[Predictive]
 ) -> None:
-    """By ten thousand draws of the query, of lists in which nearer items stand further down."""
+    """By ten thousand draws of the pairs, of lists in which nearer items stand further down."""
     generator, below = np.random.default_rng(0), 0
     for query in queries[:5]:
         answer = retriever.find(query, N_CANDIDATES, order="probability")
         rows = np.array([retriever.gallery.row(item) for item in ids(answer)])
         items = retriever.gallery.directions(rows)
         noise = generator.standard_normal((10_000, len(query.direction)))
-        drawn = (query.direction + noise * np.sqrt(query.variance)) @ items.T
+        draws = (query.direction + noise * np.sqrt(query.variance)).astype(np.float32)
+        pairs = pairs_of(
+            *(retriever.gallery, query, rows, items),
+            np.array([match.similarity for match in answer.matches]),
+            correlation=correlation_of(retriever.encoder.metadata),
+        )
+        own = generator.standard_normal((10_000, len(rows))).astype(np.float32)
+        drawn = pairs.sampled(replace(query, samples=draws), items, own)
         told = np.array([match.rank_confidence for match in answer.matches[:-1]], dtype=float)
-        np.testing.assert_allclose(told, (drawn[:, :-1] > drawn[:, 1:]).mean(axis=0), atol=0.02)
+        shares = (drawn[:, :-1] > drawn[:, 1:]).mean(axis=0)
+        assert np.abs(told - shares).mean() < 0.03
         below += int((told < 0.5).sum())
     assert below > 0
 

@@ -112,6 +112,7 @@ class TestNotCalibrated:
             "value": None,
             "percentile": None,
             "level": None,
+            "aleatoric": None,
             "method": "deterministic",
         }
         assert query["ood"]["p_value"] is None

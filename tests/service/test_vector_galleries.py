@@ -54,7 +54,9 @@ def test_it_is_searched_with_vectors(client: TestClient) -> None:
     assert answer["results"][0]["match_probability"] > 0.5
     assert {one["thumbnail_url"] for one in answer["results"]} == {None}
     # The vectors have no variance, so nobody knows how sure they are.
-    unknown = {"value": None, "percentile": None, "level": None, "method": "deterministic"}
+    unknown = dict.fromkeys(("value", "percentile", "level", "aleatoric")) | {
+        "method": "deterministic"
+    }
     assert answer["query"]["uncertainty"] == unknown
     assert {one["rank_stability"] for one in answer["results"]} == {None}
 
