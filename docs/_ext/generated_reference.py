@@ -200,13 +200,10 @@ def _type(schema: dict[str, Any]) -> str:
     if "$ref" in schema:
         name = schema["$ref"].removeprefix(SCHEMAS)
         return f"[{name}](#{_anchor(name)})"
-    if "const" in schema:
-        return f"`{schema['const']}`"
-    if "enum" in schema:
-        return ", ".join(f"`{one}`" for one in schema["enum"])
-    for key in ("anyOf", "oneOf", "allOf"):
-        if key in schema:
-            return " or ".join(dict.fromkeys(_type(one) for one in schema[key]))
+    if choices := schema.get("enum", [schema["const"]] if "const" in schema else []):
+        return ", ".join(f"`{one}`" for one in choices)
+    if alternatives := schema.get("anyOf") or schema.get("oneOf"):
+        return " or ".join(dict.fromkeys(_type(one) for one in alternatives))
     if schema.get("type") == "array":
         return f"list of {_type(schema.get('items', {}))}"
     if schema.get("format") == "binary" or schema.get("contentMediaType"):
@@ -253,10 +250,10 @@ def _programs() -> Iterator[str]:
     from service.client import mcp_server as mcp  # noqa: PLC0415 - a second
 
     for program in (serve, keys, mcp):
-        parser = program._parser()  # noqa: SLF001 - the parser of a program
+        parser = program._parser()
         yield f"\n## {parser.prog}\n"
         yield from _block(parser.format_help())
-        for action in parser._actions:  # noqa: SLF001 - argparse has no other way
+        for action in parser._actions:
             for name, command in (getattr(action, "choices", None) or {}).items():
                 yield f"\n## {parser.prog} {name}\n"
                 yield from _block(command.format_help())
@@ -267,11 +264,11 @@ def metrics() -> Iterator[str]:
     from service.observability.metrics import Telemetry  # noqa: PLC0415 - a second
     from service.serving.metrics import GalleryMetrics  # noqa: PLC0415 - a second
 
-    registered = Telemetry().registry._collector_to_names  # noqa: SLF001 - labels are private
-    counted = [(one._name, one._type, one._documentation, one._labelnames) for one in registered]  # noqa: SLF001
+    registered = Telemetry().registry._collector_to_names
+    counted = [(one._name, one._type, one._documentation, one._labelnames) for one in registered]
     gauges = [
-        (one.name, one.type, one.documentation, one._labelnames)  # noqa: SLF001
-        for one in GalleryMetrics._families().values()  # noqa: SLF001 - needs no gallery
+        (one.name, one.type, one.documentation, one._labelnames)
+        for one in GalleryMetrics._families().values()
     ]
     yield from _table(
         ("metric", "type", "labels", "meaning"),
