@@ -21,7 +21,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from model_store.bundles.directory import locate
+from model_store.bundles.directory import activate, locate
 from model_store.bundles.manifest import SIGNATURE_FILE, read_manifest
 from model_store.signing import new_key
 from tests.end_to_end.processes import Service
@@ -106,7 +106,7 @@ def run(command: str, place: Path) -> str:
 
 def run_here(command: str, place: Path) -> str:
     """Run ``vouch-build`` in this process, where torch is imported already."""
-    program, *arguments = shlex.split(command)
+    program, *arguments = shlex.split(command, comments=True)
     assert program == "vouch-build"
     done = vouch_build(*arguments, cwd=place)
     assert done.returncode == 0, done.stderr
@@ -308,8 +308,9 @@ def test_encoders_of_others_become_galleries(few: Path) -> None:
 def test_a_bundle_is_operated_from_the_command_line(digits_bundle: Path, tmp_path: Path) -> None:
     """Backup, recalibration, activation, certificates and signatures, as the how-to pages do."""
     mine = tmp_path / "bundles" / "mine"
-    shutil.copytree(digits_bundle, mine)
-    first = locate(mine).name
+    first = read_manifest(digits_bundle).id
+    shutil.copytree(digits_bundle, mine / first)
+    activate(mine, first)
 
     def run_lines(part: str) -> list[str]:
         lines = block("sh", part).splitlines()
