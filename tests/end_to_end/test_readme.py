@@ -334,3 +334,52 @@ def test_a_bundle_is_operated_from_the_command_line(digits_bundle: Path, tmp_pat
     run_lines("vouch-build prune")
     shown = run_lines("vouch-build config init")[-1]
     assert "[dataset]" in shown
+
+
+def test_a_gallery_is_changed_reviewed_and_tried_over_http(
+    digits_bundle: Path, tmp_path: Path
+) -> None:
+    """The requests of the how-to pages that change something, as they stand but for names."""
+    mine = tmp_path / "bundles" / "mine"
+    first = read_manifest(digits_bundle).id
+    shutil.copytree(digits_bundle, mine / first)
+    activate(mine, first)
+    photo = (digits_bundle / "samples" / "1.png").read_bytes()
+    for name in ("photo.png", "a.png", "b.png"):
+        (tmp_path / name).write_bytes(photo)
+    exported = block("sh", "export VOUCH_FEEDBACK=").split()[1:]
+    variables = dict(one.split("=") for one in exported) | {"VOUCH_QUERY_RETENTION_S": "60"}
+    variables["VOUCH_FEEDBACK"] = str(tmp_path / variables["VOUCH_FEEDBACK"])
+    with Service(mine, tmp_path / "mine.log", variables) as service:
+        query = service.ask(photo, gallery="digits").json()["query"]["id"]
+
+        def here(text: str) -> str:
+            for old, new in {
+                "127.0.0.1:8080": f"127.0.0.1:{service.port}",
+                "/demo": "/digits",
+                '"demo"': '"digits"',
+                ', api_key="vouch_…"': "",
+                "1ca8dc96…": query,
+                "0f2c99a1b3d4e5f6": first,
+            }.items():
+                text = text.replace(old, new)
+            return text
+
+        def ask(part: str) -> list[dict[str, Any]]:
+            lines = block("sh", part).replace("\\\n", "").splitlines()
+            asked = [here(one).replace("curl ", "curl -s ", 1) for one in lines if "curl" in one]
+            return [json.loads(run(one, tmp_path)) for one in asked]
+
+        (decided,) = ask("none_of_these")
+        assert decided["query_id"] == query
+        (leased,) = ask("review/leases")
+        assert isinstance(leased["leases"], list)
+        run(
+            f"{sys.executable} - <<'EOF'\n{here(block('python', 'vouch.put_item('))}\nEOF", tmp_path
+        )
+        item = service.http.get("/v1/galleries/digits/items/shelf%203%2Fcamera").json()
+        assert (item["label"], item["metadata"]) == ("camera", {"shelf": 3})
+        (compacted,) = ask("demo/compact")
+        assert compacted["bundle_id"] == locate(mine).name != first
+        started, shown, ended = ask("demo/shadow")
+        assert started["bundle_id"] == shown["bundle_id"] == ended["bundle_id"] == first
