@@ -52,7 +52,7 @@ MAX_WORDS_OF_README, MAX_WORDS_OF_MAP = 500, 150
 PARTS = ("start", "howto", "reference", "explanation")
 OPENAPI = json.loads((ROOT / "tests" / "service" / "openapi.json").read_text("utf-8"))
 
-BUILD = typer.main.get_command(app)
+BUILD: Any = typer.main.get_command(app)
 LANGUAGES = {
     "sh",
     "bash",
@@ -213,7 +213,7 @@ def _check_build(arguments: list[str]) -> None:
     """Read a command by its parser; typer ends with an exception where an option is unknown."""
     if arguments == ["--version"]:
         return
-    command: Any = BUILD
+    command = BUILD
     name = "vouch-build"
     while hasattr(command, "commands"):
         name = f"{name} {arguments[0]}"

@@ -64,7 +64,7 @@ def configuration() -> Iterator[str]:
     """Yield the tables of a build's file, from the JSON schema that is shipped."""
     path = ROOT / "index_builder" / "configuration" / "build.schema.json"
     schema = json.loads(path.read_text("utf-8"))
-    yield from _section("the file", schema, [])
+    yield from _section("The file", schema, [])
 
 
 def _section(title: str, schema: dict[str, Any], path: list[str]) -> Iterator[str]:
@@ -140,7 +140,9 @@ def http() -> Iterator[str]:
 
 def _operation(title: str, operation: dict[str, Any]) -> Iterator[str]:
     """Yield the section of one path and method."""
-    yield f"\n(http-{operation['operationId'].replace('_', '-')})=\n### `{title}`\n"
+    name = operation["operationId"].replace("_", "-")
+    yield f"\n(http-{name})=\n### {name.replace('-', ' ').capitalize()}\n"
+    yield f"`{title}`\n"
     yield operation.get("description", operation["summary"]) + "\n"
     scopes = {scope for one in operation.get("security", []) for s in one.values() for scope in s}
     if scopes:
