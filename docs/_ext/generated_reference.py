@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 from sphinx.errors import ExtensionError
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +26,7 @@ SCHEMAS = "#/components/schemas/"
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the extension with Sphinx."""
     app.connect("source-read", _insert)
+    app.connect("env-get-outdated", _pages_of_code)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
@@ -39,6 +41,15 @@ def _insert(_: Sphinx, page: str, source: list[str]) -> None:
         return "\n".join(GENERATED[found[1]]())
 
     source[0] = MARKER.sub(text_of, source[0])
+
+
+def _pages_of_code(_: Sphinx, env: BuildEnvironment, *__: object) -> list[str]:
+    """Return the pages to read again although their files have not changed: the code may have."""
+    return [
+        page
+        for page in env.found_docs
+        if MARKER.search(Path(env.doc2path(page)).read_text(encoding="utf-8"))
+    ]
 
 
 def settings() -> Iterator[str]:
@@ -266,7 +277,7 @@ def metrics() -> Iterator[str]:
     from service.observability.metrics import Telemetry  # noqa: PLC0415 - a second
     from service.serving.metrics import GalleryMetrics  # noqa: PLC0415 - a second
 
-    registered = Telemetry().registry._collector_to_names
+    registered: Iterable[Any] = Telemetry().registry._collector_to_names
     counted = [(one._name, one._type, one._documentation, one._labelnames) for one in registered]
     gauges = [
         (one.name, one.type, one.documentation, one._labelnames)
@@ -318,14 +329,14 @@ def build_errors() -> Iterator[str]:
     )
 
 
-def _served_errors() -> list[type]:
+def _served_errors() -> list[type[Exception]]:
     from model_store.errors import BuildError, VouchError  # noqa: PLC0415 - a second
 
     found = [one for one in _family(VouchError) if not issubclass(one, BuildError)]
     return sorted(dict.fromkeys(found), key=lambda one: one.__name__)
 
 
-def _family(root: type) -> list[type]:
+def _family(root: type[Exception]) -> list[type[Exception]]:
     """Return the errors of the core below a class; tests and tools may have others."""
     return [
         error
