@@ -18,6 +18,8 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.errors import ExtensionError
 
+from model_store.errors import BuildError, VouchError
+
 ROOT = Path(__file__).parents[2]
 MARKER = re.compile(r"^<!-- generated: ([\w-]+) -->$", re.MULTILINE)
 SCHEMAS = "#/components/schemas/"
@@ -318,25 +320,22 @@ def errors() -> Iterator[str]:
 
 def build_errors() -> Iterator[str]:
     """Yield a table of the errors of the index builder, which HTTP never returns."""
-    from model_store.errors import BuildError  # noqa: PLC0415 - a second
-
+    family: list[type[VouchError]] = [BuildError, *_family(BuildError)]
     yield from _table(
         ("exception", "meaning"),
         (
             (f"`{error.__name__}`", _inline((error.__doc__ or "").split("\n\n")[0]))
-            for error in [BuildError, *_family(BuildError)]
+            for error in family
         ),
     )
 
 
-def _served_errors() -> list[type[Exception]]:
-    from model_store.errors import BuildError, VouchError  # noqa: PLC0415 - a second
-
+def _served_errors() -> list[type[VouchError]]:
     found = [one for one in _family(VouchError) if not issubclass(one, BuildError)]
     return sorted(dict.fromkeys(found), key=lambda one: one.__name__)
 
 
-def _family(root: type[Exception]) -> list[type[Exception]]:
+def _family(root: type[VouchError]) -> list[type[VouchError]]:
     """Return the errors of the core below a class; tests and tools may have others."""
     return [
         error
