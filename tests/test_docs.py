@@ -65,10 +65,10 @@ LANGUAGES = {
     "{toctree}",
     "{eval-rst}",
 }
-OTHER_PROGRAMS = {"pip", "npm", "npx", "ln", "python", "docker", "source", "echo"}
+OTHER_PROGRAMS = {"pip", "uvx", "npm", "npx", "ln", "python", "docker", "source", "echo"}
 """Programs of others, whose options we do not check."""
 OUTSIDE = {"BIND", "BUNDLES", "BUNDLES_ACCESS", "KEYS_DIR", "MEMORY", "BUILD_MEMORY", "DATA_DIR"}
-OUTSIDE |= {"URL", "API_KEY", "TEST_MILVUS", "WRITE_OPENAPI"}
+OUTSIDE |= {"URL", "API_KEY", "TEST_MILVUS", "WRITE_OPENAPI", "ALLOWED_ORIGINS"}
 """Variables that the compose file, the builder, the client and the tests read."""
 
 
