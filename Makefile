@@ -14,7 +14,7 @@ SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs 4 --output-sync=target
   bench-throughput bench-load bench-gallery bench-ten-million bench-gpu bench-tenants bench-milvus bench-page bench-filters bench-roll-up \
   bench-review bench-unknown bench-indexing \
   bench-poison element fuzz-images mutants crash-indexing crash-writes linearizability torture \
-  ray-indexing soak test-milvus try-compose try-fiftyone try-azurite pictures tables clean
+  ray-indexing soak test-milvus try-compose try-fiftyone try-azurite pictures tables docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -59,7 +59,8 @@ help:
 	@echo "make mutants   40 small faults put into the code, one at a time: which do the tests see? half an hour"
 	@echo "make fuzz-images   10,000 hostile files over HTTP; some minutes"
 	@echo "make pictures  the pictures of the README"
-	@echo "make tables    the tables of settings in the READMEs, and the JSON schema of builds"
+	@echo "make docs      the documentation site, in build/docs/index.html; half a minute"
+	@echo "make tables    the JSON schema of builds"
 	@echo "make install   make .venv with everything for development"
 	@echo "make lint      format, lint, types, import contracts, dependencies, dead code, the lock file"
 	@echo "make audit     known vulnerabilities of what uv.lock names, from OSV where it can be reached"
@@ -173,7 +174,12 @@ crash-writes: install bundles/digits/CURRENT
 	$(BIN)/python -m tests.torture.crash_writes bundles/digits
 
 tables: install
-	$(BIN)/python -m tests.readme.tables
+	$(BIN)/python -c "from index_builder.configuration.file import schema_file; from index_builder.configuration.schema import SCHEMA_FILE; SCHEMA_FILE.write_text(schema_file(), 'utf-8')"
+
+# Warnings are errors: links and anchors that lead nowhere are among them. No network is needed.
+docs: install
+	$(BIN)/python -m sphinx -W --keep-going --quiet -b html -d build/doctrees docs build/docs
+	@echo "The site is in build/docs/index.html"
 
 pictures: install bundles/demo/CURRENT .venv/.browser
 	$(BIN)/python -m tests.readme.pictures bundles/demo .github/pictures
@@ -223,7 +229,7 @@ bundles/digits/CURRENT: | .venv/.installed
 # The tests start hundreds of processes: half a minute of compiling beforehand saves each of them
 # seconds where PYTHONDONTWRITEBYTECODE is set.
 .venv/.installed-dev: pyproject.toml uv.lock | .venv/bin/uv
-	$(BIN)/uv sync --quiet --frozen --inexact --compile-bytecode --extra dev
+	$(BIN)/uv sync --quiet --frozen --inexact --compile-bytecode --extra dev --group docs
 	@touch $@ .venv/.installed
 	@echo "$(FIND_COMMANDS)"
 

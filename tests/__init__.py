@@ -5,5 +5,5 @@
 `end_to_end`   the service and its commands as processes
 `torture`      minutes of crashes, hostile files and load; a target of `make` each
 `benchmarks`   everything measured; see its README
-`readme`       the pictures and tables of the READMEs
+`readme`       the pictures of the README and of the site
 """

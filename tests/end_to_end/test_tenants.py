@@ -16,7 +16,7 @@ import pytest
 from service.client import VouchClient, VouchProblem
 from tests.end_to_end.processes import Service, wait_until
 
-README = Path(__file__).parents[2] / "service" / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "live-writes.md"
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def test_many_galleries_have_one_encoder_and_the_readme_is_true(
         assert len(service.logged("encoder started")) == 1
         service.encoder().kill()  # it starts again, for all of them
         wait_until(lambda: _answers(vouch, "acme-2", belonging[0]), service)
-        _run_readme(service, tmp_path, belonging[0])
+        _run_page(service, tmp_path, belonging[0])
 
 
 def _answers(vouch: VouchClient, gallery: str, image: bytes) -> bool:
@@ -64,10 +64,10 @@ def _answers(vouch: VouchClient, gallery: str, image: bytes) -> bool:
     return False
 
 
-def _run_readme(service: Service, place: Path, image: bytes) -> None:
+def _run_page(service: Service, place: Path, image: bytes) -> None:
     (place / "photo.png").write_bytes(image)
     (commands,) = re.findall(
-        r"^```sh\n([^`]*/acme-boots\?confirm[^`]*)```$", README.read_text("utf-8"), re.MULTILINE
+        r"^```sh\n([^`]*/acme-boots\?confirm[^`]*)```$", PAGE.read_text("utf-8"), re.MULTILINE
     )
     for command in commands.strip().splitlines():
         words = shlex.split(command.replace("127.0.0.1:8080", f"127.0.0.1:{service.port}"))

@@ -22,7 +22,7 @@ direction z keeps uncertain. As 位 grows it becomes the prior's: s = 鈥栂喬冣�柭
 The prior may also know the scale of each feature: 位 T for 位 I, with T diagonal, t_f a power of A_ff
 over its mean. This is 位 I for features divided by t_f^陆. A prior that is the same for all features
 makes the directions that no training image has taken, of which a wide network has many, count by
-the feature norm; with T, what is unusual for a feature counts (measured in README).
+the feature norm; with T, what is unusual for a feature counts (see tests/benchmarks).
 
 The traces are linear in G, so that sums over pairs, minibatches and steps are exact; nothing is cut
 off at zero until a posterior is formed.

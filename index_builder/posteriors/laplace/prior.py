@@ -75,7 +75,7 @@ def relative_prior_precision(curvature: FeltCurvature, fraction: float) -> float
 
     What tells outliers apart is which directions the data have determined. A prior many times the
     curvature levels them, so that the uncertainty is the length of the features; one far below it
-    leaves directions that only noise has determined. In between the choice hardly matters (README),
+    leaves directions that only noise has determined. In between the choice hardly matters,
     and how wide the posterior is altogether is its temperature's to say.
 
     Raises

@@ -1,0 +1,53 @@
+"""Sphinx configuration of the documentation site: ``make docs``."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version as version_of
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+sys.path[:0] = [str(DOCS / "_ext"), str(DOCS.parent)]
+
+project = "Vouch"
+author = "The authors of Vouch"
+release = version = version_of("vouch-search")
+
+extensions = [
+    "myst_parser",
+    "sphinx_design",
+    "sphinx.ext.autodoc",
+    "numpydoc",
+    "generated_reference",
+]
+exclude_patterns = ["demo"]
+nitpicky = False
+default_role = "py:obj"
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 4
+myst_links_external_new_tab = True
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # signatures of NumPy types take ten lines; the text has the types
+numpydoc_show_class_members = False
+numpydoc_xref_param_type = False
+
+html_theme = "pydata_sphinx_theme"
+html_title = "Vouch"
+html_static_path = ["_static"]
+html_css_files = ["vouch.css"]
+html_copy_source = html_show_sourcelink = False
+templates_path = ["_templates"]
+html_sidebars = {"index": [], "**": ["contents.html"]}
+html_theme_options = {
+    "navbar_center": ["parts.html"],
+    "navbar_persistent": ["search-button"],
+    "navbar_end": ["theme-switcher"],
+    "secondary_sidebar_items": {"index": [], "**": ["page-toc"]},
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "show_prev_next": True,
+    "show_toc_level": 2,
+}
+copyright = "The authors of Vouch, Apache-2.0"  # noqa: A001 - Sphinx's name
