@@ -9,8 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from fastapi import FastAPI
-from fastapi.responses import FileResponse
+from fastapi import FastAPI, Request, Response
 from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import GZipMiddleware
@@ -23,7 +22,7 @@ from model_store.installation import installed_version
 from model_store.threads import one_blas_thread
 from service.access.access import Access, open_access
 from service.access.hosts import AllowedHosts
-from service.access.proxies import KnownProxies
+from service.access.proxies import KnownProxies, WithinRootPath, root_path
 from service.decoding.decoder import Decoder, ThreadDecoder
 from service.decoding.pool import DecoderPool
 from service.encoding.cache import open_cache
@@ -32,7 +31,7 @@ from service.fair_share import FairShare
 from service.http.admission import Admission
 from service.http.middleware import RequestContext, content_security_policy
 from service.http.openapi import document
-from service.http.page_files import PageFiles
+from service.http.page_files import PageFiles, page_response
 from service.http.problems import add_problem_handlers
 from service.http.routes import ROUTERS
 from service.http.state import State
@@ -111,8 +110,8 @@ def create_api(
     api.mount("/page", GZipMiddleware(PageFiles(directory=PAGE)), name="page")
 
     @api.get("/", include_in_schema=False)
-    async def page() -> FileResponse:
-        return FileResponse(PAGE / "index.html")
+    async def page(request: Request) -> Response:
+        return page_response(PAGE / "index.html", root_path.get(), request.headers)
 
     return api
 
@@ -142,7 +141,9 @@ def create_app(
     siblings = Siblings(shared)
     api = create_api(settings, bundles, telemetry, access, open_more, tracing, siblings)
     admission = Admission(
-        api, telemetry, settings.max_in_flight, settings.deadline_s, access.account_of
+        WithinRootPath(api),
+        telemetry,
+        settings.max_in_flight, settings.deadline_s, access.account_of
     )
     # Without keys a web page must not be taken for its visitor, whatever its host is called.
     any_host = access.keyless != "admin" and not settings.allowed_hosts
@@ -163,7 +164,7 @@ def create_app(
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         )
-    return KnownProxies(app, settings.trusted_proxies)
+    return KnownProxies(app, settings.trusted_proxies, settings.root_path)
 
 
 def _open_tracing(endpoint: str | None) -> Tracing | None:

@@ -86,6 +86,25 @@ def _check_origin(text: str) -> str:
     return text
 
 
+_PREFIX = re.compile(r"(/[\w.~-]+)+/?|/?", re.ASCII)
+_OWN = {"v1", "page", "docs", "openapi.json", "static-offline-docs", "livez", "readyz", "metrics"}
+_MAX_PREFIX = 200
+
+
+def read_prefix(text: str) -> str:
+    """Return a path prefix without its last slash.
+
+    Raises
+    ------
+    ValueError : it is no prefix, or begins with a path of the service.
+    """
+    if len(text) > _MAX_PREFIX or not _PREFIX.fullmatch(text) or "/.." in text:
+        raise ValueError(f"must be a path, such as /vouch, not {text[:_MAX_PREFIX]!r}")
+    if text.split("/")[1:2] and text.split("/")[1] in _OWN:
+        raise ValueError(f"must not begin with a path of the service, as {text!r} does")
+    return text.rstrip("/")
+
+
 ImageKept = Literal["none", "thumbnail", "original"]
 """The part of an image that is kept for reviewers."""
 
@@ -204,8 +223,13 @@ class Settings(BaseSettings):
     )
     trusted_proxies: List[str] = Field(
         (),
-        description="Proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted: addresses "
-        "and networks, such as 10.0.0.7,10.1.0.0/16; * trusts every client.",
+        description="Proxies whose X-Forwarded-For, -Proto and -Prefix are trusted: addresses and "
+        " networks, such as 10.0.0.7,10.1.0.0/16; * trusts every client.",
+    )
+    root_path: Annotated[str, AfterValidator(read_prefix)] = Field(
+        "",
+        description="Path prefix under which a proxy publishes the service, such as /vouch. "
+        "X-Forwarded-Prefix of a trusted proxy replaces it. [default: none]",
     )
 
     keys: Path | None = Field(

@@ -31,14 +31,11 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from service.access.hosts import PROBES
 from service.http import limits
 from service.http.doors import Hesitation
 from service.http.reading import BoundedReader
 from service.http.turns import Turn, Turns
-
-HEALTH = {"/livez", "/readyz"}
-"""Paths whose requests do not wait behind others of the same address, such as a proxy's."""
-
 
 class _HeadTooLarge(Exception):
     """Raised within the parser, which then stops."""
@@ -176,8 +173,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _line(self, scope: Scope) -> str:
         """The line of a request: health has its own, beside that of whoever asks for much."""
-        if scope["path"] in HEALTH or self._room.account_of is None:
-            return f"{'health' if scope['path'] in HEALTH else 'others'} of {self.address}"
+        if scope["path"] in PROBES or self._room.account_of is None:
+            return f"{'health' if scope['path'] in PROBES else 'others'} of {self.address}"
         return self._room.account_of(scope)
 
     def _n_read_next(self) -> int:

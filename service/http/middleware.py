@@ -122,7 +122,7 @@ class RequestContext:
                 record.status, answering = message["status"], True
                 headers = MutableHeaders(scope=message)
                 headers["Cross-Origin-Resource-Policy"] = self._resource_policy
-                _add_headers(headers, scope["path"], request_id, self._policy)
+                _add_headers(headers, record.path, request_id, self._policy)
                 _add_headers_of_access(headers, state["answer_headers"])
                 if record.status == 307:
                     headers["Location"] = _within_host(headers["Location"])

@@ -55,6 +55,7 @@ from model_store.errors import (
     WriteRefused,
 )
 from model_store.errors.root import reason_of
+from service.access.proxies import root_path
 from service.observability.records import current_record
 from service.schemas import FieldError, Problem
 
@@ -152,7 +153,7 @@ def problem_document(
         title=(type(error).__doc__ or "").split("\n", 1)[0].rstrip("."),
         status=status_of(type(error)),
         detail=str(error),
-        instance=request.url.path,
+        instance=_asked_path(request),
         code=code,
         request_id=request.state.request_id,
         errors=errors,
@@ -234,14 +235,20 @@ def _allowed(request: Request) -> str:
 def _as_family(request: Request, error: HTTPException, headers: Mapping[str, str]) -> VouchError:
     """Convert an error that Starlette raises by itself to one of Vouch's."""
     if error.status_code == 404:
-        return PathNotFound(f"There is nothing at {request.url.path}. See /docs for what there is.")
+        return PathNotFound(f"There is nothing at {_asked_path(request)}. See /docs for what there is.")
     if error.status_code == 405:
         return MethodNotAllowed(
-            f"{request.method} is not possible at {request.url.path}; use {headers['Allow']}."
+            f"{request.method} is not possible at {_asked_path(request)}; use {headers['Allow']}."
         )
     return InvalidRequest(
         f"The request could not be read: {str(error.detail).rstrip('.')}. See /docs."
     )
+
+
+def _asked_path(request: Request) -> str:
+    """The path as the client sent it: layers differ in whether the root path is in the scope."""
+    root, path = root_path.get(), request.url.path
+    return path if not root or path.startswith(f"{root}/") else root + path
 
 
 def _snake_case(name: str) -> str:
