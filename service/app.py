@@ -29,6 +29,7 @@ from service.encoding.cache import open_cache
 from service.encoding.queues import BatchLimits, EncoderQueues
 from service.fair_share import FairShare
 from service.http.admission import Admission
+from service.http.drain import Drain
 from service.http.middleware import RequestContext, content_security_policy
 from service.http.openapi import document
 from service.http.page_files import PageFiles, page_response
@@ -74,6 +75,7 @@ def create_api(
     open_more: OpenBundle,
     tracing: Tracing | None = None,
     siblings: Siblings | None = None,
+    drain: Drain | None = None,
 ) -> FastAPI:
     """The routes, with what they work on in ``app.state.vouch`` while the application runs.
 
@@ -89,7 +91,13 @@ def create_api(
                 stack.push_async_callback(tracing.close)
             stack.push_async_callback(access.close)
             app.state.vouch = await _set_up(
-                stack, settings, opened, telemetry, open_more, siblings or Siblings()
+                stack,
+                settings,
+                opened,
+                telemetry,
+                open_more,
+                siblings or Siblings(),
+                drain or Drain(),
             )
             opened.clear()
             yield
@@ -122,6 +130,7 @@ def create_app(
     access: Access | None = None,
     open_more: OpenBundle | None = None,
     shared: Path | None = None,
+    drain: Drain | None = None,
 ) -> ASGIApp:
     """The whole application.
 
@@ -133,17 +142,20 @@ def create_app(
     access : who may ask; by default what the settings say of it.
     open_more : opens bundles that are activated later; by default in this process.
     shared : directory in which the processes of one service tell of themselves; None for one alone.
+    drain : begun when the service is to end.
     """
-    telemetry = Telemetry(shared)
+    telemetry, drain = Telemetry(shared), drain or Drain()
     tracing = _open_tracing(settings.otlp_endpoint)
     access = access or open_access(settings)
     open_more = open_more or open_bundle
     siblings = Siblings(shared)
-    api = create_api(settings, bundles, telemetry, access, open_more, tracing, siblings)
+    api = create_api(settings, bundles, telemetry, access, open_more, tracing, siblings, drain)
     admission = Admission(
         WithinRootPath(api),
         telemetry,
-        settings.max_in_flight, settings.deadline_s, access.account_of
+        settings.max_in_flight,
+        settings.deadline_s,
+        access.account_of,
     )
     # Without keys a web page must not be taken for its visitor, whatever its host is called.
     any_host = access.keyless != "admin" and not settings.allowed_hosts
@@ -152,9 +164,11 @@ def create_app(
         telemetry,
         settings.max_image_bytes,
         settings.max_batch_bytes,
+        min_upload_rate=settings.min_upload_bytes_per_s,
         for_other_origins=bool(settings.cors_origins),
         policy=content_security_policy(settings.image_origins, settings.frame_ancestors),
         tracing=tracing,
+        drain=drain,
     )
     if settings.cors_origins:
         app = CORSMiddleware(
@@ -267,6 +281,7 @@ async def _set_up(
     telemetry: Telemetry,
     open_more: OpenBundle,
     siblings: Siblings,
+    drain: Drain,
 ) -> State:
     """Start what works behind the routes; ``stack`` ends it again, last started first."""
     stack.enter_context(one_blas_thread())
@@ -319,4 +334,5 @@ async def _set_up(
         decoder.sandbox,
         settings,
         siblings,
+        drain,
     )

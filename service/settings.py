@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 from limits import RateLimitItem, parse_many
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from model_store.addresses import passwords_in, require_no_user, split_address
@@ -21,6 +22,8 @@ from model_store.lists import as_list, as_mapping
 from model_store.processors import ProviderChoice, usable_processors
 from model_store.verdicts import CaseReason
 from service.decoding.sandbox import SandboxMode
+
+logger = logging.getLogger("service")
 
 
 def parse_rate(text: str) -> RateLimitItem:
@@ -202,7 +205,9 @@ class Settings(BaseSettings):
         "the request that starts it names another share.",
     )
 
-    host: str = Field("127.0.0.1", description="Address to listen on.")
+    host: str = Field(
+        "127.0.0.1", description="Address to listen on; :: takes IPv4 and IPv6 of all networks."
+    )
     port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0 takes any free port.")
     published_host: str | None = Field(
         None,
@@ -276,7 +281,25 @@ class Settings(BaseSettings):
         "be open. A new one closes the one that was idle longest.",
     )
     deadline_s: float = Field(
-        10.0, gt=0, description="Request timeout in seconds, upload included; then 504."
+        10.0, gt=0, description="Seconds from the end of an upload to its answer; then 504."
+    )
+    min_upload_bytes_per_s: float = Field(
+        8_000,
+        gt=0,
+        description="Minimum average rate of an upload in bytes a second, after 10 seconds; a "
+        "slower one gets 408.",
+    )
+    keep_alive_s: int = Field(
+        75,
+        ge=1,
+        description="Seconds for which an idle connection is kept, longer than the proxy in front "
+        "keeps it: nginx and AWS 60, Azure 240, Google 600.",
+    )
+    drain_s: float = Field(
+        0,
+        ge=0,
+        description="Seconds between SIGTERM and the end of listening. /readyz says 503 meanwhile, "
+        "so that load balancers look elsewhere. A second signal ends the service at once.",
     )
     max_image_bytes: int = Field(
         ImageLimits().max_bytes, gt=0, description="Maximum size of an image file in bytes."
@@ -441,6 +464,21 @@ class Settings(BaseSettings):
     otlp_endpoint: Annotated[str, AfterValidator(_check_otlp_endpoint)] | None = Field(
         None, description="OpenTelemetry collector for traces. [default: no traces]"
     )
+
+    @field_validator("port", mode="before")
+    @classmethod
+    def _without_service_link(cls, port: object) -> object:
+        """Ignore the variable that Kubernetes sets in all pods for a Service named vouch."""
+        if isinstance(port, str) and re.match(r"(tcp|udp|sctp)://", port):
+            default = cls.model_fields["port"].default
+            logger.warning(
+                "VOUCH_PORT=%s names a Service of Kubernetes, and no port: %d is taken. Set "
+                "enableServiceLinks: false, or --port.",
+                port,
+                default,
+            )
+            return default
+        return port
 
     def part(self, which: int, n: int) -> Settings:
         """The settings of one of ``n`` processes: what is bounded is shared out among them.

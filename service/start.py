@@ -28,7 +28,7 @@ from service.encoding.hub_encoder import HubEncoder
 from service.encoding.process import EncoderProcess
 from service.encoding.queues import BatchLimits
 from service.encoding.shared import OpenFound, SharedEncoders
-from service.http.doors import open_doors
+from service.http.drain import Drain
 from service.observability.logs import Redaction, log_as_json
 from service.processes.member import Member
 from service.processes.open_files import raise_file_limit
@@ -148,13 +148,13 @@ def _serve(settings: Settings, member: Member | None) -> None:
         logger.info("serving", extra={"fields": fields})
     # Uvicorn drains, then sends itself the signal again: ended as asked, that is success.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    app = create_app(
-        settings, bundles, access, open_one, None if member is None else member.directory
-    )
+    drain = Drain(settings.drain_s)
+    shared = None if member is None else member.directory
+    app = create_app(settings, bundles, access, open_one, shared, drain)
     del bundles  # one that is exchanged is to be freed
     freeze_garbage()
     started = (lambda: None) if member is None else member.answers
-    if not serve(app, settings, doors, access.account_of, GRACE_S, started):
+    if not serve(app, settings, doors, drain, GRACE_S, started):
         sys.exit(1)
 
 
@@ -189,11 +189,13 @@ def _url(settings: Settings, doors: Sequence[socket.socket]) -> str:
 
 
 def _doors(settings: Settings) -> list[socket.socket]:
+    from service.http.server import open_listeners  # noqa: PLC0415 - as above
+
     until = time.monotonic() + IN_USE_S
     has_said = False
     while True:
         try:
-            return open_doors(settings.host, settings.port)
+            return open_listeners(settings.host, settings.port)
         except OSError as error:
             if error.errno != errno.EADDRINUSE or time.monotonic() >= until:
                 _refuse_address(settings, error)

@@ -21,7 +21,7 @@ _FORWARDING_PREFIXES = (b"x-forwarded-", b"x-original-", b"x-envoy-", b"x-azure-
 """Headers that a request has if a proxy passed it on, and that a client may send as it likes."""
 
 root_path: ContextVar[str] = ContextVar("root_path", default="")
-"""The path prefix under which the client sees the service, such as ``/vouch``; empty at the root."""
+"""The path prefix under which clients see the service, such as ``/vouch``; empty at the root."""
 
 
 class KnownProxies:

@@ -17,6 +17,7 @@ from model_store.errors import (
     Overloaded,
     RateLimited,
     Unauthenticated,
+    UploadTooSlow,
     VouchError,
 )
 from service.access.access import SECURITY_SCHEMES, Access
@@ -61,6 +62,8 @@ def document(app: FastAPI) -> dict[str, Any]:
                 _also(operation["responses"], InvalidForm)
             if is_counted(path):
                 _also(operation["responses"], Overloaded, EncoderStopped, DeadlineExceeded)
+                if "requestBody" in operation:
+                    _also(operation["responses"], UploadTooSlow)
             if "{gallery}" in path:
                 _also(operation["responses"], GalleryUnavailable)
             if "security" in operation:

@@ -1,4 +1,4 @@
-"""The page's files: scripts without their comments, and a document with addresses below the prefix."""
+"""The page's files: scripts without comments, and a document with addresses below the prefix."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PageFiles(StaticFiles):
 
 
 def page_response(document: Path, root_path: str, headers: Headers) -> Response:
-    """Answer with the page, whose addresses begin with ``root_path``, or that the browser has it."""
+    """Answer with the page, its addresses below ``root_path``, or that the browser has it."""
     page, tag = _within(document, document.stat().st_mtime_ns, root_path)
     response = Response(page, 200, {"ETag": tag}, "text/html")
     if _is_known(tag, headers):
@@ -58,7 +58,7 @@ def page_response(document: Path, root_path: str, headers: Headers) -> Response:
 
 
 def _is_known(tag: str, headers: Headers) -> bool:
-    """Whether the browser has the page of this ETag."""
+    """Return whether the browser has the page of this ETag."""
     known = headers.get("if-none-match", "")
     return tag in [one.strip().removeprefix("W/") for one in known.split(",")]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -50,12 +51,14 @@ from model_store.errors import (
     Unauthenticated,
     UnsupportedImage,
     UnsupportedMediaType,
+    UploadTooSlow,
     VouchError,
     WriteError,
     WriteRefused,
 )
 from model_store.errors.root import reason_of
 from service.access.proxies import root_path
+from service.http import limits
 from service.observability.records import current_record
 from service.schemas import FieldError, Problem
 
@@ -89,6 +92,7 @@ STATUS: dict[type[VouchError], int] = {
     NotReady: 503,
     GalleryUnavailable: 503,
     DeadlineExceeded: 504,
+    UploadTooSlow: 408,
     ActivationRefused: 409,
     WriteRefused: 409,
     KeyReused: 422,
@@ -205,6 +209,28 @@ def _in_words(entry: dict[str, Any]) -> str:
     return "Must be sent as a file, with a file name." if "UploadFile" in text else text
 
 
+def head_refusal(*, too_large: bool) -> bytes:
+    """A whole answer, head included, to a request whose head cannot be read."""
+    status, reason = (431, "Request Header Fields Too Large") if too_large else (400, "Bad Request")
+    why = (
+        f"The head of the request has more than {limits.MAX_HEAD_BYTES:,} bytes or "
+        f"{limits.MAX_HEADERS} headers. Send fewer, or shorter ones."
+    )
+    problem = {
+        "type": "urn:vouch:problem:invalid-head",
+        "title": "The head of the request is not as HTTP wants it",
+        "status": status,
+        "detail": why if too_large else "This is not HTTP/1.1, or not all of it.",
+        "code": "invalid_head",
+    }
+    body = json.dumps(problem).encode()
+    head = (
+        f"HTTP/1.1 {status} {reason}\r\ncontent-type: {MEDIA_TYPE}\r\n"
+        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
 def responses(*errors: type[VouchError]) -> dict[int | str, dict[str, Any]]:
     """The OpenAPI entries of a route that may answer with ``errors``."""
     by_status: dict[int | str, dict[str, Any]] = {}
@@ -235,7 +261,9 @@ def _allowed(request: Request) -> str:
 def _as_family(request: Request, error: HTTPException, headers: Mapping[str, str]) -> VouchError:
     """Convert an error that Starlette raises by itself to one of Vouch's."""
     if error.status_code == 404:
-        return PathNotFound(f"There is nothing at {_asked_path(request)}. See /docs for what there is.")
+        return PathNotFound(
+            f"There is nothing at {_asked_path(request)}. See /docs for what there is."
+        )
     if error.status_code == 405:
         return MethodNotAllowed(
             f"{request.method} is not possible at {_asked_path(request)}; use {headers['Allow']}."

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from model_store.feedback import FeedbackLog
 from service.encoding.cache import Cache
+from service.http.drain import Drain
 from service.observability.metrics import Telemetry
 from service.serving.created import CreatedGalleries
 from service.serving.registry import Galleries
@@ -25,6 +26,7 @@ class State:
     sandbox : what the kernel confines decoders by.
     shadows : bundles that are tried beside those that are served.
     siblings : the processes of the service, of which this is one.
+    drain : begun when the service is to end.
     unknown : groups of kept queries that matched nothing, as far as they are remembered.
     """
 
@@ -38,4 +40,5 @@ class State:
     sandbox: tuple[str, ...]
     settings: Settings
     siblings: Siblings
+    drain: Drain
     unknown: UnknownGroups = field(default_factory=UnknownGroups)

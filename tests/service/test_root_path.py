@@ -18,7 +18,7 @@ FORWARDED = {"X-Forwarded-For": "127.0.0.1", "X-Forwarded-Prefix": "/vouch"}
 
 
 @pytest.fixture(params=["header", "setting", "setting, prefix in the path"])
-def prefixed(start: StartClient, request: pytest.FixtureRequest) -> Callable[[str], TestClient]:
+def prefixed(start: StartClient, request: pytest.FixtureRequest) -> TestClient:
     """The service under /vouch; the base URL is what the proxy sends it."""
     if request.param == "header":
         client = start(trusted_proxies=("127.0.0.1",))

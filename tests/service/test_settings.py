@@ -45,6 +45,10 @@ FROM_ENVIRONMENT = [
     ("max_in_flight", "9", 9),
     ("deadline_s", "2.5", 2.5),
     ("max_connections", "50", 50),
+    ("keep_alive_s", "620", 620),
+    ("drain_s", "5", 5.0),
+    ("min_upload_bytes_per_s", "1000", 1000.0),
+    ("root_path", "/vouch/", "/vouch"),
     ("tls_cert", "/srv/cert.pem", Path("/srv/cert.pem")),
     ("tls_key", "/srv/key.pem", Path("/srv/key.pem")),
     ("trusted_proxies", "10.0.0.7, 10.1.0.0/16", ("10.0.0.7", "10.1.0.0/16")),
@@ -286,3 +290,24 @@ def test_encoders_of_their_own_share_the_processors(
     assert (part.encoder_threads, part.own_processors) == wanted
     shared = Settings(encoder_threads=threads).part(n - 1, n)
     assert (shared.encoder_threads, shared.own_processors) == (threads, 0)
+
+
+def test_port_of_a_kubernetes_service_link_is_ignored(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, value in {
+        "VOUCH_PORT": "tcp://10.96.12.7:8080",
+        "VOUCH_SERVICE_HOST": "10.96.12.7",
+        "VOUCH_SERVICE_PORT": "8080",
+        "VOUCH_PORT_8080_TCP": "tcp://10.96.12.7:8080",
+        "VOUCH_PORT_8080_TCP_ADDR": "10.96.12.7",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert Settings().port == 8080
+    assert "enableServiceLinks" in caplog.text
+
+
+@pytest.mark.parametrize("value", ["http", "80a", "tcp:", "-1"])
+def test_port_that_is_none_is_refused(value: str) -> None:
+    with pytest.raises(ValidationError):
+        Settings(port=value)
