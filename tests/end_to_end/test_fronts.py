@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from playwright.sync_api import Browser, expect
 
 from tests.end_to_end.fronts import FRONTS, PROGRAMS, Front
 from tests.end_to_end.keys import KeysFile, bearer
@@ -141,3 +142,30 @@ def test_killed_replica_costs_no_search_that_it_had_read(
             caller.join()
         assert statuses.total() - statuses[200] <= n_lost, (statuses, front.printed())
         assert statuses[200] > 20
+
+
+@pytest.mark.browser
+def test_page_and_docs_work_below_a_path(
+    browser: Browser, digits_bundle: Path, tmp_path: Path
+) -> None:
+    settings = {"VOUCH_TRUSTED_PROXIES": "127.0.0.1"}
+    with (
+        Service(digits_bundle, tmp_path / "log", settings) as service,
+        Front("stock nginx", [service.port], tmp_path) as front,
+    ):
+        page, failed = browser.new_page(locale="en-GB"), list[str]()
+        page.on("requestfailed", lambda request: failed.append(request.url))
+        page.on("pageerror", lambda error: failed.append(str(error)))
+        page.on("response", lambda one: failed.append(one.url) if one.status >= 400 else None)
+        page.goto(f"{front.url}/vouch/")
+        page.get_by_test_id("sample").first.click()
+        expect(page.get_by_test_id("verdict")).to_be_visible()
+        picture = page.get_by_test_id("neighbour").first.locator("img")
+        page.wait_for_function("image => image.naturalWidth > 0", arg=picture.element_handle())
+        page.get_by_test_id("open-browse").click()
+        expect(page.get_by_test_id("browse-status")).to_contain_text("items, by id")
+        page.goto(f"{front.url}/vouch/docs")
+        expect(page.locator(".opblock").first).to_be_visible()
+        expect(page.locator(".servers option")).to_have_text(["/vouch"])
+        page.close()
+    assert failed == []
