@@ -43,7 +43,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._max_connections = max_connections
         self._in_head = self._is_broken = False
         self._is_whole = True  # nothing of a request is still to come
-        self._n_unparsed = self._n_unsent = 0
+        self._n_unparsed = self._n_unsent = self._n_pieces = self._n_body_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -106,13 +106,19 @@ class BoundedConnection(HttpToolsProtocol):
         if n_bytes > limits.MAX_HEAD_BYTES or len(self.headers) > limits.MAX_HEADERS:
             self._n_unparsed = limits.MAX_HEAD_BYTES + 1
             raise ValueError("the head is too large")  # the parser stops
-        if not self.transport.is_closing():
+        self._n_pieces = self._n_body_bytes = 0
+        if len(self.pipeline) >= limits.MAX_PIPELINED:
+            self.transport.abort()
+        elif not self.transport.is_closing():
             self._limit(None)
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Take a piece of the body."""
+        """Take a piece of the body; each costs the same, whatever its size."""
         self._n_unparsed = 0
+        self._n_pieces, self._n_body_bytes = self._n_pieces + 1, self._n_body_bytes + len(body)
+        if self._n_pieces > limits.MAX_PIECES + self._n_body_bytes // limits.BYTES_OF_A_PIECE:
+            raise ValueError("the body comes in too many pieces")  # the parser stops
         if self.cycle is not None:
             super().on_body(body)
 

@@ -6,6 +6,13 @@ MAX_HEAD_BYTES = 32 * 2**10
 MAX_HEADERS = 128
 """The bytes of a request's line and headers, and of what follows a body in chunks."""
 
+MAX_PIPELINED = 4
+"""Requests that a connection may send ahead of their answers."""
+
+MAX_PIECES = 1_024
+BYTES_OF_A_PIECE = 64
+"""The pieces that a body may come in, beside one for so many bytes."""
+
 HEAD_TIMEOUT_S = 10.0
 """From the first byte of a head, or the connection, to the head's end."""
 

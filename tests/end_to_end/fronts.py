@@ -55,11 +55,10 @@ def _shipped_haproxy(ports: Sequence[int]) -> str:
     """The shipped configuration, in front of services on these ports."""
     text = (DOCKER / "balancer.cfg").read_text(encoding="utf-8")
     text = text.replace("bind :8080", "bind 127.0.0.1:FRONT")
-    text = text.replace("server-template service 20", "server-template service 1")
-    template = re.search(r'server-template service 1 "\$VOUCH_SERVICE" (.*) resolvers.*', text)
-    assert template is not None
-    servers = (f"server s{port} 127.0.0.1:{port} {template[1]}" for port in ports)
-    return text.replace(template[0], "\n  ".join(servers))
+    for template, limit in re.findall(r"(server-template .*(maxconn \d+) resolvers.*)", text):
+        servers = (f"server s{port} 127.0.0.1:{port} {limit}" for port in ports)
+        text = text.replace(template, "\n  ".join(servers))
+    return text
 
 
 def _stock(text: str) -> Callable[[Sequence[int]], str]:

@@ -274,6 +274,26 @@ def test_a_connection_is_used_again(serve: Serve) -> None:
             time.sleep(0.3)  # three times as long as a head may take, all in all
 
 
+def test_client_that_sends_ahead_is_answered_in_order_to_a_bound(serve: Serve) -> None:
+    port = serve()
+    with connect(port) as connection:
+        connection.sendall(OK * 4)
+        assert answer(connection).count(b"hello") == 4
+    with connect(port) as connection:
+        connection.sendall(OK * 5_000)
+        assert answer(connection).count(b"hello") < 100
+    assert ask(port).endswith(b"hello")
+
+
+@pytest.mark.parametrize("n_bytes", [1, 64])
+def test_body_of_many_small_chunks_is_refused(serve: Serve, n_bytes: int) -> None:
+    """Each costs the event loop the same, whatever it holds."""
+    chunk = b"%x\r\n" % n_bytes + b"x" * n_bytes + b"\r\n"
+    said = ask(serve(), CHUNKED + chunk * 20_000 + b"0\r\n\r\n")
+    assert said.endswith(b"%d" % (20_000 * n_bytes)) == (n_bytes == 64)
+    assert said.startswith(b"HTTP/1.1 400 ") == (n_bytes == 1)
+
+
 def test_a_head_in_pieces_is_read_whole_in_a_crowd(serve: Serve) -> None:
     port = serve(300)
     crowd = [connect(port) for _ in range(50)]
