@@ -83,8 +83,9 @@ def test_503_of_a_full_service_reaches_the_client(front: Front, behind: Service)
         leaves = threading.Event()
 
         def held() -> Iterator[bytes]:
-            yield b"--x\r\n"
-            leaves.wait(TIMEOUT_S)
+            yield b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n'
+            while not leaves.wait(0.5):  # faster than the least rate
+                yield b"x" * 10_000
 
         holding = threading.Thread(target=lambda: other.post(SEARCH, content=held(), headers=FORM))
         holding.start()
@@ -164,6 +165,7 @@ def test_page_and_docs_work_below_a_path(
         page.wait_for_function("image => image.naturalWidth > 0", arg=picture.element_handle())
         page.get_by_test_id("open-browse").click()
         expect(page.get_by_test_id("browse-status")).to_contain_text("items, by id")
+        page.wait_for_load_state("networkidle")
         page.goto(f"{front.url}/vouch/docs")
         expect(page.locator(".opblock").first).to_be_visible()
         expect(page.locator(".servers option")).to_have_text(["/vouch"])
