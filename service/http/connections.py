@@ -133,10 +133,12 @@ class BoundedConnection(HttpToolsProtocol):
             self._limit(self.timeout_keep_alive)
 
     def on_response_complete(self) -> None:
-        """Limit the time for the rest of a request that was answered early."""
+        """Drop what the route did not read, and limit the time for what is still to come."""
         super().on_response_complete()
-        if self.is_idle and not self._is_whole:
-            self._limit(limits.LINGER_S)
+        if self.is_idle:
+            self.cycle.body = bytearray()
+            if not self._is_whole:
+                self._limit(limits.LINGER_S)
 
     def pause_writing(self) -> None:
         """Limit the time without progress of a client that does not read."""
