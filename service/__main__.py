@@ -23,15 +23,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     with interruptible():  # each import takes a third of a second or more
         from service.command_line import read_command_line  # noqa: PLC0415
-        from service.processes.member import MEMBER, TRIAL, Member  # noqa: PLC0415
 
-        role = given[0] if given[:1] in ([MEMBER], [TRIAL]) else ""
-        member = Member.read(given[1]) if role else None
-        options = given[2:] if role else given
-        settings = read_command_line(options)
+        settings = read_command_line(given)
         from service.start import start  # noqa: PLC0415
 
-        start(settings, options, member, is_trial=role == TRIAL)
+        start(settings)
 
 
 if __name__ == "__main__":

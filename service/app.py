@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
@@ -39,6 +40,7 @@ from service.http.state import State
 from service.observability.metrics import Telemetry
 from service.observability.records import Tracing
 from service.processes.open_files import galleries_at_once
+from service.processes.workers import n_workers
 from service.serving.created import CreatedGalleries
 from service.serving.engine import SearchEngine
 from service.serving.metrics import GalleryMetrics
@@ -48,7 +50,6 @@ from service.serving.registry import Galleries
 from service.serving.resources import EngineResources
 from service.serving.reviewing import NOTHING_REVIEWED, ReviewTerms
 from service.serving.shadows import ReadOnlyCache, Shadows
-from service.serving.siblings import Siblings
 from service.serving.threads import Threads
 from service.serving.writer import ItemWriter
 from service.settings import Settings
@@ -74,7 +75,7 @@ def create_api(
     access: Access,
     open_more: OpenBundle,
     tracing: Tracing | None = None,
-    siblings: Siblings | None = None,
+    shared: Path | None = None,
     drain: Drain | None = None,
 ) -> FastAPI:
     """The routes, with what they work on in ``app.state.vouch`` while the application runs.
@@ -96,7 +97,7 @@ def create_api(
                 opened,
                 telemetry,
                 open_more,
-                siblings or Siblings(),
+                shared,
                 drain or Drain(),
             )
             opened.clear()
@@ -141,15 +142,14 @@ def create_app(
     bundles : what is served at first.
     access : who may ask; by default what the settings say of it.
     open_more : opens bundles that are activated later; by default in this process.
-    shared : directory in which the processes of one service tell of themselves; None for one alone.
+    shared : directory in which all workers count for Prometheus; None for one process.
     drain : begun when the service is to end.
     """
     telemetry, drain = Telemetry(shared), drain or Drain()
     tracing = _open_tracing(settings.otlp_endpoint)
     access = access or open_access(settings)
     open_more = open_more or open_bundle
-    siblings = Siblings(shared)
-    api = create_api(settings, bundles, telemetry, access, open_more, tracing, siblings, drain)
+    api = create_api(settings, bundles, telemetry, access, open_more, tracing, shared, drain)
     admission = Admission(
         WithinRootPath(api),
         telemetry,
@@ -280,7 +280,7 @@ async def _set_up(
     bundles: Sequence[Bundle],
     telemetry: Telemetry,
     open_more: OpenBundle,
-    siblings: Siblings,
+    shared: Path | None,
     drain: Drain,
 ) -> State:
     """Start what works behind the routes; ``stack`` ends it again, last started first."""
@@ -310,8 +310,7 @@ async def _set_up(
     stack.push_async_callback(shadows.close)
     for bundle in bundles:
         await galleries.add(bundle)
-    own = GalleryMetrics(galleries, cache)
-    metrics = siblings.join(own)
+    metrics = GalleryMetrics(galleries, cache, partial(n_workers, shared))
     telemetry.exposed.register(metrics)
     stack.callback(telemetry.exposed.unregister, metrics)
     for watching in (
@@ -319,7 +318,6 @@ async def _set_up(
         _recalibrator(settings).watch(galleries.engines),
         created.clean_up(),
         shadows.watch(galleries.engines),
-        siblings.tell(own),
     ):
         stack.push_async_callback(_ended, asyncio.create_task(watching))
     writer = ItemWriter(galleries, telemetry)
@@ -333,6 +331,6 @@ async def _set_up(
         feedback,
         decoder.sandbox,
         settings,
-        siblings,
+        partial(n_workers, shared),
         drain,
     )

@@ -19,7 +19,7 @@ from model_store.images import ImageLimits
 from model_store.images.budget import DecodingBudget
 from model_store.installation import how_to_install
 from model_store.lists import as_list, as_mapping
-from model_store.processors import ProviderChoice, usable_processors
+from model_store.processors import ProviderChoice
 from model_store.verdicts import CaseReason
 from service.decoding.sandbox import SandboxMode
 
@@ -131,11 +131,6 @@ RecordUrl = Annotated[str, AfterValidator(_check_record_url)]
 Item = TypeVar("Item")
 List = Annotated[tuple[Item, ...], NoDecode, BeforeValidator(as_list)]
 """Values with commas between them; a JSON list is taken as well."""
-
-
-def _part(n: int, which: int, n_parts: int) -> int:
-    """Return one part of ``n``, at least 1; none where there is nothing to share."""
-    return n and max(1, n // n_parts + (which < n % n_parts))
 
 
 class Settings(BaseSettings):
@@ -339,16 +334,12 @@ class Settings(BaseSettings):
         "or TensorRT.",
     )
 
-    processes: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
+    processes: int = Field(
         1,
-        description="Processes that answer on one port; more than one need `redis_url`. auto tries "
-        "out at the start how many pay; with `encoders` each, it takes one per processor. They "
-        "share workers, decoders, requests, connections and open galleries.",
-    )
-    encoders: Literal["shared", "each"] = Field(
-        "shared",
-        description="Encoders of several processes. shared: one for all; each: one per process, on "
-        "its own processors.",
+        ge=1,
+        le=64,
+        description="Worker processes that answer on one port, each a whole service with its own "
+        "encoder, decoders, search threads and limits. More than one need `redis_url`.",
     )
     workers: int = Field(
         3, ge=1, description="Search threads; one client can use all but one of them."
@@ -480,31 +471,12 @@ class Settings(BaseSettings):
             return default
         return port
 
-    def part(self, which: int, n: int) -> Settings:
-        """The settings of one of ``n`` processes: what is bounded is shared out among them.
-
-        Calibrations are fitted again by the first alone; one process of `vouch-build` does.
-        """
-        shared = ("workers", "decoders", "max_in_flight", "max_connections", "open_galleries")
-        parts = {name: _part(getattr(self, name), which, n) for name in shared}
-        parts |= {"processes": n, "recalibrate": self.recalibrate and which == 0}
-        part = self.model_copy(update=parts)
-        own = part.own_processors
-        threads = min(self.encoder_threads or own, own)
-        return part.model_copy(update={"encoder_threads": threads}) if own else part
-
     @property
     def secrets(self) -> frozenset[str]:
         """Texts that no message shows: secret settings, and the passwords in them."""
         values = (getattr(self, name) for name in type(self).model_fields)
         texts = [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
         return frozenset(texts).union(*map(passwords_in, texts))
-
-    @property
-    def own_processors(self) -> int:
-        """Processors for the encoder of this process and what answers beside it; 0 for all."""
-        divided = self.encoders == "each" and self.processes != "auto"
-        return max(1, usable_processors() // int(self.processes)) if divided else 0
 
     @property
     def milvus(self) -> MilvusAccess:

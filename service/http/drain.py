@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
+import signal
 from dataclasses import dataclass
+from types import FrameType
 
 
 @dataclass(slots=True)
@@ -15,21 +17,33 @@ class Drain:
     Attributes
     ----------
     seconds : between the signal and the moment when no connection is accepted any more.
+    begun : whether the signal has come.
     """
 
     seconds: float = 0.0
-    _began: float | None = None
+    begun: bool = False
 
-    @property
-    def begun(self) -> bool:
-        """True after the signal."""
-        return self._began is not None
+    def follow_signals(self) -> None:
+        """Handle SIGTERM and SIGINT before the server, whose handlers are set already.
 
-    @property
-    def is_over(self) -> bool:
-        """True when the service has drained for long enough."""
-        return self._began is not None and time.monotonic() >= self._began + self.seconds
+        The first signal begins the drain, after which the server gets it. The second one ends the
+        server at once. Call it on the event loop of the server, in the main thread.
+        """
+        loop, end = asyncio.get_running_loop(), signal.getsignal(signal.SIGTERM)
+        if not callable(end):
+            return
 
-    def begin(self) -> None:
-        """Note the signal."""
-        self._began = time.monotonic()
+        def handle(number: int, frame: FrameType | None) -> None:
+            if self.begun:
+                end(signal.SIGINT, frame)
+                end(signal.SIGINT, frame)  # which uvicorn takes for "at once"
+            elif self.seconds == 0:
+                self.begun = True
+                end(number, frame)
+            else:
+                self.begun = True
+                loop.call_soon_threadsafe(loop.call_later, self.seconds, end, number, None)
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if signal.getsignal(number) == end:
+                signal.signal(number, handle)

@@ -2,77 +2,55 @@
 
 from __future__ import annotations
 
-import logging
+import os
 import resource
 import socket
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from types import FrameType
+from tempfile import TemporaryDirectory
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.supervisors import Multiprocess
 
 from service.http.connections import BoundedConnection
-from service.http.drain import Drain
+from service.processes import workers
 from service.settings import Settings
 
-logger = logging.getLogger("service")
+STARTUP_FAILURE = 3
+"""Exit status of a worker that cannot serve; uvicorn starts no other in its place."""
+
+WORKER_TIMEOUT_S = 30
+"""Seconds after which a worker that does not answer its parent is replaced."""
 
 BACKLOG = 2048
 """Connections that the kernel holds until they are accepted."""
 
 
-class _Server(uvicorn.Server):
-    """A server that says when it answers, and drains before it ends."""
-
-    def __init__(self, config: uvicorn.Config, started: Callable[[], None], drain: Drain) -> None:
-        super().__init__(config)
-        self._started, self._drain = started, drain
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, and say so."""
-        await super().startup(sockets)
-        if self.started:
-            self._started()
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain after the first signal; after the second end at once."""
-        is_first = not self._drain.begun
-        super().handle_exit(sig, frame)
-        if is_first:
-            self._drain.begin()
-            self.should_exit = not self.started or self._drain.seconds == 0
-        else:
-            self.force_exit = True
-
-    async def on_tick(self, counter: int) -> bool:
-        """End when the service has drained."""
-        self.should_exit = self.should_exit or self._drain.is_over
-        return await super().on_tick(counter)
-
-
 def serve(
-    app: ASGIApp,
+    open_app: Callable[[], ASGIApp],
     settings: Settings,
     listeners: Sequence[socket.socket],
-    drain: Drain,
     grace_s: int,
-    started: Callable[[], None] = lambda: None,
 ) -> bool:
     """Answer on ``listeners`` until a signal ends it; False if it could not start.
 
     Parameters
     ----------
-    drain : is begun by the first signal.
-    grace_s : seconds that requests in flight may take to end after that.
-    started : called as soon as it answers.
+    open_app : returns the application, in each worker; called on its event loop, after uvicorn has
+        set its signal handlers.
+    grace_s : seconds that requests in flight may take to end after a signal.
     """
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = settings.max_connections
     most = most if files == resource.RLIM_INFINITY else min(most, max(1, files * 3 // 4))
     config = uvicorn.Config(
-        app,
+        open_app,
+        factory=True,
+        workers=settings.processes,
+        timeout_worker_healthcheck=WORKER_TIMEOUT_S,
         log_config=None,
         log_level="error",  # what clients send is no event of the service
         access_log=False,
@@ -86,10 +64,30 @@ def serve(
         ssl_keyfile=settings.tls_key,
         timeout_graceful_shutdown=grace_s,
     )
-    server = _Server(config, started, drain)
+    if settings.processes > 1:
+        with TemporaryDirectory(prefix="vouch-") as shared:
+            os.environ[workers.DIRECTORY] = shared
+            several = _Workers(config, [*listeners])
+            several.run()
+        return all(one.exitcode != STARTUP_FAILURE for one in several.processes)
+    server = uvicorn.Server(config)
     with suppress(KeyboardInterrupt):
         server.run([*listeners])
     return server.started
+
+
+class _Workers(Multiprocess):
+    """The workers, which a second signal ends at once."""
+
+    def join_all(self) -> None:
+        """Wait until all have ended."""
+        self.signal_queue.clear()
+        while any(one.process.is_alive() for one in self.processes):
+            if self.signal_queue:
+                self.signal_queue.clear()
+                for one in self.processes:
+                    one.process.terminate()
+            time.sleep(0.1)
 
 
 def open_listeners(host: str, port: int) -> list[socket.socket]:

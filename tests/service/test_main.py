@@ -107,7 +107,7 @@ def test_who_starts_a_service_whose_gallery_does_not_answer_is_told_the_reason(
     def serve(*_: object) -> None:
         raise GalleryUnavailable("Milvus does not answer.") from cause
 
-    monkeypatch.setattr("service.start._serve", serve)
+    monkeypatch.setattr("service.start._open_app", serve)
     assert refusal(capsys) == f"Milvus does not answer.{said}"
 
 

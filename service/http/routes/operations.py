@@ -34,7 +34,7 @@ async def readyz(state: StateOf) -> schemas.Ready:
     await state.galleries.require_current()
     state.galleries.require_ready()
     await state.cache.get("readyz")  # its state is that of the last attempt: make one
-    return answers.ready(state.galleries, state.cache.state, state.sandbox, state.siblings.n)
+    return answers.ready(state.galleries, state.cache.state, state.sandbox, state.n_workers())
 
 
 @router.get(
