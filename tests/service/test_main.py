@@ -216,7 +216,7 @@ def test_ctrl_c_before_it_answers_is_one_line(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("service.start._serve", interrupted)
+    monkeypatch.setattr("service.start._open_app", interrupted)
     with pytest.raises(SystemExit) as ended:
         main([])
     assert ended.value.code == 130
