@@ -22,7 +22,7 @@ from service.settings import Settings
 STARTUP_FAILURE = 3
 """Exit status of a worker that cannot serve; uvicorn starts no other in its place."""
 
-WORKER_TIMEOUT_S = 30
+WORKER_TIMEOUT_S = 60
 """Seconds after which a worker that does not answer its parent is replaced."""
 
 BACKLOG = 2048
