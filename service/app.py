@@ -32,7 +32,7 @@ from service.fair_share import FairShare
 from service.http.admission import Admission
 from service.http.drain import Drain
 from service.http.middleware import RequestContext, content_security_policy
-from service.http.openapi import document
+from service.http.openapi import description_route, document
 from service.http.page_files import PageFiles, page_response
 from service.http.problems import add_problem_handlers
 from service.http.routes import ROUTERS
@@ -114,6 +114,7 @@ def create_api(
     api.state.access = access
     for router in ROUTERS:  # as they are: including them makes every route once more, for 0.1 s
         api.router.routes.extend(router.routes)
+    api.router.routes.insert(0, description_route(api, "/openapi.json"))
     add_problem_handlers(api)
     api.openapi = lambda: document(api)  # type: ignore[method-assign] # FastAPI's own way to do it
     api.mount("/page", GZipMiddleware(PageFiles(directory=PAGE)), name="page")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from functools import lru_cache
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
+from starlette.routing import Route
 
 from model_store.errors import (
     DeadlineExceeded,
@@ -71,6 +74,20 @@ def document(app: FastAPI) -> dict[str, Any]:
     _type_uploads(found)
     _remove_null_from_text(found)
     return found
+
+
+def description_route(app: FastAPI, path: str) -> Route:
+    """The route of the document, which is written once for each root path."""
+
+    @lru_cache(maxsize=16)
+    def written(root_path: str) -> bytes:
+        servers = {"servers": [{"url": root_path}]} if root_path else {}
+        return json.dumps({**app.openapi(), **servers}, separators=(",", ":")).encode()
+
+    async def describe(request: Request) -> Response:
+        return Response(written(request.scope["root_path"]), media_type="application/json")
+
+    return Route(path, describe, include_in_schema=False)
 
 
 def _also(answers: dict[str, Any], *errors: type[VouchError]) -> None:
