@@ -11,12 +11,10 @@ Fairness between clients is the task of the proxy: see ``docker/``.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import defaultdict
 from typing import Any
 
-from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
 
 from service.http import limits
 from service.http.problems import head_refusal
@@ -30,16 +28,8 @@ class BoundedConnection(HttpToolsProtocol):
     max_connections : of the server; one more closes an idle one of the address that has most.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-        *,
-        max_connections: int,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+    def __init__(self, *given: Any, max_connections: int, **options: Any) -> None:  # noqa: ANN401
+        super().__init__(*given, **options)
         self._max_connections = max_connections
         self._in_head = self._is_broken = False
         self._is_whole = True  # nothing of a request is still to come
@@ -51,20 +41,16 @@ class BoundedConnection(HttpToolsProtocol):
         """True while no request waits for an answer."""
         return self.cycle is None or self.cycle.response_complete
 
-    @property
-    def address(self) -> str:
-        """The address of the client."""
-        return self.client[0] if self.client else ""
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin, in place of an idle connection where there are too many."""
         super().connection_made(_LingeringTransport(transport, self.close_when_read))  # type: ignore[arg-type]
         self._limit(limits.HEAD_TIMEOUT_S)
         if len(self.connections) > self._max_connections:
-            others = [one for one in self.connections if isinstance(one, BoundedConnection)]
-            idle = [one for one in others if one.is_idle and one is not self]
-            held = Counter(one.address for one in idle)
-            max(idle, key=lambda one: held[one.address], default=self).transport.abort()
+            idle: defaultdict[str, list[BoundedConnection]] = defaultdict(list)
+            for one in self.connections - {self}:
+                if isinstance(one, BoundedConnection) and one.is_idle and one.client:
+                    idle[one.client[0]].append(one)
+            max(idle.values(), key=len, default=[self])[0].transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End, and leave no reference cycle behind."""
