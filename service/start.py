@@ -31,7 +31,12 @@ from service.http.drain import Drain
 from service.http.server import STARTUP_FAILURE, open_listeners, serve
 from service.observability.logs import Redaction, log_as_json
 from service.processes.open_files import raise_file_limit
-from service.processes.workers import is_first_worker, join_workers, shared_directory
+from service.processes.workers import (
+    is_first_worker,
+    join_workers,
+    n_workers,
+    shared_directory,
+)
 from service.settings import Settings
 
 logger = logging.getLogger("service")
@@ -129,8 +134,8 @@ def _begun(app: ASGIApp, drain: Drain) -> ASGIApp:
 
 
 def _open_in_worker(settings: Settings) -> ASGIApp:
-    """Open the application in one of several workers, or end all of them."""
-    log_as_json(secrets=settings.secrets)
+    """Open the application in one of several workers; end all of them where none answers."""
+    log_as_json()
     tune_malloc()
     shared = shared_directory()
     if shared is None:
@@ -142,7 +147,7 @@ def _open_in_worker(settings: Settings) -> ASGIApp:
     try:
         return _begun(_open_app(settings, open_access(settings), drain, shared), drain)
     except VouchError as error:
-        refuse(_message(error, settings), STARTUP_FAILURE)
+        refuse(_message(error, settings), 1 if n_workers(shared) else STARTUP_FAILURE)
 
 
 def _message(error: VouchError, settings: Settings) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -31,7 +32,7 @@ def join_workers(shared: Path) -> None:
     The keyboard interrupts all processes at once; the parent then ends its workers in order.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True, name="parent").start()
+    threading.Thread(target=_end_with_parent, args=(shared,), daemon=True, name="parent").start()
     for pid in _workers(shared):
         if not _is_alive(pid):
             mark_process_dead(pid, str(shared))  # type: ignore[no-untyped-call]
@@ -49,8 +50,8 @@ def is_first_worker(shared: Path) -> bool:
 
 
 def n_workers(shared: Path | None) -> int:
-    """Return how many processes answer."""
-    return 1 if shared is None else max(1, sum(map(_is_alive, _workers(shared))))
+    """Return how many processes answer, or are about to."""
+    return 1 if shared is None else sum(map(_is_alive, _workers(shared)))
 
 
 def _workers(shared: Path) -> list[int]:
@@ -66,8 +67,9 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(shared: Path) -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
+        shutil.rmtree(shared, ignore_errors=True)  # as the parent does where it can
         os.kill(os.getpid(), signal.SIGTERM)
