@@ -20,7 +20,7 @@ import numpy as np
 from tests.end_to_end.fronts import Front
 from tests.end_to_end.processes import TIMEOUT_S, Service
 from tests.torture.outcome import Outcome, Place
-from tests.torture.worst_requests import CROWDS, KINDS
+from tests.torture.worst_requests import CROWDS, OTHERS
 
 HERE = Path(__file__).parent
 
@@ -128,7 +128,7 @@ def attack(
     place: Place,
     seconds: float,
     seed: int,
-    kinds: Sequence[str] = tuple(kind for kind in KINDS if kind not in CROWDS),
+    kinds: Sequence[str] = OTHERS,
     front: str | None = None,
 ) -> Outcome:
     """Send requests of one kind after the other, and see how long `/livez` takes meanwhile.

@@ -235,6 +235,8 @@ CROWDS = [kind for kind in KINDS if kind.endswith((" at once", " held", " trickl
 CROWDS.append("connections")
 """Kinds of very many connections, from which the proxy in front protects other clients."""
 
+OTHERS = [kind for kind in KINDS if kind not in CROWDS]
+
 
 def main() -> None:
     """Attack; print how many requests were begun."""
