@@ -224,7 +224,7 @@ class Settings(BaseSettings):
     trusted_proxies: List[str] = Field(
         (),
         description="Proxies whose X-Forwarded-For, -Proto and -Prefix are trusted: addresses and "
-        " networks, such as 10.0.0.7,10.1.0.0/16; * trusts every client.",
+        "networks, such as 10.0.0.7,10.1.0.0/16; * trusts every client.",
     )
     root_path: Annotated[str, AfterValidator(read_prefix)] = Field(
         "",

@@ -135,7 +135,7 @@ def _begun(app: ASGIApp, drain: Drain) -> ASGIApp:
 
 def _open_in_worker(settings: Settings) -> ASGIApp:
     """Open the application in one of several workers; end all of them where none answers."""
-    log_as_json()
+    log_as_json(secrets=settings.secrets)
     tune_malloc()
     shared = shared_directory()
     if shared is None:

@@ -45,7 +45,7 @@ def test_worker_that_cannot_serve_ends_the_service_unless_others_answer(
         raise BundleNotFound("No bundle there.")
 
     for name in ("log_as_json", "tune_malloc", "join_workers"):
-        monkeypatch.setattr(start, name, lambda *_: None)
+        monkeypatch.setattr(start, name, lambda *_, **__: None)
     monkeypatch.setattr(start, "shared_directory", lambda: tmp_path)
     monkeypatch.setattr(start, "_open_app", fails)
     if others:
