@@ -92,6 +92,8 @@ class BoundedConnection(HttpToolsProtocol):
         if n_bytes > limits.MAX_HEAD_BYTES or len(self.headers) > limits.MAX_HEADERS:
             self._n_unparsed = limits.MAX_HEAD_BYTES + 1
             raise ValueError("the head is too large")  # the parser stops
+        if is_cut_off(self.parser.get_method(), self.url):
+            raise ValueError("the address is cut off")
         self._n_pieces = self._n_body_bytes = 0
         if len(self.pipeline) >= limits.MAX_PIPELINED:
             self.transport.abort()
@@ -178,6 +180,15 @@ class BoundedConnection(HttpToolsProtocol):
             self._limit(limits.READ_TIMEOUT_S)
         else:
             self.transport.abort()
+
+
+def is_cut_off(method: bytes, address: bytes) -> bool:
+    """Return whether an address ends before what its sender means.
+
+    Of ``/items/a#b`` the parser leaves ``/items/a``, of ``/items/who?`` the part before the mark:
+    a write to them would be to another item.
+    """
+    return b"#" in address or (method in {b"PUT", b"DELETE"} and address.endswith(b"?"))
 
 
 class _LingeringTransport:

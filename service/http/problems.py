@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -221,7 +222,9 @@ def head_refusal(*, too_large: bool) -> bytes:
         "title": "The head of the request is not as HTTP wants it",
         "status": status,
         "detail": why if too_large else "This is not HTTP/1.1, or not all of it.",
+        "instance": "/",  # it was not read
         "code": "invalid_head",
+        "request_id": uuid.uuid4().hex,
     }
     body = json.dumps(problem).encode()
     head = (
