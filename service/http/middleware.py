@@ -126,10 +126,8 @@ class RequestContext:
                 record.status, answering = message["status"], True
                 headers = MutableHeaders(scope=message)
                 headers["Cross-Origin-Resource-Policy"] = self._resource_policy
-                _add_headers(headers, record.path, request_id, self._policy)
+                _add_headers(headers, record.path, request_id, self._policy, ends=self._drain.begun)
                 _add_headers_of_access(headers, state["answer_headers"])
-                if self._drain.begun:
-                    headers["Connection"] = "close"
                 if record.status == 307:
                     headers["Location"] = _within_host(headers["Location"])
             answered = message["type"] == "http.response.body" and not message.get("more_body")
@@ -169,7 +167,11 @@ def _nothing() -> None:
     """The end of a trace that was not begun."""
 
 
-def _add_headers(headers: MutableHeaders, path: str, request_id: str, policy: str) -> None:
+def _add_headers(
+    headers: MutableHeaders, path: str, request_id: str, policy: str, *, ends: bool
+) -> None:
+    if ends:
+        headers["Connection"] = "close"
     headers["X-Request-Id"] = request_id
     headers["X-Content-Type-Options"] = "nosniff"
     headers["Referrer-Policy"] = "no-referrer"
