@@ -12,7 +12,7 @@ The way of a request::
 Beside it: `schemas` (the JSON of requests and answers), `observability` (metrics, logs, traces),
 `processes` (what child processes share), `fair_share` (places that callers share), `redis_calls`
 and `circuit_breaker` (a Redis that is broken, or lies, is left alone),
-`settings` (``VOUCH_*``), `command_line` (an option for each), `trial` (how many processes pay),
+`settings` (``VOUCH_*``), `command_line` (an option for each),
 `app` (puts everything together), `start` (one process or several) and `client` (asks a service from
 Python, and from the tools of others).
 """

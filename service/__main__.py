@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from model_store.programs import asks_for_version, interruptible, version_line
 
+CHECK_HEALTH = "--check-health"
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point; the exit status is one of those that ``vouch-serve --help`` lists."""
@@ -14,17 +16,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asks_for_version(given):
         print(version_line("vouch-serve"))
         return
+    if CHECK_HEALTH in given:
+        from service.command_line import check_health  # noqa: PLC0415 - as below
+
+        check_health([option for option in given if option != CHECK_HEALTH])
+        return
     with interruptible():  # each import takes a third of a second or more
         from service.command_line import read_command_line  # noqa: PLC0415
-        from service.processes.member import MEMBER, TRIAL, Member  # noqa: PLC0415
 
-        role = given[0] if given[:1] in ([MEMBER], [TRIAL]) else ""
-        member = Member.read(given[1]) if role else None
-        options = given[2:] if role else given
-        settings = read_command_line(options)
+        settings = read_command_line(given)
         from service.start import start  # noqa: PLC0415
 
-        start(settings, options, member, is_trial=role == TRIAL)
+        start(settings)
 
 
 if __name__ == "__main__":

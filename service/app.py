@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from fastapi import FastAPI
-from fastapi.responses import FileResponse
+from fastapi import FastAPI, Request, Response
 from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.gzip import GZipMiddleware
@@ -23,22 +23,24 @@ from model_store.installation import installed_version
 from model_store.threads import one_blas_thread
 from service.access.access import Access, open_access
 from service.access.hosts import AllowedHosts
-from service.access.proxies import KnownProxies
+from service.access.proxies import KnownProxies, WithinRootPath, root_path
 from service.decoding.decoder import Decoder, ThreadDecoder
 from service.decoding.pool import DecoderPool
 from service.encoding.cache import open_cache
 from service.encoding.queues import BatchLimits, EncoderQueues
 from service.fair_share import FairShare
 from service.http.admission import Admission
+from service.http.drain import Drain
 from service.http.middleware import RequestContext, content_security_policy
-from service.http.openapi import document
-from service.http.page_files import PageFiles
+from service.http.openapi import description_route, document
+from service.http.page_files import PageFiles, page_response
 from service.http.problems import add_problem_handlers
 from service.http.routes import ROUTERS
 from service.http.state import State
 from service.observability.metrics import Telemetry
 from service.observability.records import Tracing
 from service.processes.open_files import galleries_at_once
+from service.processes.workers import n_workers
 from service.serving.created import CreatedGalleries
 from service.serving.engine import SearchEngine
 from service.serving.metrics import GalleryMetrics
@@ -48,7 +50,6 @@ from service.serving.registry import Galleries
 from service.serving.resources import EngineResources
 from service.serving.reviewing import NOTHING_REVIEWED, ReviewTerms
 from service.serving.shadows import ReadOnlyCache, Shadows
-from service.serving.siblings import Siblings
 from service.serving.threads import Threads
 from service.serving.writer import ItemWriter
 from service.settings import Settings
@@ -74,7 +75,8 @@ def create_api(
     access: Access,
     open_more: OpenBundle,
     tracing: Tracing | None = None,
-    siblings: Siblings | None = None,
+    shared: Path | None = None,
+    drain: Drain | None = None,
 ) -> FastAPI:
     """The routes, with what they work on in ``app.state.vouch`` while the application runs.
 
@@ -90,7 +92,13 @@ def create_api(
                 stack.push_async_callback(tracing.close)
             stack.push_async_callback(access.close)
             app.state.vouch = await _set_up(
-                stack, settings, opened, telemetry, open_more, siblings or Siblings()
+                stack,
+                settings,
+                opened,
+                telemetry,
+                open_more,
+                shared,
+                drain or Drain(),
             )
             opened.clear()
             yield
@@ -106,13 +114,14 @@ def create_api(
     api.state.access = access
     for router in ROUTERS:  # as they are: including them makes every route once more, for 0.1 s
         api.router.routes.extend(router.routes)
+    api.router.routes.insert(0, description_route(api, "/openapi.json"))
     add_problem_handlers(api)
     api.openapi = lambda: document(api)  # type: ignore[method-assign] # FastAPI's own way to do it
     api.mount("/page", GZipMiddleware(PageFiles(directory=PAGE)), name="page")
 
     @api.get("/", include_in_schema=False)
-    async def page() -> FileResponse:
-        return FileResponse(PAGE / "index.html")
+    async def page(request: Request) -> Response:
+        return page_response(PAGE / "index.html", root_path.get(), request.headers)
 
     return api
 
@@ -123,6 +132,7 @@ def create_app(
     access: Access | None = None,
     open_more: OpenBundle | None = None,
     shared: Path | None = None,
+    drain: Drain | None = None,
 ) -> ASGIApp:
     """The whole application.
 
@@ -133,16 +143,20 @@ def create_app(
     bundles : what is served at first.
     access : who may ask; by default what the settings say of it.
     open_more : opens bundles that are activated later; by default in this process.
-    shared : directory in which the processes of one service tell of themselves; None for one alone.
+    shared : directory in which all workers count for Prometheus; None for one process.
+    drain : begun when the service is to end.
     """
-    telemetry = Telemetry(shared)
+    telemetry, drain = Telemetry(shared), drain or Drain()
     tracing = _open_tracing(settings.otlp_endpoint)
     access = access or open_access(settings)
     open_more = open_more or open_bundle
-    siblings = Siblings(shared)
-    api = create_api(settings, bundles, telemetry, access, open_more, tracing, siblings)
+    api = create_api(settings, bundles, telemetry, access, open_more, tracing, shared, drain)
     admission = Admission(
-        api, telemetry, settings.max_in_flight, settings.deadline_s, access.account_of
+        WithinRootPath(api),
+        telemetry,
+        settings.max_in_flight,
+        settings.deadline_s,
+        access.account_of,
     )
     # Without keys a web page must not be taken for its visitor, whatever its host is called.
     any_host = access.keyless != "admin" and not settings.allowed_hosts
@@ -151,9 +165,11 @@ def create_app(
         telemetry,
         settings.max_image_bytes,
         settings.max_batch_bytes,
+        min_upload_rate=settings.min_upload_bytes_per_s,
         for_other_origins=bool(settings.cors_origins),
         policy=content_security_policy(settings.image_origins, settings.frame_ancestors),
         tracing=tracing,
+        drain=drain,
     )
     if settings.cors_origins:
         app = CORSMiddleware(
@@ -163,7 +179,7 @@ def create_app(
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         )
-    return KnownProxies(app, settings.trusted_proxies)
+    return KnownProxies(app, settings.trusted_proxies, settings.root_path)
 
 
 def _open_tracing(endpoint: str | None) -> Tracing | None:
@@ -265,7 +281,8 @@ async def _set_up(
     bundles: Sequence[Bundle],
     telemetry: Telemetry,
     open_more: OpenBundle,
-    siblings: Siblings,
+    shared: Path | None,
+    drain: Drain,
 ) -> State:
     """Start what works behind the routes; ``stack`` ends it again, last started first."""
     stack.enter_context(one_blas_thread())
@@ -294,8 +311,7 @@ async def _set_up(
     stack.push_async_callback(shadows.close)
     for bundle in bundles:
         await galleries.add(bundle)
-    own = GalleryMetrics(galleries, cache)
-    metrics = siblings.join(own)
+    metrics = GalleryMetrics(galleries, cache, partial(n_workers, shared))
     telemetry.exposed.register(metrics)
     stack.callback(telemetry.exposed.unregister, metrics)
     for watching in (
@@ -303,7 +319,6 @@ async def _set_up(
         _recalibrator(settings).watch(galleries.engines),
         created.clean_up(),
         shadows.watch(galleries.engines),
-        siblings.tell(own),
     ):
         stack.push_async_callback(_ended, asyncio.create_task(watching))
     writer = ItemWriter(galleries, telemetry)
@@ -317,5 +332,6 @@ async def _set_up(
         feedback,
         decoder.sandbox,
         settings,
-        siblings,
+        partial(n_workers, shared),
+        drain,
     )

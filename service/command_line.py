@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import http.client
+import ssl
 import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,9 +30,12 @@ can read a command line."""
 STATUSES = """\
 Exit status:
   0    ended by SIGTERM or Ctrl+C, after requests in flight were answered
-  1    the service cannot start, or stopped by an error
+  1    the service cannot start, or stopped by an error; it is not ready
   2    an option or a variable that the service does not have or cannot use
   130  interrupted by Ctrl+C before it answered"""
+
+HEALTH_TIMEOUT_S = 4.0
+"""The timeout of a health check, shorter than the container's own."""
 
 _UNITS = {
     "s": "SECONDS",
@@ -67,6 +73,35 @@ def read_command_line(arguments: Sequence[str]) -> Settings:
         refuse(settings_problem(error, given), 2)
 
 
+def check_health(arguments: Sequence[str]) -> None:
+    """Ask ``/readyz`` of the service that the same settings start on this machine.
+
+    Raises
+    ------
+    SystemExit : with status 1, it is not ready or does not answer.
+    """
+    settings = read_command_line(arguments)
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
+    if settings.tls_cert is None:
+        connection = http.client.HTTPConnection(host, settings.port, timeout=HEALTH_TIMEOUT_S)
+    else:  # the certificate names the host that clients ask; this is the same machine
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        connection = http.client.HTTPSConnection(
+            host, settings.port, timeout=HEALTH_TIMEOUT_S, context=context
+        )
+    try:
+        connection.request("GET", "/readyz", headers={"Host": "localhost"})
+        answer = connection.getresponse()
+        text = answer.read().decode(errors="replace")
+    except (OSError, http.client.HTTPException) as error:
+        refuse(f"{host}, port {settings.port}, does not answer: {error}. Start the service there.")
+    finally:
+        connection.close()
+    if answer.status != HTTPStatus.OK:
+        refuse(f"The service is not ready: {text[:500]}")
+
+
 def refuse(why: str, status: int = 1) -> NoReturn:
     """End the process with one line on standard error."""
     print(f"vouch-serve: {why}", file=sys.stderr)
@@ -102,6 +137,12 @@ def _parser() -> argparse.ArgumentParser:
         group = parser.add_argument_group(title)
         for name in names:
             _add(group, name, Settings.model_fields[name])
+    group.add_argument(
+        "--check-health",
+        action="store_true",
+        help="Ask the service that these settings start whether it is ready, and exit with 0 or 1: "
+        "for health checks of containers.",
+    )
     add_global_options(parser)
     return parser
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 from limits import RateLimitItem, parse_many
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from model_store.addresses import passwords_in, require_no_user, split_address
@@ -18,9 +19,11 @@ from model_store.images import ImageLimits
 from model_store.images.budget import DecodingBudget
 from model_store.installation import how_to_install
 from model_store.lists import as_list, as_mapping
-from model_store.processors import ProviderChoice, usable_processors
+from model_store.processors import ProviderChoice
 from model_store.verdicts import CaseReason
 from service.decoding.sandbox import SandboxMode
+
+logger = logging.getLogger("service")
 
 
 def parse_rate(text: str) -> RateLimitItem:
@@ -86,6 +89,25 @@ def _check_origin(text: str) -> str:
     return text
 
 
+_PREFIX = re.compile(r"(/[\w.~-]+)+/?|/?", re.ASCII)
+_OWN = {"v1", "page", "docs", "openapi.json", "static-offline-docs", "livez", "readyz", "metrics"}
+_MAX_PREFIX = 200
+
+
+def read_prefix(text: str) -> str:
+    """Return a path prefix without its last slash.
+
+    Raises
+    ------
+    ValueError : it is no prefix, or begins with a path of the service.
+    """
+    if len(text) > _MAX_PREFIX or not _PREFIX.fullmatch(text) or "/.." in text:
+        raise ValueError(f"must be a path, such as /vouch, not {text[:_MAX_PREFIX]!r}")
+    if text.split("/")[1:2] and text.split("/")[1] in _OWN:
+        raise ValueError(f"must not begin with a path of the service, as {text!r} does")
+    return text.rstrip("/")
+
+
 ImageKept = Literal["none", "thumbnail", "original"]
 """The part of an image that is kept for reviewers."""
 
@@ -109,11 +131,6 @@ RecordUrl = Annotated[str, AfterValidator(_check_record_url)]
 Item = TypeVar("Item")
 List = Annotated[tuple[Item, ...], NoDecode, BeforeValidator(as_list)]
 """Values with commas between them; a JSON list is taken as well."""
-
-
-def _part(n: int, which: int, n_parts: int) -> int:
-    """Return one part of ``n``, at least 1; none where there is nothing to share."""
-    return n and max(1, n // n_parts + (which < n % n_parts))
 
 
 class Settings(BaseSettings):
@@ -183,7 +200,9 @@ class Settings(BaseSettings):
         "the request that starts it names another share.",
     )
 
-    host: str = Field("127.0.0.1", description="Address to listen on.")
+    host: str = Field(
+        "127.0.0.1", description="Address to listen on; :: takes IPv4 and IPv6 of all networks."
+    )
     port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0 takes any free port.")
     published_host: str | None = Field(
         None,
@@ -204,8 +223,13 @@ class Settings(BaseSettings):
     )
     trusted_proxies: List[str] = Field(
         (),
-        description="Proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted: addresses "
-        "and networks, such as 10.0.0.7,10.1.0.0/16; * trusts every client.",
+        description="Proxies whose X-Forwarded-For, -Proto and -Prefix are trusted: addresses and "
+        "networks, such as 10.0.0.7,10.1.0.0/16; * trusts every client.",
+    )
+    root_path: Annotated[str, AfterValidator(read_prefix)] = Field(
+        "",
+        description="Path prefix under which a proxy publishes the service, such as /vouch. "
+        "X-Forwarded-Prefix of a trusted proxy replaces it. [default: none]",
     )
 
     keys: Path | None = Field(
@@ -252,7 +276,25 @@ class Settings(BaseSettings):
         "be open. A new one closes the one that was idle longest.",
     )
     deadline_s: float = Field(
-        10.0, gt=0, description="Request timeout in seconds, upload included; then 504."
+        10.0, gt=0, description="Seconds from the end of an upload to its answer; then 504."
+    )
+    min_upload_bytes_per_s: float = Field(
+        8_000,
+        gt=0,
+        description="Minimum average rate of an upload in bytes a second, after 10 seconds; a "
+        "slower one gets 408.",
+    )
+    keep_alive_s: int = Field(
+        75,
+        ge=1,
+        description="Seconds for which an idle connection is kept, longer than the proxy in front "
+        "keeps it: nginx and AWS 60, Azure 240, Google 600.",
+    )
+    drain_s: float = Field(
+        0,
+        ge=0,
+        description="Seconds between SIGTERM and the end of listening. /readyz says 503 meanwhile, "
+        "so that load balancers look elsewhere. A second signal ends the service at once.",
     )
     max_image_bytes: int = Field(
         ImageLimits().max_bytes, gt=0, description="Maximum size of an image file in bytes."
@@ -292,16 +334,12 @@ class Settings(BaseSettings):
         "or TensorRT.",
     )
 
-    processes: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
+    processes: int = Field(
         1,
-        description="Processes that answer on one port; more than one need `redis_url`. auto tries "
-        "out at the start how many pay; with `encoders` each, it takes one per processor. They "
-        "share workers, decoders, requests, connections and open galleries.",
-    )
-    encoders: Literal["shared", "each"] = Field(
-        "shared",
-        description="Encoders of several processes. shared: one for all; each: one per process, on "
-        "its own processors.",
+        ge=1,
+        le=64,
+        description="Worker processes that answer on one port, each a whole service with its own "
+        "encoder, decoders, search threads and limits. More than one need `redis_url`.",
     )
     workers: int = Field(
         3, ge=1, description="Search threads; one client can use all but one of them."
@@ -418,18 +456,20 @@ class Settings(BaseSettings):
         None, description="OpenTelemetry collector for traces. [default: no traces]"
     )
 
-    def part(self, which: int, n: int) -> Settings:
-        """The settings of one of ``n`` processes: what is bounded is shared out among them.
-
-        Calibrations are fitted again by the first alone; one process of `vouch-build` does.
-        """
-        shared = ("workers", "decoders", "max_in_flight", "max_connections", "open_galleries")
-        parts = {name: _part(getattr(self, name), which, n) for name in shared}
-        parts |= {"processes": n, "recalibrate": self.recalibrate and which == 0}
-        part = self.model_copy(update=parts)
-        own = part.own_processors
-        threads = min(self.encoder_threads or own, own)
-        return part.model_copy(update={"encoder_threads": threads}) if own else part
+    @field_validator("port", mode="before")
+    @classmethod
+    def _without_service_link(cls, port: object) -> object:
+        """Ignore the variable that Kubernetes sets in all pods for a Service named vouch."""
+        if isinstance(port, str) and re.match(r"(tcp|udp|sctp)://", port):
+            default = cls.model_fields["port"].default
+            logger.warning(
+                "VOUCH_PORT=%s names a Service of Kubernetes, and no port: %d is taken. Set "
+                "enableServiceLinks: false, or --port.",
+                port,
+                default,
+            )
+            return default
+        return port
 
     @property
     def secrets(self) -> frozenset[str]:
@@ -437,12 +477,6 @@ class Settings(BaseSettings):
         values = (getattr(self, name) for name in type(self).model_fields)
         texts = [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
         return frozenset(texts).union(*map(passwords_in, texts))
-
-    @property
-    def own_processors(self) -> int:
-        """Processors for the encoder of this process and what answers beside it; 0 for all."""
-        divided = self.encoders == "each" and self.processes != "auto"
-        return max(1, usable_processors() // int(self.processes)) if divided else 0
 
     @property
     def milvus(self) -> MilvusAccess:

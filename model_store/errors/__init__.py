@@ -47,6 +47,7 @@ nothing that a client of the service may not see.
     ├── FeedbackNotKept          nowhere to keep it, or nothing calibrated that it could refine
     ├── Overloaded               as many requests as are taken at once are being worked on
     ├── DeadlineExceeded         no answer within the time a request may take
+    ├── UploadTooSlow            the body of a request arrives too slowly
     ├── NotReady                 the service cannot answer at the moment
     ├── GalleryUnavailable       the engine that holds the gallery does not answer
     │   └── ChangeUnconfirmed    nobody knows whether the change is kept
@@ -382,6 +383,10 @@ class Overloaded(VouchError):
 
 class DeadlineExceeded(VouchError):
     """There was no answer within the time that a request may take."""
+
+
+class UploadTooSlow(VouchError):
+    """The body of the request arrived too slowly."""
 
 
 class NotReady(VouchError):

@@ -19,8 +19,12 @@ from model_store.errors import InvalidHead, MisdirectedRequest
 _HOST = re.compile(rb"(?:\[(?P<v6>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[\w.-]{1,255}))(?::\d{0,5})?")
 
 
+PROBES = {"/livez", "/readyz"}
+"""Paths that kubelets and load balancers ask by the address of the container."""
+
+
 class AllowedHosts:
-    """Refuses requests that are sent to another name than the service's own.
+    """Refuses requests that are sent to another name than the service's own, but for probes.
 
     Parameters
     ----------
@@ -40,7 +44,9 @@ class AllowedHosts:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
         if scope["type"] == "http":
-            self._check(_host_of(scope))
+            name = _host_of(scope)
+            if scope["path"] not in PROBES:
+                self._check(name)
         await self._app(scope, receive, send)
 
     def _check(self, name: str | None) -> None:

@@ -1,12 +1,16 @@
-"""The caller behind a proxy."""
+"""The caller behind a proxy, and the path prefix that the proxy removes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextvars import ContextVar
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+
+from service.access.hosts import ip_of
+from service.settings import read_prefix
 
 _FORWARDING = {
     *(b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"x-cluster-client-ip", b"client-ip"),
@@ -16,24 +20,73 @@ _FORWARDING = {
 _FORWARDING_PREFIXES = (b"x-forwarded-", b"x-original-", b"x-envoy-", b"x-azure-", b"x-appengine-")
 """Headers that a request has if a proxy passed it on, and that a client may send as it likes."""
 
+root_path: ContextVar[str] = ContextVar("root_path", default="")
+"""The path prefix under which clients see the service, such as ``/vouch``; empty at the root."""
+
 
 class KnownProxies:
-    """Believes named proxies what they say of who asks, and nobody else.
+    """Trusts what named proxies forward about the client, and no other sender of such headers.
+
+    Sets the client's address and scheme, and ``root_path`` to ``X-Forwarded-Prefix``. From here on
+    ``path`` has no prefix, whether the proxy removed it or not; `WithinRootPath` adds it again.
 
     Parameters
     ----------
-    trusted : addresses and networks of proxies; ``*``: whoever connects.
+    trusted : addresses and networks of proxies; ``*`` trusts every client.
+    prefix : root path of requests without that header.
     """
 
-    def __init__(self, app: ASGIApp, trusted: Sequence[str]) -> None:
-        believing: ASGIApp = ProxyHeadersMiddleware(app, [*trusted])  # type: ignore[arg-type, assignment]
-        self._app = believing if trusted else app
+    def __init__(self, app: ASGIApp, trusted: Sequence[str], prefix: str = "") -> None:
+        self._app, self._prefix = app, prefix
+        self._proxied = ProxyHeadersMiddleware(app, [*trusted]) if trusted else None  # type: ignore[arg-type]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        client = scope.get("client")
+        if client is not None and client[0].startswith("::ffff:"):  # IPv4 on a socket for both
+            client = scope["client"] = (str(ip_of(client[0])), *client[1:])
+        scope.setdefault("state", {})["connected"] = client
+        prefix, app = self._prefix, self._app
+        if self._proxied is not None:
+            app = self._proxied  # type: ignore[assignment]
+            if (client[0] if client else None) in self._proxied.trusted_hosts:
+                prefix = _forwarded_prefix(scope) or prefix
+        scope["root_path"] = prefix
+        scope["path"] = _without(prefix, scope["path"])
+        root_path.set(prefix)
+        await app(scope, receive, send)
+
+
+class WithinRootPath:
+    """Gives the application ``path`` as ASGI wants it: with the root path."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
         if scope["type"] == "http":
-            scope.setdefault("state", {})["connected"] = scope.get("client")
+            scope["path"] = scope.get("root_path", "") + scope["path"]
         await self._app(scope, receive, send)
+
+
+def _forwarded_prefix(scope: Scope) -> str:
+    """The prefix that proxies name, the outermost first; empty where it is none."""
+    sent = b",".join(value for name, value in scope["headers"] if name == b"x-forwarded-prefix")
+    parts = [part.strip() for part in sent.decode("latin-1").split(",")]
+    try:
+        return read_prefix("".join(part.rstrip("/") for part in parts))
+    except ValueError:
+        return ""
+
+
+def _without(prefix: str, path: str) -> str:
+    if prefix and (path == prefix or path.startswith(f"{prefix}/")):
+        return path[len(prefix) :] or "/"
+    return path
 
 
 def is_forwarding(name: bytes) -> bool:

@@ -6,9 +6,6 @@
     worker           the encoder process itself
     side_by_side     several batches at once, on a processor of several cores
     shared           one encoder of several bundles, run once
-    hub              the encoders of all processes of a service
-    hub_encoder      one of them, as such a process sees it
-    joined           what several processes send, encoded together
     queues           the queue of each encoder
     batching         images of several requests, encoded together
     batch_size       how many of them pay

@@ -12,7 +12,6 @@ from model_store.encoder.contract import Encoder
 from model_store.processors import PROVIDERS, usable_processors
 from service.encoding.batch_size import Batches, largest_useful_batch, useful_turn
 from service.encoding.batching import MicroBatcher
-from service.encoding.hub_encoder import HubEncoder
 from service.encoding.shared import SharedEncoder
 from service.fair_share import FairShare
 from service.observability.records import BatchRecord
@@ -21,28 +20,16 @@ from service.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """The limits on what is encoded at once; see `service.settings.Settings`.
-
-    Attributes
-    ----------
-    n_processors : that the encoder shares with what answers beside it; 0 for all that this process
-        may use.
-    """
+    """The limits on what is encoded at once; see `service.settings.Settings`."""
 
     max_batch: int = 1
     max_pixels: int = 4_000_000
     padded: bool = False
-    n_processors: int = 0
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
         """Return those that the settings name."""
-        return cls(
-            settings.max_batch,
-            settings.max_batch_pixels,
-            settings.pad_batches,
-            settings.own_processors,
-        )
+        return cls(settings.max_batch, settings.max_batch_pixels, settings.pad_batches)
 
 
 @dataclass(eq=False, slots=True)
@@ -117,24 +104,17 @@ async def _opened(
     observe: Callable[[BatchRecord], None],
     shares: Sequence[FairShare],
 ) -> EncoderQueue:
-    """Return the queue of an encoder; one of a hub is padded there."""
-    padded = limits.padded and not isinstance(encoder, HubEncoder)
-    batches = await asyncio.to_thread(batches_of, encoder, limits)
+    """Return the queue of an encoder."""
+    batches = await asyncio.to_thread(measured, _real(encoder), limits)
     batcher = MicroBatcher(
         encoder,
         batches.size,
         turn=batches.turn,
-        padded=padded,
+        padded=limits.padded,
         shares=shares if batches.alone else (),
         observe=observe,
     )
     return EncoderQueue(batcher, batches)
-
-
-def batches_of(encoder: Encoder, limits: BatchLimits) -> Batches:
-    """Return the batches of an encoder: measured now, or by the hub that it belongs to."""
-    real = _real(encoder)
-    return real.batches if isinstance(real, HubEncoder) else measured(real, limits)
 
 
 def measured(encoder: Encoder, limits: BatchLimits) -> Batches:
@@ -143,7 +123,7 @@ def measured(encoder: Encoder, limits: BatchLimits) -> Batches:
     size, turn = min(limits.max_batch, fitting), 1
     n_processors = 0
     if encoder.provider == PROVIDERS["cpu"]:
-        n_processors = limits.n_processors or usable_processors()
+        n_processors = usable_processors()
     if n_processors > 1 and not limits.padded:
         turn = useful_turn(encoder, 1, fitting, n_processors)
     if turn > 1:

@@ -3,10 +3,8 @@
 ::
 
     server             the server of a process
-    connections        bounds of connections and heads
-    doors              listening sockets, one of several for each address that connects
-    reading            no more of a connection than its request has use for
-    turns              one request begins in each turn of the event loop
+    drain              the time between a signal to end and the end
+    connections        bounds of connections and heads, and a close that loses no answer
     bounded_request    bodies that cost what their size suggests
     understood         every part of a request is read, or refused by name
     bounded_bodies     how large a body may be, and all that are held

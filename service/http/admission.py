@@ -38,7 +38,7 @@ class Admission:
     Parameters
     ----------
     max_in_flight : requests at the same time.
-    deadline_s : from the first byte of a request to its answer.
+    deadline_s : from the last byte of a request to its answer.
     account_of : tells by its scope on whose account a request is.
 
     Raises
@@ -71,13 +71,12 @@ class Admission:
         account = self._account_of(scope)
         self._enter(account)
         fair_share.caller.set(account)
-        wanted_until.set(time.monotonic() + self._deadline_s)
         try:
             await _while_wanted(self._app, scope, receive, send, self._deadline_s)
         except TimeoutError as error:
             raise DeadlineExceeded(
-                f"The request was not answered within {self._deadline_s:g} s: the service is "
-                "busy, or the upload slow. Send it again."
+                f"The request was not answered within {self._deadline_s:g} s. The service is busy. "
+                "Send it again."
             ) from error
         finally:
             self._leave(account)
@@ -110,16 +109,30 @@ async def _while_wanted(
 ) -> None:
     """Let ``app`` answer, and cancel it if it is late, or the client goes before it has begun to.
 
+    The time in which ``app`` waits for the body does not count: a slow network is no slow service.
+
     Raises
     ------
     TimeoutError, ClientGone
     """
     watch: asyncio.Task[None] | None = None
     answering = gone = False
+    until = math.inf
+
+    def begin() -> None:
+        nonlocal until
+        until = asyncio.get_running_loop().time() + deadline_s
+        wanted_until.set(time.monotonic() + deadline_s)
+        if not deadline.expired():
+            deadline.reschedule(until)
 
     async def noting_the_end() -> Message:
         nonlocal watch
+        if watch is None and not deadline.expired():
+            deadline.reschedule(None)
         message = await receive()
+        if watch is None:
+            begin()
         uploaded = message["type"] == "http.request" and not message.get("more_body")
         if uploaded and watch is None:
             watch = asyncio.create_task(watching())
@@ -142,8 +155,8 @@ async def _while_wanted(
             deadline.reschedule(asyncio.get_running_loop().time())  # that is, cancel it now
 
     try:
-        async with asyncio.timeout(deadline_s) as deadline:
-            until = deadline.when()
+        async with asyncio.timeout(None) as deadline:
+            begin()
             await app(scope, noting_the_end, noting_the_start)
     except TimeoutError as error:
         if gone:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope
 
-from model_store.errors import ImageTooLarge
+from model_store.errors import ImageTooLarge, UploadTooSlow
 from service.fair_share import FairShare
 from service.http import limits
 
@@ -57,9 +59,15 @@ class BoundedBodies:
     A body is in memory until its request is answered, and a client may leave off before its end.
     So one that turns out to be more than small waits for room for all of it, unread, in turn of the
     callers; one caller gets half of the room.
+
+    Parameters
+    ----------
+    least_rate : bytes a second that a client must send on average, after some seconds of grace.
+        Only the time counts in which the service waits for the client.
     """
 
-    def __init__(self, max_image_bytes: int, max_batch_bytes: int) -> None:
+    def __init__(self, max_image_bytes: int, max_batch_bytes: int, least_rate: float = 1.0) -> None:
+        self._least_rate = least_rate
         self._max_image_bytes = max_image_bytes
         self._max_batch_bytes = max_batch_bytes
         self._room = FairShare(limits.HELD_BODIES_BYTES, limits.HELD_BODIES_BYTES // 2)
@@ -71,16 +79,32 @@ class BoundedBodies:
         Raises
         ------
         ImageTooLarge : it says itself that it is too large, or it turns out to be.
+        UploadTooSlow : it arrives more slowly than the least rate.
         """
         bound = self._bound(scope["path"])
         declared = Headers(scope=scope).get("content-length", "")
         n_bytes = int(declared) if declared.isdigit() else 0
         bound.check(n_bytes)
         n_places, received, who = n_bytes or bound.most, 0, None
+        waited_s, is_whole = 0.0, False
 
         async def bounded() -> Message:
-            nonlocal received, who
-            message = await receive()
+            nonlocal received, who, waited_s, is_whole
+            if is_whole:
+                return await receive()
+            began = time.monotonic()
+            allowed_s = limits.UPLOAD_GRACE_S + received / self._least_rate
+            try:
+                async with asyncio.timeout(allowed_s - waited_s):
+                    message = await receive()
+            except TimeoutError as error:
+                raise UploadTooSlow(
+                    f"The upload is too slow: {received:,} bytes in {allowed_s:.0f} s, at least "
+                    f"{self._least_rate:,.0f} a second are required. Send a smaller image or use a "
+                    "faster network."
+                ) from error
+            waited_s += time.monotonic() - began
+            is_whole = not message.get("more_body", False)
             received += len(message.get("body", b""))
             bound.check(received)
             if who is None and received > limits.SMALL_BODY_BYTES:

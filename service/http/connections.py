@@ -1,358 +1,185 @@
-"""Connections that cost what they bring: what uvicorn itself has no bounds for.
+"""uvicorn's HTTP/1.1 protocol, with the limits and the close that uvicorn lacks.
 
-The head of a request may have so many bytes and headers and take so long, an answer may lie unread
-for so long, and only so many connections are held at a time. Where there are more, the one that has
-waited longest for its next request makes room, of whoever holds the most: newcomers are never
-locked out by connections that are merely held. `service.http.turns` begins requests in turn.
+- A lingering close. A socket that is closed with unread bytes sends RST, which discards the answer
+  before it. So after an early answer the rest of the request is read and discarded first.
+- Limits: bytes and headers of a head, seconds for a head, seconds without progress while the client
+  reads an answer or sends the rest of an answered request, and the number of connections.
 
-Granian 2.8 and Hypercorn 0.18 bound the size of a head, but by default leave a slow one open for
-longer than 16 s; Granian answered 2,900 small requests a second on one connection where uvicorn
-answered 9,400, and with these bounds 8,800.
-
-Heads are read in turn as well: of a crowd that sends at once, one in each turn of the event loop.
-Those whose turn has not come are not read on, so that what trickles into them is read together.
-Bodies are read as they are asked for, piece by piece: until then they wait in the kernel.
+Fairness between clients is the task of the proxy: see ``docker/``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import math
-import resource
-import uuid
-from collections import defaultdict, deque
-from collections.abc import Callable
+from collections import defaultdict
 from typing import Any
 
-import httptools
-from starlette.types import Receive, Scope, Send
-from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
-from uvicorn.server import ServerState
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from service.http import limits
-from service.http.doors import Hesitation
-from service.http.reading import BoundedReader
-from service.http.turns import Turn, Turns
-
-HEALTH = {"/livez", "/readyz"}
-"""Paths whose requests do not wait behind others of the same address, such as a proxy's."""
-
-
-class _HeadTooLarge(Exception):
-    """Raised within the parser, which then stops."""
-
-
-class _AddressCutOff(Exception):
-    """Raised within the parser, likewise."""
-
-
-class _TooManyPieces(Exception):
-    """Raised within the parser, as well."""
-
-
-class Room:
-    """The connections that are held, and those among them that wait for a request.
-
-    Parameters
-    ----------
-    n_places : connections at a time; never more than three quarters of the files that this process
-        may open.
-    account_of : tells on whose account a request is; each account has its turns.
-    hesitation : where other processes listen too.
-    """
-
-    def __init__(
-        self,
-        n_places: int,
-        account_of: Callable[[Scope], str] | None = None,
-        hesitation: Hesitation | None = None,
-    ) -> None:
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        few = files == resource.RLIM_INFINITY or n_places <= files * 3 // 4
-        self._n_places = n_places if few else max(1, files * 3 // 4)
-        self.account_of = account_of
-        self._hesitation = hesitation
-        self._n = 0
-        self._waiting: defaultdict[str, dict[BoundedConnection, None]] = defaultdict(dict)
-        self.readings = Turns()
-        self.turns = Turns(shorter=self.readings)
-        self.buffer = memoryview(bytearray(limits.PIECE_BYTES))
-
-    def enter(self, connection: BoundedConnection) -> None:
-        """Take a connection in, in place of another if need be."""
-        self._n += 1
-        if self._hesitation is not None:
-            self._hesitation.newcomer(self._n)
-        self.turns.newcomer()
-        self.readings.newcomer()
-        if self._n > self._n_places:
-            held = max(self._waiting.values(), key=len, default={})
-            leaving = next(iter(held), connection)  # all others are being answered
-            self.work(leaving)
-            leaving.give_up()
-            if leaving is connection:
-                return
-        self.wait(connection)
-
-    def leave(self, connection: BoundedConnection) -> None:
-        """Let go of a connection that has ended."""
-        self._n -= 1
-        self.work(connection)
-
-    def wait(self, connection: BoundedConnection) -> None:
-        """Note that a connection waits for a request from now on."""
-        self._waiting[connection.address][connection] = None
-
-    def work(self, connection: BoundedConnection) -> None:
-        """Note that a connection has a request."""
-        held = self._waiting[connection.address]
-        held.pop(connection, None)
-        if not held:
-            del self._waiting[connection.address]
+from service.http.problems import head_refusal
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """A connection within the bounds of `service.http.limits`."""
+    """A connection within the bounds of `service.http.limits`.
 
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-        *,
-        room: Room,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self.address = ""
-        self._room = room
-        self._n_header_bytes = self._n_headers = 0
-        self._n_pieces = self._n_body_bytes = 0
-        self._unheard = 0  # bytes since the parser last understood something whole
-        self._understood = self._in_head = self._uploading = self._at_work = False
-        self._due = self._unread_due = math.inf
+    Parameters
+    ----------
+    max_connections : of the server; one more closes an idle one of the address that has most.
+    """
+
+    def __init__(self, *given: Any, max_connections: int, **options: Any) -> None:  # noqa: ANN401
+        super().__init__(*given, **options)
+        self._max_connections = max_connections
+        self._in_head = self._is_broken = False
+        self._is_whole = True  # nothing of a request is still to come
+        self._n_unparsed = self._n_unsent = self._n_pieces = self._n_body_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._turn: Turn | None = None
-        self._reading: Turn | None = None
-        self._unparsed: list[bytes] = []
-        self._is_lost = False
-        self._unanswered: deque[RequestResponseCycle] = deque()
-        self._answering, self.app = self.app, self._in_turn
+
+    @property
+    def is_idle(self) -> bool:
+        """True while no request waits for an answer."""
+        return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take part; see `asyncio.Protocol`, as for all below."""
-        super().connection_made(transport)
-        transport.set_protocol(BoundedReader(self, self._room.buffer, self._n_read_next))
-        self.address = self.client[0] if self.client else ""
-        self._due = self.loop.time() + limits.HEAD_TIMEOUT_S
-        self._timer = self.loop.call_at(self._due, self._look_at_the_clock)
-        self._room.enter(self)
+        """Begin, in place of an idle connection where there are too many."""
+        super().connection_made(_LingeringTransport(transport, self.close_when_read))  # type: ignore[arg-type]
+        self._limit(limits.HEAD_TIMEOUT_S)
+        if len(self.connections) > self._max_connections:
+            idle: defaultdict[str, list[BoundedConnection]] = defaultdict(list)
+            for one in self.connections - {self}:
+                if isinstance(one, BoundedConnection) and one.is_idle and one.client:
+                    idle[one.client[0]].append(one)
+            max(idle.values(), key=len, default=[self])[0].transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let go of what was held."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._room.leave(self)
+        """End, and leave no reference cycle behind."""
         super().connection_lost(exc)
-        self._is_lost = True
-        self.app = self._answering  # holds on to nothing: no garbage for a collector to look for
-        for cycle in self._unanswered:  # uvicorn tells the last one alone
-            cycle.disconnected = True
-            cycle.message_event.set()
-        for turn in (self._turn, self._reading):
-            if turn is not None and not turn.done():
-                turn.set_result(None)
-
-    async def _in_turn(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request in its turn, unless nobody waits for it any more."""
-        self._turn = self._room.turns.ask(lambda: self._line(scope))
-        await self._turn
-        if not self._is_lost:
-            self._at_work = True
-            self._room.work(self)
-            await self._answering(scope, receive, send)
-
-    def _line(self, scope: Scope) -> str:
-        """The line of a request: health has its own, beside that of whoever asks for much."""
-        if scope["path"] in HEALTH or self._room.account_of is None:
-            return f"{'health' if scope['path'] in HEALTH else 'others'} of {self.address}"
-        return self._room.account_of(scope)
-
-    def _n_read_next(self) -> int:
-        """Return how many bytes may be read at a time: few, where they only wait.
-
-        What is left of a body that was answered early is thrown away, and waits for nothing.
-        """
-        if self._at_work:
-            return limits.PIECE_BYTES
-        n_left = 0
-        if self._uploading and self.cycle.response_complete:
-            declared = (int(value) for name, value in self.headers if name == b"content-length")
-            n_left = next(declared, 0) - self._n_body_bytes
-        return min(max(n_left, limits.WAITING_BYTES), limits.PIECE_BYTES)
-
-    def data_received(self, data: bytes) -> None:
-        """Read on: a body at once, a head in its turn."""
-        if self._uploading and not self._unparsed:
-            self._parse(data)
-            return
-        if not self._unparsed:
-            self._reading = self._room.readings.ask(lambda: self.address)
-            if self._reading.done():
-                self._parse(data)
-                return
-            self._reading.add_done_callback(self._parse_in_turn)
-        self._unparsed.append(data)
-        self.flow.pause_reading()
-
-    def _parse_in_turn(self, _: Turn) -> None:
-        """Take in what has come meanwhile, then read all of it, unless the client has gone."""
-        if not self._is_lost:
-            self.flow.resume_reading()
-            self.loop.call_soon(self._parse_all)
-
-    def _parse_all(self) -> None:
-        data = b"".join(self._unparsed)
-        self._unparsed.clear()
-        if not self._is_lost:
-            self.flow.resume_reading()
-            self._parse(data)
-
-    def _parse(self, data: bytes) -> None:
-        """Parse as uvicorn does, with no line in the log for strangers; end what leads nowhere."""
-        self._unset_keepalive_if_required()
-        self._understood = False
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserError:
-            self.send_400_response("")
-            return
-        except httptools.HttpParserUpgrade:
-            pass  # to what nobody speaks here: it is answered as a request
-        if self._uploading and self.cycle.body and not self.cycle.response_complete:
-            self.flow.pause_reading()  # until the body is asked for
-        self._unheard = 0 if self._understood else self._unheard + len(data)
-        if self._unheard > limits.MAX_HEAD_BYTES and not self.transport.is_closing():
-            self._refuse(431, _TOO_LARGE)
+        self._limit(None)
+        self.transport.close = self.transport.finish  # type: ignore[attr-defined, method-assign]
 
     def shutdown(self) -> None:
-        """Take no further request; what has been sent is read before."""
-        if self._unparsed:
-            self._parse_all()
+        """Close, or take no further request; what was answered early is not awaited for long."""
         super().shutdown()
+        if self.is_idle:
+            self._limit(limits.LINGER_AT_SHUTDOWN_S)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse; limit what makes up no head, no body and no end of a request."""
+        if self._is_broken:
+            return
+        if self.is_idle and self._timer is None:
+            self._limit(limits.HEAD_TIMEOUT_S)
+        self._n_unparsed += len(data)
+        super().data_received(data)
+        if self._n_unparsed > limits.MAX_HEAD_BYTES and not self._is_broken:
+            self.send_400_response("")
 
     def on_message_begin(self) -> None:
-        """Begin to count."""
-        self._n_header_bytes = self._n_headers = 0
-        self._n_pieces = self._n_body_bytes = 0
-        self._in_head = True
+        """Begin a head."""
         super().on_message_begin()
-
-    def on_url(self, url: bytes) -> None:
-        """Count the address."""
-        self._count(len(url))
-        super().on_url(url)
+        self._in_head, self._is_whole = True, False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count a header; one behind the body is heard by nobody."""
-        self._n_headers += 1
-        self._count(len(name) + len(value))
+        """Take a header; ignore trailers, which would become headers."""
         if self._in_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin to answer."""
-        if len(self.pipeline) >= limits.MAX_PIPELINED:
-            raise _HeadTooLarge
+        """Begin to answer, unless the connection is being closed."""
+        self._in_head, self._n_unparsed = False, 0
+        n_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if n_bytes > limits.MAX_HEAD_BYTES or len(self.headers) > limits.MAX_HEADERS:
+            self._n_unparsed = limits.MAX_HEAD_BYTES + 1
+            raise ValueError("the head is too large")  # the parser stops
         if is_cut_off(self.parser.get_method(), self.url):
-            raise _AddressCutOff
-        self._understood, self._in_head, self._uploading = True, False, True
-        self._due = math.inf
-        super().on_headers_complete()
-        self._unanswered.append(self.cycle)
+            raise ValueError("the address is cut off")
+        self._n_pieces = self._n_body_bytes = 0
+        if len(self.pipeline) >= limits.MAX_PIPELINED:
+            self.transport.abort()
+        elif not self.transport.is_closing():
+            self._limit(None)
+            super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Take in a piece of the body."""
-        self._understood = True
-        self._n_pieces += 1
-        self._n_body_bytes += len(body)
-        allowed = limits.MAX_PIECES + self._n_body_bytes // limits.BYTES_OF_A_PIECE
-        if self._n_pieces > allowed:
-            raise _TooManyPieces
-        super().on_body(body)
+        """Take a piece of the body; each costs the same, whatever its size."""
+        self._n_unparsed = 0
+        self._n_pieces, self._n_body_bytes = self._n_pieces + 1, self._n_body_bytes + len(body)
+        if self._n_pieces > limits.MAX_PIECES + self._n_body_bytes // limits.BYTES_OF_A_PIECE:
+            raise ValueError("the body comes in too many pieces")  # the parser stops
+        if self.cycle is not None:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Note that all of a request is there."""
-        self._understood, self._uploading = True, False
-        super().on_message_complete()
+        """Note that all of the request is there."""
+        self._is_whole, self._n_unparsed = True, 0
+        if self.cycle is not None:
+            super().on_message_complete()
+        if self.transport.is_closing():
+            self.close_when_read()
+        elif self.is_idle:  # the rest of a request that was answered early
+            self._limit(self.timeout_keep_alive)
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, or for the rest of one that was answered early."""
-        self._at_work = False
-        self._unanswered.popleft().body = bytearray()  # what was not asked for
+        """Drop what the route did not read, and limit the time for what is still to come."""
         super().on_response_complete()
-        if self.cycle.response_complete:
-            spare = 0.0 if self._uploading else limits.IDLE_TIMEOUT_S
-            self._due = self.loop.time() + spare + limits.HEAD_TIMEOUT_S
-            self._keep_watch()
-            if not self.transport.is_closing():
-                self._room.wait(self)
+        if self.is_idle:
+            self.cycle.body = bytearray()
+            if not self._is_whole:
+                self._limit(limits.LINGER_S)
 
     def pause_writing(self) -> None:
-        """Note that the client does not read."""
+        """Limit the time without progress of a client that does not read."""
         super().pause_writing()
-        self._unread_due = self.loop.time() + limits.READ_TIMEOUT_S
-        self._keep_watch()
+        self._limit(limits.READ_TIMEOUT_S)
 
     def resume_writing(self) -> None:
-        """Note that it has read."""
+        """Note that the client has read."""
         super().resume_writing()
-        self._unread_due = math.inf
+        rest_is_due = self.is_idle and not self._is_whole
+        self._limit(limits.LINGER_S if rest_is_due or self.transport.is_closing() else None)
 
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's word for it
-        """Refuse what is no HTTP, or too much of it."""
-        too_large = self._n_header_bytes > limits.MAX_HEAD_BYTES
-        if too_large or self._n_headers > limits.MAX_HEADERS:
-            self._refuse(431, _TOO_LARGE)
-        elif len(self.pipeline) >= limits.MAX_PIPELINED:
-            self.give_up()
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's text
+        """Refuse what is no HTTP/1.1, or has too large a head, where no answer has begun."""
+        self._is_broken, self._is_whole = True, False
+        if self.transport.is_closing():
+            return
+        if self.pipeline or not (self.is_idle or not self.cycle.response_started):
+            self.transport.finish()  # type: ignore[attr-defined]
+            return
+        if not self.is_idle:  # the body is broken: its route ends
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.write(head_refusal(too_large=self._n_unparsed > limits.MAX_HEAD_BYTES))
+        self.close_when_read()
+
+    def close_when_read(self) -> None:
+        """Close; where bytes of a request are still to come, after they have come, or a while."""
+        if self._is_whole:
+            self._limit(limits.READ_TIMEOUT_S)  # for what is still to be sent
+            self.transport.finish()  # type: ignore[attr-defined]
+        elif not self.transport.is_closing():
+            self.transport.lingers = True  # type: ignore[attr-defined]
+            self._limit(limits.LINGER_S)
+            self.flow.resume_reading()
+            if self.transport.can_write_eof():  # else, over TLS, the client closes
+                self.transport.write_eof()
+
+    def _limit(self, seconds: float | None) -> None:
+        """Abort the connection after so many seconds, in place of an earlier limit."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if seconds is not None:
+            self._timer = self.loop.call_later(seconds, self._look)
+            self._n_unsent = self.transport.get_write_buffer_size()
+
+    def _look(self) -> None:
+        """Abort, unless the client has read some of the answer since the limit was set."""
+        if 0 < self.transport.get_write_buffer_size() < self._n_unsent:
+            self._limit(limits.READ_TIMEOUT_S)
         else:
-            self._refuse(400, "This is not HTTP/1.1, or not all of it.")
-
-    def give_up(self) -> None:
-        """End the connection at once, whatever is still to be sent."""
-        if self.transport is not None:
             self.transport.abort()
-
-    def _count(self, n_bytes: int) -> None:
-        self._n_header_bytes += n_bytes
-        many = self._n_headers > limits.MAX_HEADERS
-        if many or self._n_header_bytes > limits.MAX_HEAD_BYTES:
-            raise _HeadTooLarge
-
-    def _refuse(self, status: int, why: str) -> None:
-        """Say why, where no other answer is on its way, and end."""
-        if self.cycle is None or self.cycle.response_complete:
-            self.transport.write(_refusal(status, why))
-        self._due = self.loop.time() + limits.HEAD_TIMEOUT_S
-        self._keep_watch()
-        self.transport.close()
-
-    def _keep_watch(self) -> None:
-        """Be woken when the next thing is due; who is woken earlier goes on sleeping."""
-        if self._timer is None:
-            due = min(self._due, self._unread_due)
-            self._timer = self.loop.call_at(due, self._look_at_the_clock)
-
-    def _look_at_the_clock(self) -> None:
-        self._timer = None
-        due = min(self._due, self._unread_due)
-        if due <= self.loop.time():
-            self.give_up()
-        elif due < math.inf:
-            self._keep_watch()
 
 
 def is_cut_off(method: bytes, address: bytes) -> bool:
@@ -364,27 +191,17 @@ def is_cut_off(method: bytes, address: bytes) -> bool:
     return b"#" in address or (method in {b"PUT", b"DELETE"} and address.endswith(b"?"))
 
 
-_TOO_LARGE = (
-    f"The head of the request has more than {limits.MAX_HEAD_BYTES:,} bytes or "
-    f"{limits.MAX_HEADERS} headers. Send fewer, or shorter ones."
-)
-_TITLES = {400: "Bad Request", 431: "Request Header Fields Too Large"}
+class _LingeringTransport:
+    """A transport whose `close` is another function; ``finish`` is its own."""
 
+    def __init__(self, transport: asyncio.Transport, close: Any) -> None:  # noqa: ANN401
+        self._transport = transport
+        self.close, self.finish = close, transport.close
+        self.lingers = False
 
-def _refusal(status: int, why: str) -> bytes:
-    """A whole answer: nothing of the application is asked."""
-    problem = {
-        "type": "urn:vouch:problem:invalid-head",
-        "title": "The head of the request is not as HTTP wants it",
-        "status": status,
-        "detail": why,
-        "instance": "/",  # it was not read
-        "code": "invalid_head",
-        "request_id": uuid.uuid4().hex,
-    }
-    body = json.dumps(problem).encode()
-    head = (
-        f"HTTP/1.1 {status} {_TITLES[status]}\r\ncontent-type: application/problem+json\r\n"
-        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-    )
-    return head.encode() + body
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever it is of the transport
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        """True also while the rest of a request is discarded."""
+        return self.lingers or self._transport.is_closing()

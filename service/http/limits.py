@@ -11,22 +11,20 @@ MAX_PIPELINED = 4
 
 MAX_PIECES = 1_024
 BYTES_OF_A_PIECE = 64
-"""The pieces that a body may come in, beside one for so many bytes: each costs the same."""
-
-WAITING_BYTES = 8 * 2**10
-PIECE_BYTES = 256 * 2**10
-"""The bytes that are read of a connection at a time: of one whose request has not begun, all of
-most heads and of a small image; of a body that is asked for, or that was answered unread."""
+"""The pieces that a body may come in, beside one for so many bytes."""
 
 HEAD_TIMEOUT_S = 10.0
 """From the first byte of a head, or the connection, to the head's end."""
 
-IDLE_TIMEOUT_S = 75.0
-"""Between an answer and the next request of a connection. Longer than clients and proxies keep one
-(httpx 5 s, aiohttp 15 s, nginx 60 s), or it would be closed just as a request is sent on it."""
-
 READ_TIMEOUT_S = 30.0
-"""For which a client may leave an answer unread."""
+"""For which a client may read nothing of an answer."""
+
+LINGER_S = 30.0
+LINGER_AT_SHUTDOWN_S = 1.0
+"""For which the rest of a request that was answered early is read and discarded."""
+
+UPLOAD_GRACE_S = 10.0
+"""After which the bytes of a body are compared with the least rate."""
 
 FORM_ALLOWANCE = 64 * 2**10
 """Bytes a body may hold beyond its images: boundaries, part headers, other fields."""

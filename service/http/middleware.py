@@ -16,6 +16,7 @@ from model_store.errors import VouchError
 from service.access.caller import Caller
 from service.http.admission import ClientGone
 from service.http.bounded_bodies import BoundedBodies
+from service.http.drain import Drain
 from service.http.problems import internal_error, problem_response
 from service.observability.metrics import Telemetry
 from service.observability.records import UNMATCHED, RequestRecord, Tracing, recorded
@@ -75,17 +76,20 @@ class RequestContext:
         max_image_bytes: int,
         max_batch_bytes: int,
         *,
+        min_upload_rate: float = 1.0,
         for_other_origins: bool = False,
         policy: str | None = None,
         tracing: Tracing | None = None,
+        drain: Drain | None = None,
     ) -> None:
         self._app = app
         self._telemetry = telemetry
-        self._bodies = BoundedBodies(max_image_bytes, max_batch_bytes)
+        self._bodies = BoundedBodies(max_image_bytes, max_batch_bytes, min_upload_rate)
         # Whether pages of other origins may show what is served, such as a thumbnail in an <img>.
         self._resource_policy = "cross-origin" if for_other_origins else "same-origin"
         self._policy = policy or content_security_policy()
         self._tracing = tracing
+        self._drain = drain or Drain()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
@@ -122,7 +126,7 @@ class RequestContext:
                 record.status, answering = message["status"], True
                 headers = MutableHeaders(scope=message)
                 headers["Cross-Origin-Resource-Policy"] = self._resource_policy
-                _add_headers(headers, scope["path"], request_id, self._policy)
+                _add_headers(headers, record.path, request_id, self._policy, ends=self._drain.begun)
                 _add_headers_of_access(headers, state["answer_headers"])
                 if record.status == 307:
                     headers["Location"] = _within_host(headers["Location"])
@@ -163,7 +167,11 @@ def _nothing() -> None:
     """The end of a trace that was not begun."""
 
 
-def _add_headers(headers: MutableHeaders, path: str, request_id: str, policy: str) -> None:
+def _add_headers(
+    headers: MutableHeaders, path: str, request_id: str, policy: str, *, ends: bool
+) -> None:
+    if ends:
+        headers["Connection"] = "close"
     headers["X-Request-Id"] = request_id
     headers["X-Content-Type-Options"] = "nosniff"
     headers["Referrer-Policy"] = "no-referrer"

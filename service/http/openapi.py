@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from functools import lru_cache
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
+from starlette.routing import Route
 
 from model_store.errors import (
     DeadlineExceeded,
@@ -17,6 +20,7 @@ from model_store.errors import (
     Overloaded,
     RateLimited,
     Unauthenticated,
+    UploadTooSlow,
     VouchError,
 )
 from service.access.access import SECURITY_SCHEMES, Access
@@ -61,6 +65,8 @@ def document(app: FastAPI) -> dict[str, Any]:
                 _also(operation["responses"], InvalidForm)
             if is_counted(path):
                 _also(operation["responses"], Overloaded, EncoderStopped, DeadlineExceeded)
+                if "requestBody" in operation:
+                    _also(operation["responses"], UploadTooSlow)
             if "{gallery}" in path:
                 _also(operation["responses"], GalleryUnavailable)
             if "security" in operation:
@@ -68,6 +74,20 @@ def document(app: FastAPI) -> dict[str, Any]:
     _type_uploads(found)
     _remove_null_from_text(found)
     return found
+
+
+def description_route(app: FastAPI, path: str) -> Route:
+    """The route of the document, which is written once for each root path."""
+
+    @lru_cache(maxsize=16)
+    def written(root_path: str) -> bytes:
+        servers = {"servers": [{"url": root_path}]} if root_path else {}
+        return json.dumps({**app.openapi(), **servers}, separators=(",", ":")).encode()
+
+    async def describe(request: Request) -> Response:
+        return Response(written(request.scope["root_path"]), media_type="application/json")
+
+    return Route(path, describe, include_in_schema=False)
 
 
 def _also(answers: dict[str, Any], *errors: type[VouchError]) -> None:

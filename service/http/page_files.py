@@ -1,4 +1,4 @@
-"""The page's files: its scripts are served without the comments, which are for who reads them."""
+"""The page's files: scripts without comments, and a document with addresses below the prefix."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ _UNSEEN = re.compile(
 )
 
 
+_OWN_ADDRESS = re.compile(r'(href|src)="/')
+
+
 class PageFiles(StaticFiles):
     """Files of a folder. Every line of a script keeps its number, for messages of the browser."""
 
@@ -43,6 +46,29 @@ class PageFiles(StaticFiles):
         if self.is_not_modified(response.headers, Headers(scope=scope)):
             return NotModifiedResponse(response.headers)
         return response
+
+
+def page_response(document: Path, root_path: str, headers: Headers) -> Response:
+    """Answer with the page, its addresses below ``root_path``, or that the browser has it."""
+    page, tag = _within(document, document.stat().st_mtime_ns, root_path)
+    response = Response(page, 200, {"ETag": tag}, "text/html")
+    if _is_known(tag, headers):
+        return NotModifiedResponse(response.headers)
+    return response
+
+
+def _is_known(tag: str, headers: Headers) -> bool:
+    """Return whether the browser has the page of this ETag."""
+    known = headers.get("if-none-match", "")
+    return tag in [one.strip().removeprefix("W/") for one in known.split(",")]
+
+
+@lru_cache(maxsize=16)
+def _within(document: Path, changed_ns: int, root_path: str) -> tuple[bytes, str]:  # noqa: ARG001 - of the cache
+    """Return the page, and its ETag. Its own addresses are absolute, below the root path."""
+    text = document.read_text(encoding="utf-8")
+    page = _OWN_ADDRESS.sub(lambda found: f'{found[1]}="{root_path}/', text).encode()
+    return page, f'"{hashlib.blake2b(page, digest_size=16).hexdigest()}"'
 
 
 @lru_cache(maxsize=128)

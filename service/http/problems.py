@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,11 +52,14 @@ from model_store.errors import (
     Unauthenticated,
     UnsupportedImage,
     UnsupportedMediaType,
+    UploadTooSlow,
     VouchError,
     WriteError,
     WriteRefused,
 )
 from model_store.errors.root import reason_of
+from service.access.proxies import root_path
+from service.http import limits
 from service.observability.records import current_record
 from service.schemas import FieldError, Problem
 
@@ -88,6 +93,7 @@ STATUS: dict[type[VouchError], int] = {
     NotReady: 503,
     GalleryUnavailable: 503,
     DeadlineExceeded: 504,
+    UploadTooSlow: 408,
     ActivationRefused: 409,
     WriteRefused: 409,
     KeyReused: 422,
@@ -152,7 +158,7 @@ def problem_document(
         title=(type(error).__doc__ or "").split("\n", 1)[0].rstrip("."),
         status=status_of(type(error)),
         detail=str(error),
-        instance=request.url.path,
+        instance=_asked_path(request),
         code=code,
         request_id=request.state.request_id,
         errors=errors,
@@ -204,6 +210,30 @@ def _in_words(entry: dict[str, Any]) -> str:
     return "Must be sent as a file, with a file name." if "UploadFile" in text else text
 
 
+def head_refusal(*, too_large: bool) -> bytes:
+    """A whole answer, head included, to a request whose head cannot be read."""
+    status, reason = (431, "Request Header Fields Too Large") if too_large else (400, "Bad Request")
+    why = (
+        f"The head of the request has more than {limits.MAX_HEAD_BYTES:,} bytes or "
+        f"{limits.MAX_HEADERS} headers. Send fewer, or shorter ones."
+    )
+    problem = {
+        "type": "urn:vouch:problem:invalid-head",
+        "title": "The head of the request is not as HTTP wants it",
+        "status": status,
+        "detail": why if too_large else "This is not HTTP/1.1, or not all of it.",
+        "instance": "/",  # it was not read
+        "code": "invalid_head",
+        "request_id": uuid.uuid4().hex,
+    }
+    body = json.dumps(problem).encode()
+    head = (
+        f"HTTP/1.1 {status} {reason}\r\ncontent-type: {MEDIA_TYPE}\r\n"
+        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
 def responses(*errors: type[VouchError]) -> dict[int | str, dict[str, Any]]:
     """The OpenAPI entries of a route that may answer with ``errors``."""
     by_status: dict[int | str, dict[str, Any]] = {}
@@ -234,14 +264,22 @@ def _allowed(request: Request) -> str:
 def _as_family(request: Request, error: HTTPException, headers: Mapping[str, str]) -> VouchError:
     """Convert an error that Starlette raises by itself to one of Vouch's."""
     if error.status_code == 404:
-        return PathNotFound(f"There is nothing at {request.url.path}. See /docs for what there is.")
+        return PathNotFound(
+            f"There is nothing at {_asked_path(request)}. See /docs for what there is."
+        )
     if error.status_code == 405:
         return MethodNotAllowed(
-            f"{request.method} is not possible at {request.url.path}; use {headers['Allow']}."
+            f"{request.method} is not possible at {_asked_path(request)}; use {headers['Allow']}."
         )
     return InvalidRequest(
         f"The request could not be read: {str(error.detail).rstrip('.')}. See /docs."
     )
+
+
+def _asked_path(request: Request) -> str:
+    """The path as the client sent it: layers differ in whether the root path is in the scope."""
+    root, path = root_path.get(), request.url.path
+    return path if not root or path.startswith(f"{root}/") else root + path
 
 
 def _snake_case(name: str) -> str:

@@ -2,66 +2,116 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from tempfile import TemporaryDirectory
 
 import uvicorn
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp
+from uvicorn.supervisors import Multiprocess
 
-from service.http.connections import BoundedConnection, Room
-from service.http.doors import Hesitation
-from service.http.limits import IDLE_TIMEOUT_S
+from service.http.connections import BoundedConnection
+from service.processes import workers
 from service.settings import Settings
 
+STARTUP_FAILURE = 3
+"""Exit status of a worker that cannot serve; uvicorn starts no other in its place."""
 
-class _Server(uvicorn.Server):
-    """A server that tells when it answers."""
+WORKER_TIMEOUT_S = 60
+"""Seconds after which a worker that does not answer its parent is replaced."""
 
-    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._started = started
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, and tell so."""
-        await super().startup(sockets)
-        if self.started:
-            self._started()
+BACKLOG = 2048
+"""Connections that the kernel holds until they are accepted."""
 
 
 def serve(
-    app: ASGIApp,
+    open_app: Callable[[], ASGIApp],
     settings: Settings,
-    doors: Sequence[socket.socket],
-    account_of: Callable[[Scope], str],
+    listeners: Sequence[socket.socket],
     grace_s: int,
-    started: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Answer whoever comes to ``doors`` until a signal ends it; False if it could not start.
+    """Answer on ``listeners`` until a signal ends it; False if it could not start.
 
     Parameters
     ----------
-    account_of : tells on whose account a request is.
-    grace_s : seconds that requests in flight may take to end.
-    started : called as soon as it answers.
+    open_app : returns the application, in each worker; called on its event loop, after uvicorn has
+        set its signal handlers.
+    grace_s : seconds that requests in flight may take to end after a signal.
     """
-    several = settings.processes not in {1, "auto"}
-    room = Room(settings.max_connections, account_of, Hesitation() if several else None)
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = settings.max_connections
+    most = most if files == resource.RLIM_INFINITY else min(most, max(1, files * 3 // 4))
     config = uvicorn.Config(
-        app,
+        open_app,
+        factory=True,
+        workers=settings.processes,
+        timeout_worker_healthcheck=WORKER_TIMEOUT_S,
         log_config=None,
+        log_level="error",  # what clients send is no event of the service
         access_log=False,
         server_header=False,
         proxy_headers=False,  # `KnownProxies` does that
-        http=partial(BoundedConnection, room=room),  # type: ignore[arg-type]
+        http=partial(BoundedConnection, max_connections=most),  # type: ignore[arg-type]
         ws="none",
-        timeout_keep_alive=int(IDLE_TIMEOUT_S),
+        backlog=BACKLOG,
+        timeout_keep_alive=settings.keep_alive_s,
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
         timeout_graceful_shutdown=grace_s,
     )
-    server = _Server(config, started)
+    if settings.processes > 1:
+        with TemporaryDirectory(prefix="vouch-") as shared:
+            os.environ[workers.DIRECTORY] = shared
+            several = _Workers(config, [*listeners])
+            several.run()
+        return all(one.exitcode != STARTUP_FAILURE for one in several.processes)
+    server = uvicorn.Server(config)
     with suppress(KeyboardInterrupt):
-        server.run([*doors])
+        server.run([*listeners])
     return server.started
+
+
+class _Workers(Multiprocess):
+    """The workers, which a second signal ends at once."""
+
+    def join_all(self) -> None:
+        """Wait until all have ended."""
+        self.signal_queue.clear()
+        while any(one.process.is_alive() for one in self.processes):
+            if self.signal_queue:
+                self.signal_queue.clear()
+                for one in self.processes:
+                    one.process.terminate()
+            time.sleep(0.1)
+
+
+def open_listeners(host: str, port: int) -> list[socket.socket]:
+    """Bind a socket for each address of ``host``; ``::`` takes IPv4 connections too.
+
+    Raises
+    ------
+    OSError : an address cannot be bound.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    listeners: list[socket.socket] = []
+    try:
+        for family, _, _, _, address in dict.fromkeys(found):
+            taken = listeners[0].getsockname()[1] if listeners and not port else port
+            listeners.append(
+                socket.create_server(
+                    (str(address[0]), taken),
+                    family=family,
+                    backlog=BACKLOG,
+                    dualstack_ipv6=address[0] == "::" and socket.has_dualstack_ipv6(),
+                )
+            )
+    except OSError:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners

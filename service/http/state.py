@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from model_store.feedback import FeedbackLog
 from service.encoding.cache import Cache
+from service.http.drain import Drain
 from service.observability.metrics import Telemetry
 from service.serving.created import CreatedGalleries
 from service.serving.registry import Galleries
 from service.serving.shadows import Shadows
-from service.serving.siblings import Siblings
 from service.serving.unknown import UnknownGroups
 from service.serving.writer import ItemWriter
 from service.settings import Settings
@@ -24,7 +25,8 @@ class State:
     ----------
     sandbox : what the kernel confines decoders by.
     shadows : bundles that are tried beside those that are served.
-    siblings : the processes of the service, of which this is one.
+    n_workers : returns how many processes answer.
+    drain : begun when the service is to end.
     unknown : groups of kept queries that matched nothing, as far as they are remembered.
     """
 
@@ -37,5 +39,6 @@ class State:
     feedback: FeedbackLog | None
     sandbox: tuple[str, ...]
     settings: Settings
-    siblings: Siblings
+    n_workers: Callable[[], int]
+    drain: Drain
     unknown: UnknownGroups = field(default_factory=UnknownGroups)

@@ -28,5 +28,4 @@
     shadow            a bundle that is tried on a share of the queries, for comparison alone
     shadows           those of all galleries: started, followed over restarts, ended
     metrics           gauges of a gallery
-    siblings          the processes of a service, as each knows of the others
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -121,9 +121,12 @@ class GalleryMetrics(Collector):
     Read on the event loop only, as `/metrics` does.
     """
 
-    def __init__(self, galleries: Galleries, cache: Cache) -> None:
+    def __init__(
+        self, galleries: Galleries, cache: Cache, n_workers: Callable[[], int] = lambda: 1
+    ) -> None:
         self._galleries = galleries
         self._cache = cache
+        self._n_workers = n_workers
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
         """The families, with nothing in them."""
@@ -170,7 +173,7 @@ class GalleryMetrics(Collector):
                 families["vouch_encoder_provider_share"].add_metric([name, provider], ran.share)
         n_open = len(self._galleries.engines()) - len(self._galleries.fixed())
         families["vouch_created_galleries_open"].add_metric([], n_open)
-        families["vouch_processes"].add_metric([], 1)
+        families["vouch_processes"].add_metric([], self._n_workers())
         families["vouch_cache_info"].add_metric([self._cache.state], 1)
         yield from families.values()
 

@@ -183,10 +183,15 @@ class Service(Process):
         """The process that encodes, the one started last."""
         return psutil.Process(self.logged("encoder started")[-1]["pid"])
 
+    def encoders(self) -> list[psutil.Process]:
+        """The processes that encode, one of each worker."""
+        children = psutil.Process(self.popen.pid).children(recursive=True)
+        return [child for child in children if "service.encoding.worker" in child.cmdline()]
+
     def members(self) -> list[psutil.Process]:
         """The processes that answer, where there are several."""
         children = psutil.Process(self.popen.pid).children()
-        return [child for child in children if "--member" in child.cmdline()]
+        return [child for child in children if "--multiprocessing-fork" in child.cmdline()]
 
     def decoders(self) -> list[psutil.Process]:
         """The processes that decode."""

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,6 +15,7 @@ from threading import Thread
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from tests.end_to_end.fronts import PROGRAMS, Front
 from tests.end_to_end.processes import Service
 from tests.end_to_end.test_generated_clients import run
 from tests.end_to_end.test_page_accessible import complaints
@@ -39,9 +41,21 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "unpacked" / "package"
 
 
-@pytest.fixture
-def shop(browser: Browser, built: Path, digits_bundle: Path, tmp_path: Path) -> Iterator[Page]:
-    """The example page of a shop, whose element asks a real service of another origin."""
+@pytest.fixture(params=["", "/vouch"])
+def shop(
+    browser: Browser,
+    built: Path,
+    digits_bundle: Path,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> Iterator[Page]:
+    """The example page of a shop, whose element asks a real service of another origin.
+
+    The second time it is below a path, by an nginx that removes the prefix.
+    """
+    prefix: str = request.param
+    if prefix and PROGRAMS["nginx"] is None:
+        pytest.skip("there is no nginx here")
     expect.set_options(timeout=20_000)
     site = tmp_path / "site"
     shutil.copytree(built, site)
@@ -50,10 +64,16 @@ def shop(browser: Browser, built: Path, digits_bundle: Path, tmp_path: Path) -> 
         origin = f"http://127.0.0.1:{server.server_port}"
         Thread(target=server.serve_forever, daemon=True).start()
         settings = {"VOUCH_CORS_ORIGINS": json.dumps([origin])}
-        with Service(digits_bundle, tmp_path / "log", settings) as service:
+        settings["VOUCH_TRUSTED_PROXIES"] = "127.0.0.1"
+        with ExitStack() as stack:
+            service = stack.enter_context(Service(digits_bundle, tmp_path / "log", settings))
             address = str(service.http.base_url).rstrip("/")
+            if prefix:
+                front = stack.enter_context(Front("stock nginx", [service.port], tmp_path))
+                address = front.url + prefix
+            asked = address.removesuffix(prefix)
             # What a careful shop allows: no inline style, no script but its own.
-            policy = f"default-src 'self'; connect-src {address}; img-src {address} blob:"
+            policy = f"default-src 'self'; connect-src {asked}; img-src {asked} blob:"
             example = site / "example" / "index.html"
             text = example.read_text(encoding="utf-8").replace("http://127.0.0.1:8080", address)
             meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'

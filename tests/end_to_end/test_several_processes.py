@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,20 @@ import psutil
 import pytest
 
 from model_store.bundles.directory import activate
-from service import trial
 from tests.end_to_end.keys import KeysFile, bearer
-from tests.end_to_end.load import Load, at_once
+from tests.end_to_end.load import Load
 from tests.end_to_end.processes import (
     TIMEOUT_S,
+    VOUCH_SERVE,
     Redis,
     Service,
+    environment,
     halted,
     refuses_connections,
     wait_until,
 )
 from tests.end_to_end.questions import content, search, unseen
-from tests.support.bundle_copies import copied
+from tests.support.bundle_copies import copied, flip_a_byte
 
 pytestmark = pytest.mark.process
 
@@ -58,7 +60,7 @@ def several(
         root = folder / "bundles"
         copied(digits_bundle, root / digits_bundle.name)
         activate(root, digits_bundle.name)
-        with Service(root, folder / "service.log", settings) as running:
+        with Service(root, folder / "service.log", settings, VOUCH_SERVE) as running:
             wait_until(lambda: answering(running) == N, running)
             yield running, key
 
@@ -109,10 +111,6 @@ def put(http: httpx2.Client, item_id: str, image: bytes, value: int) -> None:
     data = {"metadata": json.dumps({"value": value})}
     response = http.put(f"{GALLERY}/items/{item_id}", files={"image": ("i", image)}, data=data)
     assert response.status_code == 200, response.text
-
-
-def has_started_again(service: Service, n_before: int) -> bool:
-    return len(service.logged("encoder started")) > n_before
 
 
 class TestAsOne:
@@ -206,34 +204,12 @@ class TestItLosesProcesses:
         counted = service.metric("vouch_verdicts_total") - before
         assert len(load.asked) - len(lost) <= counted <= len(load.asked)
 
-    def test_an_encoder_that_is_killed_costs_one_answer_at_most(
-        self, service: Service, pictures: list[bytes]
-    ) -> None:
-        alone = [content(answer.json()) for answer in at_once(service, pictures, 1)]
-        with Load(service, pictures, 6, unseen) as load:
-            for _ in range(2):
-                n_starts = len(service.logged("encoder started"))
-                encoder = service.encoder()
-                encoder.suspend()  # so that it is killed at work
-                service.wait_for_requests(6)
-                encoder.kill()
-                wait_until(partial(has_started_again, service, n_starts), service)
-                load.wait_for_answers(12)
-        lost = [asked for asked in load.asked if asked.status != 200]
-        assert len(lost) <= 2
-        assert {asked.status for asked in lost} <= {503}
-        for asked in load.asked:
-            if asked.response is not None and asked.status == 200:
-                assert content(asked.response.json()) == alone[asked.number]
-        assert len(service.logged("encoder started")) == 3
-        assert answering(service) == N
-
     def test_told_to_end_it_answers_what_it_has_begun(
         self, service: Service, each: list[httpx2.Client], pictures: list[bytes]
     ) -> None:
         children = psutil.Process(service.popen.pid).children(recursive=True)
         with ThreadPoolExecutor(N) as callers:
-            with halted(service.encoder()):
+            with halted(*service.encoders()):
                 asked = [callers.submit(search, http, unseen(pictures[0])) for http in each]
                 wait_until(lambda: service.metric("vouch_requests_in_flight") == N, service)
                 service.send(signal.SIGTERM)
@@ -245,45 +221,49 @@ class TestItLosesProcesses:
         assert "Traceback" not in service.printed()
 
 
-def test_as_many_answer_as_were_found_to_pay(
-    digits_bundle: Path, tmp_path: Path, redis_server: Redis, pictures: list[bytes]
+def test_workers_end_when_their_parent_is_killed(
+    digits_bundle: Path, tmp_path: Path, redis_server: Redis
 ) -> None:
-    settings = {"VOUCH_PROCESSES": "auto", "VOUCH_REDIS_URL": redis_server.url}
-    with Service(digits_bundle, tmp_path / "service.log", settings) as running:
-        [chosen] = running.logged("processes chosen")
-        wait_until(lambda: answering(running) == chosen["processes"], running)
-        assert running.answer(pictures[0])["results"]
-        # Whoever tried it out was nobody's caller.
-        assert running.metric("vouch_batch_size_sum") < trial.N_QUERIES
-        assert len(running.logged("serving")) == 1
-
-
-def encoders_of(member: psutil.Process) -> list[psutil.Process]:
-    return [one for one in member.children() if "service.encoding.worker" in one.cmdline()]
-
-
-def test_each_may_have_an_encoder_which_no_other_waits_for(
-    digits_bundle: Path, tmp_path: Path, redis_server: Redis, alone: Service, pictures: list[bytes]
-) -> None:
-    settings = {
-        "VOUCH_PROCESSES": str(N),
-        "VOUCH_ENCODERS": "each",
-        "VOUCH_REDIS_URL": redis_server.url,
-    }
-    with Service(digits_bundle, tmp_path / "service.log", settings) as running:
+    settings = {"VOUCH_PROCESSES": str(N), "VOUCH_REDIS_URL": redis_server.url}
+    log = tmp_path / "service.log"
+    with Service(digits_bundle, log, settings, VOUCH_SERVE) as running:
         wait_until(lambda: answering(running) == N, running)
         members = running.members()
-        [[encoder], [other]] = [encoders_of(member) for member in members]
-        with ExitStack() as stack:
-            asking = [client_of(running, member, stack) for member in members]
-            for image in pictures[:3]:
-                wanted = content(alone.answer(image))
-                for http in asking:
-                    assert content(search(http, unseen(image)).json()) == wanted
-            with halted(encoder):
-                assert search(asking[1], unseen(pictures[0])).status_code == 200
-            encoder.kill()
-            wait_until(partial(has_started_again, running, N), running)
-            assert search(asking[0], unseen(pictures[0])).status_code == 200
-        assert other.is_running()
-        assert running.metric("vouch_processes") == N
+        children = psutil.Process(running.popen.pid).children(recursive=True)
+        assert len(members) == N
+        running.kill()
+        _, left = psutil.wait_procs(children, timeout=TIMEOUT_S)
+        assert left == []
+
+
+def test_second_signal_ends_workers_that_drain(
+    digits_bundle: Path, tmp_path: Path, redis_server: Redis
+) -> None:
+    settings = {"VOUCH_PROCESSES": str(N), "VOUCH_REDIS_URL": redis_server.url}
+    settings["VOUCH_DRAIN_S"] = "600"
+    with Service(digits_bundle, tmp_path / "service.log", settings, VOUCH_SERVE) as running:
+        wait_until(lambda: answering(running) == N, running)
+        running.send(signal.SIGTERM)
+        wait_until(lambda: running.http.get("/readyz").status_code == 503, running)
+        assert running.http.get("/livez").headers["connection"] == "close"
+        running.send(signal.SIGTERM)
+        assert running.popen.wait(TIMEOUT_S) == 0
+
+
+def test_workers_that_cannot_serve_end_the_service(
+    digits_bundle: Path, tmp_path: Path, redis_server: Redis
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(digits_bundle, copy)
+    flip_a_byte(copy / "gallery.faiss")
+    done = subprocess.run(
+        [*VOUCH_SERVE, "--bundle", str(copy), "--port", "0", "--processes", str(N)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+        env=environment({"VOUCH_REDIS_URL": redis_server.url}),
+    )
+    assert done.returncode == 1
+    assert "gallery.faiss differs from its manifest" in done.stderr
+    assert "Traceback" not in done.stderr

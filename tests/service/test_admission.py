@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from model_store.deadline import wanted_until
 from model_store.errors import DeadlineExceeded, Overloaded
 from service.http.admission import Admission, ClientGone
 from service.observability.metrics import Telemetry
@@ -123,14 +125,47 @@ async def test_what_takes_too_long_is_given_up() -> None:
     await serve(Connection())  # its place is free again
 
 
-async def test_a_slow_upload_counts_too() -> None:
-    class NeverSent(Connection):
-        async def receive(self) -> Message:
-            await asyncio.sleep(60)
-            raise AssertionError("waited for")
+class Uploading(Connection):
+    """A client that sends three pieces, each after a while."""
+
+    def __init__(self, every_s: float) -> None:
+        super().__init__()
+        self._every_s, self._n_left = every_s, 3
+
+    async def receive(self) -> Message:
+        if not self._n_left:
+            return await super().receive()
+        await asyncio.sleep(self._every_s)
+        self._n_left -= 1
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+
+async def read_all(receive: Receive) -> None:
+    while (await receive()).get("more_body"):
+        pass
+
+
+async def test_deadline_begins_when_the_body_is_there() -> None:
+    until: list[float] = []
+
+    async def reads(scope: Scope, receive: Receive, send: Send) -> None:
+        await read_all(receive)
+        until.append(wanted_until.get() - time.monotonic())
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    await serving(reads, deadline_s=0.2)(Uploading(every_s=0.1))
+    assert 0.15 < until[0] <= 0.2
+
+
+@pytest.mark.parametrize("reads_first", [True, False])
+async def test_deadline_holds_after_and_without_the_body(reads_first: bool) -> None:
+    async def waits(scope: Scope, receive: Receive, send: Send) -> None:
+        if reads_first:
+            await read_all(receive)
+        await asyncio.sleep(60)
 
     with pytest.raises(DeadlineExceeded):
-        await serving(Endpoint(), deadline_s=0.05)(NeverSent())
+        await serving(waits, deadline_s=0.05)(Uploading(every_s=0.01))
 
 
 async def test_a_client_that_leaves_takes_its_work_along() -> None:

@@ -438,27 +438,29 @@ class TestTurnsWhileNothingElseIsComputed:
 
 
 @pytest.mark.parametrize(
-    ("provider", "n_processors", "own", "alone"),
+    ("provider", "n_processors", "alone"),
     [
-        ("CPUExecutionProvider", 1, 0, True),
-        ("CPUExecutionProvider", 2, 0, False),
-        ("CPUExecutionProvider", 2, 1, True),
-        ("CUDAExecutionProvider", 1, 0, False),
-        ("CUDAExecutionProvider", 2, 1, False),
+        ("CPUExecutionProvider", 1, True),
+        ("CPUExecutionProvider", 2, False),
+        ("CUDAExecutionProvider", 1, False),
+        ("CUDAExecutionProvider", 2, False),
     ],
 )
 def test_an_encoder_is_best_alone_on_an_only_processor(
-    provider: str, n_processors: int, own: int, alone: bool, monkeypatch: pytest.MonkeyPatch
+    provider: str, n_processors: int, alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder = FakeEncoder(side=SIDE)
     encoder.provider = provider
     monkeypatch.setattr("service.encoding.queues.usable_processors", lambda: n_processors)
-    assert measured(encoder, BatchLimits(n_processors=own)).alone == alone
+    assert measured(encoder, BatchLimits()).alone == alone
 
 
 @pytest.mark.parametrize("n_processors", [1, 2])
-def test_measured_of_images_larger_than_a_batch_is_one_image(n_processors: int) -> None:
-    limits = BatchLimits(max_batch=8, max_pixels=SIDE * SIDE - 1, n_processors=n_processors)
+def test_measured_of_images_larger_than_a_batch_is_one_image(
+    n_processors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.encoding.queues.usable_processors", lambda: n_processors)
+    limits = BatchLimits(max_batch=8, max_pixels=SIDE * SIDE - 1)
     found = measured(FakeEncoder(side=SIDE), limits)
     assert (found.size, found.turn) == (1, 1)
 

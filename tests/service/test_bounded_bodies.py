@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 import pytest
 from starlette.types import Message, Receive, Scope
 
-from model_store.errors import ImageTooLarge
+from model_store.errors import ImageTooLarge, UploadTooSlow
 from service.fair_share import caller
 from service.http import limits
 from service.http.bounded_bodies import BoundedBodies
@@ -141,3 +141,57 @@ async def test_one_that_says_itself_that_it_is_too_large_is_refused(bodies: Boun
     with pytest.raises(ImageTooLarge, match="451 bytes"):
         async with bodies.taken_in(scope_of(IMAGE + 1), bytes_of(1)):
             pass
+
+
+def trickle(n_bytes: int, every_s: float) -> Receive:
+    """Receive the bytes of a body one by one, the first at once."""
+    left = n_bytes
+
+    async def receive() -> Message:
+        nonlocal left
+        if left < n_bytes:
+            await asyncio.sleep(every_s)
+        left -= 1
+        return {"type": "http.request", "body": b"x", "more_body": left > 0}
+
+    return receive
+
+
+@pytest.mark.parametrize(("rate", "is_refused"), [(0.001, False), (5_000, True)])
+async def test_upload_below_the_least_rate_is_refused(
+    monkeypatch: pytest.MonkeyPatch, rate: float, is_refused: bool
+) -> None:
+    monkeypatch.setattr(limits, "UPLOAD_GRACE_S", 0.05)
+    async with BoundedBodies(IMAGE, IMAGE, rate).taken_in(
+        scope_of(50), trickle(50, 0.004)
+    ) as receive:
+        refused = pytest.raises(UploadTooSlow, match="5,000 a second")
+        with refused if is_refused else nullcontext():
+            while (await receive())["more_body"]:
+                pass
+
+
+async def test_time_in_which_the_service_does_not_read_is_not_the_clients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "UPLOAD_GRACE_S", 0.05)
+    async with BoundedBodies(IMAGE, IMAGE, 5_000).taken_in(scope_of(3), trickle(3, 0)) as receive:
+        for _ in range(3):
+            await asyncio.sleep(0.05)
+            await receive()
+
+
+async def test_client_that_sent_all_may_wait_for_its_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "UPLOAD_GRACE_S", 0.02)
+    async with BoundedBodies(IMAGE, IMAGE, 1e9).taken_in(scope_of(1), trickle(1, 0)) as receive:
+        await receive()
+        with pytest.raises(TimeoutError):  # not UploadTooSlow
+            await asyncio.wait_for(receive_of_one_that_stays(receive), 0.1)
+
+
+async def receive_of_one_that_stays(receive: Receive) -> Message:
+    while True:
+        await receive()
+        await asyncio.sleep(0.01)

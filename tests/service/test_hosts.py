@@ -62,14 +62,14 @@ def test_which_names_are_its_own(
 ) -> None:
     client = start(**settings)
     for name in OWN + names:
-        assert client.get("/livez", headers={"Host": name}).status_code == 200, name
+        assert client.get("/docs", headers={"Host": name}).status_code == 200, name
     for name in set(FOREIGN) - set(names):
-        assert client.get("/livez", headers={"Host": name}).status_code == 421, name
+        assert client.get("/docs", headers={"Host": name}).status_code == 421, name
 
 
 def test_a_name_below_is_meant_and_not_the_name_itself(start: StartClient) -> None:
     client = start(allowed_hosts=("*.own.example",))
-    assert client.get("/livez", headers={"Host": "own.example"}).status_code == 421
+    assert client.get("/docs", headers={"Host": "own.example"}).status_code == 421
 
 
 def test_who_has_a_key_may_call_it_what_they_like(start: StartClient, keys_file: KeysFile) -> None:
@@ -111,3 +111,12 @@ def test_a_slash_too_many_is_sent_on_within_the_host(start: StartClient) -> None
     answered = client.get("/v1/galleries/?x=1", headers={"Host": EVIL}, follow_redirects=False)
     assert answered.status_code == 307
     assert answered.headers["location"] == "/v1/galleries?x=1"
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz"])
+def test_probes_by_address_are_answered(start: StartClient, path: str) -> None:
+    client = start(allowed_hosts=("search.example",))
+    asked = {"Host": "10.1.2.3:8080"}
+    assert client.get(path, headers=asked).status_code == 200
+    for other in ("/v1/galleries", "/metrics", f"{path}/"):
+        assert client.get(other, headers=asked).status_code == 421

@@ -18,7 +18,7 @@ from service.command_line import read_command_line
 from service.encoding.process import EncoderProcess
 from service.encoding.shared import SharedEncoders
 from service.settings import Settings, settings_in_groups
-from service.start import _doors, open_bundles, open_served
+from service.start import _listeners, open_bundles, open_served
 from tests.support.help_pages import readable
 
 
@@ -107,7 +107,7 @@ def test_who_starts_a_service_whose_gallery_does_not_answer_is_told_the_reason(
     def serve(*_: object) -> None:
         raise GalleryUnavailable("Milvus does not answer.") from cause
 
-    monkeypatch.setattr("service.start._serve", serve)
+    monkeypatch.setattr("service.start._open_app", serve)
     assert refusal(capsys) == f"Milvus does not answer.{said}"
 
 
@@ -216,7 +216,7 @@ def test_ctrl_c_before_it_answers_is_one_line(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("service.start._serve", interrupted)
+    monkeypatch.setattr("service.start._open_app", interrupted)
     with pytest.raises(SystemExit) as ended:
         main([])
     assert ended.value.code == 130
@@ -231,10 +231,10 @@ def test_address_that_is_in_use_is_tried_again(
         settings = Settings(port=held.getsockname()[1])
         monkeypatch.setattr("service.start.IN_USE_S", 0.3)
         with pytest.raises(SystemExit):
-            _doors(settings)
+            _listeners(settings)
         assert "address already in use" in capsys.readouterr().err
         monkeypatch.setattr("service.start.IN_USE_S", 60.0)
         threading.Timer(0.3, held.close).start()
-        for door in _doors(settings):
+        for door in _listeners(settings):
             assert door.getsockname()[1] == settings.port
             door.close()

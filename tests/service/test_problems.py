@@ -104,6 +104,7 @@ STATUSES = {
     "Overloaded": 503,
     "NotReady": 503,
     "DeadlineExceeded": 504,
+    "UploadTooSlow": 408,
     "EncoderStopped": 503,
     "EncodingFailed": 500,
     "BundleTampered": 503,

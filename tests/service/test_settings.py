@@ -41,10 +41,13 @@ FROM_ENVIRONMENT = [
     ("pad_batches", "true", True),
     ("cuda_graphs", "true", True),
     ("processes", "3", 3),
-    ("encoders", "each", "each"),
     ("max_in_flight", "9", 9),
     ("deadline_s", "2.5", 2.5),
     ("max_connections", "50", 50),
+    ("keep_alive_s", "620", 620),
+    ("drain_s", "5", 5.0),
+    ("min_upload_bytes_per_s", "1000", 1000.0),
+    ("root_path", "/vouch/", "/vouch"),
     ("tls_cert", "/srv/cert.pem", Path("/srv/cert.pem")),
     ("tls_key", "/srv/key.pem", Path("/srv/key.pem")),
     ("trusted_proxies", "10.0.0.7, 10.1.0.0/16", ("10.0.0.7", "10.1.0.0/16")),
@@ -261,28 +264,22 @@ def test_an_address_that_could_lead_elsewhere_is_refused(
         Settings()
 
 
-def test_limits_are_shared_out_among_processes() -> None:
-    whole = Settings(processes=4, workers=6, decoders=3, max_in_flight=66, max_connections=4)
-    parts = [whole.part(which, 4) for which in range(4)]
-    assert [part.workers for part in parts] == [2, 2, 1, 1]
-    assert [part.decoders for part in parts] == [1, 1, 1, 1]  # at least one
-    assert [part.max_in_flight for part in parts] == [17, 17, 16, 16]
-    assert [part.max_connections for part in parts] == [1, 1, 1, 1]
-    assert [part.recalibrate for part in parts] == [True, False, False, False]
-    assert {part.max_image_bytes for part in parts} == {whole.max_image_bytes}
-    assert Settings(decoders=0).part(0, 2).decoders == 0
-    assert Settings().part(0, 1) == Settings()
-
-
-@pytest.mark.parametrize(
-    ("n", "threads", "wanted"),
-    [(2, 0, (2, 2)), (4, 0, (1, 1)), (8, 0, (1, 1)), (2, 1, (1, 2)), (2, 8, (2, 2))],
-)
-def test_encoders_of_their_own_share_the_processors(
-    n: int, threads: int, wanted: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+def test_port_of_a_kubernetes_service_link_is_ignored(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("service.settings.usable_processors", lambda: 4)
-    part = Settings(encoders="each", encoder_threads=threads).part(n - 1, n)
-    assert (part.encoder_threads, part.own_processors) == wanted
-    shared = Settings(encoder_threads=threads).part(n - 1, n)
-    assert (shared.encoder_threads, shared.own_processors) == (threads, 0)
+    for name, value in {
+        "VOUCH_PORT": "tcp://10.96.12.7:8080",
+        "VOUCH_SERVICE_HOST": "10.96.12.7",
+        "VOUCH_SERVICE_PORT": "8080",
+        "VOUCH_PORT_8080_TCP": "tcp://10.96.12.7:8080",
+        "VOUCH_PORT_8080_TCP_ADDR": "10.96.12.7",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert Settings().port == 8080
+    assert "enableServiceLinks" in caplog.text
+
+
+@pytest.mark.parametrize("value", ["http", "80a", "tcp:", "-1"])
+def test_port_that_is_none_is_refused(value: str) -> None:
+    with pytest.raises(ValidationError):
+        Settings(port=value)

@@ -9,10 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle, open_bundle
-from model_store.processors import usable_processors
 from service.encoding.process import EncoderProcess
-from service.settings import Settings
-from service.trial import useful_processes
 from tests.service.conftest import StartClient
 from tests.support.vector_galleries import DIM, clusters, index_vectors, write_items
 
@@ -40,10 +37,6 @@ def vectors_bundle(root: Path) -> Bundle:
 @pytest.fixture
 def client(start: StartClient, vectors_bundle: Bundle) -> TestClient:
     return start(vectors_bundle)
-
-
-def test_vectors_need_no_encoder_and_keep_all_processors_busy(vectors_bundle: Bundle) -> None:
-    assert useful_processes(Settings(), vectors_bundle) == usable_processors()
 
 
 def test_it_is_searched_with_vectors(client: TestClient) -> None:

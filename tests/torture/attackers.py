@@ -40,6 +40,7 @@ ATTACKERS = {
     "histories": Attacker(galleries.attack_histories, "operations, 2 replicas", 5),
     "killed while written to": Attacker(galleries.attack_writes, "kills", 1.5),
     "slow and endless": Attacker(health.attack, "requests", 4),
+    "crowds before the proxy": Attacker(health.attack_proxy, "requests", 4),
     "held connections": Attacker(memory.attack, "connections", 2),
     "floods of one caller": Attacker(flooded.attack, "searches of another", 1.5),
     "nonsense for Redis": Attacker(nonsense_redis.attack, "requests", 1.5),

@@ -12,13 +12,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 
+from tests.end_to_end.fronts import Front
 from tests.end_to_end.processes import TIMEOUT_S, Service
 from tests.torture.outcome import Outcome, Place
-from tests.torture.worst_requests import KINDS
+from tests.torture.worst_requests import CROWDS, OTHERS
 
 HERE = Path(__file__).parent
 
@@ -67,19 +69,38 @@ def _run_and_waited(service: Service) -> tuple[int, int]:
     return int(told[0]), int(told[1])
 
 
-def _under(kind: str, service: Service, seconds: float) -> dict[str, float]:
+def attack_proxy(place: Place, seconds: float, seed: int) -> Outcome:
+    """Crowd the shipped HAProxy, and see how long `/livez` of the service behind it takes."""
+    return attack(place, seconds, seed, CROWDS, "shipped HAProxy")
+
+
+async def _until_ready(port: int) -> None:
+    """Wait until the proxy has seen that the service is ready."""
+    until = time.monotonic() + TIMEOUT_S
+    while True:
+        try:
+            await _probe(port)
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            await asyncio.sleep(0.1)
+        else:
+            return
+
+
+def _under(kind: str, service: Service, port: int, seconds: float) -> dict[str, float]:
     """What probes took under an attack, and how many requests that was."""
     command = [
         sys.executable,
         str(HERE / "worst_requests.py"),
-        str(service.port),
+        str(port),
         kind,
         f"{seconds + 1}",
     ]
     attacker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     time.sleep(1)
     ran_before, waited_before = _run_and_waited(service)
-    took = asyncio.run(_probes(service.port, seconds))
+    took = asyncio.run(_probes(port, seconds))
     ran, waited = _run_and_waited(service)
     said, _ = attacker.communicate(timeout=TIMEOUT_S)
     service.require_running()
@@ -103,13 +124,31 @@ def is_late(found: Mapping[str, float], most_s: float) -> bool:
     return slowed_down < MOST_SLOWED_DOWN and found["p99_s"] > most_s * slowed_down
 
 
-def attack(place: Place, seconds: float, seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Outcome:
-    """Send requests of one kind after the other, and see how long `/livez` takes meanwhile."""
+def attack(
+    place: Place,
+    seconds: float,
+    seed: int,
+    kinds: Sequence[str] = OTHERS,
+    front: str | None = None,
+) -> Outcome:
+    """Send requests of one kind after the other, and see how long `/livez` takes meanwhile.
+
+    Parameters
+    ----------
+    front : name of a proxy in front of the service, of `tests.end_to_end.fronts`.
+    """
     outcome = Outcome()
     for_each = max(SHORTEST_S, seconds / len(kinds) - 1)
-    with Service(place.bundle, place.folder / "service.log") as service:
+    settings = {"VOUCH_TRUSTED_PROXIES": "127.0.0.1", "VOUCH_ANONYMOUS": "true"} if front else {}
+    with ExitStack() as stack:
+        log = place.folder / "service.log"
+        service = stack.enter_context(Service(place.bundle, log, settings))
+        port = service.port
+        if front is not None:
+            port = stack.enter_context(Front(front, [port], place.folder)).port
+            asyncio.run(_until_ready(port))
         for kind in np.random.default_rng(seed).permutation(kinds).tolist():
-            found = _under(kind, service, for_each)
+            found = _under(kind, service, port, for_each)
             outcome.n += int(found["requests"])
             outcome.figures[kind] = found
             if found["unanswered"]:

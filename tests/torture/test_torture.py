@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Error
 
 from tests.end_to_end.browsers import installed
+from tests.end_to_end.fronts import PROGRAMS
 from tests.torture import health, memory, rebinding
 from tests.torture.attackers import ATTACKERS
-from tests.torture.outcome import Place
+from tests.torture.outcome import Outcome, Place
 
 pytestmark = pytest.mark.process
 
@@ -23,7 +25,8 @@ ELSEWHERE = {
 }
 """Attackers of which other tests are a short run."""
 
-KINDS = ("heads held", "descriptions at once", "tiny chunks", "punycode")
+KINDS = ("tiny chunks", "punycode")
+CROWDS = ("heads held", "pipelines at once", "bodies held")
 MOST_OF_FEW_PROBES_S = 1.0
 """It was 4 s where all requests that came at once were begun at once."""
 
@@ -56,8 +59,17 @@ def test_nothing_that_is_promised_is_violated(place: Place, name: str) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it takes /proc and a second loopback address")
 def test_health_is_answered_under_the_worst_requests(place: Place) -> None:
-    outcome = health.attack(place, 0, 0, KINDS)
-    assert set(outcome.figures) == set(KINDS)
+    check_health(health.attack(place, 0, 0, KINDS), KINDS)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it takes /proc and a second loopback address")
+@pytest.mark.skipif(PROGRAMS["haproxy"] is None, reason="there is no haproxy here")
+def test_health_is_answered_behind_the_shipped_proxy_in_a_crowd(place: Place) -> None:
+    check_health(health.attack(place, 0, 0, CROWDS, "shipped HAProxy"), CROWDS)
+
+
+def check_health(outcome: Outcome, kinds: Sequence[str]) -> None:
+    assert set(outcome.figures) == set(kinds)
     for kind, found in outcome.figures.items():
         assert found["requests"] > 0, kind
         assert found["unanswered"] == 0, kind
@@ -96,7 +108,7 @@ class TestAPageOfAnotherHost:
 
 
 def test_every_attacker_has_a_short_run() -> None:
-    here = {"slow and endless", "held connections", "rebinding"}
+    here = {"slow and endless", "crowds before the proxy", "held connections", "rebinding"}
     assert set(ATTACKERS) == {*HIT, *here, *ELSEWHERE}
     tests = Path(__file__).parents[1]
     assert all((tests / file).is_file() for file in ELSEWHERE.values())

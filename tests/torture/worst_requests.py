@@ -231,6 +231,13 @@ KINDS: dict[str, Kind] = {
 }
 
 
+CROWDS = [kind for kind in KINDS if kind.endswith((" at once", " held", " trickling"))]
+CROWDS.append("connections")
+"""Kinds of very many connections, from which the proxy in front protects other clients."""
+
+OTHERS = [kind for kind in KINDS if kind not in CROWDS]
+
+
 def main() -> None:
     """Attack; print how many requests were begun."""
     port, kind, seconds = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])

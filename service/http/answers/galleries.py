@@ -16,6 +16,7 @@ from model_store.feedback import FeedbackSummary
 from model_store.verdicts import Order
 from service import schemas
 from service.http.answers.bundles import bundle_state, encoder_state
+from service.http.answers.items import gallery_url
 from service.serving.audit import Audit
 from service.serving.created import Listed
 from service.serving.lease import Lease
@@ -64,7 +65,7 @@ def gallery_detail(
                 id=sample.id,
                 caption=sample.caption,
                 belongs=sample.belongs,
-                image_url=f"/v1/galleries/{quote(bundle.name)}/samples/{quote(sample.id)}",
+                image_url=f"{gallery_url(bundle)}/samples/{quote(sample.id)}",
             )
             for sample in manifest.samples
         ],

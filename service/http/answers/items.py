@@ -8,6 +8,7 @@ from urllib.parse import quote
 from model_store.bundles.bundle import Bundle
 from model_store.gallery import Item
 from service import schemas
+from service.access.proxies import root_path
 from service.http.cursors import ItemsCursor, write
 from service.serving.lease import Lease
 from service.serving.queries import Page
@@ -40,11 +41,16 @@ def item_list(lease: Lease, page: Page) -> schemas.ItemList:
     )
 
 
+def gallery_url(bundle: Bundle) -> str:
+    """Return the path of a gallery, as the client reaches it."""
+    return f"{root_path.get()}/v1/galleries/{_quoted(bundle.name)}"
+
+
 def thumbnail_url(bundle: Bundle, item_id: str) -> str | None:
     """Return the path of an item's picture; None in a gallery of vectors, which has none."""
     if not bundle.retriever.encoder.metadata.takes_images:
         return None
-    return f"/v1/galleries/{_quoted(bundle.name)}/items/{_quoted(item_id)}/thumbnail"
+    return f"{gallery_url(bundle)}/items/{_quoted(item_id)}/thumbnail"
 
 
 def preview_url(bundle: Bundle, item_id: str) -> str | None:

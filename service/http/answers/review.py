@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from urllib.parse import quote
 
 from model_store.bundles.bundle import Bundle
 from model_store.feedback import Case, CaseReason, CaseState, Leased
 from service import schemas
-from service.http.answers.items import thumbnail_url
+from service.http.answers.items import gallery_url, thumbnail_url
 from service.serving.reviewing import ReviewTerms
 
 
@@ -46,7 +45,7 @@ def image_url(bundle: Bundle, case: Case | None) -> str | None:
     """Return the path of the image of a query; None where it has no case, or none is kept."""
     if case is None or case.media_type is None:
         return None
-    return f"/v1/galleries/{quote(bundle.name, safe='')}/review/{case.query_id}/image"
+    return f"{gallery_url(bundle)}/review/{case.query_id}/image"
 
 
 def case_list(bundle: Bundle, found: Sequence[Case], limit: int) -> schemas.CaseList:

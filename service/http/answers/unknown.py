@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from urllib.parse import quote
 
 from model_store.bundles.bundle import Bundle
 from model_store.feedback import Case
 from model_store.gallery import Receipt
 from service import schemas
+from service.http.answers.items import gallery_url
 from service.serving.unknown import NamedGroup, UnknownQueries
 
 
@@ -52,7 +52,7 @@ def _group(
     for row, probability in zip(group.rows, group.probabilities, strict=True):
         name = queries.query_ids[row]
         case = cases.get(name)
-        image = f"/v1/galleries/{quote(bundle.name, safe='')}/review/{name}/image"
+        image = f"{gallery_url(bundle)}/review/{name}/image"
         members.append(
             schemas.UnknownMember(
                 query_id=name,

@@ -17,8 +17,12 @@ export function connect(url) {
   [service, connected] = [href, true];
 }
 
-/** The whole address of what the service calls `path`. */
-export const address = (path) => new URL(path, service).href;
+/** The whole address of what the service calls `path`, with or without the service's own prefix. */
+export function address(path) {
+  const prefix = new URL(service).pathname.replace(/\/+$/, "");
+  const lacks = path.startsWith("/") && !path.startsWith(`${prefix}/`);
+  return new URL(lacks ? prefix + path : path, service).href;
+}
 
 let kept = null; // where the browser keeps nothing, such as in a frame
 

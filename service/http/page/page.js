@@ -1,5 +1,6 @@
 // The page itself: what is around its search.
 
+import { connect } from "./api.js";
 import { el } from "./elements.js";
 import { LANGUAGES, language, speak, t, translate } from "./language.js";
 import { Search } from "./search.js";
@@ -7,8 +8,9 @@ import { Search } from "./search.js";
 // Of what is not seen at first; linked in the document they would keep its first sight waiting.
 const LATE = ["batch/batch", "believe/believe", "browse/browse", "filters/filters", "look/look"];
 
+connect(new URL("..", import.meta.url).href); // the service may be below a path prefix
 document.head.append(...LATE.map((name) =>
-  el("link", { rel: "stylesheet", href: `/page/${name}.css` })));
+  el("link", { rel: "stylesheet", href: new URL(`${name}.css`, import.meta.url).href })));
 document.documentElement.lang = language;
 const chosen = document.getElementById("language");
 chosen.replaceChildren(...Object.entries(LANGUAGES).map(([tag, name]) =>

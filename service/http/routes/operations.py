@@ -29,10 +29,12 @@ async def readyz(state: StateOf) -> schemas.Ready:
 
     And finds whatever was acknowledged by any service on the same directory of bundles.
     """
+    if state.drain.begun:
+        raise NotReady("The service is ending, and takes no new clients. Ask another replica.")
     await state.galleries.require_current()
     state.galleries.require_ready()
     await state.cache.get("readyz")  # its state is that of the last attempt: make one
-    return answers.ready(state.galleries, state.cache.state, state.sandbox, state.siblings.n)
+    return answers.ready(state.galleries, state.cache.state, state.sandbox, state.n_workers())
 
 
 @router.get(

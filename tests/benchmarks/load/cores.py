@@ -25,7 +25,6 @@ N_ROUNDS = 3
 N_CLIENTS = 32
 SECONDS = 4.0
 SETTINGS = {"VOUCH_ENCODER_THREADS": "", "VOUCH_CANARY_PERIOD_S": "3600"}
-EACH = {"VOUCH_PROCESSES": "auto", "VOUCH_ENCODERS": "each"}
 
 
 def measure(
@@ -34,7 +33,7 @@ def measure(
     """Answers a second with two cores over those with one, small photographs and 12 megapixels.
 
     Once with the default settings, and once (``…_each``) as a service uses cores that has a Redis:
-    by as many processes, each with an encoder of its own.
+    by as many workers.
 
     The clients run on the same cores as the service, so that either pays for them alike. So do all
     others on this machine: what they take of the cores is left out, as if the service had had
@@ -44,11 +43,12 @@ def measure(
     found = {"cores_2_over_1_bound": _bound(first, second)}
     command = [sys.executable, "-m", "service", "--bundle", str(bundles)]
     with TemporaryDirectory() as folder, Redis(Path(folder) / "redis.log") as redis:
-        each = {**SETTINGS, **EACH, "VOUCH_REDIS_URL": redis.url}
-        for suffix, settings in (("", SETTINGS), ("_each", each)):
+        shared = {**SETTINGS, "VOUCH_REDIS_URL": redis.url}
+        each = {**shared, "VOUCH_PROCESSES": "2"}
+        for suffix, settings, both in (("", SETTINGS, SETTINGS), ("_each", shared, each)):
             with (
                 server(command, first, "/readyz", settings) as one,
-                server(command, f"{first},{second}", "/readyz", settings) as two,
+                server(command, f"{first},{second}", "/readyz", both) as two,
             ):
                 _until_all_answer(two, 2 if suffix else 1)
                 for size in ("small", "phone"):

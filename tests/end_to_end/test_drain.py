@@ -1,0 +1,87 @@
+"""The end of a service behind a load balancer, and the health check of its container."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.processes import (
+    TIMEOUT_S,
+    VOUCH_SERVE,
+    Service,
+    environment,
+    refuses_connections,
+    wait_until,
+)
+from tests.service.test_connections import write_certificate
+
+
+def test_service_drains_before_it_ends(
+    digits_bundle: Path, tmp_path: Path, belonging: list[bytes]
+) -> None:
+    settings = {"VOUCH_DRAIN_S": "1.5"}
+    with Service(digits_bundle, tmp_path / "log", settings) as service:
+        assert "connection" not in service.http.get("/livez").headers
+        service.send(signal.SIGTERM)
+        began = time.monotonic()
+        wait_until(lambda: service.http.get("/readyz").status_code == 503, service)
+        while time.monotonic() < began + 1:  # new connections, and the one that was kept
+            answer = service.ask(belonging[0])
+            assert answer.status_code == 200
+            assert answer.headers["connection"] == "close"
+            assert service.http.get("/livez").status_code == 200
+        wait_until(lambda: refuses_connections(service.port), service)
+        assert time.monotonic() - began > 1.5
+        assert service.popen.wait(TIMEOUT_S) == 0
+        assert "Traceback" not in service.printed()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_second_signal_ends_the_service_at_once(
+    digits_bundle: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    settings = {"VOUCH_DRAIN_S": "600"}
+    with Service(digits_bundle, tmp_path / "log", settings) as service:
+        service.send(number)
+        wait_until(lambda: service.http.get("/readyz").status_code == 503, service)
+        service.send(number)
+        began = time.monotonic()
+        assert service.popen.wait(TIMEOUT_S) == 0
+        assert time.monotonic() - began < 5
+
+
+def health(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*VOUCH_SERVE, "--check-health", *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+        env=environment(variables),
+    )
+
+
+def test_health_check_asks_by_the_services_own_settings(
+    digits_bundle: Path, tmp_path: Path
+) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    write_certificate(cert, key)
+    tls = {"VOUCH_TLS_CERT": str(cert), "VOUCH_TLS_KEY": str(key)}
+    hardened = {"VOUCH_ALLOWED_HOSTS": "search.example", "VOUCH_ROOT_PATH": "/vouch"}
+    with Service(digits_bundle, tmp_path / "log", hardened) as service:
+        port = str(service.port)
+        assert health("--port", port).returncode == 0
+        assert health(VOUCH_PORT=port).returncode == 0
+        wrong = health(VOUCH_PORT=port, **tls)
+        assert (wrong.returncode, wrong.stdout) == (1, "")
+        assert "does not answer" in wrong.stderr
+        service.send(signal.SIGSTOP)
+        try:
+            assert health(VOUCH_PORT=port).returncode == 1
+        finally:
+            service.send(signal.SIGCONT)
+    assert health(VOUCH_PORT=port).returncode == 1

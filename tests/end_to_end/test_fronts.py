@@ -1,0 +1,173 @@
+"""A service behind nginx and HAProxy: refusals arrive, a lost replica costs no search."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx2
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.end_to_end.fronts import FRONTS, PROGRAMS, Front
+from tests.end_to_end.keys import KeysFile, bearer
+from tests.end_to_end.processes import TIMEOUT_S, Service, wait_until
+from tests.end_to_end.questions import unseen
+
+SEARCH = "/v1/galleries/digits/search"
+FORM = {"Content-Type": "multipart/form-data; boundary=x"}
+N_TRIES = 10
+
+pytestmark = pytest.mark.skipif(None in PROGRAMS.values(), reason="needs nginx and haproxy")
+
+
+@pytest.fixture(scope="module")
+def behind(digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service that trusts proxies on this machine."""
+    folder = tmp_path_factory.mktemp("behind")
+    keys = KeysFile(folder / "keys.json")
+    settings = {
+        "VOUCH_TRUSTED_PROXIES": "127.0.0.1",
+        "VOUCH_KEYS": str(keys.path),
+        "VOUCH_MAX_IN_FLIGHT": "1",
+    }
+    secret = keys.make("admin")
+    with Service(digits_bundle, folder / "log", settings) as service:
+        service.http.headers |= bearer(secret)
+        yield service
+
+
+@pytest.fixture(params=FRONTS)
+def front(behind: Service, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Front]:
+    """A proxy in front of it, which has seen that it is ready."""
+    with Front(request.param, [behind.port], tmp_path) as running:
+        with httpx2.Client(base_url=running.url, trust_env=False) as client:
+            wait_until(lambda: client.get("/readyz").status_code == 200, running)
+        yield running
+
+
+def upload(size: int) -> Iterator[bytes]:
+    """A body in pieces, of which a client sends all before it reads the answer."""
+    for _ in range(size // 2**18):
+        yield os.urandom(2**18)
+
+
+def test_refusals_of_uploads_reach_the_client(front: Front, behind: Service) -> None:
+    """Of 413, 415, 404 and 401, while the rest of an upload is still to come."""
+    key = {"Authorization": behind.http.headers["Authorization"]}
+    refused = {
+        413: (SEARCH, {**key, **FORM}, 25 * 2**20),
+        415: (SEARCH, {**key, "Content-Type": "text/plain"}, 5 * 2**20),
+        404: ("/nothing", {**key, **FORM}, 5 * 2**20),
+        401: (SEARCH, FORM, 5 * 2**20),
+    }
+    found = Counter[tuple[int, int]]()
+    for wanted, (path, headers, size) in refused.items():
+        body = os.urandom(size)
+        for _ in range(N_TRIES):
+            answer = httpx2.post(
+                front.url + path, content=body, headers=headers, timeout=TIMEOUT_S, trust_env=False
+            )
+            found[wanted, answer.status_code] += 1
+    assert found == {(status, status): N_TRIES for status in refused}
+
+
+def test_503_of_a_full_service_reaches_the_client(front: Front, behind: Service) -> None:
+    key = {"Authorization": behind.http.headers["Authorization"]}
+    with httpx2.Client(base_url=str(behind.http.base_url), trust_env=False, headers=key) as other:
+        leaves = threading.Event()
+
+        def held() -> Iterator[bytes]:
+            yield b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n'
+            while not leaves.wait(0.5):  # faster than the least rate
+                yield b"x" * 10_000
+
+        holding = threading.Thread(target=lambda: other.post(SEARCH, content=held(), headers=FORM))
+        holding.start()
+        try:
+            body = os.urandom(5 * 2**20)
+            wait_until(lambda: behind.http.post(SEARCH, headers=FORM).status_code == 503, behind)
+            answers = [
+                httpx2.post(
+                    front.url + SEARCH, content=body, headers={**key, **FORM}, trust_env=False
+                )
+                for _ in range(N_TRIES)
+            ]
+        finally:
+            leaves.set()
+            holding.join()
+    assert [(one.status_code, one.headers["Retry-After"]) for one in answers] == [
+        (503, "1")
+    ] * N_TRIES
+    assert answers[0].json()["code"] == "overloaded"
+
+
+@pytest.mark.parametrize(("kind", "n_lost"), [("shipped nginx", 0), ("shipped HAProxy", 2)])
+def test_killed_replica_costs_no_search_that_it_had_read(
+    digits_bundle: Path, tmp_path: Path, kind: str, n_lost: int, belonging: list[bytes]
+) -> None:
+    """A request that a killed process had not read is answered by RST, and HAProxy passes it on."""
+    settings = {"VOUCH_TRUSTED_PROXIES": "127.0.0.1", "VOUCH_ANONYMOUS": "true"}
+    with ExitStack() as stack:
+        services = [
+            stack.enter_context(Service(digits_bundle, tmp_path / f"log{n}", settings))
+            for n in range(2)
+        ]
+        front = stack.enter_context(Front(kind, [one.port for one in services], tmp_path))
+        ends, statuses = threading.Event(), Counter[int | str]()
+
+        def ask() -> None:
+            with httpx2.Client(base_url=front.url, trust_env=False, timeout=TIMEOUT_S) as client:
+                while not ends.is_set():
+                    try:
+                        image = unseen(belonging[0])
+                        statuses[client.post(f"{SEARCH}/raw", content=image).status_code] += 1
+                    except httpx2.TransportError as error:
+                        statuses[type(error).__name__] += 1
+
+        with httpx2.Client(base_url=front.url, trust_env=False) as client:
+            wait_until(lambda: client.get("/readyz").status_code == 200, front)
+        callers = [threading.Thread(target=ask) for _ in range(4)]
+        for caller in callers:
+            caller.start()
+        time.sleep(1)
+        services[0].kill()
+        time.sleep(2)
+        ends.set()
+        for caller in callers:
+            caller.join()
+        assert statuses.total() - statuses[200] <= n_lost, (statuses, front.printed())
+        assert statuses[200] > 20
+
+
+@pytest.mark.browser
+def test_page_and_docs_work_below_a_path(
+    browser: Browser, digits_bundle: Path, tmp_path: Path
+) -> None:
+    settings = {"VOUCH_TRUSTED_PROXIES": "127.0.0.1"}
+    with (
+        Service(digits_bundle, tmp_path / "log", settings) as service,
+        Front("stock nginx", [service.port], tmp_path) as front,
+    ):
+        page, failed = browser.new_page(locale="en-GB"), list[str]()
+        page.on("requestfailed", lambda request: failed.append(request.url))
+        page.on("pageerror", lambda error: failed.append(str(error)))
+        page.on("response", lambda one: failed.append(one.url) if one.status >= 400 else None)
+        page.goto(f"{front.url}/vouch/")
+        page.get_by_test_id("sample").first.click()
+        expect(page.get_by_test_id("verdict")).to_be_visible()
+        picture = page.get_by_test_id("neighbour").first.locator("img")
+        page.wait_for_function("image => image.naturalWidth > 0", arg=picture.element_handle())
+        page.get_by_test_id("open-browse").click()
+        expect(page.get_by_test_id("browse-status")).to_contain_text("items, by id")
+        page.wait_for_load_state("networkidle")
+        page.goto(f"{front.url}/vouch/docs")
+        expect(page.locator(".opblock").first).to_be_visible()
+        expect(page.locator(".servers option")).to_have_text(["/vouch"])
+        page.close()
+    assert failed == []
