@@ -71,7 +71,7 @@ def test_everything_but_milvus_is_hardened(services: dict[str, Any]) -> None:
             assert one["read_only"] is True, name
             assert one["cap_drop"] == ["ALL"], name
             assert one["security_opt"] == ["no-new-privileges:true"], name
-    for name in ("service", "balancer", "redis", "bundle", "build"):
+    for name in ("service", "balancer", "redis", "bundle", "build", "operate"):
         assert {"mem_limit", "pids_limit"} <= set(services[name]), name
 
 
@@ -79,3 +79,17 @@ def test_redis_is_on_internal_networks_alone(services: dict[str, Any]) -> None:
     text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
     networks = yaml.safe_load(text)["networks"]
     assert all(networks[name]["internal"] for name in services["redis"]["networks"])
+
+
+def test_replicas_are_a_setting_that_every_start_keeps(services: dict[str, Any]) -> None:
+    assert services["service"]["deploy"]["replicas"] == "${VOUCH_REPLICAS:-1}"
+
+
+def test_start_refuses_an_old_bundle_before_it_stops_the_service(services: dict[str, Any]) -> None:
+    """Compose waits for `bundle` before it replaces the service."""
+    depends = services["service"]["depends_on"]["bundle"]["condition"]
+    assert depends == "service_completed_successfully"
+    command = services["bundle"]["command"][0]
+    assert "vouch-build upgrade /bundles --check && exit" in command
+    assert "docker compose run --rm operate upgrade /bundles" in command
+    assert command.rstrip().endswith("exit 1")
