@@ -39,7 +39,8 @@ def test_every_setting_is_passed_on_and_no_other(services: dict[str, Any]) -> No
 def test_the_service_can_be_scaled(services: dict[str, Any]) -> None:
     """Several of it cannot have one name, or one port of the host."""
     assert {"ports", "container_name"}.isdisjoint(services["service"])
-    assert [name for name, one in services.items() if "ports" in one] == ["balancer"]
+    assert [name for name, one in services.items() if "ports" in one] == ["balancer", "grafana"]
+    assert services["grafana"]["ports"] == ["127.0.0.1:${GRAFANA_PORT:-3000}:3000"]
 
 
 def test_the_balancer_is_given_what_its_configuration_reads(services: dict[str, Any]) -> None:
@@ -93,3 +94,20 @@ def test_start_refuses_an_old_bundle_before_it_stops_the_service(services: dict[
     assert "vouch-build upgrade /bundles --check && exit" in command
     assert "docker compose run --rm operate upgrade /bundles" in command
     assert command.rstrip().endswith("exit 1")
+
+
+def test_monitoring_scrapes_each_replica_by_the_job_that_alerts_name(
+    services: dict[str, Any],
+) -> None:
+    watch = ROOT / "docker" / "watch"
+    scraped = yaml.safe_load((watch / "prometheus.yml").read_text(encoding="utf-8"))
+    (job,) = scraped["scrape_configs"]
+    assert f'up{{job="{job["job_name"]}"}}' in (watch / "alerts.yml").read_text(encoding="utf-8")
+    (found,) = job["dns_sd_configs"]
+    assert found["names"] == ["service"]
+    networks = [set(services[name]["networks"]) for name in ("prometheus", "service", "grafana")]
+    assert set.intersection(*networks) == {"balanced"}
+    for name in ("prometheus", "grafana"):
+        assert services[name]["profiles"] == ["monitoring"]
+        mounted = [one.split(":")[0] for one in services[name]["volumes"] if one.startswith("./")]
+        assert all((ROOT / path).is_file() for path in mounted)

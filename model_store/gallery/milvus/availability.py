@@ -17,7 +17,7 @@ SLOW_S = 1.0
 
 
 class Availability:
-    """Whether a Milvus answers; safe to share by threads.
+    """The availability of a Milvus server; safe to share by threads.
 
     Parameters
     ----------
