@@ -163,10 +163,13 @@ class RequestContext:
             if caller is not None and caller.name is not None:
                 record.key_id, record.key_name = caller.id, caller.name
             self._telemetry.request(record)
-            of_probe = record.path in _PROBES and record.status == 200
-            level = logging.DEBUG if of_probe else logging.INFO
-            logger.log(level, "request", extra={"fields": record.fields()})
+            logger.log(_level(record), "request", extra={"fields": record.fields()})
             end_trace()
+
+
+def _level(record: RequestRecord) -> int:
+    of_probe = record.path in _PROBES and record.status == 200
+    return logging.DEBUG if of_probe else logging.INFO
 
 
 def _nothing() -> None:

@@ -75,7 +75,7 @@ def reached(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Collect
     module = SimpleNamespace(MilvusClient=Client, MilvusException=MilvusException)
     monkeypatch.setattr(collection, "_pymilvus", lambda: module)
     monkeypatch.setattr(availability, "LOOK_EVERY_S", 0.02)
-    made = Collection("shoes", MilvusAccess(), f"http://127.0.0.1:{server.port}")
+    made = Collection("shoes", MilvusAccess(f"http://127.0.0.1:{server.port}"))
     yield made
     made.close()
 
