@@ -1,12 +1,13 @@
-# The online half: answers queries. No torch, no builder, nothing that compiles.
+# The online half: answers queries. No torch, nothing that compiles. `vouch-build` has the commands of
+# an operator here: backup, restore, compact, prune, upgrade, doctor.
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 FROM ${PYTHON_IMAGE} AS base
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PROGRESS_BAR=off PIP_ROOT_USER_ACTION=ignore
 
 # What has to be installed, as a file that changes only when that does.
 FROM base AS requirements
-# "service telemetry milvus gpu" adds NVIDIA's libraries.
-ARG EXTRAS="service telemetry milvus text"
+# "service operate telemetry milvus gpu" adds NVIDIA's libraries.
+ARG EXTRAS="service operate telemetry milvus text"
 WORKDIR /src
 RUN --mount=type=cache,target=/root/.cache/pip pip install uv==0.13.9
 COPY docker/requirements.py pyproject.toml uv.lock ./
@@ -17,19 +18,19 @@ WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY model_store model_store
 COPY service service
+COPY index_builder index_builder
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip wheel --no-deps --wheel-dir /wheels .
 
 FROM base
 # The builder's image has the same user: the volume of bundles is shared.
 RUN useradd --uid 10001 --user-group --no-log-init --no-create-home --home-dir /tmp vouch \
- && install -d -o vouch -g vouch /bundles /keys
+ && install -d -o vouch -g vouch /backups /bundles /keys
 RUN --mount=type=cache,target=/root/.cache/pip \
     --mount=type=bind,from=requirements,source=/src/requirements.txt,target=/requirements.txt \
     pip install --no-deps -r /requirements.txt
 RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
-    pip install --no-deps --no-cache-dir /wheels/*.whl \
- && rm /usr/local/bin/vouch-build
+    pip install --no-deps --no-cache-dir /wheels/*.whl
 
 # ONNX Runtime sends usage data to its maker unless told not to.
 ENV ORT_DISABLE_TELEMETRY=1 PYTHONUNBUFFERED=1

@@ -10,7 +10,13 @@ from typing import Annotated, Literal, TypeVar
 
 from limits import RateLimitItem, parse_many
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SecretsSettingsSource,
+    SettingsConfigDict,
+)
 
 from model_store.addresses import passwords_in, require_no_user, split_address
 from model_store.bundles.directory import KEPT_BUNDLES
@@ -133,6 +139,21 @@ List = Annotated[tuple[Item, ...], NoDecode, BeforeValidator(as_list)]
 """Values with commas between them; a JSON list is taken as well."""
 
 
+PREFIX = "VOUCH_"
+
+
+def _check_secrets(folder: Path) -> Path:
+    """Refuse a folder that is missing, and files in it that look like settings and are none."""
+    if not folder.is_dir():
+        raise ValueError(f"must be a directory with a file for each secret, not {folder}")
+    names = {path.name.lower() for path in folder.iterdir()}
+    of_ours = {name for name in names if name.startswith(PREFIX.lower())}
+    unknown = sorted(of_ours - {f"{PREFIX.lower()}{name}" for name in Settings.model_fields})
+    if unknown:
+        raise ValueError(f"{folder} has files that name no setting: {', '.join(unknown)}")
+    return folder
+
+
 class Settings(BaseSettings):
     """Read once at the start and passed on; never imported.
 
@@ -140,12 +161,27 @@ class Settings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix="VOUCH_",
+        env_prefix=PREFIX,
         frozen=True,
         extra="ignore",
         env_ignore_empty=True,
         hide_input_in_errors=True,
     )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - none is read
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - its folder is fixed
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Read options, then variables, then files in the folder `secrets_dir`."""
+        folder = {**env_settings(), **init_settings()}.get("secrets_dir")
+        if not folder or not Path(folder).is_dir():  # refused by `_check_secrets`
+            return init_settings, env_settings
+        return init_settings, env_settings, SecretsSettingsSource(settings_cls, folder)
 
     bundle: List[Path] = Field(
         (Path("bundles/demo"),),
@@ -198,6 +234,11 @@ class Settings(BaseSettings):
         le=1,
         description="Share of the queries with images that a shadow bundle also answers, unless "
         "the request that starts it names another share.",
+    )
+    secrets_dir: Annotated[Path, AfterValidator(_check_secrets)] | None = Field(
+        None,
+        description="Directory with a file for each secret setting, named like its variable: "
+        "vouch_cache_secret, vouch_milvus_token. A variable takes precedence.",
     )
 
     host: str = Field(

@@ -39,7 +39,8 @@ def test_every_setting_is_passed_on_and_no_other(services: dict[str, Any]) -> No
 def test_the_service_can_be_scaled(services: dict[str, Any]) -> None:
     """Several of it cannot have one name, or one port of the host."""
     assert {"ports", "container_name"}.isdisjoint(services["service"])
-    assert [name for name, one in services.items() if "ports" in one] == ["balancer"]
+    assert [name for name, one in services.items() if "ports" in one] == ["balancer", "grafana"]
+    assert services["grafana"]["ports"] == ["127.0.0.1:${GRAFANA_PORT:-3000}:3000"]
 
 
 def test_the_balancer_is_given_what_its_configuration_reads(services: dict[str, Any]) -> None:
@@ -71,7 +72,7 @@ def test_everything_but_milvus_is_hardened(services: dict[str, Any]) -> None:
             assert one["read_only"] is True, name
             assert one["cap_drop"] == ["ALL"], name
             assert one["security_opt"] == ["no-new-privileges:true"], name
-    for name in ("service", "balancer", "redis", "bundle", "build"):
+    for name in ("service", "balancer", "redis", "bundle", "build", "operate"):
         assert {"mem_limit", "pids_limit"} <= set(services[name]), name
 
 
@@ -79,3 +80,34 @@ def test_redis_is_on_internal_networks_alone(services: dict[str, Any]) -> None:
     text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
     networks = yaml.safe_load(text)["networks"]
     assert all(networks[name]["internal"] for name in services["redis"]["networks"])
+
+
+def test_replicas_are_a_setting_that_every_start_keeps(services: dict[str, Any]) -> None:
+    assert services["service"]["deploy"]["replicas"] == "${VOUCH_REPLICAS:-1}"
+
+
+def test_start_refuses_an_old_bundle_before_it_stops_the_service(services: dict[str, Any]) -> None:
+    """Compose waits for `bundle` before it replaces the service."""
+    depends = services["service"]["depends_on"]["bundle"]["condition"]
+    assert depends == "service_completed_successfully"
+    command = services["bundle"]["command"][0]
+    assert "vouch-build upgrade /bundles --check && exit" in command
+    assert "docker compose run --rm operate upgrade /bundles" in command
+    assert command.rstrip().endswith("exit 1")
+
+
+def test_monitoring_scrapes_each_replica_by_the_job_that_alerts_name(
+    services: dict[str, Any],
+) -> None:
+    watch = ROOT / "docker" / "watch"
+    scraped = yaml.safe_load((watch / "prometheus.yml").read_text(encoding="utf-8"))
+    (job,) = scraped["scrape_configs"]
+    assert f'up{{job="{job["job_name"]}"}}' in (watch / "alerts.yml").read_text(encoding="utf-8")
+    (found,) = job["dns_sd_configs"]
+    assert found["names"] == ["service"]
+    networks = [set(services[name]["networks"]) for name in ("prometheus", "service", "grafana")]
+    assert set.intersection(*networks) == {"balanced"}
+    for name in ("prometheus", "grafana"):
+        assert services[name]["profiles"] == ["monitoring"]
+        mounted = [one.split(":")[0] for one in services[name]["volumes"] if one.startswith("./")]
+        assert all((ROOT / path).is_file() for path in mounted)

@@ -35,6 +35,7 @@ from index_builder.commands.command_line import (
 from index_builder.progress import error_console, is_verbose, messages_shown, set_output
 from index_builder.storage.urls import without_secrets
 from model_store.errors import RequirementNotMet, UsageError, VouchError
+from model_store.installation import how_to_install
 from model_store.memory import OF_INDEXING, tune_malloc
 from model_store.programs import version_line
 
@@ -104,6 +105,7 @@ app.add_typer(feedback.app, name="feedback", rich_help_panel=GALLERIES)
 app.command("bundles", rich_help_panel=BUNDLES)(bundles.bundles_command)
 app.command("activate", rich_help_panel=BUNDLES)(bundles.activate_command)
 app.command("rollback", rich_help_panel=BUNDLES)(bundles.rollback_command)
+app.command("upgrade", rich_help_panel=BUNDLES)(bundles.upgrade_command)
 app.command("prune", rich_help_panel=BUNDLES)(bundles.prune_command)
 app.command("push", rich_help_panel=BUNDLES)(exchange.push_command)
 app.command("pull", rich_help_panel=BUNDLES)(exchange.pull_command)
@@ -118,6 +120,7 @@ app.command("acknowledge", rich_help_panel=OPERATIONS)(bundles.acknowledge_comma
 app.command("backup", rich_help_panel=OPERATIONS)(live.backup_command)
 app.command("restore", rich_help_panel=OPERATIONS)(live.restore_command)
 
+_OF_THE_BUILDER = {"torch", "torchvision", "sklearn", "onnx", "jinja2", "safetensors"}
 _OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 
@@ -136,7 +139,7 @@ def run(program: str) -> None:
 def _status_of(program: str) -> int:
     """Run a command; print why it cannot be done, and return its exit status."""
     try:
-        return int(app(prog_name=program, standalone_mode=False) or 0)
+        return _run(program)
     except typer.Abort:
         return 1
     except typer.TyperException as error:
@@ -160,6 +163,15 @@ def _status_of(program: str) -> int:
             "directory; then run the same command again."
         )
         return 1
+
+
+def _run(program: str) -> int:
+    try:
+        return int(app(prog_name=program, standalone_mode=False) or 0)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _OF_THE_BUILDER:
+            raise
+        raise VouchError(f"{error.name} is not installed. {how_to_install('builder')}") from error
 
 
 def _explain(why: str, hints: Sequence[str] = ()) -> None:

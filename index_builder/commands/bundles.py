@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Container
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,7 @@ from model_store.bundles.directory import (
     locate,
     previous_id,
 )
-from model_store.bundles.manifest import read_manifest
+from model_store.bundles.manifest import SCHEMA_VERSION, read_manifest
 from model_store.errors import BundleNotFound, UsageError
 
 DirectoryArgument = Annotated[Path, typer.Argument(help="The directory of bundles.")]
@@ -42,10 +43,54 @@ def activate_command(
             f"There is no bundle {bundle_id!r} in {directory}. `vouch-build bundles {directory}` "
             "lists those there are."
         )
+    _activate(directory, bundle_id, (SCHEMA_VERSION,))
+
+
+def _activate(directory: Path, bundle_id: str, schemas: Container[int]) -> None:
     hold = importlib.import_module("model_store.bundles.retention").Hold
     with working("verifying"), hold(bundle_directory(directory, bundle_id)):  # nobody removes it
-        read_manifest(bundle_directory(directory, bundle_id))
+        read_manifest(bundle_directory(directory, bundle_id), schemas)
         activate(directory, bundle_id)
+
+
+def upgrade_command(
+    directory: DirectoryArgument,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Change nothing; end with status 1 if a bundle is old."),
+    ] = False,
+) -> None:
+    """Write bundles of earlier releases, with their live changes, as bundles of this release.
+
+    The current bundle of the directory, and of each gallery that was created below it. The old
+    bundle stays: `vouch-build rollback` makes it the current one again for the old release.
+    """
+    upgrades = importlib.import_module("model_store.bundles.upgrade")
+    roots = upgrades.galleries_below(directory) or [directory]
+    if check:
+        old = {root: schema for root in roots if (schema := upgrades.old_schema(root)) is not None}
+        for root, schema in old.items():
+            print(f"{root} has a bundle of schema {schema}. Run `vouch-build upgrade {directory}`.")
+        if old:
+            raise typer.Exit(1)
+        return
+    from index_builder.configuration.signing import signing_key  # noqa: PLC0415
+
+    for root in roots:
+        with working(f"upgrading {root}"):
+            done = upgrades.upgrade(root, signing_key())
+        if done is None:
+            print(f"{root}: {current_id(root)} needs no upgrade")
+            continue
+        print(
+            f"{root}: {done.before} (schema {done.schema}) is {done.after} now, "
+            f"{done.n_items} items, {done.n_changes} of them changed since it was built"
+        )
+        if done.left_calibration:
+            print(
+                "Its calibration is left out: it holds no evidence for guarantees. Answers are "
+                f"not_calibrated until `vouch-build calibrate {root}` has run."
+            )
 
 
 def absent_share_command(
@@ -139,5 +184,8 @@ def rollback_command(directory: DirectoryArgument) -> None:
     before = previous_id(directory)
     if before is None:
         raise BundleNotFound(f"No bundle was current in {directory} before the present one.")
-    activate_command(directory, before)
+    upgrades = importlib.import_module("model_store.bundles.upgrade")
+    _activate(directory, before, upgrades.KNOWN_SCHEMAS)
     print(before)
+    if (schema := upgrades.old_schema(directory)) is not None:
+        print(f"It has schema {schema}: start the release that built it.")

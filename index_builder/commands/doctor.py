@@ -25,6 +25,7 @@ from model_store.bundles.bundle import open_bundle
 from model_store.bundles.changes import changes_path
 from model_store.bundles.directory import CURRENT_FILE, bundle_directory, bundle_ids, current_id
 from model_store.bundles.manifest import MANIFEST_FILE, read_manifest
+from model_store.bundles.upgrade import old_schema_of
 from model_store.decision import outcome_of
 from model_store.decision.drift import NOT_TESTED
 from model_store.errors import PointerUnreadable, VouchError
@@ -230,15 +231,30 @@ def _bundles(root: Path) -> Iterator[Finding]:
     ids = bundle_ids(root)
     current = yield from _pointer(root, ids)
     for bundle_id in ids:
-        with_outcome = bundle_id == current
-        yield from _bundle(bundle_directory(root, bundle_id), with_outcome=with_outcome)
-        yield from _changes(root, bundle_id)
+        directory = bundle_directory(root, bundle_id)
+        schema = _old_schema(directory)
+        if schema is not None and bundle_id != current:
+            kept = (
+                f"bundle {bundle_id} has schema {schema}: only the release that built it reads it"
+            )
+            yield Finding("note", kept, f"`vouch-build prune {root}` removes it.")
+            continue
+        yield from _bundle(directory, with_outcome=bundle_id == current)
+        if schema is None:
+            yield from _changes(root, bundle_id)
     for partial in sorted(root.glob(".*.partial")):
         yield Finding(
             "note",
             f"{partial} is a bundle that was never finished",
             f"The next publish removes it, or `vouch-build prune {root}`, unless one is going on.",
         )
+
+
+def _old_schema(directory: Path) -> int | None:
+    try:
+        return old_schema_of(directory)
+    except VouchError:  # `_bundle` says why
+        return None
 
 
 def _pointer(root: Path, ids: list[str]) -> Generator[Finding, None, str | None]:

@@ -18,4 +18,5 @@
     retention     which bundles are kept, and which are in use
     secret        what services on one directory sign with
     backup        bundle and log → one archive, and back
+    upgrade       a bundle of an earlier release → one of this release
 """

@@ -25,7 +25,7 @@ import hashlib
 import json
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -115,20 +115,22 @@ class Manifest:
         return _canonical({"id": self.id, **asdict(self)})
 
 
-def read_manifest(directory: Path) -> Manifest:
+def read_manifest(directory: Path, schemas: Container[int] = (SCHEMA_VERSION,)) -> Manifest:
     """Read the manifest in ``directory`` and check every byte of the bundle against it.
 
     Raises
     ------
     BundleTampered : a file is missing, added or changed, or the manifest itself is.
-    BundleMismatch : a schema version this release does not know.
+    BundleMismatch : a schema version that is not in ``schemas``.
     """
-    manifest = parse_manifest((directory / MANIFEST_FILE).read_bytes(), directory.name)
+    manifest = parse_manifest((directory / MANIFEST_FILE).read_bytes(), directory.name, schemas)
     verify_files(directory, manifest)
     return manifest
 
 
-def parse_manifest(content: bytes, bundle: str) -> Manifest:
+def parse_manifest(
+    content: bytes, bundle: str, schemas: Container[int] = (SCHEMA_VERSION,)
+) -> Manifest:
     """Return the manifest that ``content`` is, checked against its schema and its own id.
 
     Parameters
@@ -141,10 +143,15 @@ def parse_manifest(content: bytes, bundle: str) -> Manifest:
     """
     try:
         version = json.loads(content)["schema_version"]
-        if version != SCHEMA_VERSION:
+        if version not in schemas:
             raise BundleMismatch(
                 f"The bundle {bundle} has schema version {ascii(version)[:20]}; this release reads "
-                f"{SCHEMA_VERSION}. Build it again, or run the release that built it."
+                f"{SCHEMA_VERSION}. "
+                + (
+                    "Run `vouch-build upgrade DIR` on its directory of bundles."
+                    if version in range(1, SCHEMA_VERSION)
+                    else "Run the release that built it, or a later one."
+                )
             )
         written = _ManifestFile.model_validate_json(content)
     except ValidationError as error:

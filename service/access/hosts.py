@@ -22,6 +22,9 @@ _HOST = re.compile(rb"(?:\[(?P<v6>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[\w.-]{1,255})
 PROBES = {"/livez", "/readyz"}
 """Paths that kubelets and load balancers ask by the address of the container."""
 
+METRICS = "/metrics"
+"""Prometheus asks each replica by its address, which no rebound name of a page can be."""
+
 
 class AllowedHosts:
     """Refuses requests that are sent to another name than the service's own, but for probes.
@@ -45,7 +48,8 @@ class AllowedHosts:
         """Handle one connection."""
         if scope["type"] == "http":
             name = _host_of(scope)
-            if scope["path"] not in PROBES:
+            path = scope["path"]
+            if path not in PROBES and not (path == METRICS and _is_address(name)):
                 self._check(name)
         await self._app(scope, receive, send)
 
@@ -78,6 +82,14 @@ def ip_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     address = ipaddress.ip_address(text)
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
+
+
+def _is_address(name: str | None) -> bool:
+    try:
+        ip_of(_bare(name or ""))
+    except ValueError:
+        return False
+    return True
 
 
 def _bare(name: str) -> str:

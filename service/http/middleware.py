@@ -60,6 +60,10 @@ PERMISSIONS_POLICY = "camera=(), display-capture=(), geolocation=(), microphone=
 """Nothing here asks for these: a file that a camera takes comes in through a file input."""
 
 
+_PROBES = {"/livez", "/readyz", "/metrics"}
+"""Asked every few seconds, whether anybody searches or not; only their failures are logged."""
+
+
 class RequestContext:
     """The outermost layer of the application.
 
@@ -159,8 +163,13 @@ class RequestContext:
             if caller is not None and caller.name is not None:
                 record.key_id, record.key_name = caller.id, caller.name
             self._telemetry.request(record)
-            logger.info("request", extra={"fields": record.fields()})
+            logger.log(_level(record), "request", extra={"fields": record.fields()})
             end_trace()
+
+
+def _level(record: RequestRecord) -> int:
+    of_probe = record.path in _PROBES and record.status == 200
+    return logging.DEBUG if of_probe else logging.INFO
 
 
 def _nothing() -> None:

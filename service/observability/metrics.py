@@ -12,7 +12,14 @@ from http import HTTPMethod
 from pathlib import Path
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from model_store.bundles.bundle import Bundle
@@ -76,6 +83,10 @@ class Telemetry:
         self._of_queries()
         self._of_shadows()
         self._of_work()
+        for code in ("overloaded", "deadline_exceeded"):  # as `gallery` does
+            self.problems.labels(code)
+        if shared is None:
+            ProcessCollector(registry=self.registry)
         Gauge(
             "vouch_build_info",
             "1, for the release that runs.",
@@ -146,6 +157,15 @@ class Telemetry:
                 _of(self.shadow_changes, gallery, reason).inc()
 
         return observe
+
+    def gallery(self, gallery: str) -> None:
+        """Begin the counters of a gallery whose first event raises an alert.
+
+        The increase of a counter that begins with its first event is 0.
+        """
+        self.encoder_stops.labels(gallery)
+        for outcome in ("activated", "refused"):
+            self.activations.labels(gallery, outcome)
 
     def activation(self, gallery: str, outcome: str) -> None:
         """Count an attempt to serve another bundle."""

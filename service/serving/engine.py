@@ -130,6 +130,7 @@ class SearchEngine:
         EncoderError : the encoder does not answer.
         """
         encoder = bundle.retriever.encoder
+        resources.telemetry.gallery(counted_as(bundle))
         observe = resources.telemetry.batches(counted_as(bundle))
         try:
             queue = await resources.queues.enter(encoder, resources.batches, observe)

@@ -141,8 +141,9 @@ class Service(Process):
         log: Path,
         variables: Mapping[str, str] | None = None,
         command: Sequence[str] = SERVE,
+        port: int | None = None,
     ) -> None:
-        self.port = free_port()
+        self.port = port or free_port()
         options = ["--port", str(self.port), "--provider", "cpu"]
         for bundle in [bundles] if isinstance(bundles, Path) else bundles:
             options += ["--bundle", str(bundle)]

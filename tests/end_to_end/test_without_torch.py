@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 from tests.end_to_end.processes import Service
+from tests.support.released_bundles import released
 
 BLOCK = """
 import sys
@@ -131,3 +132,55 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a program in a process of its own."""
     command = [sys.executable, "-c", program, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+BUILDERS = ("torch", "torchvision", "sklearn", "onnx", "onnxscript", "jinja2", "safetensors")
+
+OPERATE = """
+from index_builder.__main__ import main
+for command in {commands}:
+    sys.argv = ["vouch-build", *command.split()]
+    try:
+        main()
+    except SystemExit as end:
+        if end.code:
+            raise
+"""
+
+
+def test_commands_of_an_operator_need_nothing_of_the_builder(tmp_path: Path) -> None:
+    """The service's image has `vouch-build` and the extra `operate`, and no other library of it."""
+    root, other = released("schema-7", tmp_path), tmp_path / "restored"
+    commands = [
+        f"upgrade {root}",
+        f"items delete {root} 00/1.png",
+        f"backup {root} {tmp_path}/backup.tar",
+        f"restore {tmp_path}/backup.tar {other}",
+        f"compact {other}",
+        f"prune {other} --keep 1",
+        f"bundles {other}",
+        f"doctor {other}",
+    ]
+    program = blocked(*BUILDERS) + OPERATE.format(commands=commands)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "BLOCKED" not in done.stderr
+    assert "1 items deleted, the gallery has 47" in done.stdout
+    assert done.stdout.count("47 items, 1 changes") == 2
+    assert "good  bundle" in done.stdout
+
+
+def test_command_that_needs_the_builder_names_what_installs_it(tmp_path: Path) -> None:
+    program = blocked(*BUILDERS) + OPERATE.format(commands=["all --config digits"])
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 1
+    assert "is not installed. In a checkout of Vouch: pip install '.[builder]'" in done.stderr
+    assert "Traceback" not in done.stderr

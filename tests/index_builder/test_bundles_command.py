@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Container
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from model_store.errors import (
 )
 from model_store.signing import new_key, read_public_key
 from tests.support.narrowing import not_none
+from tests.support.released_bundles import released
 
 
 @pytest.fixture
@@ -83,8 +85,8 @@ def test_one_that_is_verified_to_be_activated_is_not_removed_meanwhile(
     """To verify a large one takes minutes."""
     oldest = next(iter(listed(root)))
 
-    def verified(directory: Path) -> Manifest:
-        manifest = read_manifest(directory)
+    def verified(directory: Path, schemas: Container[int]) -> Manifest:
+        manifest = read_manifest(directory, schemas)
         assert prune(root, 1) == []
         return manifest
 
@@ -131,3 +133,37 @@ def test_what_is_published_is_signed_with_the_key_of_the_environment(
     monkeypatch.setenv("VOUCH_SIGNING_KEY", str(tmp_path / "none.key"))
     with pytest.raises(SigningKeyError, match=r"none\.key is no private key"):
         signing_key()
+
+
+def test_upgrade_check_fails_before_and_passes_after_the_upgrade(tmp_path: Path) -> None:
+    root = released("schema-7", tmp_path)
+    before = str(current_id(root))
+    checked = run("upgrade", root, "--check")
+    assert checked.exit_code == 1
+    assert f"has a bundle of schema 7. Run `vouch-build upgrade {root}`" in checked.stdout
+    assert current_id(root) == before
+    upgraded = run("upgrade", root)
+    assert upgraded.exit_code == 0
+    assert f"{before} (schema 7) is {current_id(root)} now, 48 items" in upgraded.stdout
+    assert run("upgrade", root, "--check").exit_code == 0
+    assert "needs no upgrade" in run("upgrade", root).stdout
+
+
+def test_rollback_of_an_upgrade_names_the_release_to_start(tmp_path: Path) -> None:
+    root = released("0.1.0", tmp_path)
+    before = str(current_id(root))
+    assert "vouch-build calibrate" in run("upgrade", root).stdout
+    rolled_back = run("rollback", root)
+    assert rolled_back.exit_code == 0
+    assert "It has schema 1: start the release that built it" in rolled_back.stdout
+    assert current_id(root) == before
+    assert run("upgrade", root).exit_code == 0
+
+
+def test_doctor_notes_the_bundle_before_an_upgrade(tmp_path: Path) -> None:
+    root = released("schema-6", tmp_path)
+    assert "vouch-build upgrade DIR" in run("doctor", root).stdout
+    run("upgrade", root)
+    examined = run("doctor", root).stdout
+    assert "has schema 6: only the release that built it reads it" in examined
+    assert "schema version 6" not in examined

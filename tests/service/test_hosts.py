@@ -118,5 +118,12 @@ def test_probes_by_address_are_answered(start: StartClient, path: str) -> None:
     client = start(allowed_hosts=("search.example",))
     asked = {"Host": "10.1.2.3:8080"}
     assert client.get(path, headers=asked).status_code == 200
-    for other in ("/v1/galleries", "/metrics", f"{path}/"):
+    for other in ("/v1/galleries", f"{path}/"):
         assert client.get(other, headers=asked).status_code == 421
+
+
+def test_metrics_are_answered_by_address_and_not_by_a_foreign_name(start: StartClient) -> None:
+    client = start()
+    assert client.get("/metrics", headers={"Host": "10.1.2.3:8080"}).status_code == 200
+    assert client.get("/metrics", headers={"Host": EVIL}).status_code == 421
+    assert client.get("/v1/galleries", headers={"Host": "10.1.2.3:8080"}).status_code == 421

@@ -75,6 +75,14 @@ def lines(text: io.StringIO) -> Lines:
 
 
 class TestTheLineOfARequest:
+    @pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics"])
+    def test_successful_probe_has_none(self, client: TestClient, lines: Lines, path: str) -> None:
+        assert client.get(path).status_code == 200
+        assert [line for line in lines() if line["message"] == "request"] == []
+        assert client.post(path).status_code == 405
+        (line,) = (line for line in lines() if line["message"] == "request")
+        assert (line["path"], line["status"]) == (path, 405)
+
     def test_a_search_has_what_was_answered(
         self, client: TestClient, lines: Lines, digit: bytes
     ) -> None:

@@ -18,6 +18,7 @@ MISTAKES = (
 
 # name, text in the environment, the value it stands for
 FROM_ENVIRONMENT = [
+    ("secrets_dir", "/", Path("/")),
     ("bundle", "/srv/bundles/shoes,/srv/hats", (Path("/srv/bundles/shoes"), Path("/srv/hats"))),
     ("host", "0.0.0.0", "0.0.0.0"),
     ("port", "9000", 9000),
@@ -283,3 +284,27 @@ def test_port_of_a_kubernetes_service_link_is_ignored(
 def test_port_that_is_none_is_refused(value: str) -> None:
     with pytest.raises(ValidationError):
         Settings(port=value)
+
+
+def test_secrets_are_read_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Docker and Kubernetes mount them; a variable takes precedence."""
+    (tmp_path / "vouch_cache_secret").write_text("sixteen or more characters\n", encoding="utf-8")
+    (tmp_path / "VOUCH_MILVUS_TOKEN").write_text("a:b", encoding="utf-8")
+    (tmp_path / "vouch_redis_url").write_text("redis://file", encoding="utf-8")
+    (tmp_path / "of_another_service").write_text("x", encoding="utf-8")
+    monkeypatch.setenv("VOUCH_SECRETS_DIR", str(tmp_path))
+    monkeypatch.setenv("VOUCH_REDIS_URL", "redis://variable")
+    settings = Settings()
+    assert settings.cache_secret == SecretStr("sixteen or more characters")
+    assert settings.milvus_token == SecretStr("a:b")
+    assert settings.redis_url == SecretStr("redis://variable")
+    monkeypatch.delenv("VOUCH_SECRETS_DIR")
+    assert Settings(secrets_dir=tmp_path).milvus_token == SecretStr("a:b")
+
+
+def test_secrets_directory_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="must be a directory"):
+        Settings(secrets_dir=tmp_path / "missing")
+    (tmp_path / "vouch_cash_secret").write_text("x", encoding="utf-8")
+    with pytest.raises(ValidationError, match="name no setting: vouch_cash_secret"):
+        Settings(secrets_dir=tmp_path)

@@ -59,7 +59,9 @@ def moved(client: TestClient) -> Callable[[], dict[Sample, float]]:
         changed = {
             name: value - before.get(name, 0)
             for name, value in now.items()
-            if value != before.get(name, 0) and not name[0].endswith("_sum")
+            if value != before.get(name, 0)
+            and not name[0].endswith("_sum")
+            and not name[0].startswith("process_")
         }
         before = now
         metrics = {"route": "/metrics"}
@@ -166,9 +168,9 @@ def test_nothing_of_one_request_becomes_a_label(
         "state": {"process"},
         "method": {"GET", "POST"},
         "status": {"200", "404"},
-        "code": {"path_not_found", "gallery_not_found"},
+        "code": {"path_not_found", "gallery_not_found", "overloaded", "deadline_exceeded"},
         "stage": {"cache", "decode", "encode", "search", "decide", "items", "total"},
-        "outcome": {"miss"},
+        "outcome": {"miss", "activated", "refused"},
         "verdict": {answer["verdict"]},
         "version": {installed_version()},
         "route": {
@@ -333,3 +335,21 @@ def test_two_applications_count_apart(start: StartClient, digit: bytes) -> None:
     search(busy, digit)
     assert sample("vouch_cache_total", outcome="miss") in measured(busy)
     assert sample("vouch_cache_total", outcome="miss") not in measured(idle)
+
+
+def test_counters_of_alerts_begin_with_the_gallery() -> None:
+    """Prometheus sees no increase of a series that begins at 1."""
+    telemetry = Telemetry()
+    telemetry.gallery("shoes")
+    text = telemetry.exposition().decode()
+    for sample in (
+        'vouch_bundle_activations_total{gallery="shoes",outcome="refused"} 0.0',
+        'vouch_encoder_stops_total{gallery="shoes"} 0.0',
+        'vouch_problems_total{code="overloaded"} 0.0',
+        "vouch_decoders_lost_total 0.0",
+    ):
+        assert sample in text
+
+
+def test_process_metrics_are_exposed() -> None:
+    assert "process_resident_memory_bytes" in Telemetry().exposition().decode()

@@ -3,6 +3,7 @@
 ::
 
     collection    access to a server, and the collection's schema
+    availability  a circuit breaker for a server that is down
     writer        items → a collection
     entities      entities of Milvus ↔ items
     rows          row numbers of items

@@ -23,15 +23,18 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from model_store.errors import BundleMismatch, ConfigError, GalleryUnavailable
 from model_store.files import json_text
+from model_store.gallery.milvus.availability import Availability
 from model_store.gallery.milvus.filter import FACT_LENGTH
 from model_store.installation import how_to_install
 
@@ -63,6 +66,16 @@ NOW = 0
 _NO_SUCH_COLLECTION = 100
 _NOT_LOADED = 101
 _OUR_MISTAKE = 1100
+
+_PORT = 19530
+_CONNECT_S = 0.045
+"""Timeout in seconds of a look at the port, after a call was late or failed."""
+
+_SHOWN = 200
+_UNAVAILABLE = (
+    "Milvus, which holds the gallery, does not answer, or not as wanted. Send the request again "
+    "later; whoever runs the service finds the reason in its log."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +174,31 @@ class Collection:
             self.client: Any = self._pymilvus.MilvusClient(
                 self.uri, token=access.token or "", timeout=access.timeout_s
             )
+        self._availability = Availability(self._answers, self._is_reachable)
 
     def close(self) -> None:
         """Hang up."""
+        self._availability.close()
         self.client.close()
+
+    def _answers(self) -> bool:
+        try:
+            self.client.get_server_version(timeout=self.timeout_s)
+        except Exception:
+            return False
+        return True
+
+    def _is_reachable(self) -> bool:
+        """Return whether the server's port takes a connection; True of a file of milvus-lite."""
+        address = urlsplit(self.uri)
+        if address.hostname is None:
+            return True
+        try:
+            port = address.port or _PORT
+            with socket.create_connection((address.hostname, port), _CONNECT_S):
+                return True
+        except OSError:
+            return False
 
     def ask(self, call: str, *values: Any, **options: Any) -> Any:  # noqa: ANN401 - has no types
         """Make the client's ``call`` on this collection and return its answer."""
@@ -193,15 +227,25 @@ class Collection:
         options: Mapping[str, Any],
     ) -> Any:  # noqa: ANN401 - has no types
         options = {"timeout": self.timeout_s} | dict(options)
-        with self._asking():
-            try:
+        number = self._availability.begin()
+        if number is None:
+            raise GalleryUnavailable(_UNAVAILABLE)
+        try:
+            with self._asking():
+                try:
+                    return find()(self.name, *values, **options)
+                except self._pymilvus.MilvusException as error:
+                    if error.code != _NOT_LOADED:
+                        raise
+                # It was started again, and milvus-lite has forgotten what was loaded.
+                self.client.load_collection(self.name, timeout=self.timeout_s)
                 return find()(self.name, *values, **options)
-            except self._pymilvus.MilvusException as error:
-                if error.code != _NOT_LOADED:
-                    raise
-            # It was started again, and milvus-lite has forgotten what was loaded.
-            self.client.load_collection(self.name, timeout=self.timeout_s)
-            return find()(self.name, *values, **options)
+        except GalleryUnavailable as error:
+            if not self._is_reachable():  # else it answered, or was slow
+                self._availability.fail(str(error.__cause__)[:_SHOWN])
+            raise
+        finally:
+            self._availability.end(number)
 
     def marks(self) -> set[str]:
         """Return what the collection was marked with."""
@@ -314,10 +358,7 @@ class Collection:
                 raise
             if code == _NO_SUCH_COLLECTION:
                 raise BundleMismatch(_missing(self.name)) from error
-            raise GalleryUnavailable(
-                "Milvus, which holds the gallery, does not answer, or not as wanted. Send the "
-                "request again later; whoever runs the service finds the reason in its log."
-            ) from error
+            raise GalleryUnavailable(_UNAVAILABLE) from error
 
 
 def require_bare(uri: str) -> str:

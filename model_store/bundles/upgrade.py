@@ -1,0 +1,320 @@
+"""Bundles of earlier releases, written as this release writes them.
+
+Schemas 1 to 7 have the encoder, items, vectors and samples of today in other files, which are
+written anew. A calibration of these schemas holds no evidence for guarantees: it is left out. Live
+changes (logs of format 1 and 2) become part of the new bundle.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import shutil
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+import faiss
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
+
+from model_store.bundles.changes import changes_path
+from model_store.bundles.directory import CURRENT_FILE, current_id, locate
+from model_store.bundles.manifest import (
+    EVALUATION_FILE,
+    MANIFEST_FILE,
+    SCHEMA_VERSION,
+    Manifest,
+    content_files,
+    parse_manifest,
+    read_manifest,
+)
+from model_store.bundles.publish import publish
+from model_store.bundles.retention import Hold
+from model_store.decision.calibration import FILES
+from model_store.decision.staleness import search_settings
+from model_store.encoder.contract import Embeddings
+from model_store.errors import BundleMismatch, LogDamaged
+from model_store.gallery import (
+    ChangesFile,
+    FaissGallery,
+    IndexSettings,
+    NewItem,
+    Thumbnail,
+    write_faiss_parts,
+)
+from model_store.gallery.files.fields import ITEMS_FILE
+from model_store.gallery.files.gallery import GALLERY_FILES
+from model_store.gallery.files.variances import Variances
+from model_store.gallery.index.build import REPORT_FILE
+from model_store.gallery.index.search import DIRECTIONS_FILE, INDEX_FILE
+from model_store.gallery.live.log import SCHEMA_VERSION as LOG_VERSION
+from model_store.gallery.live.sqlite import connect, errors_in_words
+from model_store.gallery.milvus.collection import MILVUS_FILE
+from model_store.gallery.protocol import Part
+
+_PART = 1024
+KNOWN_SCHEMAS = range(1, SCHEMA_VERSION + 1)
+"""Schemas of the bundles that this release reads, if only to upgrade them."""
+
+_LEFT_OUT = {EVALUATION_FILE, *(name for names in FILES.values() for name in names)}
+
+T = TypeVar("T")
+
+Row = tuple[NewItem, NDArray[np.float32], NDArray[np.float32]]
+"""An item with the mean (D,) and the variance (D,) of its embedding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upgraded:
+    """The outcome of an upgrade.
+
+    Attributes
+    ----------
+    before, after : ids of the old bundle and of the new one.
+    schema : of the old bundle.
+    n_items : of the new gallery.
+    n_changes : live changes that the new bundle contains.
+    left_calibration : whether the old bundle had a calibration.
+    """
+
+    before: str
+    after: str
+    schema: int
+    n_items: int
+    n_changes: int
+    left_calibration: bool
+
+
+def galleries_below(directory: Path) -> list[Path]:
+    """Return the directories of bundles: ``directory`` itself, and galleries created below it."""
+    found = (path for end in ("", "*/", "*/*/") for path in directory.glob(end + CURRENT_FILE))
+    return sorted(path.parent for path in found)
+
+
+def old_schema(root: Path) -> int | None:
+    """Return the schema of the current bundle of ``root`` if it must be upgraded; else None.
+
+    Raises
+    ------
+    BundleNotFound : there is no current bundle.
+    BundleMismatch : the bundle is of a later release.
+    BundleTampered : its manifest is damaged.
+    """
+    return old_schema_of(locate(root))
+
+
+def old_schema_of(directory: Path) -> int | None:
+    """Return the same of the bundle in ``directory``; its files are not verified."""
+    content = (directory / MANIFEST_FILE).read_bytes()
+    manifest = parse_manifest(content, directory.name, KNOWN_SCHEMAS)
+    return None if manifest.schema_version == SCHEMA_VERSION else manifest.schema_version
+
+
+def upgrade(root: Path, key: Ed25519PrivateKey | None = None) -> Upgraded | None:
+    """Write the current bundle of ``root``, with its live changes, as a bundle of this release.
+
+    The new bundle becomes the current one, the old one stays and is the previous one. Writers of a
+    service that still runs wait, and are refused afterwards: no change is lost.
+
+    Parameters
+    ----------
+    key : signs the new bundle.
+
+    Returns
+    -------
+    None where the bundle has today's schema.
+
+    Raises
+    ------
+    BundleMismatch : of a later release, or its gallery lies in Milvus.
+    BundleTampered, LogDamaged : the bundle or its changes are damaged.
+    """
+    schema = old_schema(root)
+    if schema is None:
+        return None
+    directory = root / str(current_id(root))
+    if (directory / MILVUS_FILE).exists():
+        raise BundleMismatch(
+            f"The bundle {directory.name} has schema {schema} and its gallery lies in Milvus: its "
+            "collection cannot be upgraded. Index the images again with this release."
+        )
+    staging = root / f".{directory.name}.upgrading"
+    shutil.rmtree(staging, ignore_errors=True)
+    with Hold(directory):
+        manifest = read_manifest(directory, KNOWN_SCHEMAS)
+        try:
+            fingerprint = str(manifest.encoder["fingerprint"])
+            with _changes(changes_path(root, directory.name), fingerprint) as changed:
+                _copy(directory, staging)
+                new = _write_gallery(directory, staging, manifest, changed)
+                after = publish(staging, new, root, keep=False, key=key)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    return Upgraded(
+        before=directory.name,
+        after=after.name,
+        schema=schema,
+        n_items=int(new.gallery["n_items"]),
+        n_changes=len(changed),
+        left_calibration=manifest.calibration is not None,
+    )
+
+
+def _copy(directory: Path, staging: Path) -> None:
+    """Copy what is the same in all schemas."""
+    staging.mkdir()
+    for name in content_files(directory):
+        if name not in GALLERY_FILES and name not in _LEFT_OUT:
+            target = staging / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(directory / name, target)
+
+
+def _write_gallery(
+    directory: Path, staging: Path, manifest: Manifest, changed: dict[str, Row | None]
+) -> Manifest:
+    """Write the gallery's files, and return the manifest without digests."""
+    stored = {}
+    if (directory / REPORT_FILE).exists():
+        report_fields = json.loads((directory / REPORT_FILE).read_text(encoding="utf-8"))
+        known = ("kind", "min_recall", "memory_budget_bytes")
+        stored = {name: report_fields[name] for name in known if name in report_fields}
+    if stored.get("kind") == "flat":
+        stored["kind"] = "auto"  # live changes may have made it too large to be exact
+    with closing(_Base(directory)) as base:
+        n_items = base.n_items - len(base.ids() & changed.keys())
+        n_items += sum(row is not None for row in changed.values())
+        added = (row for _, row in sorted(changed.items()) if row is not None)
+        kept = (row for row in base.rows() if row[0].id not in changed)
+        merged = heapq.merge(kept, added, key=lambda row: row[0].id)
+        report = write_faiss_parts(
+            staging,
+            (n_items, base.dim),
+            map(_part, _batched(merged)),
+            str(manifest.encoder["fingerprint"]),
+            IndexSettings(**stored),
+        )
+    gallery = FaissGallery(staging)
+    sections: dict[str, Any] = {
+        "n_items": gallery.n_items,
+        "search": search_settings(gallery),
+        "index": asdict(report),
+        "n_changed": gallery.n_changed,
+        "upgraded_from": manifest.id,
+    }
+    return replace(
+        manifest,
+        gallery={**manifest.gallery, **sections},
+        calibration=None,
+        metrics=None,
+        files={},
+        schema_version=SCHEMA_VERSION,
+    )
+
+
+def _batched(rows: Iterable[T]) -> Iterator[tuple[T, ...]]:
+    left = iter(rows)
+    while batch := tuple(islice(left, _PART)):
+        yield batch
+
+
+def _part(rows: tuple[Row, ...]) -> Part:
+    items, means, variances = zip(*rows, strict=True)
+    no_features = np.empty((len(rows), 0), dtype=np.float32)
+    return Embeddings(np.stack(means), np.stack(variances), no_features), list(items)
+
+
+class _Base:
+    """The gallery of a bundle of any schema up to 7, row by row in the order of the ids."""
+
+    def __init__(self, directory: Path) -> None:
+        if (directory / DIRECTIONS_FILE).exists():
+            self._directions = np.load(directory / DIRECTIONS_FILE, mmap_mode="r")
+        else:
+            index = faiss.read_index(str(directory / INDEX_FILE))
+            self._directions = index.reconstruct_n(0, index.ntotal)
+        self.n_items, self.dim = self._directions.shape
+        self._variances = Variances(directory)
+        uri = f"{(directory / ITEMS_FILE).resolve().as_uri()}?mode=ro&immutable=1"
+        self._items = sqlite3.connect(uri, uri=True)
+
+    def ids(self) -> set[str]:
+        return {item_id for (item_id,) in self._items.execute("SELECT id FROM items")}
+
+    def rows(self) -> Iterator[Row]:
+        query = (
+            "SELECT row, id, label, metadata, data, media_type FROM items "
+            "JOIN thumbnails USING (row) ORDER BY row"
+        )
+        for rows in _batched(self._items.execute(query)):
+            places = np.array([row for row, *_ in rows], dtype=np.int64)
+            norms = self._variances.norms(places)[:, None]
+            means = self._directions[places] * norms
+            variances = self._variances.relative(places) * norms**2
+            for (_, item_id, label, metadata, data, media_type), mean, variance in zip(
+                rows, means, variances, strict=True
+            ):
+                item = NewItem(item_id, label, json.loads(metadata), Thumbnail(data, media_type))
+                yield item, mean, variance
+
+    def close(self) -> None:
+        self._items.close()
+
+
+@contextmanager
+def _changes(path: Path, fingerprint: str) -> Iterator[dict[str, Row | None]]:
+    """Yield what a log makes of the items that it names, None of deleted ones; writers wait."""
+    if not path.exists():
+        yield {}
+        return
+    with closing(connect(path, "rw")) as connection:
+        with errors_in_words(path):
+            connection.execute("BEGIN IMMEDIATE")
+            changed = _last_writes(connection, path, fingerprint)
+        yield changed
+        connection.execute("ROLLBACK")
+
+
+def _last_writes(
+    connection: sqlite3.Connection, path: Path, fingerprint: str
+) -> dict[str, Row | None]:
+    _verify_log(connection, path, fingerprint)
+    query = (
+        "SELECT id, label, metadata, thumbnail, media_type, mean, variance FROM changes "
+        "ORDER BY sequence"
+    )
+    changed: dict[str, Row | None] = {}
+    for item_id, label, metadata, data, media_type, *vector in connection.execute(query):
+        row = None
+        if vector[0] is not None:
+            mean, variance = (np.frombuffer(one, "<f4").astype(np.float32) for one in vector)
+            item = NewItem(item_id, label, json.loads(metadata), Thumbnail(data, media_type))
+            row = item, mean, variance
+        changed[item_id] = row
+    return changed
+
+
+def _verify_log(connection: sqlite3.Connection, path: Path, fingerprint: str) -> None:
+    """Check that a log is sound and belongs to the bundle it is named after."""
+    found = dict(connection.execute("SELECT key, value FROM meta"))
+    wanted = {"bundle": path.stem, "encoder": fingerprint}
+    if found.get("schema") not in {"1", LOG_VERSION} or not wanted.items() <= found.items():
+        raise BundleMismatch(
+            f"The changes in {path} have format {found.get('schema')} and belong to the bundle "
+            f"{found.get('bundle')}; wanted format 1 or {LOG_VERSION} of {path.stem}. Restore them "
+            "from a backup."
+        )
+    if found["schema"] == LOG_VERSION:
+        log = ChangesFile(path, path.stem, fingerprint)
+        try:
+            log.verify()
+        finally:
+            log.close()
+    elif connection.execute("PRAGMA integrity_check").fetchone() != ("ok",):
+        raise LogDamaged(f"The changes in {path} are damaged. Restore them from a backup.")

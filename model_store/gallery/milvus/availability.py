@@ -1,0 +1,78 @@
+"""A circuit breaker: while Milvus is down, calls fail at once and a thread looks for its return."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 1.0
+"""Seconds between two attempts to reach a Milvus that was down."""
+
+SLOW_S = 1.0
+"""Seconds after which a call that has no answer makes others look whether Milvus is there."""
+
+
+class Availability:
+    """The availability of a Milvus server; safe to share by threads.
+
+    Parameters
+    ----------
+    answers : asks Milvus, and returns whether it has answered; may take seconds.
+    is_reachable : returns whether its port takes a connection, within milliseconds.
+    """
+
+    def __init__(self, answers: Callable[[], bool], is_reachable: Callable[[], bool]) -> None:
+        self._answers, self._is_reachable = answers, is_reachable
+        self._lock = threading.Lock()
+        self._began: dict[int, float] = {}
+        self._number = 0
+        self._down = False
+        self._closed = threading.Event()
+
+    def begin(self) -> int | None:
+        """Return the number of a call that begins; None while Milvus is down."""
+        now = time.monotonic()
+        with self._lock:
+            if self._down:
+                return None
+            is_slow = any(now - began > SLOW_S for began in self._began.values())
+        if is_slow and not self._is_reachable():
+            self.fail("its port takes no connection")
+            return None
+        with self._lock:
+            self._number += 1
+            self._began[self._number] = now
+            return self._number
+
+    def end(self, number: int) -> None:
+        """Note that a call has ended."""
+        with self._lock:
+            self._began.pop(number, None)
+
+    def fail(self, reason: str) -> None:
+        """Note that Milvus did not answer: calls fail until it does."""
+        with self._lock:
+            if self._down or self._closed.is_set():
+                return
+            self._down = True
+        logger.warning(
+            "Milvus does not answer; requests are refused until it does",
+            extra={"fields": {"reason": reason}},
+        )
+        threading.Thread(target=self._look, name="milvus-availability", daemon=True).start()
+
+    def close(self) -> None:
+        """Look no further."""
+        self._closed.set()
+
+    def _look(self) -> None:
+        while not self._closed.wait(LOOK_EVERY_S):
+            if self._is_reachable() and self._answers():
+                with self._lock:
+                    self._down = False
+                logger.info("Milvus answers again")
+                return
