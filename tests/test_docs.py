@@ -62,12 +62,15 @@ LANGUAGES = {
     "text",
     "ts",
     "html",
+    "yaml",
     "{toctree}",
     "{eval-rst}",
 }
 OTHER_PROGRAMS = {"pip", "uvx", "npm", "npx", "ln", "python", "docker", "source", "echo"}
+OTHER_PROGRAMS |= {"docker/roll.sh"}
 """Programs of others, whose options we do not check."""
 OUTSIDE = {"BIND", "BUNDLES", "BUNDLES_ACCESS", "KEYS_DIR", "MEMORY", "BUILD_MEMORY", "DATA_DIR"}
+OUTSIDE |= {"REPLICAS", "BACKUPS", "MILVUS_AUTHORIZATION", "MILVUS_PASSWORD"}
 OUTSIDE |= {"URL", "API_KEY", "TEST_MILVUS", "WRITE_OPENAPI", "ALLOWED_ORIGINS"}
 """Variables that the compose file, the builder, the client and the tests read."""
 

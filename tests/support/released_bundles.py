@@ -1,4 +1,4 @@
-"""Directories of bundles that earlier releases wrote; see `tests/fixtures/released/README.md`."""
+"""Directories of bundles that earlier releases wrote; see `tests/fixtures/released/NOTE.txt`."""
 
 from __future__ import annotations
 
