@@ -280,7 +280,11 @@ def metrics() -> Iterator[str]:
     from service.serving.metrics import GalleryMetrics  # noqa: PLC0415 - a second
 
     registered: Iterable[Any] = Telemetry().registry._collector_to_names
-    counted = [(one._name, one._type, one._documentation, one._labelnames) for one in registered]
+    counted = [
+        (one._name, one._type, one._documentation, one._labelnames)
+        for one in registered
+        if hasattr(one, "_name")
+    ]
     gauges = [
         (one.name, one.type, one.documentation, one._labelnames)
         for one in GalleryMetrics._families().values()
