@@ -23,6 +23,7 @@ http { server { listen 127.0.0.1:FRONT; client_max_body_size 200m;
   location / { proxy_pass http://127.0.0.1:8080; }
   location /vouch/ {
     proxy_pass http://127.0.0.1:8080/;
+    proxy_set_header X-Forwarded-For $remote_addr;
     proxy_set_header X-Forwarded-Prefix /vouch;
   }
 } }

@@ -29,6 +29,7 @@ def result(rank: int, **changes: Any) -> dict[str, Any]:
         "rank": rank,
         "id": f"item-{rank}",
         "similarity": 0.98765 - rank / 10,
+        "similarity_std": 0.05,
         "match_probability": 0.9 / rank,
         "match_probability_interval": [0.25, 0.95],
         "rank_stability": 0.75,
@@ -54,7 +55,13 @@ ANSWER: dict[str, Any] = {
     "query": {
         "id": "query-1",
         "text": None,
-        "uncertainty": {"value": 0.12345, "percentile": 20.0, "level": "low", "method": "laplace"},
+        "uncertainty": {
+            "value": 0.12345,
+            "percentile": 20.0,
+            "level": "low",
+            "aleatoric": {"value": 0.01, "percentile": 40.0},
+            "method": "laplace",
+        },
         "ood": {"flag": False, "reason": None, "p_value": 0.1, "alpha": 0.01, "method": "fusion"},
         "image": {"format": "PNG", "width": 8, "height": 9, "warnings": []},
     },

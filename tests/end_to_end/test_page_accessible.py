@@ -197,7 +197,7 @@ FROM_THE_API = {"low", "medium", "high", "valid", "drifting", "stale", "missing"
 
 
 SPEAKERS = {  # modules whose sentences reach a visitor, and where in them these stand
-    "model_store/images/quality.py": {"_REASONS"},
+    "model_store/images/quality.py": {"_REASONS", "_DEGRADED"},
     "model_store/images/colours.py": {"TURNED", "_steps", "_colour_steps"},
     "model_store/images/depth.py": {"warning"},
     "model_store/images/statements.py": {"IGNORED", "UNKNOWN"},
@@ -208,7 +208,7 @@ SPEAKERS = {  # modules whose sentences reach a visitor, and where in them these
     },
     "model_store/decision/outcome.py": {"_RECALL", "_ABSENCE", "_TEXTS", "_ACCEPT"},
     "model_store/decision/result_sets.py": {"_why_not"},
-    "model_store/decision/verdict.py": {"SETS_UNDER_A_FILTER"},
+    "model_store/decision/verdict.py": {"SETS_UNDER_A_FILTER", "GALLERY_EMPTY"},
     "service/serving/drift.py": {"DRIFTED"},
     "service/http/answers/galleries.py": {"NO_FACETS"},
     "service/http/answers/search.py": {"_why_none_is_flagged", "_not_yet_calibrated"},

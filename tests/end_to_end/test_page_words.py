@@ -52,7 +52,13 @@ def test_without_calibration_no_number_is_invented(shown: Shown) -> None:
     unknown = {"match_probability": None, "match_probability_interval": None}
     query = {
         **ANSWER["query"],
-        "uncertainty": {"value": 0.1, "percentile": None, "level": None, "method": "laplace"},
+        "uncertainty": {
+            "value": 0.1,
+            "percentile": None,
+            "level": None,
+            "aleatoric": None,
+            "method": "laplace",
+        },
         "ood": {"flag": None, "reason": None, "p_value": None, "alpha": 0.01, "method": "fusion"},
     }
     missing = {"status": "missing", "n_queries": 0, "fitted_at": None, "reason": None}
