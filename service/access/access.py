@@ -12,7 +12,6 @@ Everything else follows: the answers 401, 403 and 429, their headers, and the Op
 from __future__ import annotations
 
 import ipaddress
-import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
@@ -37,8 +36,6 @@ from service.access.keys import SCOPES, Keyring, KeyScope, allows
 from service.access.proxies import is_forwarded_by_a_stranger
 from service.access.rate_limits import Rates, Standing
 from service.settings import Settings, parse_rate
-
-logger = logging.getLogger(__name__)
 
 _KEYLESS = (
     "programs of this machine are admins without a key; so are all clients of a proxy on this "
@@ -107,6 +104,8 @@ class Access:
     def summary(self) -> str:
         """For people: who may ask."""
         everybody = "nobody" if self.keyless is None else f"anyone, with the scope {self.keyless}"
+        if self.keyless == "admin":
+            return _KEYLESS
         return everybody if self._keyring is None else f"keys; without a key {everybody}"
 
     async def admit(self, request: Request) -> Caller:
@@ -361,8 +360,6 @@ def open_access(settings: Settings) -> Access:
             "Make keys (vouch-keys create) and name their file in VOUCH_KEYS, or listen on "
             "127.0.0.1, or set VOUCH_ANONYMOUS=true if anyone may ask."
         )
-    if keyless == "admin":
-        logger.info(_KEYLESS)
     url = None if settings.redis_url is None else settings.redis_url.get_secret_value()
     rates = Rates(url, settings.redis_timeout_s)
     rate = None if settings.rate_limit is None else parse_rate(settings.rate_limit)

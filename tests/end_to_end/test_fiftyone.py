@@ -103,9 +103,7 @@ def test_samples_get_what_the_library_says(
         expected = library.retriever.search(path.read_bytes(), limit=1)
         assert fields["vouch_verdict"] == expected.decision.verdict
         assert fields["match_probability"] == pytest.approx(expected.matches[0].match_probability)
-        assert fields["uncertainty"] == pytest.approx(
-            expected.predictive.spherical_variance, rel=1e-4
-        )
+        assert fields["uncertainty"] == pytest.approx(expected.uncertainty, rel=1e-4)
         assert fields["ood"] == (expected.decision.verdict == "out_of_distribution")
     said = [answer["problems"][str(len(images) + n)] for n in range(2)]
     assert said[0].startswith("unsupported_image: ")
