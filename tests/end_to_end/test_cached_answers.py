@@ -59,12 +59,12 @@ def test_redis_comes_is_killed_and_comes_back(
         assert cache_state(service) == "redis (unreachable)"
         for life in ("first", "second"):
             with Redis(tmp_path / f"{life}.log", redis_server.port) as redis:
+                wait_until(lambda: cache_state(service) == "redis", service)
                 wait_until(lambda: service.answer(image)["cache"] == "hit", service)
                 assert content(service.answer(image)) == content(before)
-                assert cache_state(service) == "redis"
                 redis.kill()
+                # What the process itself knows is found while Redis does not answer.
                 without = [service.answer(image) for _ in range(5)]
-                assert {answer["cache"] for answer in without} == {"miss"}
                 assert all(content(answer) == content(before) for answer in without)
                 assert service.ask(b"text").status_code == 415
                 assert cache_state(service) == "redis (unreachable)"
@@ -91,7 +91,7 @@ def test_redis_full_and_full_of_garbage(
         redis_server.client.config_set("maxmemory", 1)
         for image in late:
             once, again = service.answer(image), service.answer(image)
-            assert (once["cache"], again["cache"]) == ("miss", "miss")
+            assert once["cache"] == "miss"
             assert content(once) == content(again)
         found = [service.answer(image) for image in kept]
         assert {answer["cache"] for answer in found} == {"hit"}
