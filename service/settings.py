@@ -108,9 +108,9 @@ def read_prefix(text: str) -> str:
     ValueError : it is no prefix, or begins with a path of the service.
     """
     if len(text) > _MAX_PREFIX or not _PREFIX.fullmatch(text) or "/.." in text:
-        raise ValueError(f"must be a path, such as /vouch, not {text[:_MAX_PREFIX]!r}")
+        raise ValueError("must be a path, such as /vouch")
     if text.split("/")[1:2] and text.split("/")[1] in _OWN:
-        raise ValueError(f"must not begin with a path of the service, as {text!r} does")
+        raise ValueError("must not begin with a path of the service, such as /v1")
     return text.rstrip("/")
 
 
@@ -145,7 +145,7 @@ PREFIX = "VOUCH_"
 def _check_secrets(folder: Path) -> Path:
     """Refuse a folder that is missing, and files in it that look like settings and are none."""
     if not folder.is_dir():
-        raise ValueError(f"must be a directory with a file for each secret, not {folder}")
+        raise ValueError("must be a directory with a file for each secret")
     names = {path.name.lower() for path in folder.iterdir()}
     of_ours = {name for name in names if name.startswith(PREFIX.lower())}
     unknown = sorted(of_ours - {f"{PREFIX.lower()}{name}" for name in Settings.model_fields})

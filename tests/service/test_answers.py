@@ -152,7 +152,8 @@ class TestASearch:
         for result in results:
             lower, upper = result["match_probability_interval"]
             assert 0 <= lower <= result["match_probability"] <= upper <= 1
-            assert 0.5 <= result["rank_confidence"] <= 1
+            assert 0 <= result["rank_confidence"] <= 1
+        assert results[0]["rank_confidence"] > 0.5
 
     def test_ten_are_wanted_if_nothing_is_said(self, client: TestClient, digit: bytes) -> None:
         assert len(search(client, digit).json()["results"]) == 10

@@ -129,7 +129,7 @@ def test_scripts_are_small(client: TestClient, tables: tuple[str, ...]) -> None:
     loaded = [path for path in scripts if path.name not in of_languages.difference(tables)]
     size = [len(gzip.compress(client.get(address_of(path)).content)) for path in loaded]
     assert len(size) == len(scripts) - len(of_languages) + len(tables)
-    assert sum(size) <= 62_000
+    assert sum(size) <= 62_500
 
 
 def test_scripts_are_for_readers() -> None:
