@@ -191,6 +191,7 @@ class TestItLosesProcesses:
             n_asked = len(load.asked)
             killed.kill()
             wait_until(lambda: len(load.asked) > n_asked + 12, service)
+            wait_until(lambda: len(set(service.members()) - {killed}) == N, service)
             wait_until(lambda: answering(service) == N, service)
             load.wait_for_answers(12)
         lost = [asked for asked in load.asked if asked.status != 200]
