@@ -88,6 +88,7 @@ class Engine:
                 self.running[f"replica-{number}"] = self._stack.enter_context(sleeper)
                 continue
             settings = {"VOUCH_TRUSTED_PROXIES": "127.0.0.1", "VOUCH_ANONYMOUS": "true"}
+            settings["VOUCH_DRAIN_S"] = "5"  # as in the image
             service = Service(self._root, log, settings, port=self.ports[number])
             self._stack.enter_context(service)
             self.running[f"replica-{number}"] = service
@@ -183,7 +184,9 @@ def test_roll_under_load_loses_no_request(engine: Engine, tmp_path: Path) -> Non
 
             def is_ready() -> bool:
                 try:
-                    return client.get("/readyz").status_code == 200
+                    ready = client.get("/readyz").status_code == 200
+                    # Reads and uploads have servers of their own in HAProxy.
+                    return ready and client.post(SEARCH, content=image).status_code == 200
                 except httpx2.TransportError:
                     return False
 
