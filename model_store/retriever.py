@@ -35,7 +35,7 @@ from model_store.search import (
     N_CANDIDATES,
     Diversity,
     Neighbours,
-    pairs_of,
+    pair_uncertainty,
     reordered,
     two_stage_search,
 )
@@ -272,9 +272,10 @@ class Retriever:
         n_places = limit if terms.order == "similarity" else N_CANDIDATES
         rows, retrieved = self._retrieved(predictive, neighbours, n_places, allowed)
         searched = time.perf_counter()
-        retrieved = replace(
-            retrieved, limit=limit, uncertainty=self._uncertainty(predictive, rows[:1])
+        uncertainty = pair_uncertainty(
+            self.gallery, predictive, rows[:1], correlation=self._correlation
         )
+        retrieved = replace(retrieved, limit=limit, uncertainty=uncertainty)
         if self.gallery.n_items:
             decision = decide(self.calibration, predictive, retrieved, terms)
         else:
@@ -322,22 +323,7 @@ class Retriever:
     def uncertainty(self, predictive: Predictive) -> float | None:
         """Return `Assessment.uncertainty` of a query: one search for its nearest item."""
         nearest = self.gallery.candidates(predictive.direction[None], 1).rows[0]
-        return self._uncertainty(predictive, nearest)
-
-    def _uncertainty(self, predictive: Predictive, nearest: NDArray[np.int64]) -> float | None:
-        """Return `Pairs.first_order` of the row ``nearest`` (1,), if any."""
-        if not predictive.has_uncertainty or not len(nearest):
-            return None
-        directions = self.gallery.directions(nearest)
-        pair = pairs_of(
-            self.gallery,
-            predictive,
-            nearest,
-            directions,
-            (directions @ predictive.direction).astype(np.float64),
-            correlation=self._correlation,
-        )
-        return float(pair.first_order[0])
+        return pair_uncertainty(self.gallery, predictive, nearest, correlation=self._correlation)
 
     def _items(self, shown: NDArray[np.int64], members: NDArray[np.int64]) -> dict[int, Item]:
         """Look up items by row, each once: most members of a result set are shown as well."""

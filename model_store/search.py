@@ -141,6 +141,28 @@ def pairs_of(
     return Pairs.of(query, directions, similarities, gallery.total_variances(rows), correlations)
 
 
+def pair_uncertainty(
+    gallery: Gallery,
+    query: Predictive,
+    nearest: NDArray[np.int64],
+    *,
+    correlation: Correlation,
+) -> float | None:
+    """Return `Pairs.first_order` of a query and its nearest item; None where nothing is known.
+
+    Parameters
+    ----------
+    nearest : (1,) row of that item; (0,) of an empty gallery.
+    correlation : see `correlation_of`.
+    """
+    if not query.has_uncertainty or not len(nearest):
+        return None
+    directions = gallery.directions(nearest)
+    similarities = (directions @ query.direction).astype(np.float64)
+    pair = pairs_of(gallery, query, nearest, directions, similarities, correlation=correlation)
+    return float(pair.first_order[0])
+
+
 def reordered(
     found: Neighbours,
     ranking: NDArray[np.int64],

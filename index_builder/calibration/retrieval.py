@@ -21,7 +21,7 @@ from model_store.errors import DatasetError
 from model_store.gallery import Gallery, MaskedRows
 from model_store.pairs import INDEPENDENT, Correlation, correlation_of
 from model_store.predictive import predict
-from model_store.search import N_CANDIDATES, pairs_of
+from model_store.search import N_CANDIDATES, pair_uncertainty
 from model_store.truth import SameLabel, Truth, Within, wgs84
 
 Floats = NDArray[np.float64]
@@ -253,9 +253,7 @@ def look_up(
             of_means = np.where(label_codes == codes[:, None], without, of_means)
     return RetrievedQueries(
         embeddings.spherical_variances,
-        _stds_of_nearest(
-            gallery, embeddings, rows[:, :1], similarities[:, :1], correlation=correlation
-        ),
+        _stds_of_nearest(gallery, embeddings, rows[:, :1], correlation=correlation),
         outlier_signals,
         similarities,
         label_codes,
@@ -268,31 +266,23 @@ def look_up(
 
 
 def _stds_of_nearest(
-    gallery: Gallery,
-    embeddings: Embeddings,
-    rows: Integers,
-    similarities: Floats,
-    *,
-    correlation: Correlation,
+    gallery: Gallery, embeddings: Embeddings, rows: Integers, *, correlation: Correlation
 ) -> Floats:
-    """Return the standard deviation (B,) of each query's similarity to its first candidate.
+    """Return `Assessment.uncertainty` (B,) of each query: 0 of one without a variance.
 
     Parameters
     ----------
-    rows, similarities : (B, 1) of the first candidates; (B, 0) where there are none.
+    rows : (B, 1) of the first candidates; (B, 0) where there are none.
     """
-    stds = np.full(len(rows), np.nan)
     if not rows.shape[1]:
-        return stds
+        return np.full(len(rows), np.nan)
     noise = np.zeros((1, embeddings.mean.shape[1]), dtype=np.float32)
     queries = predict(embeddings, np.full(len(rows), np.nan), noise)
-    for place, query in enumerate(queries):
-        found, directions = rows[place], gallery.directions(rows[place])
-        pair = pairs_of(
-            gallery, query, found, directions, similarities[place], correlation=correlation
-        )
-        stds[place] = pair.first_order[0]
-    return stds
+    found = [
+        pair_uncertainty(gallery, query, nearest, correlation=correlation)
+        for query, nearest in zip(queries, rows, strict=True)
+    ]
+    return np.array([one or 0 for one in found], dtype=float)
 
 
 def look_up_hidden(

@@ -126,7 +126,7 @@ class Redis(Process):
 
 
 def _command_of(process: psutil.Process) -> list[str]:
-    """The command of a process; nothing of one that ends meanwhile."""
+    """Return the command of a process; empty if the process ends meanwhile."""
     try:
         command: list[str] = process.cmdline()
     except psutil.NoSuchProcess:  # a zombie is one, too

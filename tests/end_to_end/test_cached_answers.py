@@ -63,7 +63,7 @@ def test_redis_comes_is_killed_and_comes_back(
                 wait_until(lambda: service.answer(image)["cache"] == "hit", service)
                 assert content(service.answer(image)) == content(before)
                 redis.kill()
-                # What the process itself knows is found while Redis does not answer.
+                # The process finds its own entries while Redis does not answer.
                 without = [service.answer(image) for _ in range(5)]
                 assert all(content(answer) == content(before) for answer in without)
                 assert service.ask(b"text").status_code == 415

@@ -355,7 +355,7 @@ class TestUnreadableFile:
         shown.open()
         shown.found("file-input").set_input_files(file)
         shown.found("look").click()
-        expect(shown.page.get_by_role("dialog")).to_be_visible()  # or the key is nobody's
+        expect(shown.page.get_by_role("dialog")).to_be_visible()  # before that, a key is lost
         lost(file)
         shown.page.keyboard.press("a")
         shown.page.get_by_label("Id", exact=True).fill("mine")

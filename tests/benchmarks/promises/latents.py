@@ -68,7 +68,7 @@ class TableEncoder:
     def encode(self, images: Pixels, at_once: int | None = None) -> Embeddings:
         """Embed ``images`` (B, 16, 16, 3)."""
         numbers, spoilt = read_pictures(images)
-        numbers %= len(self._clean)  # of a crop or a dark picture nobody can read the number
+        numbers %= len(self._clean)  # a crop or a dark picture has no readable number
         if not spoilt.any():
             return _at(self._clean, numbers)
         rows = [
