@@ -238,8 +238,9 @@ class TestNobodyWaitsAnyMore:
                 assert_problem(response, 504, "deadline_exceeded")
             given_up = partial(lines_of, service, 504)
             wait_until(lambda: len(given_up()) == N_CALLERS, service)
-            # While the encoder stood still; how late, a busy machine decides.
-            assert all(line["ms"] >= 1000 * DEADLINE_S for line in given_up())
+            # While the encoder stood still; how late, a busy machine decides. The loop's clock
+            # stands within one of its turns, so a deadline may begin before its request.
+            assert all(line["ms"] >= 900 * DEADLINE_S for line in given_up())
             n_more = 1
             while service.ask(pictures[0]).status_code == 504:  # a busy machine may be too slow
                 n_more += 1
