@@ -20,7 +20,7 @@ extensions = [
     "numpydoc",
     "generated_reference",
 ]
-exclude_patterns = ["demo"]
+exclude_patterns = ["demo", "decisions"]
 nitpicky = False
 default_role = "py:obj"
 

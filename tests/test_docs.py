@@ -35,11 +35,20 @@ from service.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = sorted(path for path in DOCS.rglob("*.md") if "demo" not in path.parts)
+PAGES = sorted(path for path in DOCS.rglob("*.md") if not {"demo", "decisions"} & set(path.parts))
 TEXT = "\n".join(page.read_text("utf-8") for page in PAGES)
 READMES = sorted(
     page
-    for name in (".github", "docker", "index_builder", "model_store", "service", "tests", ".")
+    for name in (
+        ".github",
+        "docker",
+        "docs/decisions",
+        "index_builder",
+        "model_store",
+        "service",
+        "tests",
+        ".",
+    )
     for page in ((ROOT / name).glob("*.md") if name == "." else (ROOT / name).rglob("*.md"))
     if "node_modules" not in page.parts
 )
@@ -67,7 +76,7 @@ LANGUAGES = {
     "{eval-rst}",
 }
 OTHER_PROGRAMS = {"pip", "uvx", "npm", "npx", "ln", "python", "docker", "source", "echo"}
-OTHER_PROGRAMS |= {"docker/roll.sh"}
+OTHER_PROGRAMS |= {"docker/roll.sh", "git"}
 """Programs of others, whose options we do not check."""
 OUTSIDE = {"BIND", "BUNDLES", "BUNDLES_ACCESS", "KEYS_DIR", "MEMORY", "BUILD_MEMORY", "DATA_DIR"}
 OUTSIDE |= {"REPLICAS", "BACKUPS", "MILVUS_AUTHORIZATION", "MILVUS_PASSWORD"}
