@@ -20,7 +20,9 @@ PAGE = Path(__file__).parents[2] / ".github" / "CONTRIBUTING.md"
 
 def code(name: str) -> str:
     """The block that defines ``name``."""
-    blocks = re.findall(r"^ +```python\n(.*?)^ +```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(
+        r"^ +```python\n(.*?)^ +```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
     (block,) = [one for one in blocks if f"def {name}(" in one or f"class {name}" in one]
     return textwrap.dedent(block)
 
