@@ -10,7 +10,7 @@ SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs 4 --output-sync=target
 
 .PHONY: install demo check check-builder check-others test coverage lint types \
   style audit sbom bench bench-promises bench-outliers \
-  bench-first-answers bench-uncertainty bench-label-free bench-decide bench-encoders bench-posteriors bench-zero-shot bench-decision \
+  bench-first-answers bench-uncertainty bench-label-free bench-decide bench-builds bench-encoders bench-posteriors bench-zero-shot bench-decision \
   bench-throughput bench-load bench-gallery bench-ten-million bench-gpu bench-tenants bench-milvus bench-page bench-filters bench-roll-up \
   bench-review bench-unknown bench-indexing \
   bench-poison element fuzz-images mutants crash-indexing crash-writes linearizability torture \
@@ -60,7 +60,8 @@ help:
 	@echo "make fuzz-images   10,000 hostile files over HTTP; some minutes"
 	@echo "make pictures  the pictures of the README"
 	@echo "make docs      the documentation site, in build/docs/index.html; half a minute"
-	@echo "make tables    the JSON schema of builds"
+	@echo "make bench-builds  the evaluation of bundles/digits and bundles/fashion-mnist"
+	@echo "make tables    the JSON schema of builds, the table of figures in the README"
 	@echo "make install   make .venv with everything for development"
 	@echo "make lint      format, lint, types, import contracts, dependencies, dead code, the lock file"
 	@echo "make audit     known vulnerabilities of what uv.lock names, from OSV where it can be reached"
@@ -114,7 +115,7 @@ sbom: | .venv/bin/uv
 bench: install
 	$(BIN)/python -m tests.benchmarks
 
-bench-posteriors bench-zero-shot bench-decision bench-throughput bench-first-answers bench-uncertainty bench-indexing bench-label-free bench-decide bench-encoders bench-filters bench-roll-up bench-review bench-unknown bench-milvus: bench-%: install
+bench-posteriors bench-zero-shot bench-decision bench-throughput bench-first-answers bench-uncertainty bench-indexing bench-label-free bench-decide bench-builds bench-encoders bench-filters bench-roll-up bench-review bench-unknown bench-milvus: bench-%: install
 	$(BIN)/python -m tests.benchmarks.bench_$(subst -,_,$*)
 
 bench-load: install
@@ -175,6 +176,7 @@ crash-writes: install bundles/digits/CURRENT
 
 tables: install
 	$(BIN)/python -c "from index_builder.configuration.file import schema_file; from index_builder.configuration.schema import SCHEMA_FILE; SCHEMA_FILE.write_text(schema_file(), 'utf-8')"
+	$(BIN)/python -m tests.benchmarks.measured
 
 # Warnings are errors: links and anchors that lead nowhere are among them. No network is needed.
 docs: install

@@ -19,6 +19,7 @@ from sphinx.environment import BuildEnvironment
 from sphinx.errors import ExtensionError
 
 from model_store.errors import BuildError, VouchError
+from tests.benchmarks import measured
 
 ROOT = Path(__file__).parents[2]
 MARKER = re.compile(r"^<!-- generated: ([\w-]+) -->$", re.MULTILINE)
@@ -437,4 +438,5 @@ GENERATED: dict[str, Callable[[], Iterator[str]]] = {
     "bundle": bundle,
     "python": python,
     "glossary": glossary,
+    "measured": measured.pages,
 }

@@ -41,6 +41,7 @@ from tests.benchmarks import (
     bench_prediction,
     bench_throughput,
 )
+from tests.benchmarks.measured import record_figures
 
 BUILD = Path("build")
 RUN = BUILD / "bench-run"
@@ -87,6 +88,7 @@ def main() -> None:
     text = json.dumps(results, indent=1, sort_keys=True)
     (BUILD / "bench.json").write_text(text + "\n", encoding="utf-8")
     print(text)
+    record_figures("speed", results, globals())
 
 
 def _fashion_bundle() -> Path:

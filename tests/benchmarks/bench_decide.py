@@ -45,6 +45,7 @@ from model_store.retriever import Retriever
 from model_store.search import N_CANDIDATES
 from model_store.stores import FaissStore, search_and_decide
 from model_store.vector_queries import VectorQuery
+from tests.benchmarks.measured import record_figures
 from tests.benchmarks.promises.measures import calibrate
 from tests.benchmarks.promises.real import real_world
 from tests.benchmarks.promises.worlds import World
@@ -204,6 +205,7 @@ def main() -> None:
     results = {name: [measure(name, seed) for seed in range(n_seeds)] for name in SETS}
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    record_figures("decide", results, globals())
     for name, records in results.items():
         print(name)
         for key in records[0]:

@@ -47,6 +47,7 @@ from model_store.decision.outliers import unit_rows
 from model_store.encoder.onnx import OnnxEncoder
 from tests.benchmarks.bench_zero_shot import WEIGHTS, unpacked
 from tests.benchmarks.bench_zero_shot import config_of as photographs
+from tests.benchmarks.measured import record_figures
 
 RUNS = Path("build/decision")
 SETS = ("fashion-mnist", "caltech101_half", "omniglot")
@@ -288,6 +289,7 @@ def main() -> None:
             values = np.array([row[key] for row in rows])
             print(f"| {key} | {values.mean():.4f} | {values.std(ddof=1):.4f} |", flush=True)
     (RUNS / "report.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+    record_figures("decision", report, globals())
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ from model_store.encoder.contract import INPUT_NAME
 from model_store.encoder.onnx import OnnxEncoder, open_graph
 from model_store.images import decode_image
 from model_store.processors import usable_processors
+from tests.benchmarks.measured import record_figures
 from tests.support.float_activations import in_float
 
 RESULTS = Path("build") / "bench-encoders.json"
@@ -285,6 +286,7 @@ def main() -> None:
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
+    record_figures("encoders", found, globals())
 
 
 if __name__ == "__main__":

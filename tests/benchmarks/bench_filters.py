@@ -53,6 +53,7 @@ from model_store.gallery.files.fields import COLUMNS_FILE, FIELDS_FILE
 from model_store.predictive import Predictive
 from model_store.search import two_stage_search
 from tests.benchmarks.bench_gallery import BUNDLE, ITEM_NOISE, K, build, overlap, predictives_of
+from tests.benchmarks.measured import record_figures
 
 WORK = Path("build/bench-filters")
 REPORT = Path("build/bench-filters.json")
@@ -269,7 +270,9 @@ def main() -> None:
     parser.add_argument("bundle", nargs="?", type=Path, default=BUNDLE)
     parser.add_argument("--items", type=int, default=1_000_000)
     options = parser.parse_args()
-    text = json.dumps(measure(options.bundle, options.items), indent=1, sort_keys=True)
+    found = measure(options.bundle, options.items)
+    text = json.dumps(found, indent=1, sort_keys=True)
+    record_figures("filters", found, globals())
     REPORT.write_text(text + "\n", encoding="utf-8")
     print(text, flush=True)
 

@@ -27,6 +27,7 @@ import numpy as np
 
 from index_builder.metrics import auroc
 from tests.benchmarks.bench_zero_shot import unpacked
+from tests.benchmarks.measured import record_figures
 from tests.end_to_end.processes import Service
 
 NAME = "photographs"
@@ -163,4 +164,6 @@ def measure(n_divisions: int = 5) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(*map(int, sys.argv[1:2])), indent=1))
+    found = measure(*map(int, sys.argv[1:2]))
+    print(json.dumps(found, indent=1))
+    record_figures("first-answers", found, globals())

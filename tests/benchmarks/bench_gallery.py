@@ -54,6 +54,7 @@ from model_store.gallery.protocol import AT_ONCE, Part
 from model_store.predictive import Predictive, predict
 from model_store.search import N_CANDIDATES, two_stage_search
 from model_store.sphere import base_noise
+from tests.benchmarks.measured import record_figures
 
 BUNDLE = Path("bundles/fashion-mnist")
 WORK = Path("build/bench-gallery")
@@ -394,6 +395,7 @@ def _write(found: dict[str, Any]) -> None:
     text = json.dumps(found, indent=1, sort_keys=True)
     REPORT.write_text(text + "\n", encoding="utf-8")
     print(text, flush=True)
+    record_figures("gallery", found, globals())
 
 
 if __name__ == "__main__":

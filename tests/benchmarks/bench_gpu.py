@@ -41,6 +41,7 @@ from tests.benchmarks.gpu.encoders import encoder_rows, machine
 from tests.benchmarks.gpu.fitting import Sizes, fitting_rows
 from tests.benchmarks.gpu.rows import Row, row
 from tests.benchmarks.gpu.serving import serving_row
+from tests.benchmarks.measured import record_figures
 
 WORK = Path("build/bench-gpu")
 REPORT = Path("build/bench-gpu.json")
@@ -174,7 +175,8 @@ def main() -> None:
     parser.add_argument("--weights", help="a file, or a name of torchvision's")
     options = vars(parser.parse_args())
     scale = QUICK if options.pop("quick") else Scale()
-    measure(replace(scale, **{name: value for name, value in options.items() if value}))
+    found = measure(replace(scale, **{name: value for name, value in options.items() if value}))
+    record_figures("gpu", found, globals())
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ from model_store.bundles.manifest import ENCODER_FILE
 from model_store.predictive import Predictive
 from model_store.retriever import Retriever
 from tests.benchmarks.bench_zero_shot import unpacked
+from tests.benchmarks.measured import record_figures
 from tests.benchmarks.strong_views import strong_views
 
 SETS = ("caltech101_half", "omniglot")
@@ -180,6 +181,7 @@ def main(names: Sequence[str]) -> None:
         RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(results, indent=1))
+    record_figures("label-free", results, globals())
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ from tests.benchmarks.load.servers import (
     processor_seconds,
     server,
 )
+from tests.benchmarks.measured import record_figures
 
 BUILD = Path("build")
 WORK = BUILD / "bench-load"
@@ -250,6 +251,7 @@ def main() -> None:
     (BUILD / "bench-load.json").write_text(text + "\n", encoding="utf-8")
     options.chart.write_text(chart(found["curves"]), encoding="utf-8")
     print(text)
+    record_figures("load", found, globals())
 
 
 if __name__ == "__main__":

@@ -56,6 +56,7 @@ from model_store.gallery.index.plan import IndexKind
 from model_store.gallery.protocol import AT_ONCE, Part
 from model_store.search import N_CANDIDATES
 from tests.benchmarks.bench_gallery import overlap
+from tests.benchmarks.measured import record_figures
 from tests.support.milvus import MilvusServer
 
 WORK = Path("build/bench-milvus")
@@ -253,6 +254,7 @@ def _write(found: dict[str, Any]) -> None:
     text = json.dumps(found, indent=1, sort_keys=True)
     REPORT.write_text(text + "\n", encoding="utf-8")
     print(text, flush=True)
+    record_figures("milvus", found, globals())
 
 
 if __name__ == "__main__":

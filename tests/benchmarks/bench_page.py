@@ -24,6 +24,7 @@ from typing import Any
 from playwright.sync_api import Browser, FilePayload, Page, sync_playwright
 
 from index_builder.datasets.digits import digits
+from tests.benchmarks.measured import record_figures
 from tests.end_to_end.browsers import WHOLE, installed, launched
 from tests.end_to_end.processes import Service
 from tests.end_to_end.shown_page import FILES, Shown
@@ -228,6 +229,7 @@ def main(bundles: Path, out: Path = Path("build")) -> None:
     text = json.dumps(numbers, indent=1)
     (out / "page.json").write_text(text + "\n", encoding="utf-8")
     print(text)
+    record_figures("page", numbers, globals())
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ from index_builder.reproduction.methods import METHODS, configured
 from model_store.sphere import spherical_variance, unit_direction
 from tests.benchmarks import bench_fit, bench_prediction
 from tests.benchmarks.kept_features import fitted, kept_features
+from tests.benchmarks.measured import record_figures
 
 RUNS = Path("build/posteriors")
 RESULTS = Path("build/bench-posteriors.json")
@@ -199,6 +200,7 @@ def main() -> None:
         RESULTS.write_text(
             json.dumps({**results, "rows": rows, "meta": meta}, indent=1) + "\n", encoding="utf-8"
         )
+        record_figures("posteriors", {**results, "rows": rows, "meta": meta}, globals())
 
 
 def print_row(name: str, row: dict[str, float]) -> None:

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from tests.benchmarks import outlier_regret
+from tests.benchmarks.measured import record_figures
 from tests.benchmarks.outlier_worlds import WORLDS as OUTLIER_WORLDS
 from tests.benchmarks.promises.catalogue import ORDINARY, WORLDS, spec_of
 from tests.benchmarks.promises.drift import CHANGES, SHARES, alarms
@@ -131,6 +132,7 @@ def main() -> None:
         numbers, report = reduced(records)
         REPORT.write_text(json.dumps({**numbers, **report}, indent=1) + "\n", encoding="utf-8")
     print("\n" + table_of_worlds(report["worlds"]) + "\n\n" + table(numbers))
+    record_figures("promises", numbers, globals())
 
 
 def kept() -> dict[Task, list[Record]]:

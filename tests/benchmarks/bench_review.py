@@ -53,6 +53,7 @@ from model_store.feedback.turns import RANDOM_TURN
 from model_store.gallery import Gallery
 from model_store.predictive import predict
 from model_store.search import N_CANDIDATES
+from tests.benchmarks.measured import record_figures
 from tests.benchmarks.promises.real import real_world
 from tests.benchmarks.promises.worlds import World, write_gallery
 
@@ -338,6 +339,7 @@ def main() -> None:
     RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     for key, value in results.items():
         print(key, np.round(value, 3).tolist() if isinstance(value, list) else value)
+    record_figures("review", results, globals())
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from index_builder.metrics import calibration_error, reliability
 from model_store.decision import Calibration, Hierarchy, Retrieved, Terms, decide, likeliest_parents
 from model_store.predictive import predict
 from model_store.search import N_CANDIDATES
+from tests.benchmarks.measured import record_figures
 from tests.benchmarks.promises.real import real_world
 from tests.benchmarks.promises.worlds import World
 
@@ -218,6 +219,7 @@ def main(names: Sequence[str], first: int) -> None:
         RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(results, indent=1))
+    record_figures("roll-up", results, globals())
 
 
 if __name__ == "__main__":

@@ -66,6 +66,7 @@ from tests.benchmarks.bench_gallery import (
     overlap,
     predictives_of,
 )
+from tests.benchmarks.measured import record_figures
 
 WORK = Path("build/bench-ten-million")
 REPORT = Path("build/bench-ten-million.json")
@@ -342,6 +343,7 @@ def main() -> None:
         return
     found = measure(options.bundle, tuple(options.sizes), tuple(options.steps))
     print(json.dumps(found, indent=1, sort_keys=True))
+    record_figures("ten-million", found, globals())
 
 
 if __name__ == "__main__":

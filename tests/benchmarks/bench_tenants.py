@@ -39,6 +39,7 @@ from model_store.bundles.manifest import Manifest, read_manifest
 from model_store.encoder.contract import Embeddings
 from model_store.gallery import NewItem, Thumbnail, Upsert, Vector
 from model_store.gallery.protocol import Part
+from tests.benchmarks.measured import record_figures
 from tests.end_to_end.processes import Service
 
 WORK = Path("build/bench-tenants")
@@ -71,6 +72,7 @@ def main() -> None:
     text = json.dumps(results, indent=1)
     print(text)
     Path("build/bench-tenants.json").write_text(text + "\n", encoding="utf-8")
+    record_figures("tenants", results, globals())
 
 
 def measure(like: Path, n_galleries: int, n_items: int) -> dict[str, Any]:

@@ -51,6 +51,7 @@ from tests.benchmarks.load.servers import (
     processor_seconds,
     server,
 )
+from tests.benchmarks.measured import record_figures
 
 WORK = Path("build/bench-throughput")
 RUN, BUNDLES, IMAGES = WORK / "run", WORK / "bundles", WORK / "images"
@@ -283,7 +284,9 @@ def main() -> None:
     if options.bare:
         print(*_bare_loop(options.bare))
     else:
-        print(json.dumps(measure(), indent=1))
+        found = measure()
+        print(json.dumps(found, indent=1))
+        record_figures("throughput", found, globals())
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ from index_builder.reproduction.datasets.small import cifar10
 from index_builder.vectors.encoder import embed_with_features
 from model_store import Retriever, open_bundle
 from tests.benchmarks.bench_zero_shot import unpacked
+from tests.benchmarks.measured import record_figures
 from tests.support.narrowing import instance_of
 
 N_LAYERS, N_LISTED = 400, 10
@@ -219,4 +220,6 @@ def measure(n_divisions: int = 5) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(*map(int, sys.argv[1:2])), indent=1))
+    found = measure(*map(int, sys.argv[1:2]))
+    print(json.dumps(found, indent=1))
+    record_figures("uncertainty", found, globals())

@@ -43,6 +43,7 @@ from index_builder.datasets.splits import QuerySet
 from index_builder.metrics import auroc, calibration_error, reliability
 from model_store.identities import UNKNOWN, Group, Grouping, Points
 from model_store.retriever import Retriever
+from tests.benchmarks.measured import record_figures
 from tests.benchmarks.omniglot_network import evaluation_characters
 from tests.benchmarks.promises.latents import TableEncoder, pictures
 from tests.benchmarks.promises.real import REAL, Embedded
@@ -260,6 +261,7 @@ def main(names: Sequence[str], precision: float) -> None:
                 indent=1,
             )
         )
+    record_figures("unknown", results, globals())
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ from index_builder.reproduction.datasets.official import Origin
 from index_builder.reproduction.datasets.small import chars74k, cifar10
 from model_store.sphere import spherical_variance, unit_direction
 from tests.benchmarks.kept_features import fitted
+from tests.benchmarks.measured import record_figures
 
 WEIGHTS = Path("backbones") / "mobilenet_v2_imagenet_int8.npz"
 UNSEEN = {"caltech101_half": 0.5, "cub_first10": 0.5, "omniglot": 659 / 1623}
@@ -260,6 +261,7 @@ def main() -> None:
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(summary(rows), indent=1))
+    record_figures("zero-shot", results, globals())
 
 
 if __name__ == "__main__":
