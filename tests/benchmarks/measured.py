@@ -40,7 +40,9 @@ _FIGURES = {
 _COLUMNS = {"Fashion-MNIST": "build-fashion-mnist", "digits": "build-digits"}
 
 
-def record_figures(name: str, found: Mapping[str, Any], module: Mapping[str, Any]) -> Path:
+def record_figures(
+    name: str, found: Mapping[str, Any], module: Mapping[str, Any], command: str = ""
+) -> Path:
     """Write the figures of a benchmark.
 
     Parameters
@@ -49,11 +51,12 @@ def record_figures(name: str, found: Mapping[str, Any], module: Mapping[str, Any
     found : numbers and texts, nested at will.
     module : the benchmark's ``globals()``. The first line of its docstring is the title; its
         constants are the sizes.
+    command : that measures it; ``make bench-NAME`` if empty.
     """
     title = str(module["__doc__"]).strip().partition("\n")[0].rstrip(".")
     document = {
         "title": re.sub(r"^``make [\w-]+``: ", "", title),
-        "command": f"make bench-{name}",
+        "command": command or f"make bench-{name}",
         "source": "a run of this command",
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
         "machine": machine(),
@@ -121,17 +124,7 @@ def figures() -> str:
     """Return the README's table of figures."""
     found = documents()
     rows = [
-        [
-            row,
-            *(
-                re.sub(
-                    r"\{([^:}]+):([^}]+)\}",
-                    lambda part, numbers=found[name]["numbers"]: format(numbers[part[1]], part[2]),
-                    template,
-                )
-                for name in _COLUMNS.values()
-            ),
-        ]
+        [row, *(_cell(template, found[name]["numbers"]) for name in _COLUMNS.values())]
         for row, template in _FIGURES.items()
     ]
     return _table(["", *_COLUMNS], rows)
@@ -139,7 +132,14 @@ def figures() -> str:
 
 def filled(text: str) -> str:
     """Return the README with its table of figures up to date."""
-    return _BLOCK.sub(lambda block: f"{block[1]}{figures()}{block[2]}", text)
+    return _BLOCK.sub(lambda block: f"{block[1]}\n{figures()}\n{block[2]}", text)
+
+
+def _cell(template: str, numbers: Mapping[str, float]) -> str:
+    """Fill in a template whose fields are keys of ``numbers``; keys may hold dots and slashes."""
+    for field, key, form in re.findall(r"(\{([^:}]+):([^}]+)\})", template):
+        template = template.replace(field, format(numbers[key], form))
+    return template
 
 
 def _flat(found: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
