@@ -9,10 +9,10 @@ The way of a request::
     encoding         pixels → predictive distribution, in a process; cached
     model_store      search and decision
 
-Beside it: `schemas` (the JSON of requests and answers), `observability` (metrics, logs, traces),
-`processes` (what child processes share), `fair_share` (places that callers share), `redis_calls`
-and `circuit_breaker` (a Redis that is broken, or lies, is left alone),
-`settings` (``VOUCH_*``), `command_line` (an option for each),
-`app` (puts everything together), `start` (one process or several) and `client` (asks a service from
-Python, and from the tools of others).
+Beside it: `schemas` (the JSON of requests and answers), `serializers` (answers as these records),
+`observability` (metrics, logs, traces), `processes` (what child processes share), `fair_share`
+(places that callers share), `redis_calls` and `circuit_breaker` (a Redis that is broken, or lies,
+is left alone), `settings` (``VOUCH_*``), `command_line` (an option for each), `app` (puts
+everything together), `start` (one process or several) and `client` (asks a service from Python, and
+from the tools of others).
 """

@@ -16,7 +16,7 @@ from tests.conftest import LONG, LONGEST
 ROOT = Path(__file__).parents[1]
 PACKAGES = sorted(
     init.parent.relative_to(ROOT)
-    for name in ("service", "model_store", "index_builder")
+    for name in ("service", "model_store", "index_builder", "vouch_search")
     for init in (ROOT / name).rglob("__init__.py")
 )
 

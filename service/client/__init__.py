@@ -4,7 +4,7 @@
 
     client      `VouchClient`: a method for each path
     management  galleries created, described, renamed and dropped
-    contract    the options that it takes, and the problems that it raises
+    contract    its requests, and the problems that it raises
     review      the review queue of a gallery
     unknown     queries that matched nothing, in groups
 
@@ -21,21 +21,13 @@ and, for tools of others, each of which needs that tool's library::
 """
 
 from service.client.client import VouchClient
-from service.client.contract import (
-    MAX_ATTEMPTS,
-    MAX_WAIT_S,
-    DecisionOptions,
-    Image,
-    ListOptions,
-    SearchOptions,
-    VouchProblem,
-)
+from service.client.contract import MAX_ATTEMPTS, MAX_WAIT_S, VouchProblem
+from service.schemas.keywords import DecisionOptions, ListOptions, SearchOptions
 
 __all__ = [
     "MAX_ATTEMPTS",
     "MAX_WAIT_S",
     "DecisionOptions",
-    "Image",
     "ListOptions",
     "SearchOptions",
     "VouchClient",

@@ -21,24 +21,14 @@ from typing import Any, Self, TypeVar, Unpack
 import httpx2
 from pydantic import BaseModel
 
+from model_store.images.inputs import ImageInput, image_file
 from model_store.verdicts import Order
 from service import schemas
-from service.client.contract import (
-    DecisionOptions,
-    Fields,
-    Image,
-    ListOptions,
-    SearchOptions,
-    fields_of,
-    image_file,
-    path_of,
-    read,
-    send,
-    sent_again,
-)
+from service.client.contract import Fields, fields_of, path_of, read, send, sent_again
 from service.client.management import GalleryManagement
 from service.client.review import ReviewQueueClient
 from service.client.unknown import UnknownQueriesClient
+from service.schemas.keywords import DecisionOptions, ListOptions, SearchOptions
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
@@ -119,7 +109,7 @@ class VouchClient:
             options["after"] = page.next_after
 
     def search(
-        self, gallery: str, image: Image, **options: Unpack[SearchOptions]
+        self, gallery: str, image: ImageInput, **options: Unpack[SearchOptions]
     ) -> schemas.SearchAnswer:
         """Find the items most like an image, and how sure that is.
 
@@ -183,7 +173,7 @@ class VouchClient:
         return self._get(path, schemas.SearchAnswer, {"cursor": answer.next_cursor})
 
     def search_batch(
-        self, gallery: str, images: Sequence[Image], **options: Unpack[SearchOptions]
+        self, gallery: str, images: Sequence[ImageInput], **options: Unpack[SearchOptions]
     ) -> list[schemas.BatchItem]:
         """An answer or a problem for each image, in their order; a bad image harms no other."""
         files = [("images", image_file(image)) for image in images]
@@ -191,14 +181,14 @@ class VouchClient:
         return self._upload(path, schemas.BatchAnswer, fields_of(**options), files).items
 
     def assess(
-        self, gallery: str, image: Image, *, alpha: float | None = None
+        self, gallery: str, image: ImageInput, *, alpha: float | None = None
     ) -> schemas.AssessmentAnswer:
         """Assess the quality, uncertainty and outlier test of an image, without searching."""
         path, options = path_of(gallery, "assess"), fields_of(alpha=alpha)
         return self._upload(path, schemas.AssessmentAnswer, options, [("image", image_file(image))])
 
     def embed(
-        self, gallery: str, image: Image, *, alpha: float | None = None
+        self, gallery: str, image: ImageInput, *, alpha: float | None = None
     ) -> schemas.EmbeddingAnswer:
         """An image's embedding, as a distribution."""
         path, options = path_of(gallery, "embed"), fields_of(alpha=alpha)
@@ -229,7 +219,7 @@ class VouchClient:
         self,
         gallery: str,
         item_id: str,
-        image: Image,
+        image: ImageInput,
         *,
         label: str | None = None,
         metadata: Mapping[str, Any] | None = None,
@@ -253,7 +243,7 @@ class VouchClient:
     def put_items(
         self,
         gallery: str,
-        items: Sequence[tuple[str, Image]],
+        items: Sequence[tuple[str, ImageInput]],
         *,
         label: str | None = None,
         idempotency_key: str | None = None,

@@ -1,14 +1,12 @@
-"""The options that `VouchClient` takes, the form they are sent in, and its problems."""
+"""The requests of `VouchClient`, and the problems that it raises."""
 
 from __future__ import annotations
 
-import io
 import json
 import time
 import uuid
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypedDict, TypeVar
+from typing import TypeVar
 from urllib.parse import quote
 
 import httpx2
@@ -16,8 +14,8 @@ from pydantic import BaseModel, ValidationError
 
 from model_store.errors import InvalidRequest
 from model_store.item_ids import check_item_id
-from model_store.verdicts import Order
 from service import schemas
+from service.schemas.keywords import Filter
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
@@ -26,63 +24,7 @@ MAX_WAIT_S = 10.0
 """Seconds that a client waits at most between two of its `MAX_ATTEMPTS` attempts at a busy
 service."""
 
-Filter = Mapping[str, Any]
-"""A condition on the items to find, for example ``{"label": "shoe", "year": {"gte": 2000}}``."""
-
-
-Image = Path | bytes | BinaryIO
-"""An image file: where it is, what it holds, or opened for reading bytes."""
-
 Fields = Mapping[str, str | int | float]
-
-
-class ListOptions(TypedDict, total=False):
-    """The options of a list of results; one that is left out takes the service's default.
-
-    Attributes
-    ----------
-    limit : number of results; 10 by default.
-    filter : on metadata; probabilities are those of the whole gallery, see ``filter_means``.
-    group_by : ``label`` lists only the nearest item of each label.
-    duplicate_similarity : of items more similar than this to each other, the nearest is listed.
-    """
-
-    limit: int
-    filter: Filter
-    group_by: Literal["label"]
-    duplicate_similarity: float
-
-
-class DecisionOptions(TypedDict, total=False):
-    """The options of a decision.
-
-    Attributes
-    ----------
-    alpha : share of ordinary images that may be called outliers.
-    coverage : probability that the result set holds a match.
-    expected_absent : share of the queries that have no match in the gallery.
-    source : where the query comes from, of the gallery's sources.
-    """
-
-    alpha: float
-    coverage: float
-    expected_absent: float
-    source: str
-
-
-class SearchOptions(ListOptions, DecisionOptions, total=False):
-    """The further options of a search.
-
-    Attributes
-    ----------
-    filter_means : ``known`` where a true match is known to pass the filter.
-    order : ``probability`` for the likeliest first.
-    on_uncertain : ``answer`` or ``refuse``, which leaves the results empty unless they match.
-    """
-
-    filter_means: Literal["show", "known"]
-    order: Order
-    on_uncertain: schemas.OnUncertain
 
 
 class VouchProblem(Exception):
@@ -155,18 +97,6 @@ def _retry_after(response: httpx2.Response) -> float | None:
 def sent_again(key: str | None) -> dict[str, str]:
     """The header of a request that may be sent again, by this client among others."""
     return {"Idempotency-Key": key or uuid.uuid4().hex}
-
-
-def image_file(image: Image) -> tuple[str, bytes]:
-    """Name and bytes; the name is for people only."""
-    if isinstance(image, Path):
-        return image.name, image.read_bytes()
-    if isinstance(image, bytes):
-        return "image", image
-    opened: object = image  # whatever its type promises
-    if isinstance(opened, io.TextIOBase):
-        raise TypeError(f"{image} is opened for reading text, wanted: open(…, 'rb')")
-    return Path(str(getattr(image, "name", "image"))).name, image.read()
 
 
 def fields_of(**named: str | float | Filter | None) -> Fields:

@@ -18,7 +18,7 @@ from model_store.errors import InvalidRequest
 from model_store.installation import how_to_install, installed_version
 from service import schemas
 from service.client.client import VouchClient
-from service.client.contract import SearchOptions, VouchProblem
+from service.client.contract import VouchProblem
 from service.client.images import image_named
 from service.client.words import (
     assessment_in_words,
@@ -26,6 +26,7 @@ from service.client.words import (
     decision_in_words,
     search_in_words,
 )
+from service.schemas.keywords import SearchOptions
 
 try:
     from mcp.server.mcpserver import MCPServer

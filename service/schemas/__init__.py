@@ -19,6 +19,7 @@
     operations   liveness and readiness
     problems     errors, as RFC 9457 has them
     requests     the base of what clients send
+    keywords     the options of searches as keyword arguments of Python
 """
 
 from model_store.verdicts import CaseReason
@@ -110,6 +111,7 @@ from service.schemas.search import (
     AssessmentAnswer,
     BatchAnswer,
     BatchItem,
+    CacheOutcome,
     EmbeddingAnswer,
     ListOptions,
     OnUncertain,
@@ -170,6 +172,7 @@ __all__ = [
     "BatchWritten",
     "BundleList",
     "BundleState",
+    "CacheOutcome",
     "CalibrationReport",
     "CalibrationState",
     "CalibrationStatus",

@@ -20,6 +20,9 @@ ShareOrigin = Literal["request", "key", "adopted", "bundle"]
 """The origin of a share of absent queries: the request, the caller's key, the operator who adopted
 it while serving, or the configuration that the gallery was calibrated with."""
 
+CacheOutcome = Literal["hit", "miss"]
+"""Whether the embedding of a query came from the cache."""
+
 OnUncertain = Literal["answer", "refuse"]
 """The condition for showing results: `answer` always, `refuse` only with verdict `match`."""
 
@@ -305,7 +308,7 @@ class SearchAnswer(BaseModel):
         "rate of `match`."
     )
     bundle: BundleState
-    cache: Literal["hit", "miss"]
+    cache: CacheOutcome
     timing_ms: dict[str, float]
 
 

@@ -17,8 +17,9 @@ import pytest
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.directory import activate
 from model_store.errors import InvalidRequest
+from model_store.images.inputs import ImageInput
 from service import schemas
-from service.client import MAX_ATTEMPTS, MAX_WAIT_S, Image, VouchClient, VouchProblem
+from service.client import MAX_ATTEMPTS, MAX_WAIT_S, VouchClient, VouchProblem
 from service.schemas import Neighbour, VectorFields
 from tests.end_to_end.processes import Service
 from tests.end_to_end.questions import truncated
@@ -109,7 +110,7 @@ class TestAtAService:
             assert vouch.item("digits", "a/b").metadata == {"c": [1]}
             assert vouch.search("digits", photograph).results[0].id == "a/b"
             key = "one of ours"
-            batch: list[tuple[str, Image]] = [("a/b", photograph), ("bad", b"no image")]
+            batch: list[tuple[str, ImageInput]] = [("a/b", photograph), ("bad", b"no image")]
             written = vouch.put_items("digits", batch, idempotency_key=key)
             assert [one.status for one in written] == [200, 415]
             assert vouch.put_items("digits", batch, idempotency_key=key) == written

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
+import vouch_search
 from model_store.bundles.bundle import Bundle
 from model_store.decision import outcome_of
 from model_store.gallery import Gallery
@@ -25,6 +27,19 @@ StartClient = Callable[..., TestClient]
 
 
 class TestASearch:
+    def test_http_answer_equals_that_of_an_opened_gallery(
+        self, client: TestClient, digits_bundle: Path, digit: bytes
+    ) -> None:
+        served = search(client, digit, limit=7).json()
+        with vouch_search.open(digits_bundle) as gallery:
+            found = gallery.search(digit, k=7).model_dump(mode="json")
+        for answer in (served, found):
+            for of_one_request in ("request_id", "timing_ms", "next_cursor", "cache"):
+                del answer[of_one_request]
+            for result in answer["results"]:
+                del result["thumbnail_url"]
+        assert found == served
+
     def test_it_says_what_the_library_says(
         self, client: TestClient, bundle: Bundle, digit: bytes
     ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from model_store.bundles.bundle import Bundle
-from service import schemas
+from service import schemas, serializers
 from service.serving.current_bundle import Switched
 from service.serving.lease import Lease
 from service.serving.registry import Galleries
@@ -11,19 +11,9 @@ from service.serving.registry import Galleries
 
 def bundle_state(lease: Lease) -> schemas.BundleState:
     """Describe the bundle that answers, and whether its calibration holds."""
-    bundle, stale, drift = lease.bundle, lease.stale, lease.drift
+    bundle = lease.bundle
     calibration = bundle.retriever.calibration
-    status: schemas.CalibrationStatus = "valid" if drift is None else "drifting"
-    if stale is not None:
-        status = "stale"
-    return schemas.BundleState(
-        id=bundle.manifest.id,
-        calibration=schemas.CalibrationState(
-            status="missing" if calibration is None else status,
-            n_queries=0 if calibration is None else calibration.n_queries,
-            reason=stale or drift,
-        ),
-    )
+    return serializers.bundle_state(bundle.manifest.id, calibration, lease.stale, lease.drift)
 
 
 def bundle_list(bundle: Bundle, galleries: Galleries) -> schemas.BundleList:

@@ -10,6 +10,7 @@ from model_store.gallery import Item
 from service import schemas
 from service.access.proxies import root_path
 from service.http.cursors import ItemsCursor, write
+from service.serializers import PictureUrls
 from service.serving.lease import Lease
 from service.serving.queries import Page
 
@@ -58,6 +59,11 @@ def preview_url(bundle: Bundle, item_id: str) -> str | None:
     if bundle.retriever.gallery.preview_side is None:
         return None
     return f"{thumbnail_url(bundle, item_id)}?size=preview"
+
+
+def picture_urls(bundle: Bundle) -> PictureUrls:
+    """Return the function from an item's id to the paths of its pictures."""
+    return lambda item_id: (thumbnail_url(bundle, item_id), preview_url(bundle, item_id))
 
 
 def _quoted(text: str) -> str:

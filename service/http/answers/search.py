@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict
 
-from model_store.answers import Answer
 from model_store.bundles.bundle import Bundle
-from model_store.decision import Assessment, Decision, ResultSet
+from model_store.decision import Assessment, Decision
 from model_store.images.quality import MEASURES
-from model_store.matches import Match
-from service import schemas
+from service import schemas, serializers
 from service.http.answers.bundles import bundle_state, encoder_state
-from service.http.answers.items import item_detail, preview_url, thumbnail_url
+from service.http.answers.items import item_detail, picture_urls
 from service.http.cursors import SearchCursor, write
 from service.observability.metrics import Telemetry, counted_as
 from service.observability.records import SearchRecord, current_record
 from service.serving.lease import Lease
 from service.serving.queries import Assessed, DecidedList, Embedded, SearchResult, SimilarItems
-
-OUTLIER_METHOD = "conformal_fused"
-
-_LEAST_PLANNED = 1e-9
-"""Alpha below which the number of queries that it needs is not spelt out."""
 
 NOT_OF_ITEMS = (
     "Probabilities are calibrated for queries that are not in the gallery, and of an item its "
@@ -46,12 +38,10 @@ def search_answer(
     skipped : how many results stood on earlier pages.
     """
     lease = lease.for_kind(found.answer.predictive.kind)
-    bundle, answer, state = lease.bundle, found.answer, bundle_state(lease)
+    bundle, answer = lease.bundle, found.answer
     decision = answer.decision
-    refused = options.on_uncertain == "refuse" and decision.verdict != "match"
-    shown = () if refused else answer.matches[skipped:]
-    shown = tuple(match for match in shown if match.item.id not in found.gone)
     end = len(answer.matches)
+    refused = serializers.is_refused(answer, options.on_uncertain)
     more = not refused and end < answer.n_listed
     cursor = (
         SearchCursor(
@@ -67,34 +57,22 @@ def search_answer(
         if more
         else None
     )
-    return schemas.SearchAnswer(
-        request_id=request_id,
+    return serializers.search_answer(
+        answer,
+        query(bundle, found, decision.assessment, answer.alpha),
+        bundle_state(lease),
         gallery=bundle.name,
-        verdict=decision.verdict,
-        reason=decision.reason or _not_yet_calibrated(lease),
-        guaranteed=decision.guaranteed,
-        roll_up=roll_up(decision),
-        no_match_probability=decision.no_match_probability,
+        request_id=request_id,
+        reason=_not_yet_calibrated(lease),
         absent=absent_share(lease, decision, found.share_origin),
-        query=query(bundle, found, decision.assessment, answer.alpha),
-        order=answer.order,
-        results=[_result(bundle, match) for match in shown],
-        explain=_explanation(answer),
-        result_set=None if refused else _result_set(answer, found.gone),
+        on_uncertain=options.on_uncertain,
+        urls=picture_urls(bundle),
+        timing_ms=serializers.milliseconds(found.seconds),
+        cache=found.cache,
+        skipped=skipped,
+        gone=found.gone,
         next_cursor=None if cursor is None else write(cursor, lease.engine.secret),
         audit=found.audit and not skipped,
-        bundle=state,
-        cache=found.cache,
-        timing_ms=milliseconds(found.seconds),
-    )
-
-
-def _explanation(answer: Answer) -> schemas.Explanation | None:
-    explain = answer.explain
-    if explain is None:
-        return None
-    return schemas.Explanation(
-        plan=explain.plan, estimated_share=explain.share, indexes=dict(explain.indexes)
     )
 
 
@@ -108,11 +86,11 @@ def similar_answer(lease: Lease, similar: SimilarItems, request_id: str) -> sche
         item=item_detail(bundle, similar.item),
         verdict=decision.verdict,
         reason=NOT_OF_ITEMS,
-        uncertainty=_uncertainty(bundle, decision.assessment),
-        results=[_result(bundle, match) for match in answer.matches],
-        explain=_explanation(answer),
+        uncertainty=serializers.uncertainty(decision.assessment, bundle.retriever.posterior),
+        results=[serializers.result(match, picture_urls(bundle)) for match in answer.matches],
+        explain=serializers.explanation(answer),
         bundle=bundle_state(lease),
-        timing_ms=milliseconds(similar.seconds),
+        timing_ms=serializers.milliseconds(similar.seconds),
     )
 
 
@@ -177,110 +155,17 @@ def query(
     alpha: float,
 ) -> schemas.Query:
     """The query, before any neighbour is looked at."""
-    return schemas.Query(
-        id=upload.query_id,
-        uncertainty=_uncertainty(bundle, assessment),
-        ood=schemas.OutOfDistribution(
-            flag=assessment.is_outlier(alpha),
-            p_value=assessment.outlier_p_value,
-            reason=_why_none_is_flagged(assessment, alpha),
-            alpha=alpha,
-            method=OUTLIER_METHOD,
-        ),
-        image=upload.image,
-        text=upload.text if isinstance(upload, SearchResult) else None,
-    )
-
-
-def _why_none_is_flagged(assessment: Assessment, alpha: float) -> str | None:
-    least = assessment.least_alpha
-    if least is None or alpha >= least:
-        return None
-    # The reciprocal of the smallest numbers is infinite.
-    needed = math.ceil(1 / alpha) - 1 if alpha > _LEAST_PLANNED else "more than a billion"
-    return (
-        f"With {round(1 / least) - 1} calibration queries no p-value is below {least:.4g}: at "
-        f"alpha = {alpha:g} no query can be flagged. It needs {needed} queries."
-    )
-
-
-def _uncertainty(bundle: Bundle, assessment: Assessment) -> schemas.Uncertainty:
-    return schemas.Uncertainty(
-        value=assessment.uncertainty,
-        percentile=assessment.percentile,
-        level=assessment.level,
-        aleatoric=_picture_state(assessment),
-        method=bundle.retriever.posterior,
-    )
-
-
-def _picture_state(assessment: Assessment) -> schemas.PictureState | None:
-    value, percentile = assessment.displacement, assessment.displacement_percentile
-    if value is None or percentile is None:
-        return None
-    return schemas.PictureState(value=value, percentile=percentile)
-
-
-def _result(bundle: Bundle, match: Match) -> schemas.Result:
-    return schemas.Result(
-        rank=match.rank,
-        id=match.item.id,
-        similarity=match.similarity,
-        similarity_std=match.similarity_std,
-        match_probability=match.match_probability,
-        match_probability_interval=match.match_interval,
-        rank_stability=match.rank_stability,
-        rank_confidence=match.rank_confidence,
-        variance=match.variance,
-        label=match.item.label,
-        metadata=dict(match.item.metadata),
-        thumbnail_url=thumbnail_url(bundle, match.item.id),
-        preview_url=preview_url(bundle, match.item.id),
-    )
-
-
-def _result_set(answer: Answer, gone: frozenset[str]) -> schemas.ResultSet | None:
-    chosen = answer.decision.result_set
-    if chosen is None:
-        return None
-    items = [(item.id, item.label) for item in answer.result_set if item.id not in gone]
-    return result_set(chosen, items)
-
-
-def result_set(chosen: ResultSet, items: Sequence[tuple[str, str | None]]) -> schemas.ResultSet:
-    """Describe a result set by the ids and labels of its items."""
-    return schemas.ResultSet(
-        items=[schemas.SetItem(id=name, label=label) for name, label in items],
-        coverage=chosen.coverage,
-        promised=chosen.shortfall is None,
-        promised_for=list(chosen.promised_for),
-        reason=chosen.shortfall,
-    )
-
-
-def roll_up(decision: Decision) -> schemas.RollUp | None:
-    """Describe what an ambiguous query is all the same; None where that is not known."""
-    return None if decision.roll_up is None else schemas.RollUp(**asdict(decision.roll_up))
+    text = upload.text if isinstance(upload, SearchResult) else None
+    posterior = bundle.retriever.posterior
+    return serializers.query(upload.query_id, assessment, alpha, posterior, upload.image, text)
 
 
 def absent_share(
     lease: Lease, decision: Decision, origin: schemas.ShareOrigin
 ) -> schemas.AbsentShare | None:
     """Describe the share of absent queries of a decision; None without calibration."""
-    calibration = lease.bundle.retriever.calibration
-    if calibration is None or decision.absent_share is None:
-        return None
-    return schemas.AbsentShare(
-        share=decision.absent_share,
-        origin=origin,
-        adopted_at=lease.engine.operator.adopted_at if origin == "adopted" else None,
-        basis=calibration.evidence.absence,
-    )
-
-
-def milliseconds(seconds: dict[str, float]) -> dict[str, float]:
-    """Return the times of stages in milliseconds."""
-    return {stage: round(1000 * spent, 3) for stage, spent in seconds.items()}
+    calibration, adopted_at = lease.bundle.retriever.calibration, lease.engine.operator.adopted_at
+    return serializers.absent_share(calibration, decision, origin, adopted_at)
 
 
 def embedding_answer(lease: Lease, embedded: Embedded, request_id: str) -> schemas.EmbeddingAnswer:

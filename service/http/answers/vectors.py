@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from service import schemas
 from service.http.answers.bundles import bundle_state
-from service.http.answers.search import (
-    absent_share,
-    milliseconds,
-    query,
-    result_set,
-    roll_up,
-)
+from service.http.answers.search import absent_share, query
+from service.serializers import milliseconds, result_set, roll_up
 from service.serving.lease import Lease
 from service.serving.queries import DecidedList
 

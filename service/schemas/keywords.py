@@ -1,0 +1,74 @@
+"""The options of searches as keyword arguments of Python; their values are those of HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict
+
+from model_store.verdicts import Order
+from service.schemas.search import OnUncertain
+
+Filter = Mapping[str, Any]
+"""A condition on the items to find, for example ``{"label": "shoe", "year": {"gte": 2000}}``."""
+
+
+class ItemOptions(TypedDict, total=False):
+    """The items that a list may hold.
+
+    Attributes
+    ----------
+    filter : on metadata; probabilities are those of the whole gallery, see ``filter_means``.
+    group_by : ``label`` lists only the nearest item of each label.
+    duplicate_similarity : of items more similar than this to each other, the nearest is listed.
+    """
+
+    filter: Filter
+    group_by: Literal["label"]
+    duplicate_similarity: float
+
+
+class ListOptions(ItemOptions, total=False):
+    """The options of a list of results; one that is left out takes the service's default.
+
+    Attributes
+    ----------
+    limit : number of results; 10 by default.
+    """
+
+    limit: int
+
+
+class DecisionOptions(TypedDict, total=False):
+    """The options of a decision.
+
+    Attributes
+    ----------
+    alpha : share of ordinary images that may be called outliers.
+    coverage : probability that the result set holds a match.
+    expected_absent : share of the queries that have no match in the gallery.
+    source : where the query comes from, of the gallery's sources.
+    """
+
+    alpha: float
+    coverage: float
+    expected_absent: float
+    source: str
+
+
+class QueryOptions(ItemOptions, DecisionOptions, total=False):
+    """The options of a search, without the number of results.
+
+    Attributes
+    ----------
+    filter_means : ``known`` where a true match is known to pass the filter.
+    order : ``probability`` for the likeliest first.
+    on_uncertain : ``answer`` or ``refuse``, which leaves the results empty unless they match.
+    """
+
+    filter_means: Literal["show", "known"]
+    order: Order
+    on_uncertain: OnUncertain
+
+
+class SearchOptions(QueryOptions, ListOptions, total=False):
+    """The options of a search."""

@@ -1,0 +1,227 @@
+"""From the core's answers to the records of `service.schemas`, without the web.
+
+The service sends these records as JSON, and `vouch_search` returns them for a gallery on this
+machine: an answer has the same names in both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict
+
+from model_store.answers import Answer
+from model_store.decision import Assessment, Calibration, Decision, ResultSet
+from model_store.matches import Match
+from service import schemas
+
+PictureUrls = Callable[[str], tuple[str | None, str | None]]
+"""The id of an item to the addresses of its thumbnail and its preview; None for no picture."""
+
+OUTLIER_METHOD = "conformal_fused"
+
+_LEAST_PLANNED = 1e-9
+"""Alpha below which the number of queries that it needs is not spelt out."""
+
+
+def search_answer(
+    answer: Answer,
+    query: schemas.Query,
+    bundle: schemas.BundleState,
+    *,
+    gallery: str,
+    request_id: str,
+    reason: str | None,
+    absent: schemas.AbsentShare | None,
+    on_uncertain: schemas.OnUncertain,
+    urls: PictureUrls,
+    timing_ms: dict[str, float],
+    cache: schemas.CacheOutcome = "miss",
+    skipped: int = 0,
+    gone: Collection[str] = (),
+    next_cursor: str | None = None,
+    audit: bool = False,
+) -> schemas.SearchAnswer:
+    """Return the record of an answer.
+
+    Parameters
+    ----------
+    reason : used if the decision itself gives none.
+    skipped : the number of results on earlier pages.
+    gone : ids of items that were deleted or replaced since the search.
+    """
+    decision = answer.decision
+    refused = is_refused(answer, on_uncertain)
+    shown = () if refused else answer.matches[skipped:]
+    return schemas.SearchAnswer(
+        request_id=request_id,
+        gallery=gallery,
+        verdict=decision.verdict,
+        reason=decision.reason or reason,
+        guaranteed=decision.guaranteed,
+        roll_up=roll_up(decision),
+        no_match_probability=decision.no_match_probability,
+        absent=absent,
+        query=query,
+        order=answer.order,
+        results=[result(match, urls) for match in shown if match.item.id not in gone],
+        explain=explanation(answer),
+        result_set=None if refused else _result_set(answer, gone),
+        next_cursor=next_cursor,
+        audit=audit,
+        bundle=bundle,
+        cache=cache,
+        timing_ms=timing_ms,
+    )
+
+
+def is_refused(answer: Answer, on_uncertain: schemas.OnUncertain) -> bool:
+    """Return whether the results are withheld because the verdict is not ``match``."""
+    return on_uncertain == "refuse" and answer.decision.verdict != "match"
+
+
+def explanation(answer: Answer) -> schemas.Explanation | None:
+    """Describe how the items under a filter were found; None without a filter."""
+    explain = answer.explain
+    if explain is None:
+        return None
+    return schemas.Explanation(
+        plan=explain.plan, estimated_share=explain.share, indexes=dict(explain.indexes)
+    )
+
+
+def query(
+    query_id: str,
+    assessment: Assessment,
+    alpha: float,
+    posterior: str,
+    image: schemas.QueryImage | None,
+    text: schemas.QueryText | None = None,
+) -> schemas.Query:
+    """Describe a query before any neighbour is looked at."""
+    return schemas.Query(
+        id=query_id,
+        uncertainty=uncertainty(assessment, posterior),
+        ood=schemas.OutOfDistribution(
+            flag=assessment.is_outlier(alpha),
+            p_value=assessment.outlier_p_value,
+            reason=_why_none_is_flagged(assessment, alpha),
+            alpha=alpha,
+            method=OUTLIER_METHOD,
+        ),
+        image=image,
+        text=text,
+    )
+
+
+def _why_none_is_flagged(assessment: Assessment, alpha: float) -> str | None:
+    least = assessment.least_alpha
+    if least is None or alpha >= least:
+        return None
+    # The reciprocal of the smallest numbers is infinite.
+    needed = math.ceil(1 / alpha) - 1 if alpha > _LEAST_PLANNED else "more than a billion"
+    return (
+        f"With {round(1 / least) - 1} calibration queries no p-value is below {least:.4g}: at "
+        f"alpha = {alpha:g} no query can be flagged. It needs {needed} queries."
+    )
+
+
+def uncertainty(assessment: Assessment, posterior: str) -> schemas.Uncertainty:
+    """Describe the uncertainty of a query; ``posterior`` names the origin of its variance."""
+    return schemas.Uncertainty(
+        value=assessment.uncertainty,
+        percentile=assessment.percentile,
+        level=assessment.level,
+        aleatoric=_picture_state(assessment),
+        method=posterior,
+    )
+
+
+def _picture_state(assessment: Assessment) -> schemas.PictureState | None:
+    value, percentile = assessment.displacement, assessment.displacement_percentile
+    if value is None or percentile is None:
+        return None
+    return schemas.PictureState(value=value, percentile=percentile)
+
+
+def result(match: Match, urls: PictureUrls) -> schemas.Result:
+    """Describe one result."""
+    thumbnail_url, preview_url = urls(match.item.id)
+    return schemas.Result(
+        rank=match.rank,
+        id=match.item.id,
+        similarity=match.similarity,
+        similarity_std=match.similarity_std,
+        match_probability=match.match_probability,
+        match_probability_interval=match.match_interval,
+        rank_stability=match.rank_stability,
+        rank_confidence=match.rank_confidence,
+        variance=match.variance,
+        label=match.item.label,
+        metadata=dict(match.item.metadata),
+        thumbnail_url=thumbnail_url,
+        preview_url=preview_url,
+    )
+
+
+def _result_set(answer: Answer, gone: Collection[str]) -> schemas.ResultSet | None:
+    chosen = answer.decision.result_set
+    if chosen is None:
+        return None
+    items = [(item.id, item.label) for item in answer.result_set if item.id not in gone]
+    return result_set(chosen, items)
+
+
+def result_set(chosen: ResultSet, items: Sequence[tuple[str, str | None]]) -> schemas.ResultSet:
+    """Describe a result set by the ids and labels of its items."""
+    return schemas.ResultSet(
+        items=[schemas.SetItem(id=name, label=label) for name, label in items],
+        coverage=chosen.coverage,
+        promised=chosen.shortfall is None,
+        promised_for=list(chosen.promised_for),
+        reason=chosen.shortfall,
+    )
+
+
+def roll_up(decision: Decision) -> schemas.RollUp | None:
+    """Describe the parent label that is certain enough; None if there is none."""
+    return None if decision.roll_up is None else schemas.RollUp(**asdict(decision.roll_up))
+
+
+def absent_share(
+    calibration: Calibration | None,
+    decision: Decision,
+    origin: schemas.ShareOrigin,
+    adopted_at: str | None,
+) -> schemas.AbsentShare | None:
+    """Describe the share of absent queries of a decision; None without calibration."""
+    if calibration is None or decision.absent_share is None:
+        return None
+    return schemas.AbsentShare(
+        share=decision.absent_share,
+        origin=origin,
+        adopted_at=adopted_at if origin == "adopted" else None,
+        basis=calibration.evidence.absence,
+    )
+
+
+def bundle_state(
+    bundle_id: str, calibration: Calibration | None, stale: str | None, drift: str | None = None
+) -> schemas.BundleState:
+    """Describe the bundle that answers, and whether its calibration holds."""
+    status: schemas.CalibrationStatus = "valid" if drift is None else "drifting"
+    if stale is not None:
+        status = "stale"
+    return schemas.BundleState(
+        id=bundle_id,
+        calibration=schemas.CalibrationState(
+            status="missing" if calibration is None else status,
+            n_queries=0 if calibration is None else calibration.n_queries,
+            reason=stale or drift,
+        ),
+    )
+
+
+def milliseconds(seconds: dict[str, float]) -> dict[str, float]:
+    """Return the times of stages in milliseconds."""
+    return {stage: round(1000 * spent, 3) for stage, spent in seconds.items()}

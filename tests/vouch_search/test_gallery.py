@@ -1,0 +1,200 @@
+"""A gallery in a folder: opened, searched, and refused with a message that says what is wanted."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vouch_search as vouch
+from service import schemas
+from tests.end_to_end.questions import picture
+
+
+@pytest.fixture(scope="module")
+def gallery(digits_bundle: Path) -> Iterator[vouch.Gallery]:
+    with vouch.open(digits_bundle) as gallery:
+        yield gallery
+
+
+@pytest.fixture(scope="module")
+def digit() -> bytes:
+    return picture("PNG", 28, 28)
+
+
+@pytest.mark.process
+def test_import_takes_neither_numpy_nor_torch() -> None:
+    code = (
+        "import sys, vouch_search; "
+        "print(sorted({'numpy', 'torch', 'pydantic', 'pandas'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_gallery_shows_no_internals(gallery: vouch.Gallery) -> None:
+    public = {name for name in dir(gallery) if not name.startswith("_")}
+    assert public == {"close", "description", "labels", "name", "search", "search_many"}
+    assert repr(gallery) == "<Gallery 'digits', 864 items of 8 labels>"
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "1", "I;16", "CMYK", "YCbCr"])
+def test_pillow_image_of_any_mode_is_searched_with(gallery: vouch.Gallery, mode: str) -> None:
+    image = Image.new("RGB", (40, 40), (200, 200, 200))
+    image = Image.fromarray(np.full((40, 40), 900, np.uint16)) if mode == "I;16" else image
+    assert gallery.search(image if mode == "I;16" else image.convert(mode), k=1).results
+
+
+def test_same_pixels_give_the_same_answer_whatever_holds_them(
+    gallery: vouch.Gallery, digit: bytes, tmp_path: Path
+) -> None:
+    file = tmp_path / "digit.png"
+    file.write_bytes(digit)
+    image = Image.open(io.BytesIO(digit))
+    pixels = np.asarray(image)
+    with file.open("rb") as opened:
+        inputs: list[Any] = [file, str(file), digit, opened, image, pixels, pixels / 255]
+        answers = [gallery.search(one, k=3) for one in inputs]
+    assert len({str([one.results for one in [answer]]) for answer in answers}) == 1
+    assert answers[0].query_name == str(file)
+
+
+def test_turned_pillow_image_is_searched_with_upright(gallery: vouch.Gallery) -> None:
+    pixels = np.zeros((60, 40, 3), np.uint8)
+    pixels[:30] = 255
+    upright = Image.fromarray(pixels)
+    exif = Image.Exif()
+    exif[0x0112] = 3  # turned by 180 degrees
+    file = io.BytesIO()
+    upright.rotate(180).save(file, "PNG", exif=exif)
+    turned = gallery.search(Image.open(io.BytesIO(file.getvalue())), k=1)
+    assert turned.results == gallery.search(upright, k=1).results
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"image": 3}, r"int 3.*path of an image file"),
+    ({"image": None}, r"NoneType None.*path of an image file"),
+    ({"image": ["a.png"]}, r"list \['a.png'\].*path of an image file"),
+    ({"image": {"image": b""}}, r"dict .*path of an image file"),
+    ({"image": object()}, r"object .*path of an image file"),
+    ({"image": "missing.png"}, r"no image file 'missing.png'.*Wanted"),
+    ({"image": Path("tests")}, r"'tests' is a folder.*search_many"),
+    ({"image": "a\0b"}, r"cannot be the path of a file"),
+    ({"image": io.StringIO("text")}, r"reading text.*'rb'"),
+    ({"image": np.zeros((3, 64, 64), np.uint8)}, r"\(3, 64, 64\).*transpose"),
+    ({"image": np.zeros((1, 8, 8, 3), np.uint8)}, r"\(1, 8, 8, 3\).*search_many"),
+    ({"image": np.zeros((8, 8, 3), np.int64)}, r"int64.*uint8"),
+    ({"image": np.full((8, 8), 7.0)}, r"values 7 to 7.*0 to 1"),
+    ({"image": np.full((8, 8), np.nan)}, r"nan.*0 to 1"),
+    ({"image": np.zeros(3)}, r"shape \(3,\).*\(H, W\)"),
+    ({"image": Image.new("F", (3, 3))}, r"mode 'F'.*'RGB'"),
+    ({"k": "5"}, r"k: .*valid integer.*str '5'"),
+    ({"k": 0}, r"k: .*greater than or equal to 1.*int '0'"),
+    ({"k": 2.5}, r"k: .*valid integer.*float '2.5'"),
+    ({"k": True}, r"k: .*number.*bool 'True'"),
+    ({"limit": 3}, r"`k`"),
+    ({"alph": 0.1}, r"alph: is no option.*`alpha`"),
+    ({"alpha": "x"}, r"alpha: .*valid number.*str 'x'"),
+    ({"filter": 3}, r"filter: received int, wanted a mapping"),
+    ({"order": "random"}, r"order: .*'similarity' or 'probability'.*'random'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG, ids=lambda one: str(one)[:40])
+def test_wrong_argument_is_named_with_what_is_wanted(
+    gallery: vouch.Gallery, digit: bytes, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((TypeError, ValueError, OSError), match=re.compile(message, re.DOTALL)):
+        gallery.search(**{"image": digit, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (3, r"path: received int 3, wanted the path of a folder"),
+        ("http://127.0.0.1:8080", r"vouch.Client"),
+    ],
+)
+def test_open_refuses_what_is_no_folder(path: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        vouch.open(path)
+
+
+def test_numpy_integer_is_a_number_of_results(gallery: vouch.Gallery, digit: bytes) -> None:
+    assert len(gallery.search(digit, k=np.int64(2)).results) == 2  # type: ignore[arg-type]
+
+
+class TestManySearches:
+    def test_folder_gives_a_row_for_each_image_and_each_failure(
+        self, gallery: vouch.Gallery, digit: bytes, tmp_path: Path
+    ) -> None:
+        (tmp_path / "a").mkdir()
+        (tmp_path / "a" / "1.png").write_bytes(digit)
+        (tmp_path / "b.png").write_bytes(b"no image")
+        (tmp_path / "notes.txt").write_text("no image either", "utf-8")
+        answers = gallery.search_many(tmp_path, k=2, n_jobs=2)
+        table = answers.to_pandas()
+        assert list(table["query"]) == [str(tmp_path / "a/1.png"), str(tmp_path / "b.png")]
+        first = gallery.search(digit, k=2)
+        assert table["match_probability"][0] == first.results[0].match_probability
+        assert table["ood_p_value"][0] == first.query.ood.p_value
+        assert "b.png" not in answers.failures[0].error.args[0]
+        assert "JPEG" in table["error"][1]
+        assert repr(answers) == f"<Answers 2 queries: 1 {first.verdict}, 1 failed>"
+
+    def test_results_are_a_table_with_the_names_of_http(
+        self, gallery: vouch.Gallery, digit: bytes
+    ) -> None:
+        answers = gallery.search_many([digit, digit], k=3)
+        table = answers.to_pandas(per="result")
+        assert len(table) == 6
+        assert set(table.columns) <= {"query", "verdict", *schemas.Result.model_fields}
+        assert answers.to_arrow(per="result").num_rows == 6
+
+    def test_first_error_is_raised_if_it_is_asked_for(self, gallery: vouch.Gallery) -> None:
+        with pytest.raises(TypeError, match="int 3"):
+            gallery.search_many([3], errors="raise")  # type: ignore[list-item]
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"images": b"bytes"}, "received bytes, wanted a list of images"),
+            ({"images": 3}, "received int, wanted a list of images"),
+            ({"images": "missing"}, "'missing' is no folder"),
+            ({"images": [], "n_jobs": 0}, "n_jobs: received 0"),
+            ({"images": [], "errors": "ignore"}, "errors: received 'ignore'"),
+        ],
+    )
+    def test_wrong_argument_is_named(
+        self, gallery: vouch.Gallery, arguments: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises((TypeError, ValueError), match=message):
+            gallery.search_many(**arguments)
+
+
+class TestShownAnswers:
+    def test_notebook_shows_pictures_and_escapes_names(
+        self, gallery: vouch.Gallery, digit: bytes
+    ) -> None:
+        answer = gallery.search(digit, k=2)
+        shown = answer._repr_html_()
+        assert shown.count('src="data:image/') == 2
+        answer.results[0].label = "<script>"
+        assert "<script>" not in answer._repr_html_()
+        assert gallery.search_many([digit])._repr_html_().count("<tr>") == 2
+
+    def test_repr_is_one_line(self, gallery: vouch.Gallery, digit: bytes) -> None:
+        answer = gallery.search(digit, k=3)
+        first = answer.results[0]
+        assert repr(answer) == (
+            f"<Answer {answer.verdict}: {first.id} ({first.label}), "
+            f"P(match) = {first.match_probability:.3f}, and 2 more>"
+        )

@@ -1,0 +1,49 @@
+"""Vouch: image search that reports its own uncertainty.
+
+>>> import vouch_search as vouch
+>>> gallery = vouch.open("bundles/demo")  # doctest: +SKIP
+>>> answer = gallery.search("photo.png", k=5)  # doctest: +SKIP
+>>> answer.verdict, answer.results[0].match_probability  # doctest: +SKIP
+('match', 0.999)
+
+Everything is imported on first use: the import of the package takes milliseconds.
+
+::
+
+    gallery     `open`, and `Gallery`: a gallery in a folder of this machine
+    answers     `Answer`, and `Answers`, a table of many
+    keywords    arguments of searches, checked
+    tables      records as tables of pandas and Arrow
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vouch_search.answers import Answer, Answers, Failure
+    from vouch_search.gallery import Gallery
+    from vouch_search.gallery import open_gallery as open  # noqa: A004 - read as vouch.open
+    from vouch_search.tables import to_arrow, to_pandas
+else:
+    _PLACES = {
+        "Answer": "answers",
+        "Answers": "answers",
+        "Failure": "answers",
+        "Gallery": "gallery",
+        "open": "gallery:open_gallery",
+        "to_arrow": "tables",
+        "to_pandas": "tables",
+    }
+
+    def __getattr__(name: str) -> object:
+        """Import on first use: `import vouch_search` needs neither NumPy nor pydantic."""
+        if name not in _PLACES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module, _, there = _PLACES[name].partition(":")
+        return getattr(import_module(f"{__name__}.{module}"), there or name)
+
+    def __dir__() -> list[str]:
+        return sorted(__all__)
+
+
+__all__ = ["Answer", "Answers", "Failure", "Gallery", "open", "to_arrow", "to_pandas"]

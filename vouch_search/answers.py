@@ -1,0 +1,255 @@
+"""Answers: one to print, to show in a notebook or to switch on; and a table of many."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from pydantic import PrivateAttr
+
+from service import schemas
+from vouch_search.tables import to_arrow, to_pandas
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+Per = Literal["query", "result"]
+"""The rows of a table: one for each query, or one for each of its results."""
+
+Picture = tuple[bytes, str]
+"""The bytes of a picture and its media type."""
+
+PictureOf = Callable[[str], Picture | None]
+"""The id of an item to its thumbnail; None without one."""
+
+N_SHOWN = 10
+"""Results, and answers, that a notebook shows."""
+
+
+class Answer(schemas.SearchAnswer):
+    """The answer to one query: the record that the service sends over HTTP, with the same names.
+
+    ``print(answer)`` gives one line. A notebook shows the results with their pictures.
+    """
+
+    _query: str = PrivateAttr(default="image")
+    _picture_of: PictureOf | None = PrivateAttr(default=None)
+
+    @property
+    def query_name(self) -> str:
+        """The path or file name of the query; ``image`` for bytes, pictures and arrays."""
+        return self._query
+
+    @classmethod
+    def of(cls, record: schemas.SearchAnswer, query: str, picture_of: PictureOf) -> Answer:
+        """Return a record as an answer to the query of that name."""
+        answer = cls.model_construct(record.model_fields_set, **record.__dict__)
+        answer._query, answer._picture_of = query, picture_of
+        return answer
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a row for each result.
+
+        Raises
+        ------
+        ImportError : pandas is not installed.
+        """
+        return to_pandas(_result_rows(self))
+
+    def to_arrow(self) -> pa.Table:
+        """Return a row for each result, as an Arrow table.
+
+        Raises
+        ------
+        ImportError : pyarrow is not installed.
+        """
+        return to_arrow(_result_rows(self))
+
+    def __repr__(self) -> str:
+        return f"<Answer {self}>"
+
+    def __str__(self) -> str:
+        if not self.results:
+            return f"{self.verdict}: no results"
+        first, n = self.results[0], len(self.results)
+        label = "" if first.label is None else f" ({first.label})"
+        others = "" if n == 1 else f", and {n - 1} more"
+        return f"{self.verdict}: {first.id}{label}{_probability(first, ', P(match) = ')}{others}"
+
+    def _repr_html_(self) -> str:
+        lines = [f"<b>{escape(self.verdict)}</b>"]
+        if self.no_match_probability is not None:
+            lines.append(f"P(no match) {self.no_match_probability:.3f}")
+        if self.query.uncertainty.percentile is not None:
+            lines.append(f"more uncertain than {self.query.uncertainty.percentile:.0f} %")
+        if self.reason is not None:
+            lines.append(escape(self.reason))
+        cells = "".join(map(self._figure, self.results[:N_SHOWN]))
+        return f'<p>{"; ".join(lines)}</p><div style="display:flex;flex-wrap:wrap">{cells}</div>'
+
+    def _figure(self, result: schemas.Result) -> str:
+        """Return a picture and its caption; names of items are text and no HTML."""
+        caption = [escape(result.label or result.id), _probability(result, "P(match) ")]
+        return (
+            '<figure style="margin:4px;width:120px;text-align:center">'
+            f"{self._image(result)}<figcaption>"
+            f"{result.rank}. {'<br>'.join(filter(None, caption))}</figcaption></figure>"
+        )
+
+    def _image(self, result: schemas.Result, width: int = 112) -> str:
+        """Return the thumbnail of a result; nothing in a gallery of vectors."""
+        picture = None if self._picture_of is None else self._picture_of(result.id)
+        if picture is None:
+            return ""
+        data, media_type = base64.b64encode(picture[0]).decode("ascii"), picture[1]
+        name = escape(result.id)
+        return f'<img alt="{name}" width="{width}" src="data:{media_type};base64,{data}">'
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A query that could not be searched with, in the place of its answer.
+
+    Attributes
+    ----------
+    query_name : path or file name of the query.
+    error : what was raised.
+    """
+
+    query_name: str
+    error: Exception
+    verdict: None = None
+    results: tuple[()] = ()
+
+    def __str__(self) -> str:
+        return f"{self.query_name}: {self.error}"
+
+
+class Answers(Sequence[Answer | Failure]):
+    """The answers to many queries, in the order of the queries.
+
+    A query that could not be searched with has a `Failure` in its place.
+    """
+
+    def __init__(self, outcomes: Sequence[Answer | Failure]) -> None:
+        self._outcomes = tuple(outcomes)
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """The queries that could not be searched with."""
+        return tuple(one for one in self._outcomes if isinstance(one, Failure))
+
+    def to_pandas(self, per: Per = "query") -> pd.DataFrame:
+        """Return a row for each query, or for each result.
+
+        Raises
+        ------
+        ValueError : ``per`` is something else.
+        ImportError : pandas is not installed.
+        """
+        return to_pandas(self.rows(per))
+
+    def to_arrow(self, per: Per = "query") -> pa.Table:
+        """Return the same as an Arrow table.
+
+        Raises
+        ------
+        ValueError : ``per`` is something else.
+        ImportError : pyarrow is not installed.
+        """
+        return to_arrow(self.rows(per))
+
+    def rows(self, per: Per = "query") -> Iterator[dict[str, Any]]:
+        """Yield the rows of the tables.
+
+        Raises
+        ------
+        ValueError : ``per`` is something else.
+        """
+        if per not in {"query", "result"}:
+            raise ValueError(f"per: received {per!r}, wanted 'query' or 'result'.")
+        if per == "query":
+            yield from map(query_row, self._outcomes)
+            return
+        for one in self._outcomes:
+            if isinstance(one, Answer):
+                yield from _result_rows(one)
+
+    @overload
+    def __getitem__(self, place: int) -> Answer | Failure: ...
+    @overload
+    def __getitem__(self, place: slice) -> Answers: ...
+    def __getitem__(self, place: int | slice) -> Answer | Failure | Answers:
+        if isinstance(place, slice):
+            return Answers(self._outcomes[place])
+        return self._outcomes[place]
+
+    def __len__(self) -> int:
+        return len(self._outcomes)
+
+    def __repr__(self) -> str:
+        counts = self._counts()
+        return f"<Answers {len(self)} queries: {counts}>" if counts else "<Answers 0 queries>"
+
+    def _counts(self) -> str:
+        verdicts = [one.verdict or "failed" for one in self._outcomes]
+        return ", ".join(f"{verdicts.count(name)} {name}" for name in dict.fromkeys(verdicts))
+
+    def _repr_html_(self) -> str:
+        shown = "".join(map(_row_html, self._outcomes[:N_SHOWN]))
+        more = len(self) - N_SHOWN
+        rest = f"<p>… and {more} more</p>" if more > 0 else ""
+        return (
+            f"<p><b>{len(self)} queries</b>: {self._counts()}</p><table><tr><th>query</th>"
+            "<th>verdict</th><th></th><th>first result</th><th>P(match)</th></tr>"
+            f"{shown}</table>{rest}"
+        )
+
+
+def query_row(outcome: Answer | Failure) -> dict[str, Any]:
+    """Return an answer as one row: the verdict, the first result and the query's own numbers."""
+    row: dict[str, Any] = {"query": outcome.query_name, "verdict": outcome.verdict}
+    first = outcome.results[0] if outcome.results else None
+    for name in ("id", "label", "match_probability", "similarity"):
+        row[name] = None if first is None else getattr(first, name)
+    answer = outcome if isinstance(outcome, Answer) else None
+    query = None if answer is None else answer.query
+    row |= {
+        "no_match_probability": None if answer is None else answer.no_match_probability,
+        "uncertainty": None if query is None else query.uncertainty.value,
+        "uncertainty_percentile": None if query is None else query.uncertainty.percentile,
+        "ood_p_value": None if query is None else query.ood.p_value,
+        "ood": None if query is None else query.ood.flag,
+        "guaranteed": None if answer is None else answer.guaranteed,
+        "reason": None if answer is None else answer.reason,
+        "error": str(outcome.error) if isinstance(outcome, Failure) else None,
+    }
+    return row
+
+
+def _result_rows(answer: Answer) -> Iterator[dict[str, Any]]:
+    head = {"query": answer.query_name, "verdict": answer.verdict}
+    for one in answer.results:
+        yield head | one.model_dump(exclude={"thumbnail_url", "preview_url"})
+
+
+def _row_html(outcome: Answer | Failure) -> str:
+    cells = [escape(outcome.query_name), outcome.verdict or "failed"]
+    if isinstance(outcome, Failure):
+        cells += ["", escape(str(outcome.error)), ""]
+    elif outcome.results:
+        first = outcome.results[0]
+        cells += [outcome._image(first, 48), escape(first.label or first.id)]
+        cells.append(_probability(first, ""))
+    else:
+        cells += ["", "", ""]
+    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+
+
+def _probability(result: schemas.Result, before: str) -> str:
+    probability = result.match_probability
+    return "" if probability is None else f"{before}{probability:.3f}"

@@ -1,0 +1,300 @@
+"""A gallery in a folder of this machine: opened, and searched."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self, Unpack
+from uuid import uuid4
+
+from model_store import open_bundle
+from model_store.bundles.bundle import Bundle
+from model_store.bundles.operator import OperatorSettings, read_operator
+from model_store.errors import ItemNotFound, VouchError
+from model_store.gallery import read_filter
+from model_store.images import SUFFIXES, decode_image
+from model_store.images.inputs import ImageInput, image_file
+from model_store.processors import ProviderChoice, usable_processors
+from model_store.search import Diversity
+from service import schemas, serializers
+from service.schemas.keywords import QueryOptions
+from vouch_search.answers import Answer, Answers, Failure, Picture
+from vouch_search.keywords import checked_options
+
+
+def open_gallery(
+    path: str | os.PathLike[str],
+    *,
+    provider: ProviderChoice = "auto",
+    trusted: Collection[str] = (),
+) -> Gallery:
+    """Open the gallery in a folder that ``vouch-build`` or `build` made.
+
+    Parameters
+    ----------
+    path : a bundle, or a directory of bundles, whose current one is opened.
+    provider : where the encoder runs: ``auto``, ``cpu`` or ``cuda``.
+    trusted : public keys, one of which must have signed the bundle; none: no signature is needed.
+
+    Raises
+    ------
+    TypeError : ``path`` is no path.
+    VouchError : there is no bundle, it was changed, or its encoder does not run here.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(
+            f"path: received {type(path).__name__} {repr(path)[:80]}, wanted the path of a folder, "
+            "such as 'bundles/mine'."
+        )
+    if str(path).startswith(("http://", "https://")):
+        raise ValueError(
+            f"path: received the address {path!r}, wanted a folder. A service is reached by "
+            "vouch.Client(address).open(name)."
+        )
+    return Gallery(open_bundle(Path(path).expanduser(), provider, trusted=trusted))
+
+
+class Gallery:
+    """A gallery that was opened by `open`; safe to share by threads, and to be closed.
+
+    What is written to the gallery afterwards is not seen: open it again.
+    """
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._bundle = bundle
+        root = bundle.root
+        self._operator = OperatorSettings() if root is None else read_operator(root)
+
+    @property
+    def name(self) -> str:
+        """The name of the gallery."""
+        return self._bundle.name
+
+    @property
+    def description(self) -> str:
+        """The content of the gallery in words."""
+        return self._bundle.description
+
+    @property
+    def labels(self) -> Sequence[str]:
+        """The distinct labels of its items."""
+        return tuple(self._bundle.retriever.gallery.labels)
+
+    def __len__(self) -> int:
+        return self._bundle.retriever.gallery.n_items
+
+    def __repr__(self) -> str:
+        return f"<Gallery {self.name!r}, {len(self)} items of {len(self.labels)} labels>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the encoder and the files."""
+        self._bundle.retriever.encoder.close()
+        for part in (self._bundle.live, self._bundle.hold):
+            if part is not None:
+                part.close()
+
+    def search(self, image: ImageInput, k: int = 10, **options: Unpack[QueryOptions]) -> Answer:
+        """Find the items most like an image, and how certain that is.
+
+        Parameters
+        ----------
+        image : a path, bytes, an open file, a Pillow image or an array.
+        k : number of results, 1 to 100.
+        **options : see `service.schemas.keywords.QueryOptions`.
+
+        Raises
+        ------
+        TypeError, ValueError : an argument is wrong; the message names it.
+        OSError : the file cannot be read.
+        VouchError : the image cannot be decoded, or the filter cannot be read.
+        """
+        checked = checked_options(k, options)
+        name, data = image_file(image)
+        return self._answer(_query_name(image, name), data, checked)
+
+    def search_many(
+        self,
+        images: str | os.PathLike[str] | Iterable[ImageInput],
+        k: int = 10,
+        *,
+        progress: bool = False,
+        n_jobs: int | None = None,
+        errors: Literal["keep", "raise"] = "keep",
+        **options: Unpack[QueryOptions],
+    ) -> Answers:
+        """Search with many images.
+
+        Parameters
+        ----------
+        images : images as `search` takes them; or a folder, whose image files are searched with.
+        progress : show a progress bar.
+        n_jobs : threads; None for as many as there are processors.
+        errors : ``keep`` puts a `Failure` in the place of an image that cannot be searched with.
+
+        Raises
+        ------
+        TypeError, ValueError : an argument is wrong; the message names it.
+        OSError, VouchError : an image cannot be searched with, and ``errors`` is ``raise``.
+        """
+        checked = checked_options(k, options)
+
+        def one(image: ImageInput) -> Answer:
+            name, data = image_file(image)
+            return self._answer(_query_name(image, name), data, checked)
+
+        return Answers(in_threads(one, images_of(images), n_jobs, errors, progress=progress))
+
+    def _answer(self, name: str, data: bytes, options: schemas.SearchOptions) -> Answer:
+        started = time.perf_counter()
+        bundle, retriever = self._bundle, self._bundle.retriever
+        preprocessing = retriever.encoder.metadata.preprocessing
+        where = None if options.filter is None else read_filter(options.filter)
+        decoded = decode_image(data, smallest_side=preprocessing.smallest_side)
+        at_pixels = time.perf_counter()
+        predictive = retriever.embed(preprocessing(decoded.pixels)[None])[0]
+        at_embedding = time.perf_counter()
+        share, origin = self._absent_share(options.expected_absent)
+        answer = retriever.find(
+            predictive,
+            options.limit,
+            options.alpha,
+            options.coverage,
+            where=where,
+            diversity=Diversity(options.group_by == "label", options.duplicate_similarity),
+            expected_absent=share,
+            source=options.source,
+            filter_means=options.filter_means,
+            order=options.order,
+        )
+        seconds = {"decode": at_pixels - started, "encode": at_embedding - at_pixels}
+        seconds |= answer.seconds | {"total": time.perf_counter() - started}
+        image = schemas.QueryImage(
+            format=decoded.format,
+            width=decoded.width,
+            height=decoded.height,
+            warnings=list(decoded.warnings),
+        )
+        calibration = retriever.calibration
+        record = serializers.search_answer(
+            answer,
+            serializers.query(
+                hashlib.sha256(data).hexdigest(),
+                answer.decision.assessment,
+                answer.alpha,
+                retriever.posterior,
+                image,
+            ),
+            serializers.bundle_state(bundle.manifest.id, calibration, retriever.stale),
+            gallery=bundle.name,
+            request_id=uuid4().hex,
+            reason=None,
+            absent=serializers.absent_share(
+                calibration, answer.decision, origin, self._operator.adopted_at
+            ),
+            on_uncertain=options.on_uncertain,
+            urls=lambda _: (None, None),
+            timing_ms=serializers.milliseconds(seconds),
+        )
+        return Answer.of(record, name, self._picture)
+
+    def _absent_share(self, requested: float | None) -> tuple[float | None, schemas.ShareOrigin]:
+        """Return the share of absent queries that the service uses, and its origin."""
+        if requested is not None:
+            return requested, "request"
+        if self._operator.absent_share is not None:
+            return self._operator.absent_share, "adopted"
+        return None, "bundle"
+
+    def _picture(self, item_id: str) -> Picture | None:
+        if not self._bundle.retriever.encoder.metadata.takes_images:
+            return None
+        try:
+            thumbnail = self._bundle.retriever.gallery.thumbnail(item_id)
+        except ItemNotFound:
+            return None
+        return thumbnail.data, thumbnail.media_type
+
+
+def images_of(images: object) -> list[ImageInput]:
+    """Return the images of a list, or the image files of a folder by name.
+
+    Raises
+    ------
+    TypeError, ValueError : it is neither, or the folder has no images.
+    """
+    if isinstance(images, str | os.PathLike):
+        folder = Path(images).expanduser()
+        if not folder.is_dir():
+            raise ValueError(
+                f"images: {os.fspath(images)!r} is no folder. Wanted: a list of images, or a "
+                "folder of image files. To search with one image, use search."
+            )
+        files = sorted(one for one in folder.rglob("*") if one.suffix.lower() in SUFFIXES)
+        if not files:
+            raise ValueError(f"images: the folder {os.fspath(images)!r} has no image files.")
+        return list(files)
+    if isinstance(images, bytes | bytearray) or not isinstance(images, Iterable):
+        raise TypeError(
+            f"images: received {type(images).__name__}, wanted a list of images, or a folder."
+        )
+    return list(images)
+
+
+def in_threads(
+    search: Callable[[ImageInput], Answer],
+    images: Sequence[ImageInput],
+    n_jobs: int | None,
+    errors: Literal["keep", "raise"],
+    *,
+    progress: bool,
+) -> list[Answer | Failure]:
+    """Search with images on threads, and return what came of each in their order.
+
+    Raises
+    ------
+    TypeError, ValueError : ``n_jobs`` or ``errors`` is wrong.
+    """
+    if errors not in {"keep", "raise"}:
+        raise ValueError(f"errors: received {errors!r}, wanted 'keep' or 'raise'.")
+    if n_jobs is None or n_jobs == -1:
+        n_jobs = usable_processors()
+    if not isinstance(n_jobs, int) or isinstance(n_jobs, bool) or n_jobs < 1:
+        raise ValueError(f"n_jobs: received {n_jobs!r}, wanted a number of threads, or None.")
+
+    def outcome(image: ImageInput) -> Answer | Failure:
+        try:
+            return search(image)
+        except (VouchError, OSError, ValueError, TypeError) as error:
+            if errors == "raise":
+                raise
+            return Failure(_query_name(image, "image"), error)
+
+    from tqdm.auto import tqdm  # noqa: PLC0415 - a tenth of a second
+
+    executor = ThreadPoolExecutor(n_jobs)
+    try:
+        found = executor.map(outcome, images)
+        return list(tqdm(found, total=len(images), unit="image", disable=not progress))
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def _query_name(image: ImageInput, file_name: str) -> str:
+    """Return the path of a file as it was given: the base name alone identifies no file."""
+    return os.fspath(image) if isinstance(image, str | os.PathLike) else file_name

@@ -1,0 +1,43 @@
+"""The arguments of searches, checked before anything is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from pydantic import ValidationError
+
+from service import schemas
+
+
+def checked_options(k: object, options: Mapping[str, object]) -> schemas.SearchOptions:
+    """Return the options of a search.
+
+    Raises
+    ------
+    TypeError : an argument is unknown or of another type; the message names it, what was received
+        and what is wanted.
+    ValueError : an argument is out of range.
+    """
+    if "limit" in options:
+        raise TypeError("The number of results is `k` here, not `limit`.")
+    if isinstance(k, np.integer):
+        k = int(k)
+    if not isinstance(options.get("filter", {}), str | Mapping | None):
+        received = type(options["filter"]).__name__
+        raise TypeError(f"filter: received {received}, wanted a mapping such as {{'label': 'a'}}.")
+    values = {"limit": k, **options}
+    try:
+        return schemas.SearchOptions.model_validate(values, strict=True)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+    text = "; ".join(
+        f"{'k' if one['loc'][0] == 'limit' else one['loc'][0]}: {one['msg']} (received "
+        f"{type(one['input']).__name__} {str(one['input'])[:80]!r})"
+        for one in problems
+    )
+    is_range = all(
+        one["type"].startswith(("greater", "less", "string_too", "literal")) for one in problems
+    )
+    kind = ValueError if is_range else TypeError
+    raise kind(text.replace("is not a field here", "is no option of a search"))

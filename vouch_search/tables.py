@@ -1,0 +1,85 @@
+"""Records as tables of pandas and Arrow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from model_store.installation import how_to_install
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+Row = Mapping[str, Any]
+
+
+def to_pandas(records: Iterable[object]) -> pd.DataFrame:
+    """Return a row for each record; a record inside a record becomes columns ``outer.inner``.
+
+    Parameters
+    ----------
+    records : answers, items, decisions or other records of the library or the client.
+
+    Raises
+    ------
+    TypeError : something else.
+    ImportError : pandas is not installed.
+    """
+    rows = [row_of(one) for one in records]
+    try:
+        import pandas as pd  # noqa: PLC0415 - slow, and an extra
+    except ImportError as error:
+        raise ImportError(f"Tables need pandas. {how_to_install('tables')}") from error
+    return pd.DataFrame(rows)
+
+
+def to_arrow(records: Iterable[object]) -> pa.Table:
+    """Return the same as an Arrow table; lists and mappings are kept as JSON text.
+
+    Raises
+    ------
+    TypeError : not records.
+    ImportError : pyarrow is not installed.
+    """
+    rows = [row_of(one) for one in records]
+    try:
+        import pyarrow as pa  # noqa: PLC0415 - slow, and an extra
+    except ImportError as error:
+        raise ImportError(f"Arrow tables need pyarrow. {how_to_install('tables')}") from error
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return pa.table({name: [_plain(row.get(name)) for row in rows] for name in names})
+
+
+def row_of(record: object) -> dict[str, Any]:
+    """Return a record as one flat row."""
+    if isinstance(record, BaseModel):
+        return dict(_flat("", record.model_dump()))
+    if isinstance(record, Mapping):
+        return dict(_flat("", record))
+    if is_dataclass(record) and not isinstance(record, type):
+        return dict(_flat("", asdict(record)))
+    raise TypeError(
+        f"A row cannot be made from {type(record).__name__} {repr(record)[:80]}. Wanted: records, "
+        "such as answers, items or decisions."
+    )
+
+
+def _flat(prefix: str, values: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            yield from _flat(f"{name}.", value)
+        else:
+            yield name, value
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - any cell
+    """Return a cell that Arrow gives a type."""
+    if isinstance(value, list | tuple | dict):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return value
