@@ -108,7 +108,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), WRONG, ids=lambda one: str(one)[:40])
+@pytest.mark.parametrize(("arguments", "message"), WRONG, ids=[one[1] for one in WRONG])
 def test_wrong_argument_is_named_with_what_is_wanted(
     gallery: vouch.Gallery, digit: bytes, arguments: dict[str, Any], message: str
 ) -> None:
