@@ -12,7 +12,7 @@ Kronecker-factored posterior: there a variance is a number of the image times a 
 dimension, and λ is the square root of a ratio. And r, the cosine of the features under the
 posterior, would take as many numbers an item as there are features; it is a + b s, fitted to
 validation images when the posterior is. On Caltech-101, Fashion-MNIST and CIFAR-10 the standard
-deviation is that of sampled layers within 2 % (one division each; `make bench-uncertainty`).
+deviation is that of sampled layers within 2 % (one division each; `make bench NAME=uncertainty`).
 """
 
 from __future__ import annotations

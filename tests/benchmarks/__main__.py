@@ -4,11 +4,10 @@ The HTTP benchmark wants the Fashion-MNIST bundle. Where bundles/fashion-mnist h
 epoch that `bench_fit` trains is made into one, which changes no shape and no time; it needs the
 images (VOUCH_DATA_DIR, or a download) and some minutes. The benchmarks of throughput, indexing,
 the first hour and a busy machine want photographs (VOUCH_DATA_DIR), of which they build a bundle
-once. Left out, because they take an hour and print tables: `make bench-posteriors`,
-`make bench-zero-shot`, `make bench-decision`, `make bench-label-free`, `make bench-roll-up`,
-`make bench-review`, `make bench-unknown`; because it installs another server: `make bench-load`;
-because it wants a GPU: `make bench-gpu`; and because they build galleries of a million items and
-more: `make bench-gallery`, `make bench-ten-million`, `make bench-filters`, `make bench-tenants`.
+once. Left out, because they take an hour and print tables: posteriors, zero-shot, decision,
+label-free, roll-up, review, unknown; because it installs another server: load; because it wants a
+GPU: gpu; and because they build galleries of a million items and more: gallery, ten-million,
+filters, tenants. `make bench NAME=load` runs one.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from tests.benchmarks import (
 from tests.benchmarks.measured import record_figures
 
 BUILD = Path("build")
-RUN = BUILD / "bench-run"
+RUN = BUILD / "run"
 BUNDLES = Path("bundles/fashion-mnist")
 
 
@@ -61,19 +60,19 @@ def main() -> None:
     results |= bench_http.measure(bundle)
     results |= bench_overhead.measure(bundle)
     results["meta"]["left_out"] = [
-        "bench-posteriors",
-        "bench-zero-shot",
-        "bench-decision",
-        "bench-label-free",
-        "bench-gallery",
-        "bench-ten-million",
-        "bench-gpu",
-        "bench-filters",
-        "bench-tenants",
-        "bench-roll-up",
-        "bench-review",
-        "bench-unknown",
-        "bench-load",
+        "posteriors",
+        "zero-shot",
+        "decision",
+        "label-free",
+        "gallery",
+        "ten-million",
+        "gpu",
+        "filters",
+        "tenants",
+        "roll-up",
+        "review",
+        "unknown",
+        "load",
     ]
     if "VOUCH_DATA_DIR" in os.environ:
         results |= bench_throughput.measure()
@@ -99,7 +98,7 @@ def _fashion_bundle() -> Path:
     export_step(config, run, load_splits(config))
     for step in (index_step, calibrate_step, evaluate_step):
         step(config, run)
-    return publish_step(config, run, BUILD / "bench-bundles").parent
+    return publish_step(config, run, BUILD / "bundles").parent
 
 
 def _meta() -> dict[str, Any]:

@@ -15,7 +15,8 @@ label hidden, which count for 5 %:
 
     python -m tests.benchmarks.bench_decide [--seeds N]
 
-Reads VOUCH_DATA_DIR; writes build/bench-decide.json. Some minutes, once `make bench-promises` has
+Reads VOUCH_DATA_DIR; writes build/bench-decide.json. Some minutes, once `make bench
+NAME=promises` has
 embedded the sets, which takes ten more.
 """
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -48,6 +47,7 @@ from model_store.encoder.onnx import OnnxEncoder
 from tests.benchmarks.bench_zero_shot import WEIGHTS, unpacked
 from tests.benchmarks.bench_zero_shot import config_of as photographs
 from tests.benchmarks.measured import record_figures
+from tests.benchmarks.preconditions import data_dir
 
 RUNS = Path("build/decision")
 SETS = ("fashion-mnist", "caltech101_half", "omniglot")
@@ -276,7 +276,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=SETS)
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
-    data = Path(os.environ["VOUCH_DATA_DIR"])
+    data = data_dir()
     report: dict[str, Any] = {}
     for name in options.names:
         rows = []

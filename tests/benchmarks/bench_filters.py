@@ -54,6 +54,7 @@ from model_store.predictive import Predictive
 from model_store.search import two_stage_search
 from tests.benchmarks.bench_gallery import BUNDLE, ITEM_NOISE, K, build, overlap, predictives_of
 from tests.benchmarks.measured import record_figures
+from tests.benchmarks.preconditions import built
 
 WORK = Path("build/bench-filters")
 REPORT = Path("build/bench-filters.json")
@@ -270,7 +271,7 @@ def main() -> None:
     parser.add_argument("bundle", nargs="?", type=Path, default=BUNDLE)
     parser.add_argument("--items", type=int, default=1_000_000)
     options = parser.parse_args()
-    found = measure(options.bundle, options.items)
+    found = measure(built(options.bundle, "fashion-mnist"), options.items)
     text = json.dumps(found, indent=1, sort_keys=True)
     record_figures("filters", found, globals())
     REPORT.write_text(text + "\n", encoding="utf-8")

@@ -12,7 +12,6 @@ has seen no query. Needs VOUCH_DATA_DIR.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -28,6 +27,7 @@ import numpy as np
 from index_builder.metrics import auroc
 from tests.benchmarks.bench_zero_shot import unpacked
 from tests.benchmarks.measured import record_figures
+from tests.benchmarks.preconditions import data_dir
 from tests.end_to_end.processes import Service
 
 NAME = "photographs"
@@ -134,9 +134,7 @@ def measure(n_divisions: int = 5) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         (scratch / "photographs").mkdir()
-        root = unpacked(
-            "caltech101_half", Path(os.environ["VOUCH_DATA_DIR"]), scratch / "photographs"
-        )
+        root = unpacked("caltech101_half", data_dir(), scratch / "photographs")
         for seed in range(n_divisions):
             place = scratch / str(seed)
             division = divided(root, place / "gallery", seed)

@@ -30,13 +30,14 @@ from model_store.encoder.onnx import OnnxEncoder
 from model_store.images import decode_image
 from model_store.processors import usable_processors
 from tests.benchmarks.bench_zero_shot import unpacked
+from tests.benchmarks.preconditions import data_dir
 
 N_ROUNDS = 2
 
 
 def measure() -> dict[str, float]:
     """Seconds of the command and of the least, and their ratio."""
-    data = Path(os.environ["VOUCH_DATA_DIR"])
+    data = data_dir()
     seconds: list[tuple[float, float]] = []
     least: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as scratch:

@@ -55,6 +55,7 @@ from model_store.predictive import Predictive, predict
 from model_store.search import N_CANDIDATES, two_stage_search
 from model_store.sphere import base_noise
 from tests.benchmarks.measured import record_figures
+from tests.benchmarks.preconditions import built
 
 BUNDLE = Path("bundles/fashion-mnist")
 WORK = Path("build/bench-gallery")
@@ -382,7 +383,7 @@ def main() -> None:
     if options.measure is not None:
         print(json.dumps(measure_built(options.measure)))
         return
-    found = measure(options.bundle, tuple(options.sizes))
+    found = measure(built(options.bundle, "fashion-mnist"), tuple(options.sizes))
     _write(found)
     if options.peers:
         from tests.benchmarks import bench_peers

@@ -18,7 +18,6 @@ Reads VOUCH_DATA_DIR; writes build/bench-label-free.json. Five minutes.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -43,6 +42,7 @@ from model_store.predictive import Predictive
 from model_store.retriever import Retriever
 from tests.benchmarks.bench_zero_shot import unpacked
 from tests.benchmarks.measured import record_figures
+from tests.benchmarks.preconditions import data_dir
 from tests.benchmarks.strong_views import strong_views
 
 SETS = ("caltech101_half", "omniglot")
@@ -170,7 +170,7 @@ def main(names: Sequence[str]) -> None:
     """Measure, print, write."""
     results: dict[str, float] = {}
     for name in names or SETS:
-        data = Path(os.environ["VOUCH_DATA_DIR"])
+        data = data_dir()
         of_seeds = [measure(name, data, seed) for seed in range(N_SEEDS)]
         results |= {key: float(np.mean([one[key] for one in of_seeds])) for key in of_seeds[0]}
         results |= {

@@ -8,13 +8,12 @@ corrupted queries, of which the fusion has seen others. What each signal adds is
 fused score minus that of a fusion fitted without it. Reads VOUCH_DATA_DIR; ten minutes on two
 cores, most of it for the encoders, which are made once.
 
-    python -m tests.benchmarks.outlier_regret [WORLD ...]
+    python -m tests.benchmarks.bench_outliers [WORLD ...]
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from index_builder.calibration.detector import cross_fitted_scores, fit_fusion
 from index_builder.metrics import auroc
 from model_store.decision import OUTLIER_SIGNALS
 from tests.benchmarks.outlier_worlds import KEPT, WORLDS, World, world
+from tests.benchmarks.preconditions import data_dir
 
 SEEDS = 5
 ALPHA = 0.05
@@ -148,7 +148,7 @@ def measure(names: Sequence[str], data: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Print a row for each pair."""
-    report = measure(sys.argv[1:] or list(WORLDS), Path(os.environ["VOUCH_DATA_DIR"]))
+    report = measure(sys.argv[1:] or list(WORLDS), data_dir())
     print("| encoder and lesson: outliers | fused | " + " | ".join(OUTLIER_SIGNALS) + " | regret |")
     print("|---|" + "---:|" * (len(OUTLIER_SIGNALS) + 2))
     for pair, row in report["pairs"].items():

@@ -1,4 +1,4 @@
-"""The page as its visitors meet it, in numbers: ``make bench-page``.
+"""The page as its visitors meet it, in numbers: ``make bench NAME=page``.
 
 ::
 

@@ -1,10 +1,10 @@
-"""``make bench-promises``: does what Vouch promises come true, in worlds whose truth is known?
+"""``make bench NAME=promises``: does what Vouch promises come true, in worlds whose truth is known?
 
 Every world is drawn again for each repetition, or divided again where it is real: a gallery, its
 calibration queries, and test queries of which some show labels that nothing fitted has seen. Writes
 ``build/bench-promises.json``; what the worst world comes to stands at its top, under the names of
 the table that is printed. Real worlds are read from VOUCH_DATA_DIR; their encoders, and those of
-`outlier_regret`, are built once and kept in build/, which takes the better part of an hour.
+`bench_outliers`, are built once and kept in build/, which takes the better part of an hour.
 
 What each task has found is kept beside the report; with ``--resume`` it is not measured again.
 
@@ -27,9 +27,10 @@ from typing import Any
 
 import numpy as np
 
-from tests.benchmarks import outlier_regret
+from tests.benchmarks import bench_outliers
 from tests.benchmarks.measured import record_figures
 from tests.benchmarks.outlier_worlds import WORLDS as OUTLIER_WORLDS
+from tests.benchmarks.preconditions import data_dir
 from tests.benchmarks.promises.catalogue import ORDINARY, WORLDS, spec_of
 from tests.benchmarks.promises.drift import CHANGES, SHARES, alarms
 from tests.benchmarks.promises.filtered import measure_filters
@@ -62,7 +63,7 @@ def run(task: Task) -> Record | list[Record]:
         change, n = name.rsplit(" ", 1)
         return [alarms(change, int(n), one) for one in range(seed, seed + AT_ONCE)]
     if kind == "outliers":
-        return outlier_regret.measure([name], Path(os.environ["VOUCH_DATA_DIR"]))
+        return bench_outliers.measure([name], data_dir())
     with TemporaryDirectory() as place:
         directory = Path(place)
         if name in REAL:

@@ -67,6 +67,7 @@ from tests.benchmarks.bench_gallery import (
     predictives_of,
 )
 from tests.benchmarks.measured import record_figures
+from tests.benchmarks.preconditions import built
 
 WORK = Path("build/bench-ten-million")
 REPORT = Path("build/bench-ten-million.json")
@@ -341,7 +342,9 @@ def main() -> None:
         step, n_items = options.step
         print(json.dumps(run_step(step, int(n_items), options.bundle)))
         return
-    found = measure(options.bundle, tuple(options.sizes), tuple(options.steps))
+    found = measure(
+        built(options.bundle, "fashion-mnist"), tuple(options.sizes), tuple(options.steps)
+    )
     print(json.dumps(found, indent=1, sort_keys=True))
     record_figures("ten-million", found, globals())
 

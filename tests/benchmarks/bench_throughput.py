@@ -52,6 +52,7 @@ from tests.benchmarks.load.servers import (
     server,
 )
 from tests.benchmarks.measured import record_figures
+from tests.benchmarks.preconditions import data_dir
 
 WORK = Path("build/bench-throughput")
 RUN, BUNDLES, IMAGES = WORK / "run", WORK / "bundles", WORK / "images"
@@ -191,7 +192,7 @@ def built() -> None:
     from index_builder.pipeline.steps import build_all
     from tests.benchmarks.bench_zero_shot import unpacked
 
-    data = Path(os.environ["VOUCH_DATA_DIR"])
+    data = data_dir()
     IMAGES.mkdir(parents=True, exist_ok=True)
     root = unpacked("caltech101_half", data, IMAGES)
     encoder = resolve_encoder(None, IMAGES.parent / "encoders")

@@ -16,7 +16,6 @@ deviation of its similarity.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -44,6 +43,7 @@ from index_builder.vectors.encoder import embed_with_features
 from model_store import Retriever, open_bundle
 from tests.benchmarks.bench_zero_shot import unpacked
 from tests.benchmarks.measured import record_figures
+from tests.benchmarks.preconditions import data_dir
 from tests.support.narrowing import instance_of
 
 N_LAYERS, N_LISTED = 400, 10
@@ -196,7 +196,7 @@ def against_layers(
 
 def measure(n_divisions: int = 5) -> dict[str, Any]:
     """Return mean and 1.96 standard errors of each number, by data set."""
-    data = Path(os.environ["VOUCH_DATA_DIR"])
+    data = data_dir()
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for name in SETS:

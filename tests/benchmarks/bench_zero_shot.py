@@ -17,7 +17,6 @@ the images or the splits.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tarfile
 import tempfile
@@ -49,6 +48,7 @@ from index_builder.reproduction.datasets.small import chars74k, cifar10
 from model_store.sphere import spherical_variance, unit_direction
 from tests.benchmarks.kept_features import fitted
 from tests.benchmarks.measured import record_figures
+from tests.benchmarks.preconditions import data_dir
 
 WEIGHTS = Path("backbones") / "mobilenet_v2_imagenet_int8.npz"
 UNSEEN = {"caltech101_half": 0.5, "cub_first10": 0.5, "omniglot": 659 / 1623}
@@ -243,7 +243,7 @@ def summary(rows: dict[str, dict[str, float]]) -> dict[str, float]:
 
 def main() -> None:
     """Print a row for each set, and write all of it."""
-    data = Path(os.environ["VOUCH_DATA_DIR"])
+    data = data_dir()
     rows: dict[str, dict[str, float]] = {}
     for name in sys.argv[1:] or UNSEEN:
         rows[name] = measure(name, data)

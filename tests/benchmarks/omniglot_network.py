@@ -7,7 +7,6 @@ alphabets: it has seen none of them. Half an hour on one core.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ from index_builder.reproduction.datasets.official import Origin
 from index_builder.reproduction.datasets.omniglot import omniglot
 from model_store.encoder.contract import Embeddings
 from model_store.images import Preprocessing
+from tests.benchmarks.preconditions import data_dir
 from tests.benchmarks.promises.real import Embedded
 
 KEPT = Path("build") / "unknown"
@@ -60,7 +60,7 @@ def evaluation_characters(every: int) -> Embedded:
     path = KEPT / "omniglot.npz"
     if not path.exists():
         KEPT.mkdir(parents=True, exist_ok=True)
-        parts = omniglot(Origin(Path(os.environ["VOUCH_DATA_DIR"]))).parts
+        parts = omniglot(Origin(data_dir())).parts
         network, images = _trained(parts["background"]), parts["evaluation"]
         arrays = {}
         for name, some in (("clean", images), ("spoilt", corrupted(images, 0))):

@@ -1,6 +1,6 @@
 """The plugin of FiftyOne, run by FiftyOne itself on a dataset in its database.
 
-FiftyOne pins a web framework, so it has an environment of its own: `make try-fiftyone` makes one.
+FiftyOne pins a web framework, so `make try NAME=fiftyone` makes an environment of its own.
 `VOUCH_FIFTYONE_PYTHON` names its interpreter, without which these tests are skipped.
 """
 
@@ -65,7 +65,7 @@ def run(
 ) -> Any:
     python = os.environ.get("VOUCH_FIFTYONE_PYTHON")
     if python is None:
-        pytest.skip("VOUCH_FIFTYONE_PYTHON is not set: no FiftyOne; see `make try-fiftyone`")
+        pytest.skip("VOUCH_FIFTYONE_PYTHON is not set: no FiftyOne; see `make try NAME=fiftyone`")
     asked = {
         "name": f"vouch-test-{os.getpid()}",
         "images": [str(path) for path in images],

@@ -24,7 +24,7 @@ from tests.support.s3_server import free_ports
 
 BUCKET = "photographs"
 AZURITE = "VOUCH_AZURITE"
-"""Names the script `azurite-blob`: 190 MB of Node.js, which `make try-azurite` installs."""
+"""Names the script `azurite-blob`: 190 MB of Node.js, which `make try NAME=azurite` installs."""
 
 _ACCOUNT = "devstoreaccount1"
 _KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="

@@ -1,4 +1,4 @@
-"""``make crash-indexing``: kill -9 at random moments, and nothing of the work is lost or mixed up.
+"""Kill -9 at random moments, and nothing of the work is lost or mixed up.
 
 An indexing of real drawings is killed with all its processes, at a moment drawn uniformly over the
 time that an uninterrupted one takes, and started again until it ends by itself. Each must end with

@@ -1,4 +1,4 @@
-"""``make crash-writes``: a service that is killed 50 times while it is written to.
+"""``make torture NAME=crash-writes``: a service that is killed 50 times while it is written to.
 
 Writers put, replace and delete items, alone and in batches; others search; in half of the rounds
 the gallery is compacted. Then the service is killed (SIGKILL) at a random moment and started again.

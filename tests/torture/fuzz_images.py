@@ -1,4 +1,4 @@
-"""``make fuzz-images``: thousands of hostile files through the door that strangers use.
+"""Thousands of hostile files through the door that strangers use.
 
 A `vouch-serve` gets every file of `hostile_images` over HTTP, several at a time. Each must be
 answered with 200, or with 4xx and a problem document, within the deadline; the service must not

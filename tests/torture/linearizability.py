@@ -1,4 +1,4 @@
-"""``make linearizability``: two services on one gallery must answer as one would.
+"""``make torture NAME=linearizability``: two services on one gallery must answer as one would.
 
 Clients put, delete, show and search items at both; the gallery is compacted every few seconds,
 other bundles are published, and the services are killed (SIGKILL) and started again. Every history

@@ -1,4 +1,4 @@
-"""``make bench-poison``: good requests that are lost because of a neighbour's bad image.
+"""``make torture NAME=poison``: good requests that are lost because of a neighbour's bad image.
 
 The same 30 rounds of eight requests at once, one of them a truncated file, a bomb or no image at
 all, then 100 good ones; sent to `vouch-serve` and to LitServe with the same encoder and

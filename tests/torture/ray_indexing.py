@@ -1,4 +1,4 @@
-"""``make ray-indexing``: a Ray of several workers, one of which is killed, makes the same bundle.
+"""A Ray of several workers, one of which is killed, makes the same bundle.
 
 Real drawings are indexed by the local engine, then by Ray Data on this machine; while that works,
 one of its workers is killed with SIGKILL, and a decoder of another.

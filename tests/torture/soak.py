@@ -1,4 +1,4 @@
-"""``make soak``: a service under mixed load for a quarter of an hour, with trouble all along.
+"""A service under mixed load for a quarter of an hour, with trouble all along.
 
 Callers search with images that are cached and images that are not, send bad ones, leave before
 they are answered, and look at metrics. Meanwhile the bundle is exchanged every 30 s (by the

@@ -1,4 +1,4 @@
-"""``make try-compose``: three replicas behind the balancer, written to, killed, exchanged, stopped.
+"""Three replicas behind the balancer, written to, killed, exchanged, stopped.
 
 Starts the compose file under a project name of its own, with a volume of its own, and takes both
 away again. Needs a Docker Engine on this machine, and Linux, where replicas are reached by their

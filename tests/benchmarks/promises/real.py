@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from model_store.encoder.contract import Embeddings
 from model_store.encoder.onnx import OnnxEncoder
 from tests.benchmarks.bench_zero_shot import WEIGHTS, unpacked
 from tests.benchmarks.bench_zero_shot import config_of as photographs
+from tests.benchmarks.preconditions import data_dir
 
 from .latents import TableEncoder, pictures
 from .oracles import ORACLES, SAME_LABELS, told
@@ -201,16 +201,12 @@ def embed_all(names: Iterable[str]) -> None:
             REAL[name](seed)
 
 
-def _data() -> Path:
-    return Path(os.environ["VOUCH_DATA_DIR"])
-
-
 def _images(name: str) -> Path:
     """The folder with one sub-folder for each label."""
     place = KEPT.resolve() / "images" / name
     if not place.exists():
         place.mkdir(parents=True)
-        root = unpacked(name, _data(), place)
+        root = unpacked(name, data_dir(), place)
         if name == "omniglot":
             for number, character in enumerate(sorted(root.iterdir())):
                 if number % EVERY_CHARACTER:
@@ -219,7 +215,7 @@ def _images(name: str) -> Path:
 
 
 def _photographs(name: str) -> BuildConfig:
-    return photographs(name, _images(name), _data() / WEIGHTS)
+    return photographs(name, _images(name), data_dir() / WEIGHTS)
 
 
 def _encoder(config: BuildConfig) -> OnnxEncoder:

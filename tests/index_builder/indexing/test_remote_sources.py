@@ -180,7 +180,7 @@ def other_bucket(
     serve = google_bucket
     if request.param == "az":
         if AZURITE not in os.environ:
-            pytest.skip(f"{AZURITE} names no Azurite; `make try-azurite` installs one")
+            pytest.skip(f"{AZURITE} names no Azurite; `make try NAME=azurite` installs one")
         serve = azure_bucket
     (tmp_path / "emulator").mkdir()
     with serve(tmp_path / "emulator") as bucket:
