@@ -142,15 +142,33 @@ List = Annotated[tuple[Item, ...], NoDecode, BeforeValidator(as_list)]
 PREFIX = "VOUCH_"
 
 
+def _secrets_problem(folder: Path) -> str:
+    """Return why a folder of secrets cannot be used, without its content; empty where it can.
+
+    Files in it that look like settings and are none, or cannot be read, would be ignored else.
+    """
+    own = {f"{PREFIX.lower()}{name}" for name in Settings.model_fields}
+    try:
+        if not folder.is_dir():
+            return "must be a directory with a file for each secret"
+        of_ours = [one for one in folder.iterdir() if one.name.lower().startswith(PREFIX.lower())]
+    except (OSError, ValueError):
+        return "must be a directory with a file for each secret, which the service can read"
+    if unknown := sorted(path.name for path in of_ours if path.name.lower() not in own):
+        return f"{folder} has files that name no setting: {', '.join(unknown)}"
+    for path in sorted(of_ours):
+        try:
+            if not path.is_file():
+                return f"{path} must be a file"
+            path.read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            return f"{path} must be a text file in UTF-8 that the service can read"
+    return ""
+
+
 def _check_secrets(folder: Path) -> Path:
-    """Refuse a folder that is missing, and files in it that look like settings and are none."""
-    if not folder.is_dir():
-        raise ValueError("must be a directory with a file for each secret")
-    names = {path.name.lower() for path in folder.iterdir()}
-    of_ours = {name for name in names if name.startswith(PREFIX.lower())}
-    unknown = sorted(of_ours - {f"{PREFIX.lower()}{name}" for name in Settings.model_fields})
-    if unknown:
-        raise ValueError(f"{folder} has files that name no setting: {', '.join(unknown)}")
+    if problem := _secrets_problem(folder):
+        raise ValueError(problem)
     return folder
 
 
@@ -179,7 +197,7 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Read options, then variables, then files in the folder `secrets_dir`."""
         folder = {**env_settings(), **init_settings()}.get("secrets_dir")
-        if not folder or not Path(folder).is_dir():  # refused by `_check_secrets`
+        if not folder or _secrets_problem(Path(folder)):  # refused by `_check_secrets`
             return init_settings, env_settings
         return init_settings, env_settings, SecretsSettingsSource(settings_cls, folder)
 

@@ -30,10 +30,25 @@ _SYSTEM_NAMES = frozenset(
     | {"network trash folder", "temporary items", "thevolumesettingsfolder", "icon\r"}
     | {"thumbs.db", "thumbs.db:encryptable", "ehthumbs.db", "ehthumbs_vista.db", "desktop.ini"}
     | {"picasa.ini", "zbthumbnail.info", "folder.thumbs.db", "aclgallery.ini"}
+    | {"@synoeastream", "@s2s", "@appstore", "@database", "@autoupdate", "@synofinder-etc-volume"}
+    | {"trashbox", "nas_prog", "~snapshot", "lost.dir", "windowsimagebackup", "msocache"}
+    | {"config.msi", "$windows.~bt", "$windows.~ws", "$winreagent", "$extend", "albumartsmall.jpg"}
+    | {"node_modules", "site-packages"}
 )
 """Files and folders that operating systems, NAS and programs put among a user's files."""
 
-_SYSTEM_BEGINNINGS = (".", "@__thumb", "synofile_thumb_", "synophoto_", "~syncthing~", "~$")
+_SYSTEM_BEGINNINGS = (
+    *(".", "@__thumb", "synofile_thumb_", "synophoto_", "~syncthing~", "~$"),
+    *("network recycle bin", "albumart_{"),
+)
+_SYSTEM_ENDS = (
+    *("@synoeastream", "@synoresource", ".lrdata", ".thm"),
+    *(".crdownload", ".part", ".partial", ".download", ".opdownload", ".filepart"),
+)
+"""Endings of caches of previews, cameras' pictures of videos, and files that are not yet whole."""
+
+_LIBRARY, _OWN_IN_LIBRARIES = ".photoslibrary", frozenset({"originals", "masters"})
+"""Photo libraries of macOS, and their folders of own files; the rest is made of these."""
 
 _OTHER_SUFFIXES = (
     RAW_SUFFIXES
@@ -219,10 +234,13 @@ def is_system_file(name: str) -> bool:
 
     Names with a leading dot do, such as the ``._`` twins of macOS and ``.ipynb_checkpoints``.
     """
+    parts = [part for part in name.lower().split("/") if part not in {"", ".", ".."}]
     return any(
-        part.lower() in _SYSTEM_NAMES or part.lower().startswith(_SYSTEM_BEGINNINGS)
-        for part in name.split("/")
-        if part not in {"", ".", ".."}
+        part in _SYSTEM_NAMES
+        or part.startswith(_SYSTEM_BEGINNINGS)
+        or part.endswith(_SYSTEM_ENDS)
+        or (before.endswith(_LIBRARY) and part not in _OWN_IN_LIBRARIES)
+        for before, part in zip(["", *parts], parts, strict=False)
     )
 
 

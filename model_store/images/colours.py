@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from PIL.TiffImagePlugin import TiffImageFile
 
 from model_store.images.depth import Scale, extremes, scale_of
 from model_store.images.profiles import BrokenProfile, to_srgb
-from model_store.images.statements import ColourStatement
+from model_store.images.statements import BROKEN_PROFILE, ColourStatement
 
 _STRIP_PIXELS = 2**20
+_EXTRA_SAMPLES = 338
 
 TURNED = "The orientation stored in the file was applied."
 CONVERTED = "The colours were converted from"
@@ -119,7 +121,7 @@ def _colour_steps(
         try:
             convert = to_srgb(profile, mode)
         except BrokenProfile:
-            warnings.append("The colour profile in the file cannot be used and was ignored.")
+            warnings.append(BROKEN_PROFILE)
         else:
             if convert is not None:
                 steps.append(convert)
@@ -135,9 +137,13 @@ def _colour_steps(
 def _has_alpha(image: Image.Image) -> bool:
     """Return whether parts of a picture may be transparent.
 
-    A BMP whose alpha is zero everywhere is opaque: programs write it so who know of no alpha.
+    A BMP whose alpha is zero everywhere is opaque: programs write it so that know of no alpha. So
+    is a TIFF whose fourth channel has no declared meaning.
     """
-    if image.format == "BMP" and image.mode == "RGBA":
+    is_declared = image.format != "BMP" and not (
+        isinstance(image, TiffImageFile) and _EXTRA_SAMPLES not in image.tag_v2
+    )
+    if image.mode == "RGBA" and not is_declared:
         return image.getchannel("A").getextrema() != (0, 0)
     return image.mode in {"RGBA", "LA", "PA", "RGBa", "La"} or "transparency" in image.info
 

@@ -7,6 +7,7 @@ set aside the memory for the whole canvas (WebP).
 from __future__ import annotations
 
 import struct
+import zlib
 from dataclasses import dataclass
 
 _MAGIC = {
@@ -79,14 +80,28 @@ _OTHER_IMAGES: tuple[tuple[int, bytes, str], ...] = (
     (0, b"BPG\xfb", "BPG"),
     (0, b"FLIF", "FLIF"),
     (0, b"icns", "an Apple icon (ICNS)"),
-    (0, b"\x00\x00\x01\x00", "an icon (ICO)"),
-    (0, b"\x00\x00\x02\x00", "a cursor (CUR)"),
     (0, b"\x0a\x05\x01", "PCX"),
     (0, b"\x59\xa6\x6a\x95", "a Sun raster image"),
     (0, b"\x01\xda", "SGI"),
     (0, b"\xd7\xcd\xc6\x9a", "a Windows metafile (WMF)"),
     (0, b"AT&TFORM", "DjVu"),
     (0, b"SIMPLE  =", "FITS"),
+    (12, b"CgBI", "a PNG in Apple's own variant (CgBI), as iOS apps hold it"),
+    (0, b"\xff\x10\xff\x50", "JPEG XS"),
+    (0, b"\x00\x00\x00\x0cJXS \r\n\x87\n", "JPEG XS"),
+    (0, b"\x8aMNG\r\n\x1a\n", "MNG"),
+    (0, b"\x8bJNG\r\n\x1a\n", "JNG"),
+    (0, b"/* XPM */", "XPM"),
+    (0, b"P7\n", "a portable bitmap (PAM)"),
+    (40, b" EMF", "a Windows metafile (EMF)"),
+    (0, b"SDPX", "DPX"),
+    (0, b"XPDS", "DPX"),
+    (0, b"\xabKTX ", "KTX"),
+    (0, b"NRRD0", "NRRD"),
+    (344, b"n+1\x00", "NIfTI"),
+    (0, b"ZISRAWFILE", "a microscope's image (CZI)"),
+    (0, b"\xda\xce\xbe\x0a", "a microscope's image (ND2)"),
+    (0, b"BA", "a set of OS/2 bitmaps"),
     (128, b"DICM", "DICOM"),
     (0, b"%!PS", "PostScript"),
     (0, b"\xc5\xd0\xd3\xc6", "PostScript"),
@@ -116,19 +131,37 @@ _BRANDS = {
         (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"),
         Content("HEIC, which iPhones write", is_image=True),
     ),
+    **dict.fromkeys((b"avio", b"MA1A", b"MA1B"), Content("AVIF", is_image=True)),
+    **dict.fromkeys(
+        (
+            *(b"mif2", b"mif3", b"miaf", b"MiHB", b"MiHE", b"1pic"),
+            *(b"vvic", b"vvis", b"evbi", b"evbs", b"j2ki", b"j2is", b"jpeg", b"jpgs"),
+        ),
+        Content("HEIF", is_image=True),
+    ),
     b"crx ": Content(f"{_RAW} (CR3)", is_image=True),
 }
 """Kinds of ISO media files, by the brand after ``ftyp``; all others are videos."""
 
+_ICONS = {b"\0\0\1\0": "an icon (ICO)", b"\0\0\2\0": "a cursor (CUR)"}
+_HEAD = 512
+
+_PAGE = Content("an HTML page", advice="Download the image itself.")
+_BASE64 = Content("an image as base64 text", advice="Decode it first.")
+_ANSWER = "Most often it is a server's error. Download the image again."
 _TEXTS: tuple[tuple[bytes, Content], ...] = (
-    (b"<!doctype html", Content("an HTML page", advice="Download the image itself.")),
-    (b"<html", Content("an HTML page", advice="Download the image itself.")),
+    (b"<!doctype html", _PAGE),
+    (b"<html", _PAGE),
     (b"<svg", Content("SVG", is_image=True)),
     (
         b"version https://git-lfs",
         Content("a Git LFS pointer, not the file itself", advice="Run `git lfs pull`."),
     ),
+    (b"/annex/objects/", Content("a git-annex pointer", advice="Run `git annex get`.")),
+    (b"../.git/annex/", Content("a git-annex pointer", advice="Run `git annex get`.")),
+    *((start, _BASE64) for start in (b"data:image/", b"/9j/", b"ivborw0kggo", b"r0lgod", b"uklgr")),
 )
+"""Beginnings of texts, in lower case."""
 
 
 def content_of(data: bytes) -> Content | None:
@@ -151,20 +184,73 @@ def _media_content(data: bytes) -> Content | None:
     if data[4:8] == b"ftyp":
         brands = data[8:12], *(data[place : place + 4] for place in range(16, 40, 4))
         known = [_BRANDS[one] for one in brands if one in _BRANDS]
-        avif = next((one for one in known if one.name == "AVIF"), None)
-        return avif or next(iter(known), Content("a video (MP4 or QuickTime)"))
+        names = {one.name: one for one in reversed(known) if one.name != "HEIF"}
+        avif = names.pop("AVIF", None)
+        found = avif or next(iter(names.values()), next(iter(known), None))
+        return found or Content("a video (MP4 or QuickTime)")
     if data[:4] == b"RIFF" and data[8:12] != b"WEBP":
         return Content("audio or video (RIFF)")
+    if data[:4] in _ICONS and 0 < _little(data[4:6]) < 256:  # TGA may begin so too, with no count
+        return Content(_ICONS[data[:4]], is_image=True)
+    if len(data) > 16 and not data[:_HEAD].strip(b"\0"):
+        return Content(
+            "zero bytes where its content should be",
+            advice="The copy of the file was interrupted, or the disk lost it. Copy it again.",
+        )
     return None
 
 
 def _text_content(data: bytes) -> Content | None:
-    if len(data) > 2 and data[:1] == b"P" and data[1:2] in b"123456f" and data[2:3].isspace():
+    if len(data) > 2 and data[:1] == b"P" and data[1:2] in b"123456fF" and data[2:3].isspace():
         return Content("a portable bitmap (PNM)", is_image=True)
-    text = data[:256].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    head = data[:_HEAD].removeprefix(b"\xef\xbb\xbf").lstrip()
+    text = head[:256].lower()
     if text.startswith(b"<?xml") and b"<svg" in data:
         return Content("SVG", is_image=True)
+    if text.startswith(b"<!--") and b"<html" in head.lower():
+        return _PAGE
     return next((content for start, content in _TEXTS if text.startswith(start)), None)
+
+
+def text_in_place_of_image(data: bytes) -> Content | None:
+    """Return the kind of a text that is in the place of an image; None of other bytes."""
+    head = data[:_HEAD].removeprefix(b"\xef\xbb\xbf").lstrip()
+    if len(head) < 2 or not all(byte in _PRINTABLE for byte in head):
+        return None
+    kinds = {b"{": "JSON", b"<": "XML"}
+    return Content(kinds.get(head[:1], "plain text"), advice=_ANSWER)
+
+
+_PRINTABLE = frozenset((*b"\t\n\r", *range(0x20, 0x7F)))
+
+
+def begins_late(data: bytes) -> int | None:
+    """Return the place of an image that begins after a few other bytes; None where there is none.
+
+    Web pages that send images put a line break or a byte order mark before them by mistake.
+    """
+    magics = [magic for magic, name in _MAGIC.items() if name in {"JPEG", "PNG", "GIF"}]
+    places = [place for magic in magics if (place := data.find(magic, 1, _HEAD)) > 0]
+    return min(places, default=None)
+
+
+def without_damaged_text(data: bytes) -> bytes | None:
+    """Return a PNG without the chunks beside its pixels whose checksums are wrong.
+
+    None where there are none of these.
+    """
+    if format_of(data) != "PNG":
+        return None
+    kept, place = [data[:8]], 8
+    while place + 12 <= len(data):
+        length = int.from_bytes(data[place : place + 4], "big")
+        chunk = data[place : place + 12 + length]
+        may_miss = chunk[4] & 0x20 and chunk[4:8] != b"tRNS"
+        if not (may_miss and zlib.crc32(chunk[4:-4]) != int.from_bytes(chunk[-4:], "big")):
+            kept.append(chunk)
+        place += 12 + length
+    mended = b"".join(kept)
+    return mended if len(mended) < min(place, len(data)) else None
 
 
 def webp_canvas(data: bytes) -> tuple[int, int] | None:

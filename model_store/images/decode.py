@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +20,17 @@ from model_store.errors import (
 from model_store.images.colours import CONVERTED, TRANSPOSED, TURNED, orientation, upright_rgb
 from model_store.images.containers import (
     Content,
+    begins_late,
     content_of,
     count_frames,
     format_of,
+    text_in_place_of_image,
     unread_jpeg,
     webp_canvas,
+    without_damaged_text,
 )
 from model_store.images.statements import statement_of
-from model_store.images.tiff import decode_tiff, tiff_layout
+from model_store.images.tiff import TiffLayout, decode_tiff, tiff_layout
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 """Accepted formats. Pillow registers some forty more, most of them attack surface."""
@@ -46,7 +49,15 @@ RAW_SUFFIXES = frozenset(
 _END, _FILLER = b"\xff\xd9", b"\x5a\xc3" * 2000
 """The marker at the end of a JPEG; and bytes that look like pixels, and not like no pixels."""
 
+_MENDED = "A damaged part of the file that holds no pixels was left out."
 _FLAT = "The picture is of a single colour."
+_NEARLY_BLACK = 16
+"""Levels of a picture whose samples of 16 bits hold at most 12."""
+
+_ALMOST_BLACK = (
+    "The picture is nearly black: its 16-bit samples hold values of at most 12 bits. Save it with "
+    "8 bits per channel, or with samples that use all 16."
+)
 
 TOO_MUCH_MEMORY = (
     "Decoding the image takes more memory than one image may. Send a smaller image, or a plainer "
@@ -123,7 +134,14 @@ def decode_image(
     limits = limits or ImageLimits()
     check_size(data, limits)
     try:
-        return _decoded(data, limits, smallest_side)
+        try:
+            return _decoded(data, limits, smallest_side)
+        except CorruptImage:
+            mended = without_damaged_text(data)
+            if mended is None:
+                raise
+            decoded = _decoded(mended, limits, smallest_side)
+            return replace(decoded, warnings=(*decoded.warnings, _MENDED))
     except MemoryError as error:
         raise ImageTooCostly(TOO_MUCH_MEMORY) from error
 
@@ -159,11 +177,18 @@ def _decoded(data: bytes, limits: ImageLimits, smallest_side: int | None) -> Dec
             size = image.size
         else:
             image = _open(data, limits)
-            size = image.size
             _check_frames(_n_frames(image, data, limits), limits, warnings)
-            if announced == "TIFF" and orientation(image) is not None:
-                warnings.append(TURNED)  # which Pillow does by itself while it loads a TIFF
+            if layout is not None and layout.page:
+                image.seek(layout.page)
+                _check_pixels(image.size, limits)
+                warnings.append(f"The picture is page {layout.page + 1}: before it are previews.")
+            size = image.size
+            is_turned = announced == "TIFF" and orientation(image) is not None
             image = _loaded(image, data, smallest_side, warnings)
+            deep = _deeper(image, data, layout, warnings)
+            if is_turned and deep is image:
+                warnings.append(TURNED)  # which Pillow does by itself while it loads a TIFF
+            image = deep
         pixels, changes = upright_rgb(image, statement_of(image, data))
         if image.size != size:
             width, height = size[::-1] if orientation(image) in TRANSPOSED else size
@@ -217,6 +242,31 @@ def _loaded(
             raise
         warnings.append("The end of the file is missing; the picture is whole.")
         return ended
+    return image
+
+
+def _deeper(
+    image: Image.Image, data: bytes, layout: TiffLayout | None, warnings: list[str]
+) -> Image.Image:
+    """Return a picture whose 16-bit samples hold fewer bits with these as its range.
+
+    Of 16-bit RGB Pillow keeps the upper byte alone, which is nearly black in 12-bit pictures.
+    """
+    bits = layout.bits[0] if layout is not None else image.info.get("bit_depth")
+    if bits != 16 or image.mode not in {"RGB", "RGBA"}:
+        return image
+    channels: tuple[tuple[int, int], ...] = image.getextrema()  # type: ignore[assignment]
+    if not 0 < max(high for _, high in channels[:3]) < _NEARLY_BLACK:
+        return image
+    if layout is not None:
+        try:
+            deep, changes = decode_tiff(data, layout)
+        except UnsupportedImage:  # of a compression that only Pillow reads
+            pass
+        else:
+            warnings += changes
+            return deep
+    warnings.append(_ALMOST_BLACK)
     return image
 
 
@@ -279,9 +329,17 @@ def _check_frames(n_frames: int, limits: ImageLimits, warnings: list[str]) -> No
 
 def _unsupported(data: bytes, content: Content | None) -> UnsupportedImage:
     accepted = f"Accepted: {', '.join(FORMATS)}."
+    content = content or text_in_place_of_image(data)
     if content is None:
+        begin = begins_late(data)
+        said = (
+            ""
+            if begin is None
+            else f" One begins after {begin} bytes that the program put before it. Remove them."
+        )
         return UnsupportedImage(
-            f"The {len(data):,} bytes received are not an image in an accepted format. {accepted}"
+            f"The {len(data):,} bytes received are not an image in an accepted format.{said} "
+            f"{accepted}"
         )
     advice = "Convert it to JPEG or PNG." if content.is_image else content.advice
     return UnsupportedImage(

@@ -10,8 +10,11 @@ from numpy.typing import NDArray
 
 Samples = NDArray[Any]
 
-_TOPS = (255.0, 4095.0, 65_535.0)
-"""Largest values of the usual depths: eight, twelve and sixteen bits."""
+_TOPS = (255.0, 1023.0, 4095.0, 65_535.0)
+"""Largest values of the usual depths: 8 bits, the 10 and 12 of cameras, and 16.
+
+Values of 14 bits are as likely those of a dark picture of 16.
+"""
 
 _MIN_SHARE = 1 / 16
 """Share of the range below which a picture would be black: then it is stretched."""

@@ -5,11 +5,16 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+
+from model_store.images.tiff import COLOUR_TAGS
 
 Curve = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 """Values of a channel, 0 to 1, to linear light; 1 is the white of a page."""
@@ -35,9 +40,16 @@ clipped."""
 _N_SAMPLES = 1024
 """Samples of a curve in a profile."""
 
+_NO_PROFILE = (np.linalg.LinAlgError, ValueError, ZeroDivisionError, OverflowError, struct.error)
+"""Errors of primaries that span no colour space, or of curves that are none."""
+
+_SAME_CURVE = 0.04
+"""Difference of linear light up to which a curve is that of sRGB, such as a gamma of 2.2."""
+
 _USUAL_GAMMA = 1 / 2.2
 """The gamma that many programs write into a PNG of sRGB."""
 
+BROKEN_PROFILE = "The colour profile in the file cannot be used and was ignored."
 IGNORED = "The statement in the file about its colours cannot be used and was ignored."
 UNKNOWN = "The file says that its colours are not sRGB, but not which they are."
 
@@ -68,13 +80,30 @@ _SRGB_STATEMENT = ColourStatement("sRGB")
 
 def statement_of(image: Image.Image, data: bytes) -> ColourStatement:
     """Return what a file says of its colours beside an ICC profile."""
+    found = _statement(image, data)
+    if _lost_its_profile(image, data) and not found.profile:
+        return replace(found, warning=BROKEN_PROFILE)
+    return found
+
+
+def _lost_its_profile(image: Image.Image, data: bytes) -> bool:
+    """Return whether a file has a profile, or a part of one, that Pillow could not put together."""
+    if image.info.get("icc_profile"):
+        return False
+    if isinstance(image, JpegImageFile):
+        return any(content.startswith(b"ICC_PROFILE\0") for _, content in image.applist)
+    return image.format == "PNG" and any(kind == b"iCCP" for kind, _ in png_chunks(data))
+
+
+def _statement(image: Image.Image, data: bytes) -> ColourStatement:
     if image.format == "PNG":
         found = _of_png(dict(png_chunks(data)))
         if found is not None:
             return found
     if image.format == "BMP":
         return _of_bmp(data)
-    return _of_exif(image)
+    tags = image.tag_v2 if isinstance(image, TiffImageFile) else image.info.get("tiff_colours")
+    return (_of_tiff(tags) if tags else None) or _of_exif(image)
 
 
 def png_chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -85,7 +114,7 @@ def png_chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
         kind = data[place + 4 : place + 8]
         if kind == b"IDAT":
             return
-        if kind in {b"IHDR", b"cICP", b"sRGB", b"gAMA", b"cHRM"}:
+        if kind in {b"IHDR", b"cICP", b"sRGB", b"gAMA", b"cHRM", b"iCCP"}:
             yield kind, data[place + 8 : place + 8 + min(length, 64)]
         place += 12 + length
         n_chunks += 1
@@ -111,6 +140,31 @@ def _of_png(chunks: Mapping[bytes, bytes]) -> ColourStatement | None:
     if not 0.2 <= gamma <= 2:
         return ColourStatement(warning=IGNORED)
     return _stated(f"gamma {gamma:g} (gAMA)", primaries, "power", gamma)
+
+
+def _of_tiff(tags: Mapping[int, Any]) -> ColourStatement | None:
+    """Read transfer function, white point and primaries; None where they are missing or sRGB."""
+    transfer, white, primaries = (tags.get(tag) for tag in COLOUR_TAGS)
+    if not transfer and not primaries:
+        return None
+    try:
+        points = [float(one) for one in (*(primaries or ()), *(white or _D65))]
+        stated = (*zip(points[::2], points[1::2], strict=True),)
+        stated = stated if primaries else (*_SRGB[:3], *stated)
+        same = np.abs(np.array(stated) - np.array(_SRGB)).max() < 0.01
+        if not transfer:
+            return None if same else _stated("the primaries of the TIFF", stated, "srgb", 0.0)
+        # A curve for all channels, or one for each; they are alike.
+        n_values = len(transfer)
+        n_values //= 1 if n_values & (n_values - 1) == 0 else 3
+        table = np.array(transfer[:n_values], dtype=float) / 65_535
+        places = np.linspace(0, 1, n_values)
+        if same and np.abs(table - _srgb(places)).max() < _SAME_CURVE:
+            return None
+        profile = matrix_profile(stated, lambda values: np.interp(values, places, table))
+    except (*_NO_PROFILE, TypeError):
+        return ColourStatement(warning=IGNORED)
+    return ColourStatement("the transfer function of the TIFF", profile)
 
 
 def _of_code_points(primaries: int, transfer: int, matrix: int, full_range: int) -> ColourStatement:
@@ -166,7 +220,7 @@ def _of_bmp(data: bytes) -> ColourStatement:
 def _stated(name: str, primaries: Primaries, kind: str, gamma: float) -> ColourStatement:
     try:
         return ColourStatement(name, matrix_profile(primaries, _curve(kind, gamma)))
-    except (np.linalg.LinAlgError, ValueError, ZeroDivisionError, OverflowError, struct.error):
+    except _NO_PROFILE:
         return ColourStatement(warning=IGNORED)
 
 

@@ -10,8 +10,9 @@ import io
 import logging
 import math
 import struct
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 import tifffile
@@ -34,6 +35,8 @@ _WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _PALETTE, _MASK, _SEPARATED, _YCBCR, _LAB 
     6,
     8,
 )
+_COLOUR_MAP = 320
+_MAX_COLOURS = 3 * 2**16
 _PHOTOMETRIC = {
     _WHITE_IS_ZERO: "grey, white is zero",
     _BLACK_IS_ZERO: "grey",
@@ -43,6 +46,8 @@ _PHOTOMETRIC = {
     _SEPARATED: "CMYK",
     _YCBCR: "YCbCr",
     _LAB: "Lab",
+    9: "Lab of ICC",
+    10: "Lab of ITU",
     32_803: "colour filter array",
     32_844: "LogL",
     32_845: "LogLuv",
@@ -81,6 +86,12 @@ _SAMPLE_FORMATS = {
 }
 _RAW_PHOTOMETRIC = frozenset({32_803, 34_892})
 _DNG_VERSION, _SUB_IFDS = 50_706, 330
+_REDUCED, _MASKS = 1, 4
+"""Bits of a page's kind: it is smaller than another page, or a mask of one."""
+
+_MAX_PAGES_LOOKED_AT = 16
+COLOUR_TAGS = (301, 318, 319)
+"""Transfer function, white point and primaries."""
 
 _SAVE_AS = (
     "Save it as a TIFF or PNG of 8 or 16 bits per channel, uncompressed or with LZW or Deflate."
@@ -89,10 +100,11 @@ _SAVE_AS = (
 
 @dataclass(frozen=True, slots=True)
 class TiffLayout:
-    """The declarations in the first directory of a TIFF file.
+    """The declarations of the picture in a TIFF file: of its first page that is no preview.
 
     Attributes
     ----------
+    page : its place among the pages, from 0.
     width, height : in pixels; 0 where they are not declared.
     bits, sample_format : of each sample, and its kind: 1 unsigned, 2 signed, 3 floating point.
     compression, photometric, orientation : the numbers in the file.
@@ -102,8 +114,11 @@ class TiffLayout:
     separate : whether each channel is a plane of its own.
     is_raw : whether a camera wrote it, and its picture is elsewhere in the file or is no picture
         yet.
+    reversed_bits : whether the lowest bit of a byte comes first.
+    short_colours : whether a palette has 8-bit colours where the format has 16 bits.
     """
 
+    page: int
     width: int
     height: int
     bits: tuple[int, ...]
@@ -115,21 +130,29 @@ class TiffLayout:
     n_samples: int
     separate: bool
     is_raw: bool
+    reversed_bits: bool
+    short_colours: bool
 
     @property
     def is_read_by_pillow(self) -> bool:
         """True of kinds that Pillow reads rightly; each is tested against the 8-bit picture."""
-        if len(set(self.bits)) > 1 or self.sample_format not in {1, 4}:
+        if (
+            len(set(self.bits)) > 1
+            or self.sample_format != 1
+            or self.short_colours
+            or (self.reversed_bits and self.bits[0] > 8)
+        ):
             return False
         depth, planes = self.bits[0], self.separate and self.n_samples > 1
         if self.photometric in {_WHITE_IS_ZERO, _BLACK_IS_ZERO} and self.n_samples == 1:
             return depth in {1, 2, 4, 8} or (depth == 16 and self.photometric == _BLACK_IS_ZERO)
         if self.photometric == _BLACK_IS_ZERO and self.n_samples == 2:
-            return depth == 8 and not planes
+            return depth == 8 and not planes and self.extra[:1] in {(0,), (2,)}
         if self.photometric in {_RGB, _SEPARATED}:
             n_extra = self.n_samples - (3 if self.photometric == _RGB else 4)
-            is_alpha = n_extra == 1 and self.extra[:1] in {(1,), (2,)} and self.photometric == _RGB
-            if n_extra and not is_alpha and (n_extra > 1 or planes):
+            is_alpha = n_extra == 1 and self.extra[:1] in {(1,), (2,)}
+            may_have_extra = self.photometric == _RGB and n_extra == 1 and not planes
+            if n_extra and not (may_have_extra or (is_alpha and self.photometric == _RGB)):
                 return False
             return depth == 8 or (depth == 16 and not (planes and self.compression == 1))
         return self.photometric in {_PALETTE, _YCBCR, _LAB} and depth <= 8 and not planes
@@ -163,20 +186,25 @@ class TiffLayout:
 
 
 def tiff_layout(data: bytes) -> TiffLayout | None:
-    """Read the declarations of a TIFF file's first directory; None where there is none."""
+    """Read the declarations of the picture in a TIFF file; None where there are none."""
     try:
-        tags = _tags(data)
+        pages = list(_pages(data))
     except (struct.error, IndexError, KeyError):
         return None
+    previews = [bool(tags.get(254, (0,))[0] & (_REDUCED | _MASKS)) for tags in pages]
+    page = previews.index(False) if False in previews else 0
+    first, tags = pages[0], pages[page]
 
     def one(tag: int, default: int) -> int:
         return tags.get(tag, (default,))[0]
 
-    n_samples = one(277, 1)
     bits = tags.get(258, (1,))
+    n_samples = one(277, len(bits))
     photometric = one(262, _BLACK_IS_ZERO)
-    reduced = bool(one(254, 0) & 1)
+    colours = tags.get(_COLOUR_MAP, ()) if photometric == _PALETTE else ()
+    reduced = bool(first.get(254, (0,))[0] & _REDUCED)
     return TiffLayout(
+        page,
         one(256, 0),
         one(257, 0),
         bits if len(bits) > 1 else bits * min(n_samples, _MAX_VALUES),
@@ -187,18 +215,41 @@ def tiff_layout(data: bytes) -> TiffLayout | None:
         tags.get(338, ()),
         n_samples,
         one(284, 1) == 2,
-        photometric in _RAW_PHOTOMETRIC or _DNG_VERSION in tags or (reduced and _SUB_IFDS in tags),
+        photometric in _RAW_PHOTOMETRIC
+        or _DNG_VERSION in first
+        or (reduced and _SUB_IFDS in first),
+        one(266, 1) == 2,
+        0 < max(colours, default=0) < 256,
     )
 
 
-def _tags(data: bytes) -> dict[int, tuple[int, ...]]:
-    """Read the tags of whole numbers in the first directory, a few values of each."""
+def _pages(data: bytes) -> Iterator[dict[int, tuple[int, ...]]]:
+    """Read the directories up to the first that is no preview, a few of them."""
     order = "<" if data[:2] == b"II" else ">"
     big = data[2:4] in {b"+\0", b"\0+"}
     count, size, offset = ("Q", 20, "Q") if big else ("H", 12, "I")
     (place,) = struct.unpack_from(order + offset, data, 8 if big else 4)
-    (n_tags,) = struct.unpack_from(order + count, data, place)
-    place += struct.calcsize(order + count)
+    for n_pages in range(_MAX_PAGES_LOOKED_AT):
+        try:
+            (n_tags,) = struct.unpack_from(order + count, data, place)
+            place += struct.calcsize(order + count)
+            tags = _tags(data, place, n_tags)
+            yield tags
+            if not tags.get(254, (0,))[0] & (_REDUCED | _MASKS):
+                return
+            (place,) = struct.unpack_from(order + offset, data, place + size * n_tags)
+        except struct.error:
+            if n_pages:  # the pages before can be read
+                return
+            raise
+        if not place:
+            return
+
+
+def _tags(data: bytes, place: int, n_tags: int) -> dict[int, tuple[int, ...]]:
+    """Read the tags of whole numbers in a directory, a few values of each."""
+    order = "<" if data[:2] == b"II" else ">"
+    size, offset = (20, "Q") if data[2:4] in {b"+\0", b"\0+"} else (12, "I")
     tags: dict[int, tuple[int, ...]] = {}
     for start in range(place, place + size * min(n_tags, _MAX_TAGS), size):
         tag, kind = struct.unpack_from(order + "HH", data, start)
@@ -206,7 +257,7 @@ def _tags(data: bytes) -> dict[int, tuple[int, ...]]:
         if kind not in _TYPES or not n_values or tag in tags:
             tags.setdefault(tag, (0,))
             continue
-        n_read = min(n_values, _MAX_VALUES)
+        n_read = min(n_values, _MAX_COLOURS if tag == _COLOUR_MAP else _MAX_VALUES)
         layout = f"{order}{n_read}{_TYPES[kind]}"
         inline = struct.calcsize(f"{order}{_TYPES[kind]}") * n_values <= struct.calcsize(offset)
         at = start + 4 + struct.calcsize(order + offset)
@@ -217,7 +268,7 @@ def _tags(data: bytes) -> dict[int, tuple[int, ...]]:
 
 
 def decode_tiff(data: bytes, layout: TiffLayout) -> tuple[Image.Image, list[str]]:
-    """Decode the first page of a TIFF that Pillow does not read, to eight bits a sample.
+    """Decode the picture of a TIFF that Pillow does not read, to eight bits a sample.
 
     Returns
     -------
@@ -229,7 +280,7 @@ def decode_tiff(data: bytes, layout: TiffLayout) -> tuple[Image.Image, list[str]
     UnsupportedImage : `tifffile` does not read it either, or the channels are no colours.
     CorruptImage : a part of it is missing.
     """
-    n_colours = {_WHITE_IS_ZERO: 1, _BLACK_IS_ZERO: 1, _RGB: 3, _SEPARATED: 4}.get(
+    n_colours = {_WHITE_IS_ZERO: 1, _BLACK_IS_ZERO: 1, _RGB: 3, _PALETTE: 1, _SEPARATED: 4}.get(
         layout.photometric, 0
     )
     n_extra = layout.n_samples - n_colours
@@ -237,10 +288,12 @@ def decode_tiff(data: bytes, layout: TiffLayout) -> tuple[Image.Image, list[str]
         raise layout.refusal()
     try:
         with tifffile.TiffFile(io.BytesIO(data)) as file:
-            page = file.pages.first
+            page = cast("tifffile.TiffPage", file.pages[layout.page])
             _require_whole(page, len(data), layout)
             samples: NDArray[Any] = page.asarray(maxworkers=1)
-            profile = page.tags.valueof(34_675)
+            profile, colours = page.tags.valueof(34_675), page.colormap
+            exif = page.tags.valueof(34_665) or {}
+            stated = _colour_tags(page)
     except (MemoryError, ImageError):
         raise
     except Exception as error:  # of many kinds, as the file has it
@@ -248,9 +301,32 @@ def decode_tiff(data: bytes, layout: TiffLayout) -> tuple[Image.Image, list[str]
     samples = samples.reshape(_shape(layout, samples))
     if layout.separate:
         samples = np.moveaxis(samples, 0, -1)
-    if samples.dtype.kind not in "biuf":
+    if layout.photometric == _PALETTE and colours is not None and samples.dtype.kind == "u":
+        found: NDArray[Any] = colours[:, samples[..., 0]]
+        found = found if layout.short_colours else found >> 8
+        samples = np.moveaxis(found, 0, -1).astype(np.uint8)
+        layout = replace(layout, photometric=_RGB, n_samples=3)
+        n_colours = 3
+    if samples.dtype.kind not in "biuf" or layout.photometric == _PALETTE:
         raise layout.refusal()
-    return _picture(samples, layout, n_colours, profile)
+    picture, warnings = _picture(samples, layout, n_colours, profile)
+    if isinstance(space := exif.get("ColorSpace"), int):
+        picture.getexif().get_ifd(0x8769)[0xA001] = space
+    picture.info["tiff_colours"] = stated
+    return picture, warnings
+
+
+def _colour_tags(page: tifffile.TiffPage) -> dict[int, tuple[float, ...]]:
+    """Return transfer function, white point and primaries as numbers."""
+    found = {
+        tag: tuple(np.ravel(page.tags.valueof(tag)).tolist())
+        for tag in COLOUR_TAGS
+        if tag in page.tags
+    }
+    for tag in {318, 319} & found.keys():
+        numbers = found[tag]
+        found[tag] = tuple(a / b for a, b in zip(numbers[::2], numbers[1::2], strict=True))
+    return found
 
 
 def _require_whole(page: tifffile.TiffPage, n_bytes: int, layout: TiffLayout) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -308,3 +310,25 @@ def test_secrets_directory_that_cannot_be_used_is_refused(tmp_path: Path) -> Non
     (tmp_path / "vouch_cash_secret").write_text("x", encoding="utf-8")
     with pytest.raises(ValidationError, match="name no setting: vouch_cash_secret"):
         Settings(secrets_dir=tmp_path)
+    for impossible in ("x" * 5000, "a\0b"):
+        with pytest.raises(ValidationError, match="must be a directory"):
+            Settings(secrets_dir=Path(impossible))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: path.write_bytes(b"hunter2\xff\xfe"),
+        lambda path: path.symlink_to("missing"),
+        lambda path: path.mkdir(),
+        os.mkfifo,
+    ],
+    ids=["no text", "a link to nothing", "a directory", "a pipe"],
+)
+def test_secret_that_cannot_be_read_is_refused_by_its_file(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    make(tmp_path / "vouch_cache_secret")
+    with pytest.raises(ValidationError, match="vouch_cache_secret must be a") as refused:
+        Settings(secrets_dir=tmp_path)
+    assert "hunter2" not in str(refused.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import io
 import struct
@@ -115,6 +116,60 @@ def tiff_of(pixels: Pixels, photometric: str = "rgb", **options: Any) -> bytes:
     return buffer.getvalue()
 
 
+def without_tag(data: bytes, tag: int) -> bytes:
+    """A TIFF with a private tag in the place of one of its tags."""
+    return data.replace(struct.pack("<HHI", tag, 3, 1), struct.pack("<HHI", 65_000, 3, 1))
+
+
+def tiff_after_a_preview(pixels: NDArray[np.uint8]) -> bytes:
+    """A TIFF whose first page is a small preview, as its kind says."""
+    buffer = io.BytesIO()
+    with tifffile.TiffWriter(buffer) as file:
+        file.write(pixels[::4, ::4], photometric="rgb", subfiletype=1, metadata=None)
+        file.write(pixels, photometric="rgb", metadata=None)
+    return buffer.getvalue()
+
+
+def palette_tiff(
+    image: Image.Image, step: int, dtype: type[np.unsignedinteger] = np.uint8
+) -> bytes:
+    """A TIFF with a palette; its colours have 16 bits where ``step`` is 257."""
+    small = image.quantize(256)
+    palette = np.zeros((256, 3), np.uint16)
+    found = np.array(small.getpalette(), np.uint16).reshape(-1, 3)
+    palette[: len(found)] = found * step
+    colours = np.zeros((3, 256 ** np.dtype(dtype).itemsize), np.uint16)
+    colours[:, :256] = palette.T
+    values = np.asarray(small).astype(dtype)
+    return tiff_of(values, "palette", colormap=colours)
+
+
+def with_lowest_bit_first(pixels: Pixels) -> bytes:
+    """A TIFF whose bytes are turned around, bit by bit."""
+    turned = np.packbits(np.unpackbits(pixels.view(np.uint8), bitorder="little"))
+    data = tiff_of(
+        turned.view(pixels.dtype).reshape(pixels.shape), extratags=[(65_000, 3, 1, 2, True)]
+    )
+    return data.replace(struct.pack("<HHI", 65_000, 3, 1), struct.pack("<HHI", 266, 3, 1))
+
+
+def adobe_tags() -> list[tuple[Any, ...]]:
+    """The transfer function, the white point and the primaries of Adobe RGB."""
+    curve = (np.linspace(0, 1, 256) ** (563 / 256) * 65_535).round().astype(int).tolist()
+    primaries = (64, 100, 33, 100, 21, 100, 71, 100, 15, 100, 6, 100)
+    white = (3127, 10_000, 3290, 10_000)
+    return [(301, 3, 256, curve, True), (318, 5, 2, white, True), (319, 5, 6, primaries, True)]
+
+
+def tiff_with_exif_space(pixels: Pixels, space: int) -> bytes:
+    """A TIFF whose EXIF directory states a colour space."""
+    data = tiff_of(pixels, extratags=[(65_000, 4, 1, 0, True)])
+    directory = struct.pack("<HHHIHHI", 1, 0xA001, 3, 1, space, 0, 0)
+    data += bytes(len(data) % 2)
+    before = struct.pack("<HHII", 65_000, 4, 1, 0)
+    return data.replace(before, struct.pack("<HHII", 34_665, 4, 1, len(data))) + directory
+
+
 def of_type(kind: str, pixels: NDArray[np.uint8] | None = None) -> Pixels:
     """The scene as samples of another type, over the range of that type; floats from 0 to 1."""
     dtype, found = np.dtype(kind), scene() if pixels is None else pixels
@@ -213,6 +268,7 @@ def same_scene() -> dict[str, bytes]:
         "PNG cICP narrow range": png_of(
             eight((16 + pixels / 255 * 219) / 255), code_points(1, 13, 0)
         ),
+        "PNG with a damaged text": png_of(pixels, png_chunk(b"tEXt", b"a\0b")[:-1] + b"!"),
         "PNG animated": encoded(rgb, save_all=True, append_images=[rgb.rotate(90)]),
         "WEBP lossless": encoded(rgb, "WEBP", lossless=True),
         "WEBP lossy": encoded(rgb, "WEBP", quality=95),
@@ -245,6 +301,41 @@ def same_scene() -> dict[str, bytes]:
         "TIFF of five channels, 16 bits": tiff_of(
             of_type("u2", np.dstack([pixels, pixels[..., :2]])),
             extrasamples=["unspecified", "unspecified"],
+        ),
+        "TIFF 12 bits in 16, together": tiff_of((pixels / 255 * 4095).round().astype(np.uint16)),
+        "TIFF 10 bits in 16": tiff_of((pixels / 255 * 1023).round().astype(np.uint16)),
+        "TIFF 12 bits in 16, turned": tiff_of(
+            np.ascontiguousarray(np.rot90((pixels / 255 * 4095).round().astype(np.uint16))),
+            extratags=[(274, 3, 1, 6, True)],
+        ),
+        "TIFF after a preview": tiff_after_a_preview(pixels),
+        "TIFF palette of 8-bit colours": palette_tiff(rgb, 1),
+        "TIFF palette": palette_tiff(rgb, 257),
+        "TIFF palette of 16 bits": palette_tiff(rgb, 257, np.uint16),
+        "TIFF 16 bits, lowest bit first": with_lowest_bit_first(of_type("u2")),
+        "TIFF samples without a kind": tiff_of(
+            of_type("u2"), extratags=[(65_000, 3, 1, 4, True)]
+        ).replace(struct.pack("<HHI", 65_000, 3, 1), struct.pack("<HHI", 339, 3, 1)),
+        "TIFF CMYK and a spot colour": tiff_of(
+            np.dstack([np.asarray(rgb.convert("CMYK")), opaque[..., 3]]),
+            "separated",
+            extrasamples=["unspecified"],
+        ),
+        "TIFF of four channels, the last not named": without_tag(
+            tiff_of(np.dstack([pixels, opaque[..., 3] * 0]), extrasamples=["unspecified"]), 338
+        ),
+        "TIFF Adobe RGB, primaries and curve": tiff_of(adobe, extratags=adobe_tags()),
+        "TIFF Adobe RGB, primaries and curve, float": tiff_of(
+            of_type("f4", adobe), extratags=adobe_tags()
+        ),
+        "TIFF Display P3, primaries": tiff_of(
+            p3,
+            extratags=[(319, 5, 6, (68, 100, 32, 100, 265, 1000, 69, 100, 15, 100, 6, 100), True)],
+        ),
+        "TIFF Adobe RGB, EXIF": tiff_with_exif_space(adobe, 2),
+        "TIFF Adobe RGB, EXIF, float": tiff_with_exif_space(of_type("f4", adobe), 2),
+        "TIFF linear, curve": tiff_of(
+            eight(light()), extratags=[(301, 3, 256, tuple(range(0, 65_536, 257)), True)]
         ),
         "TIFF multiplied alpha": tiff_of(of_type("f4", opaque), extrasamples=["assocalpha"]),
     }
@@ -355,5 +446,26 @@ def unread_kinds() -> dict[str, tuple[bytes, Sequence[str]]]:
         "JPEG XL": (b"\xff\x0a" + bytes(40), ["JPEG XL"]),
         "a page": (b"<!DOCTYPE html><html>", ["HTML"]),
         "a pointer": (b"version https://git-lfs.github.com/spec/v1\n", ["git lfs pull"]),
+        "HEIF of another kind": (b"\0\0\0\x18ftypmif2\0\0\0\0miafvvic" + bytes(40), ["HEIF"]),
+        "AVIF in order": (b"\0\0\0\x18ftypmif1\0\0\0\0miafavif" + bytes(40), ["AVIF"]),
+        "JPEG XS": (b"\xff\x10\xff\x50" + bytes(40), ["JPEG XS"]),
+        "TIFF of CMY": (
+            tiff_of(scene()).replace(
+                struct.pack("<HHIHH", 262, 3, 1, 2, 0), struct.pack("<HHIHH", 262, 3, 1, 5, 0)
+            ),
+            ["TIFF", "3 × 8-bit"],
+        ),
+        "PNG of an iOS app": (
+            png(8, 8, 8, 6, b"").replace(
+                b"\n\x1a\n", b"\n\x1a\n" + png_chunk(b"CgBI", b"\x50\0\x20\2"), 1
+            ),
+            ["PNG", "CgBI"],
+        ),
+        "base64": (base64.b64encode(jpeg), ["base64"]),
+        "an answer in JSON": (b'{"error": "not found"}', ["JSON", "server"]),
+        "an answer in XML": (b"<?xml version='1.0'?><Error/>", ["XML", "server"]),
+        "zeros": (bytes(4096), ["zero bytes", "Copy it again"]),
+        "JPEG after a line": (b"\r\n" + jpeg, ["begins after 2 bytes"]),
+        "git-annex": (b"/annex/objects/SHA256E-s1--a.jpg\n", ["git annex get"]),
         "AppleDouble": (b"\0\5\x16\7\0\2\0\0Mac OS X", ["AppleDouble"]),
     }

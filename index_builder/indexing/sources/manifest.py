@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ from model_store.installation import how_to_install
 MANIFEST_SUFFIXES = (".csv", ".jsonl", ".ndjson", ".parquet")
 COLUMNS = frozenset({"id", "path", "label", "metadata", "group", "source", "bbox"})
 """Columns with a meaning of their own; every other column is metadata."""
+
+_LEAST_MISSPELT = 4
+"""Letters of a name below which a letter more or less makes another word."""
 
 _PLAIN_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,9})?")
 """Text that is written as people write numbers; 007 and 1E5 are more likely names."""
@@ -95,7 +99,7 @@ def lines_of(path: Path, texts: Collection[str] = COLUMNS) -> Iterator[Line]:
 
 
 def require_names(fields: Mapping[str, Any], origin: str, known: frozenset[str] = COLUMNS) -> None:
-    """Refuse fields whose names are nearly those with a meaning, such as `` label`` or ``Labels``.
+    """Refuse fields whose names are nearly those with a meaning: `` label``, ``Labels``, ``lable``.
 
     Taken as metadata, they would be lost in silence. Beside a field of the exact name they are
     metadata.
@@ -122,8 +126,26 @@ def _near_misses(names: tuple[object, ...], known: frozenset[str]) -> list[tuple
             continue
         plain = re.sub(r"[\W_]", "", unicodedata.normalize("NFKC", name).casefold())
         others = sorted(known - set(names))
-        found += [(name, one) for one in others if plain in {one, f"{one}s", f"{one}es"}]
+        found += [
+            (name, one)
+            for one in others
+            if plain in {one, f"{one}s", f"{one}es"} or _is_misspelt(plain, one)
+        ]
     return found
+
+
+def _is_misspelt(name: str, known: str) -> bool:
+    """Return whether one letter is missing, too many or another, or two are exchanged."""
+    if len(known) < _LEAST_MISSPELT or name == known:
+        return False
+    begin = _n_same(name, known)
+    end = _n_same(name[begin:][::-1], known[begin:][::-1])
+    rest, wanted = name[begin : len(name) - end], known[begin : len(known) - end]
+    return max(len(rest), len(wanted)) == 1 or (len(rest) == 2 and rest == wanted[::-1])
+
+
+def _n_same(one: str, other: str) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _entry(origin: str, fields: Mapping[str, Any], places: Places) -> Entry:

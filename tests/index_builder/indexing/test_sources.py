@@ -234,6 +234,12 @@ def test_dates_of_a_table_are_text(folder: Path) -> None:
         ("ID", "id"),
         ("b_box", "bbox"),
         ("meta-data", "metadata"),
+        ("lable", "label"),
+        ("labl", "label"),
+        ("Labell", "label"),
+        ("gruop", "group"),
+        ("box", "bbox"),
+        ("meatdata", "metadata"),
     ],
 )
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
@@ -262,10 +268,11 @@ def test_column_of_paths_nearly_called_so_is_refused(folder: Path, header: str) 
 
 def test_columns_unlike_known_ones_are_metadata(folder: Path) -> None:
     path = folder / "list.csv"
-    path.write_text("path,label,labels,category,resource\n0/x.png,a,b,c,d\n")
+    path.write_text("path,label,labels,category,resource,patch,is\n0/x.png,a,b,c,d,e,f\n")
     (entry,) = entries(path)
     assert entry.label == "a"
-    assert dict(entry.metadata) == {"labels": "b", "category": "c", "resource": "d"}
+    wanted = {"labels": "b", "category": "c", "resource": "d", "patch": "e", "is": "f"}
+    assert dict(entry.metadata) == wanted
 
 
 def test_columns_between_semicolons_are_refused_with_advice(folder: Path) -> None:

@@ -14,9 +14,9 @@ from sklearn.datasets import load_sample_images
 from index_builder.encoders.mobilenet_v2 import encoder_file, read_weights
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.errors import CorruptImage, UnsupportedImage
-from model_store.images import decode_image
+from model_store.images import content_of, decode_image
 from model_store.images.depth import scale_of
-from model_store.images.statements import IGNORED, UNKNOWN
+from model_store.images.statements import BROKEN_PROFILE, IGNORED, UNKNOWN
 from model_store.images.tiff import tiff_layout
 from tests.support import scene_encodings
 from tests.support.colour_profiles import SRGB, rgb_profile
@@ -39,6 +39,18 @@ MOST_DIFFERENCE = 2.5
 """Mean difference of levels, of 255, that JPEG and rounding explain."""
 
 OF_PALETTES = 4.0
+PALETTES = {
+    "GIF",
+    "PNG palette",
+    *(f"TIFF palette{one}" for one in ("", " of 8-bit colours", " of 16 bits")),
+}
+
+
+def without_profile_part() -> bytes:
+    """A JPEG that has the first of two parts of a profile."""
+    data = encoded(scene(), "JPEG", quality=96)
+    part = b"ICC_PROFILE\0\1\2" + rgb_profile(SRGB, 2.2)[:200]
+    return data[:2] + b"\xff\xe2" + (len(part) + 2).to_bytes(2, "big") + part + data[2:]
 
 
 def assert_same(data: bytes, wanted: np.ndarray, most: float = MOST_DIFFERENCE) -> None:
@@ -49,7 +61,7 @@ def assert_same(data: bytes, wanted: np.ndarray, most: float = MOST_DIFFERENCE) 
 
 @pytest.mark.parametrize("name", same_scene())
 def test_scene_in_any_encoding_is_the_same_picture(name: str) -> None:
-    most = OF_PALETTES if name in {"GIF", "PNG palette"} else MOST_DIFFERENCE
+    most = OF_PALETTES if name in PALETTES else MOST_DIFFERENCE
     assert_same(same_scene()[name], scene(), most)
 
 
@@ -94,6 +106,7 @@ def test_transparent_colour_of_sixteen_bits_lies_on_white() -> None:
     [
         ("u2", 0, 65_535, 65_535, 255),
         ("u2", 0, 4_096, 4_096, 16),  # dark, and a sixteenth of the range
+        ("u2", 0, 1_023, 1_023, 255),  # ten
         ("u2", 0, 4_095, 4_095, 255),  # of a camera with twelve bits
         ("u2", 0, 255, 255, 255),
         ("i4", 0, 255, 128, 128),
@@ -115,6 +128,21 @@ def test_scale_of_samples_by_type_and_extremes(
 ) -> None:
     scale = scale_of(np.dtype(dtype), low, high)
     assert int(scale(np.array([at]))[0]) == wanted
+
+
+def test_sixteen_bit_png_of_twelve_bits_warns_that_it_is_dark() -> None:
+    dark = decode_image(png_of((scene() / 255 * 4095).round().astype(np.uint16)))
+    assert any("nearly black" in one for one in dark.losses)
+    half = decode_image(png_of((scene() / 255 * 8191).round().astype(np.uint16)))
+    assert not half.losses
+
+
+def test_truevision_is_no_cursor() -> None:
+    header = b"\0\0\2" + bytes(9) + b"\x10\0\x10\0\x18\0"
+    assert content_of(header + bytes(range(256)) * 3) is None
+    cursor = content_of(b"\0\0\2\0\1\0" + bytes(range(64)))
+    assert cursor is not None
+    assert "cursor" in cursor.name
 
 
 def test_samples_that_are_no_numbers_do_not_spread() -> None:
@@ -162,6 +190,9 @@ def test_jpeg_without_its_end_is_the_same_when_reduced() -> None:
         (png_of(scene(), gamma_chunk(1 / 2.2) + png_chunk(b"cHRM", bytes(32))), IGNORED),
         (png_of(scene(), code_points(77, 16)), IGNORED),
         (with_exif("JPEG", scene(), {0xA001: 65535}, quality=96), UNKNOWN),
+        (tiff_of(scene(), extratags=[(319, 5, 6, (0, 1) * 6, True)]), IGNORED),
+        (png_of(scene(), png_chunk(b"iCCP", b"x\0\0garbage")), BROKEN_PROFILE),
+        (without_profile_part(), BROKEN_PROFILE),
     ],
 )
 def test_statement_that_cannot_be_used_is_said(data: bytes, warning: str) -> None:
