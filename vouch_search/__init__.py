@@ -11,6 +11,10 @@ Everything is imported on first use: the import of the package takes millisecond
 ::
 
     gallery     `open`, and `Gallery`: a gallery in a folder of this machine
+    remote      `Client` and `AsyncClient`: galleries of a running service
+    protocol    what both kinds of galleries have in common
+    many        searches with many images
+    command     ``vouch-search``: a folder of images to a table
     answers     `Answer`, and `Answers`, a table of many
     keywords    arguments of searches, checked
     tables      records as tables of pandas and Arrow
@@ -23,13 +27,21 @@ if TYPE_CHECKING:
     from vouch_search.answers import Answer, Answers, Failure
     from vouch_search.gallery import Gallery
     from vouch_search.gallery import open_gallery as open  # noqa: A004 - read as vouch.open
+    from vouch_search.protocol import AsyncSearchableGallery, SearchableGallery
+    from vouch_search.remote import AsyncClient, AsyncGallery, Client, RemoteGallery
     from vouch_search.tables import to_arrow, to_pandas
 else:
     _PLACES = {
         "Answer": "answers",
         "Answers": "answers",
+        "AsyncClient": "remote",
+        "AsyncGallery": "remote",
+        "AsyncSearchableGallery": "protocol",
+        "Client": "remote",
         "Failure": "answers",
         "Gallery": "gallery",
+        "RemoteGallery": "remote",
+        "SearchableGallery": "protocol",
         "open": "gallery:open_gallery",
         "to_arrow": "tables",
         "to_pandas": "tables",
@@ -46,4 +58,18 @@ else:
         return sorted(__all__)
 
 
-__all__ = ["Answer", "Answers", "Failure", "Gallery", "open", "to_arrow", "to_pandas"]
+__all__ = [
+    "Answer",
+    "Answers",
+    "AsyncClient",
+    "AsyncGallery",
+    "AsyncSearchableGallery",
+    "Client",
+    "Failure",
+    "Gallery",
+    "RemoteGallery",
+    "SearchableGallery",
+    "open",
+    "to_arrow",
+    "to_pandas",
+]

@@ -45,7 +45,7 @@ class Answer(schemas.SearchAnswer):
         return self._query
 
     @classmethod
-    def of(cls, record: schemas.SearchAnswer, query: str, picture_of: PictureOf) -> Answer:
+    def of(cls, record: schemas.SearchAnswer, query: str, picture_of: PictureOf | None) -> Answer:
         """Return a record as an answer to the query of that name."""
         answer = cls.model_construct(record.model_fields_set, **record.__dict__)
         answer._query, answer._picture_of = query, picture_of
@@ -178,6 +178,8 @@ class Answers(Sequence[Answer | Failure]):
         for one in self._outcomes:
             if isinstance(one, Answer):
                 yield from _result_rows(one)
+            else:
+                yield {"query": one.query_name, "verdict": None, "error": str(one.error)}
 
     @overload
     def __getitem__(self, place: int) -> Answer | Failure: ...

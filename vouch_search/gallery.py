@@ -5,26 +5,25 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self, Unpack
+from typing import Self, Unpack
 from uuid import uuid4
 
 from model_store import open_bundle
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.operator import OperatorSettings, read_operator
-from model_store.errors import ItemNotFound, VouchError
+from model_store.errors import ItemNotFound
 from model_store.gallery import read_filter
-from model_store.images import SUFFIXES, decode_image
+from model_store.images import decode_image
 from model_store.images.inputs import ImageInput, image_file
 from model_store.processors import ProviderChoice, usable_processors
 from model_store.search import Diversity
 from service import schemas, serializers
 from service.schemas.keywords import QueryOptions
-from vouch_search.answers import Answer, Answers, Failure, Picture
+from vouch_search.answers import Answer, Answers, Picture
 from vouch_search.keywords import checked_options
+from vouch_search.many import ErrorChoice, images_of, in_threads, query_name
 
 
 def open_gallery(
@@ -76,6 +75,11 @@ class Gallery:
         return self._bundle.name
 
     @property
+    def bundle_id(self) -> str:
+        """The id of the bundle, which changes with everything that answers depend on."""
+        return self._bundle.manifest.id
+
+    @property
     def description(self) -> str:
         """The content of the gallery in words."""
         return self._bundle.description
@@ -94,12 +98,7 @@ class Gallery:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -125,8 +124,7 @@ class Gallery:
         VouchError : the image cannot be decoded, or the filter cannot be read.
         """
         checked = checked_options(k, options)
-        name, data = image_file(image)
-        return self._answer(_query_name(image, name), data, checked)
+        return self._answer(query_name(image), image_file(image)[1], checked)
 
     def search_many(
         self,
@@ -135,7 +133,7 @@ class Gallery:
         *,
         progress: bool = False,
         n_jobs: int | None = None,
-        errors: Literal["keep", "raise"] = "keep",
+        errors: ErrorChoice = "keep",
         **options: Unpack[QueryOptions],
     ) -> Answers:
         """Search with many images.
@@ -155,10 +153,10 @@ class Gallery:
         checked = checked_options(k, options)
 
         def one(image: ImageInput) -> Answer:
-            name, data = image_file(image)
-            return self._answer(_query_name(image, name), data, checked)
+            return self._answer(query_name(image), image_file(image)[1], checked)
 
-        return Answers(in_threads(one, images_of(images), n_jobs, errors, progress=progress))
+        n_jobs = usable_processors() if n_jobs is None else n_jobs
+        return in_threads(one, images_of(images), n_jobs, errors, progress=progress)
 
     def _answer(self, name: str, data: bytes, options: schemas.SearchOptions) -> Answer:
         started = time.perf_counter()
@@ -211,7 +209,7 @@ class Gallery:
             urls=lambda _: (None, None),
             timing_ms=serializers.milliseconds(seconds),
         )
-        return Answer.of(record, name, self._picture)
+        return Answer.of(record, name, self.thumbnail)
 
     def _absent_share(self, requested: float | None) -> tuple[float | None, schemas.ShareOrigin]:
         """Return the share of absent queries that the service uses, and its origin."""
@@ -221,7 +219,8 @@ class Gallery:
             return self._operator.absent_share, "adopted"
         return None, "bundle"
 
-    def _picture(self, item_id: str) -> Picture | None:
+    def thumbnail(self, item_id: str) -> Picture | None:
+        """Return the picture of an item and its media type; None if there is none."""
         if not self._bundle.retriever.encoder.metadata.takes_images:
             return None
         try:
@@ -229,72 +228,3 @@ class Gallery:
         except ItemNotFound:
             return None
         return thumbnail.data, thumbnail.media_type
-
-
-def images_of(images: object) -> list[ImageInput]:
-    """Return the images of a list, or the image files of a folder by name.
-
-    Raises
-    ------
-    TypeError, ValueError : it is neither, or the folder has no images.
-    """
-    if isinstance(images, str | os.PathLike):
-        folder = Path(images).expanduser()
-        if not folder.is_dir():
-            raise ValueError(
-                f"images: {os.fspath(images)!r} is no folder. Wanted: a list of images, or a "
-                "folder of image files. To search with one image, use search."
-            )
-        files = sorted(one for one in folder.rglob("*") if one.suffix.lower() in SUFFIXES)
-        if not files:
-            raise ValueError(f"images: the folder {os.fspath(images)!r} has no image files.")
-        return list(files)
-    if isinstance(images, bytes | bytearray) or not isinstance(images, Iterable):
-        raise TypeError(
-            f"images: received {type(images).__name__}, wanted a list of images, or a folder."
-        )
-    return list(images)
-
-
-def in_threads(
-    search: Callable[[ImageInput], Answer],
-    images: Sequence[ImageInput],
-    n_jobs: int | None,
-    errors: Literal["keep", "raise"],
-    *,
-    progress: bool,
-) -> list[Answer | Failure]:
-    """Search with images on threads, and return what came of each in their order.
-
-    Raises
-    ------
-    TypeError, ValueError : ``n_jobs`` or ``errors`` is wrong.
-    """
-    if errors not in {"keep", "raise"}:
-        raise ValueError(f"errors: received {errors!r}, wanted 'keep' or 'raise'.")
-    if n_jobs is None or n_jobs == -1:
-        n_jobs = usable_processors()
-    if not isinstance(n_jobs, int) or isinstance(n_jobs, bool) or n_jobs < 1:
-        raise ValueError(f"n_jobs: received {n_jobs!r}, wanted a number of threads, or None.")
-
-    def outcome(image: ImageInput) -> Answer | Failure:
-        try:
-            return search(image)
-        except (VouchError, OSError, ValueError, TypeError) as error:
-            if errors == "raise":
-                raise
-            return Failure(_query_name(image, "image"), error)
-
-    from tqdm.auto import tqdm  # noqa: PLC0415 - a tenth of a second
-
-    executor = ThreadPoolExecutor(n_jobs)
-    try:
-        found = executor.map(outcome, images)
-        return list(tqdm(found, total=len(images), unit="image", disable=not progress))
-    finally:
-        executor.shutdown(cancel_futures=True)
-
-
-def _query_name(image: ImageInput, file_name: str) -> str:
-    """Return the path of a file as it was given: the base name alone identifies no file."""
-    return os.fspath(image) if isinstance(image, str | os.PathLike) else file_name

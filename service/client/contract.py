@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import uuid
 from collections.abc import Mapping
@@ -134,13 +135,36 @@ def send(http: httpx2.Client, request: httpx2.Request) -> httpx2.Response:
     VouchProblem : it was refused, or the service stayed busy.
     """
     request.read()  # a body that is in memory can be sent again
-    for attempt in range(1, MAX_ATTEMPTS + 1):
-        response = http.send(request)
-        if response.is_success:
-            break
-        problem = problem_of(response)
-        wait = problem.retry_after
-        if response.status_code != 503 or wait is None or attempt == MAX_ATTEMPTS:
-            raise problem
-        time.sleep(min(wait, MAX_WAIT_S))
+    attempt = 1
+    while not (response := http.send(request)).is_success:
+        time.sleep(seconds_to_wait(response, attempt))
+        attempt += 1
     return response
+
+
+def seconds_to_wait(response: httpx2.Response, attempt: int) -> float:
+    """Return the seconds after which a request is sent again; attempts count from 1.
+
+    Raises
+    ------
+    VouchProblem : it was refused, or this was the last attempt.
+    """
+    problem = problem_of(response)
+    wait = problem.retry_after
+    if response.status_code != 503 or wait is None or attempt == MAX_ATTEMPTS:
+        raise problem
+    return min(wait, MAX_WAIT_S)
+
+
+def headers_of(api_key: str | None) -> dict[str, str]:
+    """Return the headers of all requests.
+
+    Raises
+    ------
+    ValueError : the key cannot be sent; the message does not repeat it.
+    """
+    if api_key is None:
+        return {}
+    if not re.fullmatch(r"[!-~]+", api_key):
+        raise ValueError("The API key has characters that no key has. Copy it again.")
+    return {"Authorization": f"Bearer {api_key}"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 import httpx2
 import pytest
 
+import vouch_search
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.directory import activate
 from model_store.errors import InvalidRequest
@@ -28,7 +30,9 @@ Respond = Callable[[httpx2.Request], httpx2.Response]
 
 
 @pytest.fixture(scope="module")
-def vouch(digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VouchClient]:
+def vouch(
+    digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[vouch_search.Client]:
     place = tmp_path_factory.mktemp("client")
     variables = {
         "VOUCH_FEEDBACK": str(place / "feedback.sqlite3"),
@@ -37,7 +41,7 @@ def vouch(digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     }
     with (
         Service(digits_bundle, place / "service.log", variables) as service,
-        VouchClient(str(service.http.base_url)) as client,
+        vouch_search.Client(str(service.http.base_url)) as client,
     ):
         yield client
 
@@ -66,6 +70,48 @@ class TestAtAService:
             assert [(r.id, r.match_probability) for r in answer.results] == [
                 (match.item.id, match.match_probability) for match in expected.matches
             ]
+
+    def test_gallery_of_a_service_answers_as_one_of_this_machine(
+        self, vouch: vouch_search.Client, digits_bundle: Path, photograph: Path
+    ) -> None:
+        galleries: list[vouch_search.SearchableGallery]
+        with vouch_search.open(digits_bundle) as local:
+            galleries = [local, vouch.open("digits")]
+            own = {"request_id", "timing_ms", "cache", "next_cursor", "audit"}
+            answers = [one.search(photograph, k=4, filter={"label": "1"}) for one in galleries]
+            for answer in answers:
+                assert answer.query_name == str(photograph)
+                for result in answer.results:
+                    result.thumbnail_url = None
+            assert answers[0].model_dump(exclude=own) == answers[1].model_dump(exclude=own)
+            tables = [one.search_many([photograph, b"no image"]).to_pandas() for one in galleries]
+            assert tables[0].drop(columns="error").equals(tables[1].drop(columns="error"))
+            for one in galleries:
+                assert (one.name, len(one), len(one.labels)) == ("digits", 864, 8)
+                assert one.bundle_id == digits_bundle.name
+                assert one.thumbnail("missing") is None
+                shown = one.search(photograph, k=2)._repr_html_()
+                assert shown.count('src="data:image/') == 2
+                with pytest.raises(TypeError, match=r"k: .*valid integer"):
+                    one.search(photograph, k="3")  # type: ignore[arg-type]
+
+    def test_asynchronous_client_answers_as_the_other(
+        self, vouch: vouch_search.Client, photograph: Path
+    ) -> None:
+        async def asked() -> tuple[vouch_search.Answer, vouch_search.Answers]:
+            async with vouch_search.AsyncClient(str(vouch._http.base_url)) as client:
+                assert [one.name for one in await client.galleries()] == ["digits"]
+                with pytest.raises(VouchProblem, match="gallery_not_found"):
+                    await client.open("other")
+                gallery: vouch_search.AsyncSearchableGallery = await client.open("digits")
+                answer = await gallery.search(photograph, k=4)
+                return answer, await gallery.search_many([photograph, b"no image"], k=4)
+
+        answer, answers = asyncio.run(asked())
+        expected = vouch.open("digits").search(photograph, k=4)
+        assert answer.results == expected.results
+        assert answers.to_pandas()["id"][0] == expected.results[0].id
+        assert "unsupported_image" in str(answers.failures[0])
 
     def test_vectors_and_neighbours_of_another_store(
         self, vouch: VouchClient, photograph: Path

@@ -42,7 +42,16 @@ def test_import_takes_neither_numpy_nor_torch() -> None:
 
 def test_gallery_shows_no_internals(gallery: vouch.Gallery) -> None:
     public = {name for name in dir(gallery) if not name.startswith("_")}
-    assert public == {"close", "description", "labels", "name", "search", "search_many"}
+    assert public == {
+        "bundle_id",
+        "close",
+        "description",
+        "labels",
+        "name",
+        "search",
+        "search_many",
+        "thumbnail",
+    }
     assert repr(gallery) == "<Gallery 'digits', 864 items of 8 labels>"
 
 

@@ -1,0 +1,136 @@
+"""Searches with many images: on threads, or in turns of an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal
+
+from model_store.errors import VouchError
+from model_store.images import SUFFIXES
+from model_store.images.inputs import ImageInput
+from vouch_search.answers import Answer, Answers, Failure
+
+ErrorChoice = Literal["keep", "raise"]
+"""For an image that cannot be searched with: a `Failure` in its place, or the error is raised."""
+
+
+def images_of(images: object) -> list[ImageInput]:
+    """Return the images of a list, or the image files of a folder by name.
+
+    Raises
+    ------
+    TypeError, ValueError : it is neither, or the folder has no images.
+    """
+    if isinstance(images, str | os.PathLike):
+        folder = Path(images).expanduser()
+        if not folder.is_dir():
+            raise ValueError(
+                f"images: {os.fspath(images)!r} is no folder. Wanted: a list of images, or a "
+                "folder of image files. To search with one image, use search."
+            )
+        files = sorted(one for one in folder.rglob("*") if one.suffix.lower() in SUFFIXES)
+        if not files:
+            raise ValueError(f"images: the folder {os.fspath(images)!r} has no image files.")
+        return list(files)
+    if isinstance(images, bytes | bytearray) or not isinstance(images, Iterable):
+        raise TypeError(
+            f"images: received {type(images).__name__}, wanted a list of images, or a folder."
+        )
+    return list(images)
+
+
+def in_threads(
+    search: Callable[[ImageInput], Answer],
+    images: Sequence[ImageInput],
+    n_jobs: int,
+    errors: ErrorChoice,
+    *,
+    progress: bool,
+) -> Answers:
+    """Search with images on threads, and return the answers in the order of the images.
+
+    Raises
+    ------
+    ValueError : ``n_jobs`` or ``errors`` is wrong.
+    """
+    _check(n_jobs, errors)
+
+    def outcome(image: ImageInput) -> Answer | Failure:
+        try:
+            return search(image)
+        except Exception as error:
+            return _failure(image, error, errors)
+
+    from tqdm.auto import tqdm  # noqa: PLC0415 - a tenth of a second
+
+    executor = ThreadPoolExecutor(n_jobs)
+    try:
+        found = executor.map(outcome, images)
+        shown = tqdm(found, total=len(images), unit="image", disable=not progress)
+        return Answers(list(shown))
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+async def in_turns(
+    search: Callable[[ImageInput], Awaitable[Answer]],
+    images: Sequence[ImageInput],
+    n_jobs: int,
+    errors: ErrorChoice,
+    *,
+    progress: bool,
+) -> Answers:
+    """Search with images, ``n_jobs`` at the same time; see `in_threads`.
+
+    Raises
+    ------
+    ValueError : ``n_jobs`` or ``errors`` is wrong.
+    """
+    _check(n_jobs, errors)
+    from tqdm.auto import tqdm  # noqa: PLC0415 - a tenth of a second
+
+    turns = asyncio.Semaphore(n_jobs)
+    with tqdm(total=len(images), unit="image", disable=not progress) as bar:
+
+        async def outcome(image: ImageInput) -> Answer | Failure:
+            async with turns:
+                try:
+                    return await search(image)
+                except Exception as error:
+                    return _failure(image, error, errors)
+                finally:
+                    bar.update()
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(outcome(image)) for image in images]
+    return Answers([task.result() for task in tasks])
+
+
+def query_name(image: object) -> str:
+    """Return the path of a file as it was given: the base name alone identifies no file."""
+    if isinstance(image, str | os.PathLike):
+        return os.fspath(image)
+    name = getattr(image, "filename", None) or getattr(image, "name", None)
+    return name if isinstance(name, str) else "image"
+
+
+def _check(n_jobs: object, errors: object) -> None:
+    if errors not in {"keep", "raise"}:
+        raise ValueError(f"errors: received {errors!r}, wanted 'keep' or 'raise'.")
+    if not isinstance(n_jobs, int) or isinstance(n_jobs, bool) or n_jobs < 1:
+        raise ValueError(f"n_jobs: received {n_jobs!r}, wanted a number from 1, or None.")
+
+
+def _failure(image: ImageInput, error: Exception, errors: ErrorChoice) -> Failure:
+    """Return the failure of one image, or raise an error that concerns all."""
+    problem = getattr(error, "status", None)  # of a service
+    of_the_image = isinstance(error, (VouchError, OSError, ValueError, TypeError)) or (
+        isinstance(problem, int) and 400 <= problem < 500 and problem not in {401, 403, 404, 429}
+    )
+    if errors == "raise" or not of_the_image:
+        raise error
+    return Failure(query_name(image), error)

@@ -1,0 +1,68 @@
+# ruff: noqa: D102 - methods are described by `Gallery`
+"""What a gallery of this machine and one of a service have in common."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Protocol, Self, Unpack
+
+from model_store.images.inputs import ImageInput
+from service.schemas.keywords import QueryOptions
+from vouch_search.answers import Answer, Answers, Picture
+from vouch_search.many import ErrorChoice
+
+
+class SearchableGallery(Protocol):
+    """A gallery that can be searched; see `Gallery` for the arguments.
+
+    A program that takes one works with ``vouch.open(folder)`` and ``vouch.Client(url).open(name)``.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def bundle_id(self) -> str: ...
+    @property
+    def description(self) -> str: ...
+    @property
+    def labels(self) -> Sequence[str]: ...
+    def __len__(self) -> int: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *error: object) -> None: ...
+    def close(self) -> None: ...
+    def thumbnail(self, item_id: str) -> Picture | None: ...
+    def search(self, image: ImageInput, k: int = 10, **options: Unpack[QueryOptions]) -> Answer: ...
+    def search_many(
+        self,
+        images: str | os.PathLike[str] | Iterable[ImageInput],
+        k: int = 10,
+        *,
+        progress: bool = False,
+        n_jobs: int | None = None,
+        errors: ErrorChoice = "keep",
+        **options: Unpack[QueryOptions],
+    ) -> Answers: ...
+
+
+class AsyncSearchableGallery(Protocol):
+    """The same, for programs that use asyncio."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def description(self) -> str: ...
+    def __len__(self) -> int: ...
+    async def search(
+        self, image: ImageInput, k: int = 10, **options: Unpack[QueryOptions]
+    ) -> Answer: ...
+    async def search_many(
+        self,
+        images: str | os.PathLike[str] | Iterable[ImageInput],
+        k: int = 10,
+        *,
+        progress: bool = False,
+        n_jobs: int | None = None,
+        errors: ErrorChoice = "keep",
+        **options: Unpack[QueryOptions],
+    ) -> Answers: ...
