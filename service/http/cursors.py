@@ -11,6 +11,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+import json
 import time
 from typing import Literal, TypeVar
 
@@ -37,6 +38,7 @@ class ItemsCursor(BaseModel):
     """The place in a list of items after which the next page begins: the item at row ``after``.
 
     The row of an item never changes, even in a live gallery and after the item was deleted.
+    ``passing`` is the fingerprint of the list's filter; empty for the list of all items.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -44,6 +46,7 @@ class ItemsCursor(BaseModel):
     of: Literal["items"] = "items"
     bundle: str
     after: int = Field(ge=0, le=2**40)
+    passing: str = ""
     at: int = Field(default_factory=lambda: int(time.time()))
 
 
@@ -103,6 +106,28 @@ def read(text: str, kind: type[CursorT], bundle: str, secret: bytes) -> CursorT:
             "list again."
         )
     return cursor
+
+
+def fingerprint(where: str | None) -> str:
+    """Return a digest of a filter, however it is written; empty for none."""
+    if where is None:
+        return ""
+    plain = json.dumps(json.loads(where), sort_keys=True)
+    return hashlib.blake2b(plain.encode(), digest_size=8).hexdigest()
+
+
+def require_filter(cursor: ItemsCursor, passing: str) -> None:
+    """Refuse a cursor of a list with another filter, which would show what that one leaves out.
+
+    Raises
+    ------
+    InvalidCursor
+    """
+    if cursor.passing != passing:
+        raise InvalidCursor(
+            "The cursor is of a list with another filter. Send the filter of the page before, or "
+            "ask for the first page of this list."
+        )
 
 
 _NOT_OURS = (

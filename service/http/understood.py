@@ -41,6 +41,9 @@ _UNREAD_OF_WRITES = (
 )
 """Headers by which a write would be another one, or none; none of them is carried out."""
 
+_ONCE = ("idempotency-key", "content-type", "authorization", "x-api-key")
+"""Headers with one value, of which servers would choose one."""
+
 _NO_OPTIONS = (b"", b"{}", b"null")
 """Bodies that say nothing, such as clients send that must send JSON."""
 
@@ -145,6 +148,11 @@ def _check_headers(request: Request) -> None:
                 f"The body is encoded as {', '.join(sorted(unread))[:100]!r} ({name.title()}), "
                 "which is not decoded here. Send it as it is, without that header."
             )
+    repeated = [name for name in _ONCE if len(headers.getlist(name)) > 1]
+    if repeated:
+        raise RequestValidationError(
+            [_error("header", name, "was sent several times; send it once") for name in repeated]
+        )
     if request.method == "GET":
         return
     unread_headers = [name for name in _UNREAD_OF_WRITES if name in headers]

@@ -100,6 +100,17 @@ class TestACursor:
             response = client.get(path, params={"cursor": cursor})
             assert (response.status_code, response.json()["code"]) == (422, "invalid_cursor")
 
+    def test_it_is_of_one_filter(self, client: TestClient, of_items: str) -> None:
+        where = '{"label": {"in": ["1", "7"]}}'
+        of_filter = client.get(ITEMS, params={"limit": 5, "filter": where}).json()["next_cursor"]
+        again = {"cursor": of_filter, "filter": '{"label":{"in":["1","7"]}}'}
+        assert client.get(ITEMS, params=again).status_code == 200
+        for wrong in ({}, {"filter": '{"label": "1"}'}):
+            response = client.get(ITEMS, params={"cursor": of_filter, **wrong})
+            assert (response.status_code, response.json()["code"]) == (422, "invalid_cursor")
+        response = client.get(ITEMS, params={"cursor": of_items, "filter": where})
+        assert (response.status_code, response.json()["code"]) == (422, "invalid_cursor")
+
     def test_it_is_of_one_gallery(
         self, start: StartClient, odd_bundle: Bundle, of_items: str, of_search: str
     ) -> None:

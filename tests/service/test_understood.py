@@ -202,6 +202,14 @@ def test_empty_filter_of_a_form_is_refused(client: TestClient, digit: bytes) -> 
     assert "is empty" in named(ask(client, digit, filter=""))["/body/filter"]
 
 
+@pytest.mark.parametrize("name", ["Idempotency-Key", "Content-Type", "X-API-Key"])
+def test_header_of_one_value_that_is_sent_twice_is_refused(client: TestClient, name: str) -> None:
+    values = [(name, "multipart/form-data; boundary=a"), (name, "multipart/form-data; boundary=b")]
+    response = client.put("/v1/galleries/digits/items/x", headers=values, content=b"")
+    assert response.status_code == 422
+    assert f"/header/{name.lower()}: was sent several times" in response.json()["detail"]
+
+
 @pytest.mark.parametrize("method", ["PUT", "DELETE"])
 @pytest.mark.parametrize("header", ["If-Match", "If-None-Match", "Content-Range"])
 def test_write_under_a_condition_is_refused(client: TestClient, method: str, header: str) -> None:

@@ -28,10 +28,12 @@ def item_detail(bundle: Bundle, item: Item) -> schemas.ItemDetail:
     )
 
 
-def item_list(lease: Lease, page: Page) -> schemas.ItemList:
-    """A page of items."""
+def item_list(lease: Lease, page: Page, passing: str) -> schemas.ItemList:
+    """A page of items; see `ItemsCursor` for ``passing``."""
     bundle = lease.bundle
-    cursor = None if page.last is None else ItemsCursor(bundle=bundle.manifest.id, after=page.last)
+    cursor = None
+    if page.last is not None:
+        cursor = ItemsCursor(bundle=bundle.manifest.id, after=page.last, passing=passing)
     return schemas.ItemList(
         gallery=bundle.name,
         bundle_id=bundle.manifest.id,

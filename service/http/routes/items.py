@@ -72,14 +72,17 @@ async def list_items(
     What is written meanwhile is listed if its id is still to come; nothing else is left out or
     comes twice.
     """
+    passes = None if where is None else read_filter(where)
+    passing = cursors.fingerprint(where)
     after = None
     if cursor is not None:
-        after = cursors.read(
+        found = cursors.read(
             cursor, cursors.ItemsCursor, lease.bundle.manifest.id, lease.engine.secret
-        ).after
-    passes = None if where is None else read_filter(where)
+        )
+        cursors.require_filter(found, passing)
+        after = found.after
     page = await lease.engine.compute(lambda: page_of(lease.bundle, after, limit, passes))
-    return answers.item_list(lease, page)
+    return answers.item_list(lease, page, passing)
 
 
 async def get_similar(request: Request, gallery: str, item_id: str) -> schemas.SimilarAnswer:
