@@ -17,6 +17,7 @@ Everything is imported on first use: the import of the package takes millisecond
     command     ``vouch-search``: a folder of images to a table
     answers     `Answer`, and `Answers`, a table of many
     keywords    arguments of searches, checked
+    plots       answers, galleries and evaluations as plots of matplotlib
     tables      records as tables of pandas and Arrow
 """
 
@@ -24,6 +25,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from vouch_search import plots
     from vouch_search.answers import Answer, Answers, Failure
     from vouch_search.gallery import Gallery
     from vouch_search.gallery import open_gallery as open  # noqa: A004 - read as vouch.open
@@ -43,6 +45,7 @@ else:
         "RemoteGallery": "remote",
         "SearchableGallery": "protocol",
         "open": "gallery:open_gallery",
+        "plots": "plots",
         "to_arrow": "tables",
         "to_pandas": "tables",
     }
@@ -52,7 +55,8 @@ else:
         if name not in _PLACES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module, _, there = _PLACES[name].partition(":")
-        return getattr(import_module(f"{__name__}.{module}"), there or name)
+        found = import_module(f"{__name__}.{module}")
+        return found if module == name else getattr(found, there or name)
 
     def __dir__() -> list[str]:
         return sorted(__all__)
@@ -70,6 +74,7 @@ __all__ = [
     "RemoteGallery",
     "SearchableGallery",
     "open",
+    "plots",
     "to_arrow",
     "to_pandas",
 ]

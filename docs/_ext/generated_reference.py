@@ -371,7 +371,11 @@ def glossary() -> Iterator[str]:
 
 def python() -> Iterator[str]:
     """Yield directives of autodoc for the public names of the library and of the client."""
-    for title, module in (("The library", "model_store"), ("The client", "service.client")):
+    for title, module in (
+        ("The library", "model_store"),
+        ("The client", "service.client"),
+        ("Plots", "vouch_search.plots"),
+    ):
         yield f"\n## {title}\n"
         for name in import_module(module).__all__:
             found = getattr(import_module(module), name)

@@ -76,6 +76,8 @@ class Outcomes:
             **self._rates(everything),
             "reliability": [asdict(one) for one in self._reliability(everything)],
             "risk_coverage": self._risk_coverage(),
+            "point": self._point(),
+            "max_error": self._calibration.max_error,
         }
         hierarchy = self._calibration.hierarchy
         if hierarchy is not None:
@@ -141,6 +143,18 @@ class Outcomes:
         error = np.cumsum(self._weights[order] * wrong[order]) / coverage
         places = np.unique(np.linspace(0, len(order) - 1, N_POINTS).round().astype(int))
         return [[float(coverage[place]), float(error[place])] for place in places]
+
+    def _point(self) -> dict[str, float] | None:
+        """Return what was observed of verdict `match`, and the bound; None without a match."""
+        promises = self._calibration.promises()
+        if not promises.gives_matches or not self._matched.any():
+            return None
+        answered = float(self._weights[self._matched].sum())
+        return {
+            "coverage": answered,
+            "error": float(self._weights[self._matched & ~self._correct].sum()) / answered,
+            "error_bound": promises.point.error_bound,
+        }
 
     def _rolled_up(self, level: str) -> dict[str, Any]:
         """Return how often queries rolled up to a level, and how often wrongly."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from index_builder.metrics.charts import UNIT
-from index_builder.metrics.pages import SIZE, templates_of
+from index_builder.metrics.pages import templates_of
+from vouch_search import plots
 
 SIZES = {"one": "one image", "few": "2 to 5 images", "many": "more than 5 images"}
 """Size classes of labels, as people say them."""
@@ -20,10 +20,11 @@ def page(content: Mapping[str, Any], public_key: str | None) -> str:
         content=content,
         public_key=public_key,
         sizes=SIZES,
-        dots=_dots(content["measured"]["cross_fitted"]["reliability"]),
-        axes=UNIT,
+        reliability=plots.svg(
+            lambda ax: plots.reliability(content["measured"]["cross_fitted"], ax=ax),
+            "Reliability diagram: share of right first results against their match probability",
+        ),
         evaluation=measurements(content["measured"]["evaluation"] or {}),
-        size=SIZE,
     )
 
 
@@ -44,18 +45,3 @@ def measurements(report: Mapping[str, Any], prefix: str = "") -> list[tuple[str,
         elif isinstance(value, int | float) or value is None:
             rows.append((label, number(value)))
     return rows
-
-
-def _dots(reliability: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the points of a reliability diagram in the units of an SVG."""
-    return [
-        {
-            "x": UNIT.x(one["probability"]),
-            "y": UNIT.y(one["share"]),
-            "ideal": UNIT.y(one["probability"]),
-            "radius": round(2.5 + 9 * one["weight"] ** 0.5, 2),
-            "text": f"{one['n']:,} queries of probability {one['probability']:.3f}: "
-            f"{one['share']:.3f} right",
-        }
-        for one in reliability
-    ]

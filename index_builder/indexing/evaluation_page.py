@@ -5,16 +5,22 @@ from __future__ import annotations
 import base64
 import html
 import io
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from PIL import Image
 
 from index_builder.calibration.evaluate import Evaluation
 from index_builder.datasets import LabelledImages
-from index_builder.metrics.charts import UNIT, fitted
-from index_builder.metrics.pages import SIZE, templates_of
+from index_builder.metrics.pages import templates_of
 from model_store.answers import Answer
 from model_store.gallery import Gallery
+from vouch_search import plots
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 N_SHOWN = 24
 SIDE = 160
@@ -24,7 +30,6 @@ SIDE = 160
 def page(evaluation: Evaluation, gallery: Gallery, name: str) -> str:
     """Return the page of an evaluation of the gallery called ``name``."""
     stream = evaluation.report["stream"]
-    risk = fitted([stream["risk_coverage"]], from_zero=True)
     return rendered(
         "evaluation.html.jinja",
         name=name,
@@ -34,15 +39,39 @@ def page(evaluation: Evaluation, gallery: Gallery, name: str) -> str:
             _error(evaluation, gallery, int(row)) for row in evaluation.surest_errors[:N_SHOWN]
         ],
         n_errors=len(evaluation.surest_errors),
-        reliability=UNIT,
-        dots=[
-            (UNIT.x(one["probability"]), UNIT.y(one["share"]), 3 + 9 * one["weight"] ** 0.5)
-            for one in stream["reliability"]
-        ],
-        risk=risk,
-        risk_path=risk.path(stream["risk_coverage"]),
-        size=SIZE,
+        charts=_charts(evaluation),
     )
+
+
+def _charts(evaluation: Evaluation) -> list[tuple[str, str]]:
+    """Return the charts of an evaluation as SVG, each with its caption."""
+    stream, absent = evaluation.report["stream"], evaluation.absent
+    charts: list[tuple[str, Callable[[Axes], object]]] = [
+        ("Reliability: on the diagonal, probabilities are calibrated. Bars: exact 95 % intervals.",
+         lambda ax: plots.reliability(stream, ax=ax)),
+        ("Risk and coverage: wrong first results, the surest first.",
+         lambda ax: plots.risk_coverage(stream, ax=ax)),
+    ]  # fmt: skip
+    if absent.any() and not absent.all():
+        charts.append(
+            (
+                "Queries with a match against absent queries, at every threshold.",
+                partial(_roc, evaluation),
+            )
+        )
+    return [(caption, plots.svg(draw, caption)) for caption, draw in charts]
+
+
+def _roc(evaluation: Evaluation, ax: Axes) -> None:
+    """Compare what tells queries with a match from absent ones."""
+    absent, answers = evaluation.absent, evaluation.answers
+    of_answers = {
+        "match probability": [1 - (one.decision.no_match_probability or 0) for one in answers],
+        "similarity": [one.matches[0].similarity for one in answers],
+    }
+    for name, values in of_answers.items():
+        found = np.array(values)
+        plots.roc(found[~absent], found[absent], label=name, ax=ax)
 
 
 def rendered(template: str, **content: Any) -> str:  # noqa: ANN401 - whatever it shows

@@ -7,7 +7,6 @@
 `selective`        answering only when sure: sparsification, AUSC, AURC, AUGRC
 `open_set`         gallery and strangers at once: detection and identification, OSCR
 `structure`        the embedding itself: NMI, entropy, feature and cluster diversity
-`charts`           curves as paths and ticks of an SVG
 `pages`            templates of HTML, and how numbers are printed in them
 =================  ==============================================================================
 

@@ -4,18 +4,6 @@ from __future__ import annotations
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from index_builder.metrics.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
-
-SIZE = {
-    "width": WIDTH,
-    "height": HEIGHT,
-    "left": LEFT,
-    "right": WIDTH - RIGHT,
-    "top": TOP,
-    "bottom": HEIGHT - BOTTOM,
-}
-"""A chart and its plot area, as templates draw them."""
-
 
 def templates_of(package: str) -> Environment:
     """Return the templates of a package; a name that they lack is an error."""

@@ -61,10 +61,13 @@ def fpr_at_tpr(
 
 def roc(values_of_positives: Floats, values_of_negatives: Floats) -> tuple[Floats, Floats]:
     """False and true positive rate at every threshold, from (0, 0) to (1, 1); neither is empty."""
-    from sklearn.metrics import roc_curve  # noqa: PLC0415 - slow
-
-    truth, values = _joined(values_of_positives, values_of_negatives)
-    false_rates, true_rates, _ = roc_curve(truth, values, drop_intermediate=False)
+    thresholds = np.unique(np.concatenate([values_of_positives, values_of_negatives]))[::-1]
+    if np.isnan(thresholds).any():
+        raise ValueError("values must not be NaN")
+    true_rates, false_rates = (
+        np.r_[0.0, 1 - np.sort(values).searchsorted(thresholds) / len(values)]
+        for values in (values_of_positives, values_of_negatives)
+    )
     return false_rates, true_rates
 
 

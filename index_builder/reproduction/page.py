@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from functools import partial
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from index_builder.metrics.charts import UNIT, Line, bars, fitted
-from index_builder.metrics.pages import SIZE, templates_of
+import numpy as np
+
+from index_builder.metrics.pages import templates_of
 from index_builder.reproduction.summary import (
     COLUMNS,
     SEEN_BY_THE_DECISION_LAYER,
@@ -20,6 +24,10 @@ from index_builder.reproduction.summary import (
     further_outliers,
     gibibytes,
 )
+from vouch_search import plots
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Method = Mapping[str, Any]
 
@@ -57,7 +65,6 @@ def page(report: Report) -> str:
         longest=_longest(methods),
         comparison=_comparison(report),
         config=json.dumps(report["config"], indent=1, sort_keys=True),
-        size=SIZE,
     )
 
 
@@ -133,45 +140,55 @@ def _overlay(
     *,
     from_zero: bool = False,
 ) -> dict[str, Any]:
-    axes = fitted([points for points in curves if points], from_zero=from_zero)
-    lines = [
-        Line(place, method["title"], axes.path(points))
-        for place, (method, points) in enumerate(zip(methods, curves, strict=True))
-        if points
-    ]
-    return {"title": title, "text": text, "axis_titles": axis_titles, "axes": axes, "lines": lines}
+    """Return a chart with a line for each method, whose colours the page sets."""
+
+    def draw(ax: Axes) -> None:
+        for place, points in enumerate(curves):
+            if points:
+                x, y = np.array(points).T
+                ax.plot(x, y, gid=f"line-{place}")
+        ax.set(xlim=(0, 1), xlabel=axis_titles[0], ylabel=axis_titles[1])
+        if from_zero:
+            ax.set_ylim(bottom=0)
+
+    def of_class(line: re.Match[str]) -> str:
+        name = escape(methods[int(line[1])]["title"])
+        return f'<g class="line line-{line[1]}"><title>{name}</title>'
+
+    svg = plots.svg(draw, f"{title}. {text}")
+    return {"title": title, "text": text, "svg": re.sub(r'<g id="line-(\d+)">', of_class, svg)}
 
 
 def _card(method: Method) -> dict[str, Any]:
     """Charts of one method alone."""
-    reliability = method["curves"].get("reliability")
-    histograms = []
-    for name, one in method["curves"].get("outliers", {}).items():
-        shares = one["histogram"]
-        highest = max(*shares["ordinary"], *shares["outliers"])
-        histograms.append(
+    curves = method["curves"]
+
+    def draw_reliability(ax: Axes) -> None:
+        total = sum(one["n"] for one in curves["reliability"])
+        bins = [{"weight": one["n"] / total, **one} for one in curves["reliability"]]
+        plots.reliability({"reliability": bins}, ax=ax).set(xlabel="confidence", ylabel="accuracy")
+
+    def draw_histogram(ax: Axes, shares: Mapping[str, Sequence[float]]) -> None:
+        edges = np.linspace(0, 1, len(shares["ordinary"]) + 1)
+        for name, values in shares.items():
+            ax.stairs(values, edges, fill=True, alpha=0.6, label=name)
+        ax.set(xlabel="rank of the uncertainty", ylabel="share of queries")
+        ax.legend(fontsize="small")
+
+    return {
+        "reliability": plots.svg(draw_reliability, f"Reliability diagram of {method['title']}")
+        if curves.get("reliability")
+        else None,
+        "histograms": [
             {
                 "name": name,
-                "ordinary": bars(shares["ordinary"], highest),
-                "outliers": bars(shares["outliers"], highest),
+                "svg": plots.svg(
+                    partial(draw_histogram, shares=one["histogram"]),
+                    f"Histogram: uncertainty of ordinary queries and of {name}",
+                ),
             }
-        )
-    total = sum(one["n"] for one in reliability) if reliability else 1
-    return {
-        "reliability": reliability
-        and [
-            {
-                "x": UNIT.x(one["probability"]),
-                "y": UNIT.y(one["share"]),
-                "ideal": UNIT.y(one["probability"]),
-                "radius": round(2.5 + 9 * (one["n"] / total) ** 0.5, 2),
-                "text": f"{one['n']:,} answers at confidence {one['probability']:.3f}: "
-                f"{one['share']:.3f} right",
-            }
-            for one in reliability
+            for name, one in curves.get("outliers", {}).items()
         ],
-        "axes": UNIT,
-        "histograms": histograms,
     }
 
 

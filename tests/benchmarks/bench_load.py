@@ -249,7 +249,7 @@ def main() -> None:
     found = measure(options.seed)
     text = json.dumps(found, indent=1, sort_keys=True)
     (BUILD / "bench-load.json").write_text(text + "\n", encoding="utf-8")
-    options.chart.write_text(chart(found["curves"]), encoding="utf-8")
+    chart(found["curves"]).savefig(options.chart)
     print(text)
     record_figures("load", found, globals())
 

@@ -19,7 +19,10 @@ def described(probabilities: np.ndarray, correct: np.ndarray, absent: np.ndarray
         )
         for probability in probabilities.tolist()
     ]
-    calibration = SimpleNamespace(default_share=0.2, hierarchy=None)
+    promises = SimpleNamespace(gives_matches=True, point=SimpleNamespace(error_bound=0.09))
+    calibration = SimpleNamespace(
+        default_share=0.2, hierarchy=None, max_error=0.1, promises=lambda: promises
+    )
     names = [""] * len(answers)
     outcomes = Outcomes(
         cast("Any", calibration), cast("Any", answers), correct, absent, names, names, names
@@ -36,6 +39,8 @@ def test_queries_that_are_equally_sure_have_no_order() -> None:
     again = described(probabilities[order], correct[order], absent[order])
     for name in ("ece", "risk_coverage"):
         np.testing.assert_allclose(again[name], first[name])
+    seen = {"coverage": first["coverage"], "error": first["error"]}
+    assert (first["point"], first["max_error"]) == ({**seen, "error_bound": 0.09}, 0.1)
     # All are as sure as each other: the surest are as often wrong as all.
     alike = described(np.ones(60), np.arange(60) < 30, np.zeros(60, dtype=bool))
     assert [error for _, error in alike["risk_coverage"]] == pytest.approx([0.5] * 60)

@@ -210,7 +210,7 @@ def test_the_page_is_whole_and_fetches_nothing(out: Path, report: dict[str, Any]
     assert "http" not in re.sub(r"<pre>.*?</pre>", "", text, flags=re.DOTALL)
     assert page.images
     assert all(image["alt"] for image in page.images)
-    paths = re.findall(r'<path class="line line-(\d)" d="M[\d. L-]+"', text)
+    paths = re.findall(r'<g class="line line-(\d)"><title>[^<]+</title>\s*<path d="M', text)
     assert len(paths) == 2 * (2 + len(report["protocol"]["outliers"]))
 
 

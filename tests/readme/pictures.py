@@ -13,16 +13,18 @@ from __future__ import annotations
 import io
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
+from matplotlib.figure import Figure
 from PIL import Image
 from playwright.sync_api import Page, ViewportSize, sync_playwright
 
-from index_builder.metrics.charts import HEIGHT, LEFT, UNIT, WIDTH
 from tests.end_to_end.browsers import launched
 from tests.end_to_end.processes import Service
+from vouch_search import plots
 
 SIZE: ViewportSize = {"width": 1080, "height": 900}
 
@@ -65,33 +67,12 @@ def save(picture: Image.Image, path: Path) -> None:
     picture.convert("RGB").quantize(N_COLOURS).save(path, optimize=True)
 
 
-def reliability_diagram(bins: Sequence[dict[str, Any]]) -> str:
-    """Return an SVG: what was foretold across, how often it was right down."""
-    points = [(one["probability"], one["share"], one["weight"]) for one in bins if one["n"]]
-    most = max(weight for *_, weight in points)
-    dots = "".join(
-        f'<circle cx="{UNIT.x(x)}" cy="{UNIT.y(y)}" r="{2 + 6 * (weight / most) ** 0.5:.2f}"/>'
-        for x, y, weight in points
-    )
-    ticks = "".join(
-        f'<text x="{tick.place}" y="{HEIGHT - 24}" text-anchor="middle">{tick.label}</text>'
-        for tick in UNIT.x_ticks
-    ) + "".join(
-        f'<text x="{LEFT - 8}" y="{tick.place + 4}" text-anchor="end">{tick.label}</text>'
-        for tick in UNIT.y_ticks
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"'
-        ' font-family="sans-serif" font-size="11" fill="#555">'
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>'
-        f'<path d="{UNIT.path([(0, 1), (0, 0), (1, 0)])}" fill="none" stroke="#999"/>'
-        f'<path d="{UNIT.path([(0, 0), (1, 1)])}" fill="none" stroke="#999"'
-        ' stroke-dasharray="4 3"/>'
-        f'<g fill="#1f5fbf" fill-opacity="0.75">{dots}</g>{ticks}'
-        f'<text x="{UNIT.x(0.5)}" y="{HEIGHT - 6}" text-anchor="middle">match probability</text>'
-        f'<text transform="translate(14 {UNIT.y(0.5)}) rotate(-90)" text-anchor="middle">'
-        "share that was right</text></svg>\n"
-    )
+def picture_reliability(report: Mapping[str, Any], path: Path) -> None:
+    """Save the reliability diagram of a calibration report."""
+    with mpl.rc_context({"svg.hashsalt": "vouch"}):
+        figure = Figure(figsize=(4.6, 3.4), layout="constrained")
+        plots.reliability(report, ax=figure.add_subplot())
+        figure.savefig(path, metadata={"Date": None, "Creator": None})
 
 
 def main(bundle: Path, folder: Path) -> None:
@@ -112,8 +93,7 @@ def main(bundle: Path, folder: Path) -> None:
         picture_verdicts(page, n_samples, folder / "verdicts.png")
         browser.close()
         report = service.http.get(f"{path}/calibration").json()
-    diagram = reliability_diagram(report["reliability"])
-    (folder / "reliability.svg").write_text(diagram, encoding="utf-8")
+    picture_reliability(report, folder / "reliability.svg")
 
 
 if __name__ == "__main__":

@@ -136,7 +136,8 @@ def test_the_page_needs_nothing_else(certificate: Path) -> None:
     assert "http" not in page
     bound = told["promises"][0]["matches"][0]["foretold"]["error_bound"]
     assert f"<td>{100 * bound:.1f} %</td>" in page
-    assert page.count('class="dot"') == len(told["measured"]["cross_fitted"]["reliability"])
+    measured = told["measured"]["cross_fitted"]
+    assert f"calibration error {measured['first_item_ece']:.3f}" in page
     for sentence in told["not_promised"] + told["valid_while"]:
         assert sentence in page
 

@@ -19,8 +19,6 @@ from index_builder.indexing import evaluation_page
 from index_builder.indexing.comparison import Side, _rows_of_both, _thresholds, changes_of
 from index_builder.indexing.evaluation_page import _error, picture_of, thumbnail_of
 from index_builder.indexing.unknown import UnknownQueries
-from index_builder.metrics.charts import UNIT, fitted
-from index_builder.metrics.pages import SIZE
 from model_store.compared_answers import Said
 from model_store.gallery import Gallery, Thumbnail
 from model_store.identities.grouping import Group, group_id
@@ -162,26 +160,39 @@ def test_answers_that_differ_are_changes(monkeypatch: pytest.MonkeyPatch) -> Non
     assert _thresholds(old, new) == {"one": [0.5, 0.7], "few": [0.6, 0.8]}
 
 
-def test_curves_and_the_surest_errors_are_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("n_absent", [0, 2])
+def test_curves_and_the_surest_errors_are_on_the_page(
+    monkeypatch: pytest.MonkeyPatch, n_absent: int
+) -> None:
     shown: dict[str, Any] = {}
     monkeypatch.setattr(evaluation_page, "rendered",
                         lambda template, **content: shown.update(content) or template)  # fmt: skip
     monkeypatch.setattr(evaluation_page, "_error", lambda _evaluation, _gallery, row: row)
     stream: dict[str, Any] = {
         "risk_coverage": [[0.5, 0.1], [1.0, 0.2]],
-        "reliability": [{"probability": 0.25, "share": 0.5, "weight": 0.25}],
+        "reliability": [{"n": 8, "probability": 0.25, "share": 0.5, "weight": 0.25}],
+        "point": {"coverage": 0.5, "error": 0.1, "error_bound": 0.125},
+        "max_error": 0.15,
     }
+    answers = [
+        SimpleNamespace(
+            decision=SimpleNamespace(no_match_probability=number / 4),
+            matches=[SimpleNamespace(similarity=1 - number / 4)],
+        )
+        for number in range(4)
+    ]
     evaluation: Any = SimpleNamespace(
-        report={"stream": stream}, surest_errors=np.arange(evaluation_page.N_SHOWN + 1)
+        report={"stream": stream},
+        surest_errors=np.arange(evaluation_page.N_SHOWN + 1),
+        absent=np.arange(4) >= 4 - n_absent,
+        answers=answers,
     )
     assert evaluation_page.page(evaluation, PICTURES, "shoes") == "evaluation.html.jinja"
     assert shown["errors"] == list(range(evaluation_page.N_SHOWN))
     assert shown["n_errors"] == evaluation_page.N_SHOWN + 1
-    assert shown["dots"] == [(UNIT.x(0.25), UNIT.y(0.5), 3 + 9 * 0.5)]
     assert (shown["name"], shown["stream"]) == ("shoes", stream)
     assert shown["report"] is evaluation.report
-    assert shown["reliability"] is UNIT
-    assert shown["size"] == SIZE
-    assert shown["risk"] == fitted([stream["risk_coverage"]], from_zero=True)
-    assert shown["risk"] != fitted([stream["risk_coverage"]])
-    assert shown["risk_path"] == shown["risk"].path(stream["risk_coverage"])
+    drawn = [svg for _, svg in shown["charts"]]
+    assert len(drawn) == (3 if n_absent else 2)
+    wanted = ("calibration error 0.062", "match: 50% of queries, error ≤ 12.5%", "AUROC 1.000")
+    assert all(text in svg for text, svg in zip(wanted, drawn, strict=False))
