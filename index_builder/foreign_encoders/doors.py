@@ -22,8 +22,8 @@ from index_builder.foreign_encoders.input_format import InputFormat
 from index_builder.foreign_encoders.preprocess_files import read_preprocess_file
 from index_builder.foreign_encoders.texts import TextSource
 from model_store.encoder.contract import EncoderMetadata
-from model_store.encoder.onnx import OnnxEncoder
-from model_store.errors import ConfigError, EncoderSourceError
+from model_store.encoder.onnx import OnnxEncoder, reason_of
+from model_store.errors import ConfigError, EncoderSourceError, VouchError
 from model_store.installation import how_to_install
 
 if TYPE_CHECKING:
@@ -265,8 +265,9 @@ def _require_any_batch(path: Path, pixels: NDArray[np.uint8]) -> None:
         for n in (1, 2, 3):
             encoder.encode(pixels[:n])
     except Exception as error:  # ONNX Runtime's
+        why = str(error) if isinstance(error, VouchError) else f"{reason_of(error)}."
         raise EncoderSourceError(
-            f"The graph does not run on batches of one, two and three images: {error} Export it "
+            f"The graph does not run on batches of one, two and three images: {why} Export it "
             "with a dynamic batch dimension."
         ) from error
 

@@ -20,13 +20,30 @@ from model_store.encoder.contract import INPUT_NAME, METADATA_KEY, OUTPUT_NAMES,
 from model_store.encoder.onnx import open_graph, reason_of
 from model_store.errors import EncoderSourceError
 from model_store.images import content_of
+from model_store.images.containers import text_in_place_of_image
 
 _PREFIX = "foreign/"
 _MOST_BYTES = 2**31 - 1
 """The most that a file of protocol buffers may hold."""
 
 _ROUNDING = 1e-5
-"""A difference of vectors that is smaller, of the largest number, is none."""
+"""A difference of unit vectors that is smaller is none."""
+
+_OTHER_MODELS = (
+    (0, b"PK\x03\x04", "a ZIP archive, such as a checkpoint of PyTorch"),
+    (0, b"\x80\x02", "a pickle, such as a checkpoint of PyTorch"),
+    (0, b"\x80\x04", "a pickle, such as a checkpoint of PyTorch"),
+    (0, b"\x80\x05", "a pickle, such as a checkpoint of PyTorch"),
+    (4, b"TFL3", "TensorFlow Lite"),
+    (4, b"ORTM", "a model in the ORT format"),
+    (8, b'{"', "safetensors, which hold weights and no graph"),
+    (0, b"\x89HDF", "HDF5, such as a model of Keras"),
+    (0, b"ftrtNGN", "a TensorRT engine"),
+)
+"""Places and beginnings of the files of models that are not ONNX, with their names."""
+
+_LEAST_OPSET = 9
+"""Version of ONNX's operators that the nodes around the graph need."""
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 _AXES_ARE_INPUT = 18
@@ -77,18 +94,20 @@ def read_graph(path: Path, output: str | None, pooling: Pooling, n_prefix: int) 
     """
     try:
         with path.open("rb") as file:
-            other = content_of(file.read(512))
+            head = file.read(512)
     except OSError as error:
         raise EncoderSourceError(f"{path} cannot be read: {error.strerror}.") from error
-    if other is not None:
-        raise EncoderSourceError(
-            f"{path.name} is no ONNX graph: it is {other.name}. "
-            f"{other.advice or 'Name the exported graph.'}"
-        )
+    _require_no_other_file(path, head)
     try:
         model = onnx.load(path)
     except Exception as error:  # protocol buffers' and the system's
+        if type(error).__name__ == "DecodeError":  # whose message names no cause
+            raise EncoderSourceError(
+                f"{path.name} is no whole ONNX graph ({path.stat().st_size:,} bytes). Copy or "
+                "export it again."
+            ) from error
         raise EncoderSourceError(f"{path} cannot be read as ONNX: {error}") from error
+    _require_opset(path, model)
     initialised = {one.name for one in model.graph.initializer}
     inputs = [one for one in model.graph.input if one.name not in initialised]
     there = (
@@ -111,6 +130,42 @@ def read_graph(path: Path, output: str | None, pooling: Pooling, n_prefix: int) 
     return ForeignGraph(model, inputs[0], found, pooling, n_prefix)
 
 
+def _require_no_other_file(path: Path, head: bytes) -> None:
+    """Refuse a file that is not ONNX by the name of its content.
+
+    Raises
+    ------
+    EncoderSourceError
+    """
+    if not head:
+        raise EncoderSourceError(f"{path.name} is empty (0 bytes). Copy or export it again.")
+    models = (name for place, magic, name in _OTHER_MODELS if head.startswith(magic, place))
+    name, advice = next(models, ""), ""
+    if not name and (other := content_of(head)) is not None:
+        name, advice = other.name, other.advice
+    elif not name and (text := text_in_place_of_image(head)) is not None:
+        name = text.name
+    if name:
+        raise EncoderSourceError(
+            f"{path.name} is no ONNX graph: it is {name}. {advice or 'Name the exported graph.'}"
+        )
+
+
+def _require_opset(path: Path, model: onnx.ModelProto) -> None:
+    """Refuse operators that are older than what is added to the graph.
+
+    Raises
+    ------
+    EncoderSourceError
+    """
+    version = min((one.version for one in model.opset_import if not one.domain), default=0)
+    if 0 < version < _LEAST_OPSET:
+        raise EncoderSourceError(
+            f"{path.name} is of opset {version}; at least {_LEAST_OPSET} is needed. Export it with "
+            "opset_version=17, for example."
+        )
+
+
 def _vector(
     outputs: Sequence[onnx.ValueInfoProto], name: str | None, pooling: Pooling, there: str
 ) -> onnx.ValueInfoProto:
@@ -127,7 +182,7 @@ def _vector(
             "a vector, (batch, F)"
             if plain
             else "tokens, (batch, N, F), or a feature map, (batch, F, H, W)"
-        )
+        ) + ", in floating point of 32 or 16 bits"
         called = "" if name is None else f" called {name!r}"
         raise EncoderSourceError(
             f"{there} Wanted one output{called} that is {wanted}; there are {len(fitting)}. "
@@ -190,10 +245,13 @@ def require_telling(reference: Reference, input_format: InputFormat) -> None:
             "The graph gives a vector of zeros, which points nowhere. Check its weights, and that "
             "the right output was chosen (`--output`)."
         )
-    if np.abs(vectors[0] - vectors[1]).max() <= _ROUNDING * np.abs(vectors).max():
+    directions = vectors.astype(np.float64)
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    apart = min(np.abs(directions[0] - sign * directions[1]).max() for sign in (1, -1))
+    if apart <= _ROUNDING:
         raise EncoderSourceError(
-            "The graph gives the same vector for different images. Check its weights, and that the "
-            "right output was chosen (`--output`)."
+            "The graph gives vectors of the same direction for different images. Check its "
+            "weights, and that the right output was chosen (`--output`)."
         )
 
 

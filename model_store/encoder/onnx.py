@@ -176,7 +176,8 @@ def reason_of(error: Exception) -> str:
             "Runtime."
         )
     text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
-    text = re.sub(r"/\S*onnxruntime\S*:\d+ .*?\) (?=[A-Z])", "", text, flags=re.DOTALL)
+    source = r"/\S*onnxruntime\S*:\d+ .*?\) (?:\S.*? was false\. )?(?=[A-Z])"
+    text = re.sub(source, "", text, flags=re.DOTALL)
     return f"ONNX Runtime says: {text.strip()[:500]}"
 
 

@@ -18,7 +18,7 @@ from index_builder.foreign_encoders.bundle import WrittenEncoder, write_encoder
 from index_builder.foreign_encoders.choices import Pooling
 from index_builder.foreign_encoders.doors import EncoderChoices, onnx_source
 from index_builder.foreign_encoders.parity import ParityImage, prepared
-from model_store.encoder.onnx import OnnxEncoder
+from model_store.encoder.onnx import OnnxEncoder, reason_of
 from model_store.errors import (
     ConfigError,
     EncoderContractError,
@@ -224,11 +224,34 @@ class TestWhatCannotBeWrapped:
             brought(graph)
         assert not (tmp_path / "encoder").exists()
 
-    @pytest.mark.parametrize("content", [b"", b"no graph", b"\x08\x07"])
-    def test_a_file_that_is_none(self, content: bytes, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("content", "said"),
+        [
+            (b"", "is empty"),
+            (b"no graph", "is plain text. Name the exported graph"),
+            (b"\x08\x07", "has the inputs none"),
+            (b"\x80\x04\x95" + bytes(50), "a pickle"),
+            (b"\x1c\0\0\0TFL3" + bytes(60), "TensorFlow Lite"),
+            (b"\x18\0\0\0ORTM" + bytes(60), "the ORT format"),
+            (b'\x40\0\0\0\0\0\0\0{"a":{}}', "safetensors"),
+            (b'{"error": "not found"}', "is JSON"),
+            (b"\xff" * 60, "no whole ONNX graph"),
+        ],
+    )
+    def test_file_that_is_no_graph_is_named(
+        self, content: bytes, said: str, tmp_path: Path
+    ) -> None:
         (tmp_path / "a.onnx").write_bytes(content)
-        with pytest.raises(EncoderSourceError, match=r"cannot be read as ONNX|has the inputs none"):
+        with pytest.raises(EncoderSourceError, match=said):
             brought(tmp_path / "a.onnx")
+
+    def test_old_opset_is_refused_before_nodes_are_added(self, tmp_path: Path) -> None:
+        graph = linear(tmp_path / "a.onnx")
+        model = onnx.load(graph)
+        model.opset_import[0].version = 8
+        onnx.save(model, graph)
+        with pytest.raises(EncoderSourceError, match="of opset 8; at least 9 is needed"):
+            brought(graph)
 
     def test_a_truncated_one(self, tmp_path: Path) -> None:
         graph = linear(tmp_path / "a.onnx")
@@ -291,7 +314,7 @@ def test_graph_that_is_not_finite_for_some_images_is_refused(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("operator", "said"), [("Mul", "a vector of zeros"), ("Add", "the same vector")]
+    ("operator", "said"), [("Mul", "a vector of zeros"), ("Add", "of the same direction")]
 )
 def test_graph_whose_vectors_tell_nothing_is_refused(
     tmp_path: Path, operator: str, said: str
@@ -307,6 +330,34 @@ def test_graph_whose_vectors_tell_nothing_is_refused(
     graph = save(tmp_path / "a.onnx", nodes, shape, {"found": ["n", 5]}, constants=constants)
     with pytest.raises(EncoderSourceError, match=said):
         brought(graph)
+
+
+def test_graph_of_parallel_vectors_is_refused(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Flatten", ["pixels"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "weights"], ["vector"]),
+        helper.make_node("ReduceSum", ["vector"], ["sum"]),
+        helper.make_node("Mul", ["sum", "other"], ["found"]),
+    ]
+    shape: list[int | str | None] = ["n", 3, SIDE, SIDE]
+    constants = {"weights": WEIGHTS, "other": np.ones((1, 5))}
+    graph = save(tmp_path / "a.onnx", nodes, shape, {"found": ["n", 5]}, constants=constants)
+    with pytest.raises(EncoderSourceError, match="of the same direction"):
+        brought(graph)
+
+
+def test_reason_of_onnx_runtime_has_no_place_in_its_source() -> None:
+    said = (
+        "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Non-zero status code returned while running "
+        "Reshape node. Name:'' Status Message: /onnxruntime_src/onnxruntime/core/providers/cpu/"
+        "tensor/reshape_helper.h:91 onnxruntime::ReshapeHelper::ReshapeHelper(const onnxruntime::"
+        "TensorShape&, bool) input_shape_size == requested_shape_size was false. The input tensor "
+        "cannot be reshaped"
+    )
+    reason = reason_of(RuntimeError(said))
+    assert "::" not in reason
+    assert "/onnxruntime" not in reason
+    assert reason.endswith("Status Message: The input tensor cannot be reshaped")
 
 
 @pytest.mark.parametrize(
