@@ -10,7 +10,7 @@ from typing import Any
 from index_builder.datasets.image_files import LeftOut
 from index_builder.indexing.blocks import Entry
 from index_builder.indexing.sources.manifest import read_box
-from index_builder.indexing.sources.places import Places
+from index_builder.indexing.sources.places import Places, named
 from index_builder.storage import shown
 from model_store.errors import DatasetError
 
@@ -63,9 +63,9 @@ class CocoAnnotations:
         categories: Mapping[Any, str],
     ) -> Entry:
         file = files[found["image_id"]]
-        name = shown(file)
+        name = named(file)
         box = read_box(found["bbox"], origin)
-        place = replace(self.places.place(file, f"{origin}: {name!r}"), box=box)
+        place = replace(self.places.place(file, f"{origin}: {shown(file)!r}"), box=box)
         category = categories.get(found.get("category_id"))
         metadata = {"image": name, "bbox": list(box or ())}
         if category is not None and not self.labelled:

@@ -17,7 +17,7 @@ from typing import Any
 
 from index_builder.datasets.image_files import LeftOut
 from index_builder.indexing.blocks import Box, Entry, Place
-from index_builder.indexing.sources.places import Places
+from index_builder.indexing.sources.places import Places, named
 from index_builder.storage import shown
 from index_builder.vectors.table import NOT_FOR_PYTHON
 from model_store.errors import DatasetError
@@ -157,8 +157,8 @@ def _entry(origin: str, fields: Mapping[str, Any], places: Places) -> Entry:
             f"{_separator_advice(fields)}"
         )
     box = read_box(fields.get("bbox"), origin)
-    name = shown(path)
-    place = replace(places.place(path, f"{origin}: {name!r}"), box=box)
+    name = named(path)
+    place = replace(places.place(path, f"{origin}: {shown(path)!r}"), box=box)
     return entry_of(fields, origin, place, name if box is None else f"{name}#{_in_short(box)}")
 
 

@@ -7,7 +7,9 @@ import stat
 import unicodedata
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
+from posixpath import normpath
 from typing import Protocol
+from urllib.parse import unquote
 
 from index_builder.indexing.blocks import Place
 from index_builder.storage import is_url, shown
@@ -16,6 +18,18 @@ from model_store.errors import DatasetError
 
 MISSING = -1
 """The size of what is not there."""
+
+
+def named(path: str) -> str:
+    """Return the name of an image by its path, which is its id unless it has one: without secrets.
+
+    Steps to the folder itself and out of it are left out, as in ``./a.png``: no id has them.
+    """
+    name = shown(path)
+    if is_url(path) or not {".", ".."} & set(name.split("/")):
+        return name
+    parts = [part for part in normpath(name).split("/") if part != ".."]
+    return "/".join(parts) or name
 
 
 class Places(Protocol):
@@ -43,8 +57,8 @@ class LocalPlaces:
     r"""A folder on this machine: a manifest may come from elsewhere than the images.
 
     A path that is not there is looked for as another system may have written it: with ``\``, in
-    another case, in another Unicode form, with spaces around a name. It is found if one file is
-    called so.
+    another case, in another Unicode form, with spaces around a name, with ``%20`` in place of a
+    space. It is found if one file is called so.
 
     Parameters
     ----------
@@ -64,8 +78,11 @@ class LocalPlaces:
             scheme_of(name)
             return Place(name, None, 0, 0)
         place = self._place(name, origin)
-        if place.size == MISSING and (other := self._alike(name)) not in {None, name}:
-            return self._place(str(other), origin)
+        if place.size != MISSING:
+            return place
+        for written in dict.fromkeys((name, unquote(name))):
+            if (other := self._alike(written)) not in {None, name}:
+                return self._place(str(other), origin)
         return place
 
     def _alike(self, name: str) -> str | None:

@@ -22,7 +22,8 @@ from index_builder.datasets.image_files import LeftOut, Reason
 from index_builder.indexing.blocks import Entry, Place
 from index_builder.indexing.prepare import bytes_of
 from index_builder.indexing.sources import name_of, open_source, open_vectors
-from index_builder.indexing.sources.places import MISSING
+from index_builder.indexing.sources.manifest import ImageManifest
+from index_builder.indexing.sources.places import MISSING, LocalPlaces
 from model_store.errors import DatasetError
 from model_store.images import ImageLimits
 
@@ -279,6 +280,37 @@ def test_columns_between_semicolons_are_refused_with_advice(folder: Path) -> Non
     (folder / "list.csv").write_text("path;label\n0/x.png;a\n")
     with pytest.raises(DatasetError, match="commas, not with semicolons"):
         entries(folder / "list.csv")
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("./0/x.png", "0/x.png"),
+        ("0/./x.png", "0/x.png"),
+        ("0/../0/x.png", "0/x.png"),
+        (".//0//x.png", "0/x.png"),
+        ("../a/0/x.png", "a/0/x.png"),
+    ],
+)
+def test_image_is_called_by_its_path_without_steps(tmp_path: Path, written: str, name: str) -> None:
+    """As `find .` writes paths; an id with such a step could not be asked for."""
+    (tmp_path / "a" / "0").mkdir(parents=True)
+    (tmp_path / "a" / "0" / "x.png").write_bytes(b"x")
+    manifest = tmp_path / "a" / "list.csv"
+    manifest.write_text(f"path\n{written}\n")
+    places = LocalPlaces(tmp_path, tmp_path / "a")
+    (entry,) = ImageManifest(manifest, places).entries(tmp_path, LeftOut())
+    assert (entry.id, entry.place.size) == (name, 1)
+
+
+def test_path_with_escapes_of_addresses_is_found(folder: Path) -> None:
+    (folder / "0" / "a b.png").write_bytes(b"x")
+    (folder / "0" / "100%25.png").write_bytes(b"as it is")
+    (folder / "list.csv").write_text("path\n0/a%20b.png\n0/100%25.png\n0/%2e%2e/0/x.png\n")
+    found = {one.id: one.place for one in entries(folder / "list.csv")}
+    assert Path(found["0/a%20b.png"].path).name == "a b.png"
+    assert Path(found["0/100%25.png"].path).name == "100%25.png"
+    assert found["0/%2e%2e/0/x.png"].size == MISSING
 
 
 def test_path_of_another_system_is_found(folder: Path) -> None:
