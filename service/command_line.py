@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import http.client
+import os
+import re
 import ssl
 import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,7 +21,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from model_store.programs import add_global_options, parser_of
-from service.settings import Settings, settings_in_groups
+from service.settings import PREFIX, Settings, settings_in_groups
 
 DESCRIPTION = """\
 Serve bundles over HTTP.
@@ -33,6 +36,17 @@ Exit status:
   1    the service cannot start, or stopped by an error; it is not ready
   2    an option or a variable that the service does not have or cannot use
   130  interrupted by Ctrl+C before it answered"""
+
+_OF_OTHER_PROGRAMS = frozenset({"VOUCH_TRUSTED_PROXY", "VOUCH_API_KEY", "VOUCH_ALLOWED_ORIGINS"})
+"""Variables of the load balancer, of clients and of vouch-build."""
+
+_SERVICE_LINK = re.compile(
+    r"_SERVICE_(HOST|PORT\w*)$|_PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?$"
+)
+"""Variables that Kubernetes sets in all pods for a Service."""
+
+_NEARLY = 0.75
+"""The least likeness of two names, of which one may be the other misspelt."""
 
 HEALTH_TIMEOUT_S = 4.0
 """The timeout of a health check, shorter than the container's own."""
@@ -68,9 +82,31 @@ def read_command_line(arguments: Sequence[str]) -> Settings:
     """
     given = vars(_parser().parse_args(arguments))
     try:
-        return Settings(**given)
+        settings = Settings(**given)
     except ValidationError as error:
         refuse(settings_problem(error, given), 2)
+    misspelt = [
+        f"{name}: is not a setting; did you mean {_variable(meant)}? Rename or unset it"
+        for name, meant in misspelt_variables(os.environ)
+        if meant not in settings.model_fields_set
+    ]
+    if misspelt:
+        refuse("; ".join(misspelt), 2)
+    return settings
+
+
+def misspelt_variables(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Give environment variables that are nearly settings, with the setting that each may mean.
+
+    Passed over, ``VOUCH_KEY`` would start a service without keys.
+    """
+    for name in sorted(names):
+        plain = name.removeprefix(PREFIX).lower()
+        is_known = plain in Settings.model_fields or name in _OF_OTHER_PROGRAMS
+        if plain == name.lower() or is_known or _SERVICE_LINK.search(name):
+            continue
+        for meant in get_close_matches(plain, Settings.model_fields, n=1, cutoff=_NEARLY):
+            yield name, meant
 
 
 def check_health(arguments: Sequence[str]) -> None:

@@ -261,7 +261,7 @@ def _deeper(
     if layout is not None:
         try:
             deep, changes = decode_tiff(data, layout)
-        except UnsupportedImage:  # of a compression that only Pillow reads
+        except (UnsupportedImage, MemoryError):  # a compression that only Pillow reads; or large
             pass
         else:
             warnings += changes

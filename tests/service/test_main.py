@@ -14,7 +14,7 @@ import pytest
 from model_store.errors import GalleryUnavailable
 from model_store.installation import installed_version
 from service.__main__ import main
-from service.command_line import read_command_line
+from service.command_line import misspelt_variables, read_command_line
 from service.encoding.process import EncoderProcess
 from service.encoding.shared import SharedEncoders
 from service.settings import Settings, settings_in_groups
@@ -180,6 +180,32 @@ def test_options_win_over_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.cors_origins == ("https://a.example", "https://b.example", "http://c")
     assert settings.bundle == (Path("a"), Path("b"))
     assert read_command_line([]).bundle == (Path("bundles/demo"),)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("VOUCH_KEY", "VOUCH_KEYS"),
+        ("VOUCH_KEYZ", "VOUCH_KEYS"),
+        ("VOUCH_BUNDLE_KEY", "VOUCH_BUNDLE_KEYS"),
+        ("VOUCH_ALLOWED_HOST", "VOUCH_ALLOWED_HOSTS"),
+        ("VOUCH_CASHE_SECRET", "VOUCH_CACHE_SECRET"),
+    ],
+)
+def test_misspelt_variable_is_refused(
+    name: str, meant: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "hunter2")
+    said = refusal(capsys, "--bundle", "/none", status=2)
+    assert said == f"{name}: is not a setting; did you mean {meant}? Rename or unset it"
+    monkeypatch.setenv(meant, "a secret of sixteen or more")
+    assert "is not a setting" not in refusal(capsys, "--bundle", "/none")
+
+
+def test_variables_of_other_programs_start_a_service() -> None:
+    kubernetes = ("VOUCH_SERVICE_HOST", "VOUCH_SERVICE_PORT_HTTP", "VOUCH_PORT_8080_TCP_ADDR")
+    others = ("VOUCH_REDIS_PORT", "VOUCH_API_KEY", "VOUCH_TRUSTED_PROXY", "VOUCH_DATA_DIR", "PATH")
+    assert not list(misspelt_variables((*kubernetes, *others, "VOUCH_KEYS", "KEY")))
 
 
 def test_several_processes_need_a_redis(capsys: pytest.CaptureFixture[str]) -> None:
