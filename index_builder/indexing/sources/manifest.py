@@ -8,7 +8,7 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import takewhile
@@ -289,6 +289,7 @@ def _csv(path: Path, texts: Collection[str]) -> Iterator[tuple[int, Mapping[str,
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
         try:
+            _require_once(reader.fieldnames or (), f"{path.name}, line 1")
             for fields in reader:
                 if None in fields or None in fields.values():
                     raise DatasetError(
@@ -306,13 +307,39 @@ def _with_numbers(fields: Mapping[str, str], texts: Collection[str]) -> Mapping[
     return {name: text if name in texts else _number(text) for name, text in fields.items()}
 
 
+def _require_once(names: Sequence[str], origin: str) -> None:
+    """Refuse a name that stands twice: one of its values would be lost in silence.
+
+    Spreadsheets write empty columns without a name.
+
+    Raises
+    ------
+    DatasetError
+    """
+    twice = sorted({repr(name) for name in names if name and names.count(name) > 1})
+    if twice:
+        raise DatasetError(
+            f"{origin}: {', '.join(twice)} is there more than once. Keep one column of each name."
+        )
+
+
+def _object(pairs: list[tuple[str, Any]], origin: str) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        _require_once([name for name, _ in pairs], origin)
+    return found
+
+
 def _jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
             try:
-                fields = json.loads(line, parse_constant=_no_constant)
+                fields = json.loads(
+                    line,
+                    parse_constant=_no_constant,
+                    object_pairs_hook=partial(_object, origin=f"{path.name}, line {number}"),
+                )
             except (ValueError, RecursionError) as error:
                 raise DatasetError(f"{path.name}, line {number} is not JSON ({error}).") from error
             if not isinstance(fields, dict):

@@ -267,6 +267,27 @@ def test_column_of_paths_nearly_called_so_is_refused(folder: Path, header: str) 
         entries(folder / "list.csv")
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("list.csv", "path,label,label\n0/x.png,a,b\n"),
+        ("list.csv", "path,year,label,year\n0/x.png,1,a,2\n"),
+        ("list.jsonl", '{"path": "0/x.png", "label": "a", "label": "b"}'),
+        ("list.jsonl", '{"path": "0/x.png", "metadata": {"a": 1, "a": 2}}'),
+    ],
+)
+def test_name_that_stands_twice_is_refused(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(text)
+    with pytest.raises(DatasetError, match=f"{name}, line 1: .* is there more than once"):
+        entries(folder / name)
+
+
+def test_empty_columns_without_a_name_are_left_out(folder: Path) -> None:
+    (folder / "list.csv").write_text("path,label,,\n0/x.png,a,,\n")
+    (entry,) = entries(folder / "list.csv")
+    assert (entry.label, entry.metadata) == ("a", {})
+
+
 def test_columns_unlike_known_ones_are_metadata(folder: Path) -> None:
     path = folder / "list.csv"
     path.write_text("path,label,labels,category,resource,patch,is\n0/x.png,a,b,c,d,e,f\n")
