@@ -21,7 +21,7 @@ ShareOrigin = Literal["request", "key", "adopted", "bundle"]
 it while serving, or the configuration that the gallery was calibrated with."""
 
 CacheOutcome = Literal["hit", "miss"]
-"""Whether the embedding of a query came from the cache."""
+"""The origin of a query's embedding: the cache, or the encoder."""
 
 OnUncertain = Literal["answer", "refuse"]
 """The condition for showing results: `answer` always, `refuse` only with verdict `match`."""
