@@ -161,7 +161,7 @@ bundles/digits/CURRENT: | .venv/.installed
 # The tests start hundreds of processes: half a minute of compiling beforehand saves each of them
 # seconds where PYTHONDONTWRITEBYTECODE is set.
 .venv/.installed-dev: pyproject.toml uv.lock | .venv/bin/uv
-	$(BIN)/uv sync --quiet --frozen --inexact --compile-bytecode --extra dev --group docs
+	$(BIN)/uv sync --quiet --frozen --inexact --compile-bytecode --extra dev --group docs --group deploy
 	@touch $@ .venv/.installed
 	@echo "$(FIND_COMMANDS)"
 

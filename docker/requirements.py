@@ -15,6 +15,9 @@ from collections.abc import Sequence
 TORCH = ("torch==", "torchvision==", "triton==", "cuda-", "nvidia-")
 """Beginnings of the lines of torch and of what PyPI's build of it brings for GPUs."""
 
+OF_THE_HUB = ("huggingface-hub", "hf-xet", "fsspec")
+"""What `tokenizers` names to fetch files from the Hub, and does not import for local files."""
+
 
 def requirements(extras: Sequence[str], *, without_torch: bool = False) -> str:
     """Return a requirements file of the project's own needs and of those of ``extras``.
@@ -25,6 +28,8 @@ def requirements(extras: Sequence[str], *, without_torch: bool = False) -> str:
     """
     command = ["uv", "export", "--frozen", "--quiet", "--no-header", "--no-annotate"]
     command += ["--no-emit-project", *(f"--extra={extra}" for extra in extras)]
+    if "hub" not in extras:
+        command += [f"--no-emit-package={name}" for name in OF_THE_HUB]
     exported = subprocess.run(  # noqa: S603 - the arguments are the Dockerfiles'
         command, check=True, stdout=subprocess.PIPE, text=True
     ).stdout

@@ -6,8 +6,9 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PROGRESS_BAR=off PIP_ROOT_USER_ACTION=ig
 
 # What has to be installed, as a file that changes only when that does.
 FROM base AS requirements
-# "service operate telemetry milvus gpu" adds NVIDIA's libraries.
-ARG EXTRAS="service operate telemetry milvus text"
+# `milvus` is 110 MB: pymilvus imports pandas and grpc. `remote` pulls bundles from buckets. `gpu`
+# would add NVIDIA's libraries.
+ARG EXTRAS="service operate telemetry milvus text remote"
 WORKDIR /src
 RUN --mount=type=cache,target=/root/.cache/pip pip install uv==0.13.9
 COPY docker/requirements.py pyproject.toml uv.lock ./
