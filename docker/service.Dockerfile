@@ -42,6 +42,6 @@ WORKDIR /tmp
 EXPOSE 8080
 STOPSIGNAL SIGTERM
 # It reads the variables that the service reads: set these, and give the service no options.
-HEALTHCHECK --interval=10s --timeout=5s --retries=3 --start-period=60s --start-interval=1s \
+HEALTHCHECK --interval=10s --timeout=5s --retries=3 --start-period=180s --start-interval=1s \
     CMD ["vouch-serve", "--check-health"]
 ENTRYPOINT ["vouch-serve"]

@@ -12,7 +12,7 @@ The way of a request::
 Beside it: `schemas` (the JSON of requests and answers), `serializers` (answers as these records),
 `observability` (metrics, logs, traces), `processes` (what child processes share), `fair_share`
 (places that callers share), `redis_calls` and `circuit_breaker` (a Redis that is broken, or lies,
-is left alone), `settings` (``VOUCH_*``), `command_line` (an option for each), `app` (puts
-everything together), `start` (one process or several) and `client` (asks a service from Python, and
-from the tools of others).
+is left alone), `settings` (``VOUCH_*``), `command_line` (an option for each), `health_check`
+(of a container), `app` (puts everything together), `start` (one process or several) and `client`
+(asks a service from Python, and from the tools of others).
 """

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import http.client
 import os
 import re
-import ssl
 import sys
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from model_store.programs import add_global_options, parser_of
+from service.health_check import check
 from service.settings import PREFIX, Settings, settings_in_groups
 
 DESCRIPTION = """\
@@ -47,9 +45,6 @@ _SERVICE_LINK = re.compile(
 
 _NEARLY = 0.75
 """The least likeness of two names, of which one may be the other misspelt."""
-
-HEALTH_TIMEOUT_S = 4.0
-"""The timeout of a health check, shorter than the container's own."""
 
 _UNITS = {
     "s": "SECONDS",
@@ -117,25 +112,7 @@ def check_health(arguments: Sequence[str]) -> None:
     SystemExit : with status 1, it is not ready or does not answer.
     """
     settings = read_command_line(arguments)
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
-    if settings.tls_cert is None:
-        connection = http.client.HTTPConnection(host, settings.port, timeout=HEALTH_TIMEOUT_S)
-    else:  # the certificate names the host that clients ask; this is the same machine
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        connection = http.client.HTTPSConnection(
-            host, settings.port, timeout=HEALTH_TIMEOUT_S, context=context
-        )
-    try:
-        connection.request("GET", "/readyz", headers={"Host": "localhost"})
-        answer = connection.getresponse()
-        text = answer.read().decode(errors="replace")
-    except (OSError, http.client.HTTPException) as error:
-        refuse(f"{host}, port {settings.port}, does not answer: {error}. Start the service there.")
-    finally:
-        connection.close()
-    if answer.status != HTTPStatus.OK:
-        refuse(f"The service is not ready: {text[:500]}")
+    check(settings.host, settings.port, is_https=settings.tls_cert is not None)
 
 
 def refuse(why: str, status: int = 1) -> NoReturn:

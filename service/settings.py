@@ -28,6 +28,7 @@ from model_store.lists import as_list, as_mapping
 from model_store.processors import ProviderChoice
 from model_store.verdicts import CaseReason
 from service.decoding.sandbox import SandboxMode
+from service.health_check import DEFAULT_HOST, DEFAULT_PORT, SERVICE_LINK
 
 logger = logging.getLogger("service")
 
@@ -260,9 +261,11 @@ class Settings(BaseSettings):
     )
 
     host: str = Field(
-        "127.0.0.1", description="Address to listen on; :: takes IPv4 and IPv6 of all networks."
+        DEFAULT_HOST, description="Address to listen on; :: takes IPv4 and IPv6 of all networks."
     )
-    port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0 takes any free port.")
+    port: int = Field(
+        DEFAULT_PORT, ge=0, le=65535, description="Port to listen on; 0 takes any free port."
+    )
     published_host: str | None = Field(
         None,
         description="Address at which clients reach the service, if it is not `host`: that of the "
@@ -519,15 +522,14 @@ class Settings(BaseSettings):
     @classmethod
     def _without_service_link(cls, port: object) -> object:
         """Ignore the variable that Kubernetes sets in all pods for a Service named vouch."""
-        if isinstance(port, str) and re.match(r"(tcp|udp|sctp)://", port):
-            default = cls.model_fields["port"].default
+        if isinstance(port, str) and SERVICE_LINK.match(port):
             logger.warning(
                 "VOUCH_PORT=%s names a Service of Kubernetes, and no port: %d is taken. Set "
                 "enableServiceLinks: false, or --port.",
                 port,
-                default,
+                DEFAULT_PORT,
             )
-            return default
+            return DEFAULT_PORT
         return port
 
     @property

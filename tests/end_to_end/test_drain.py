@@ -76,6 +76,11 @@ def test_health_check_asks_by_the_services_own_settings(
         port = str(service.port)
         assert health("--port", port).returncode == 0
         assert health(VOUCH_PORT=port).returncode == 0
+        assert health(vouch_port=port, VOUCH_HOST="0.0.0.0").returncode == 0
+        secrets = tmp_path / "secrets"
+        secrets.mkdir()
+        (secrets / "vouch_port").write_text(f"{port}\n")
+        assert health(VOUCH_SECRETS_DIR=str(secrets)).returncode == 0
         wrong = health(VOUCH_PORT=port, **tls)
         assert (wrong.returncode, wrong.stdout) == (1, "")
         assert "does not answer" in wrong.stderr

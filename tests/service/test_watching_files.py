@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from tests.end_to_end.questions import search
 StartClient = Callable[..., TestClient]
 
 WATCH = Path(__file__).parents[2] / "docker" / "watch"
+PROMTOOL = shutil.which("promtool")
 STATE_OF_THE_SCRAPE = "up"
 """The one metric that Prometheus adds by itself."""
 
@@ -122,6 +125,90 @@ def test_what_the_annotations_name_is_told(told: dict[str, set[str]]) -> None:
     }
     assert named
     assert all(any(sample.startswith(name) for sample in told) for name in named)
+
+
+GALLERY = "{gallery='digits'}"
+SEARCHES = "vouch_request_seconds_bucket{route='/v1/galleries/{gallery}/search',le="
+TROUBLE: dict[str, dict[str, str]] = {
+    "VouchDown": {"up{job='vouch'}": "0x240"},
+    "VouchNotAnswering": {f"vouch_canary_age_seconds{GALLERY}": "31x240"},
+    "VouchErrors": {
+        "vouch_requests_total{method='POST',route='/v1',status='500'}": "0+2x240",
+        "vouch_requests_total{method='POST',route='/v1',status='200'}": "0+98x240",
+    },
+    "VouchOverloaded": {"vouch_problems_total{code='overloaded'}": "0+1x240"},
+    "VouchSlow": {
+        f"{SEARCHES}'1.0'}}": "0x240",
+        **{f"{SEARCHES}'{limit}'}}": "0+1x240" for limit in ("2.0", "+Inf")},
+    },
+    "VouchEncoderStops": {f"vouch_encoder_stops_total{GALLERY}": "0x220 3x20"},
+    "VouchDecodersLost": {"vouch_decoders_lost_total": "0x220 30x20"},
+    "VouchCacheUnreachable": {"vouch_cache_info{state='redis (unreachable)'}": "1x240"},
+    "VouchBundleRefused": {
+        "vouch_bundle_activations_total{gallery='digits',outcome='refused'}": "0x220 1x20"
+    },
+    "VouchCalibrationStale": {f"vouch_calibration_stale{GALLERY}": "1x240"},
+    "VouchDrift": {f"vouch_drift_alarm{GALLERY}": "1x240"},
+    "VouchMoreAbsentQueries": {
+        f"vouch_absent_share_lower{GALLERY}": "0.4x480",
+        f"vouch_absent_share{GALLERY}": "0.2x480",
+    },
+    "VouchMatchesWrong": {f"vouch_error_alarm{GALLERY}": "1x240"},
+    "VouchManyOutliers": {
+        f"vouch_outliers_total{GALLERY}": "0+4x480",
+        "vouch_verdicts_total{gallery='digits',verdict='match'}": "0+10x480",
+    },
+}
+"""What the series of an alert do, every 15 s, when it is to fire."""
+
+FIRST_EVENTS = {"VouchOverloaded", "VouchEncoderStops", "VouchDecodersLost", "VouchBundleRefused"}
+"""Alerts on the increase of counters, which must exist before it."""
+
+
+def series(text: str) -> dict[str, float]:
+    """Each series of an exposition, as PromQL writes it → its value."""
+    return {
+        f"{sample.name}{{{','.join(f'{k}={v!r}' for k, v in sample.labels.items())}}}".removesuffix(
+            "{}"
+        ): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("vouch_") and "\n" not in repr(sample.labels)
+    }
+
+
+@pytest.mark.process
+@pytest.mark.skipif(PROMTOOL is None, reason="needs promtool, of Debian's package prometheus")
+def test_each_alert_fires_in_its_trouble_and_none_on_a_sound_service(
+    start: StartClient, tmp_path: Path
+) -> None:
+    """By Prometheus' own evaluation of the series that a service has at its start."""
+    sound = series(start(feedback=tmp_path / "feedback.sqlite3").get("/metrics").text)
+    assert {rule["alert"] for rule in alerts()} == set(TROUBLE)
+    tests = []
+    for alert, trouble in {"none": {}, **TROUBLE}.items():
+        if alert in FIRST_EVENTS:
+            assert set(trouble) <= set(sound), alert
+        values = {name: f"{value}x480" for name, value in sound.items()} | trouble
+        if alert != "VouchDown":
+            values["up{job='vouch'}"] = "1x480"
+        end = "2h" if any("x480" in change for change in trouble.values()) else "1h"
+        fired = [{"labels": f"{{alertname='{alert}'}}", "value": 1}] if trouble else []
+        asked = "count by (alertname) (ALERTS{alertstate='firing'})"
+        tests.append(
+            {
+                "interval": "15s",
+                "input_series": [{"series": name, "values": text} for name, text in values.items()],
+                "promql_expr_test": [{"expr": asked, "eval_time": end, "exp_samples": fired}],
+            }
+        )
+    file = tmp_path / "tests.yml"
+    rules = [str(WATCH / "alerts.yml")]
+    document = {"rule_files": rules, "evaluation_interval": "15s", "tests": tests}
+    file.write_text(yaml.safe_dump(document), encoding="utf-8")
+    command = [str(PROMTOOL), "test", "rules", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_alerts_say_what_to_look_at() -> None:
