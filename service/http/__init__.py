@@ -6,6 +6,7 @@
     drain              the time between a signal to end and the end
     connections        bounds of connections and heads, and a close that loses no answer
     bounded_request    bodies that cost what their size suggests
+    forms              multipart forms, read whole and in memory
     understood         every part of a request is read, or refused by name
     bounded_bodies     how large a body may be, and all that are held
     middleware    request ids, bounds, headers, the log line

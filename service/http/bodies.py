@@ -19,7 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 
 from model_store.errors import ImageTooLarge, UnsupportedMediaType
-from service.http.bounded_request import check_charset
+from service.http.forms import check_charset
 from service.http.understood import is_empty
 
 MULTIPART = "multipart/form-data"
@@ -113,9 +113,12 @@ async def form_of(request: Request, model: type[ModelT]) -> AsyncIterator[ModelT
     InvalidForm : it is no form, or not a whole one.
     """
     await _check_media_type(request)
-    async with request.form() as form:
+    form = await request.form()
+    try:
         sent = {name: value for name, value in form.items() if not is_empty(value)}
         yield validated(model, sent, "body")
+    finally:
+        await form.close()
 
 
 def validated(model: type[ModelT], sent: Mapping[str, object], place: str) -> ModelT:

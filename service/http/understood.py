@@ -80,9 +80,12 @@ class UnderstoodRoute(APIRoute):
                 if not has_body:
                     await _check_no_body(request)
                 return await handle(request)
-            async with request.form() as form:
+            form = await request.form()
+            try:
                 _check_form(form, in_body, in_address)
                 return await handle(request)
+            finally:
+                await form.close()
 
         return understood
 

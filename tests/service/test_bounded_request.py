@@ -147,10 +147,11 @@ async def test_files_of_a_form_are_as_they_were_sent(sizes: tuple[int, ...]) -> 
 
     headers = [(b"content-type", b"multipart/form-data; boundary=xyz")]
     scope = {"type": "http", "path": "/", "headers": headers}
-    async with BoundedRequest(scope, receive).form() as sent:
-        uploads = [file for file in sent.getlist("images") if isinstance(file, UploadFile)]
-        assert [file.size for file in uploads] == list(sizes)
-        assert [await file.read() for file in uploads] == files
+    sent = await BoundedRequest(scope, receive).form()
+    uploads = [file for file in sent.getlist("images") if isinstance(file, UploadFile)]
+    assert [file.size for file in uploads] == list(sizes)
+    assert [await file.read() for file in uploads] == files
+    await sent.close()
 
 
 def test_a_form_of_very_many_fields_is_given_up(client: TestClient, digit: bytes) -> None:
