@@ -4,7 +4,8 @@
 
     server             the server of a process
     drain              the time between a signal to end and the end
-    connections        bounds of connections and heads, and a close that loses no answer
+    connections        bounds of connections and heads
+    transport          a close that loses no answer, and a limit of time
     bounded_request    bodies that cost what their size suggests
     forms              multipart forms, read whole and in memory
     understood         every part of a request is read, or refused by name

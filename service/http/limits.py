@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 MAX_HEAD_BYTES = 32 * 2**10
 MAX_HEADERS = 128
 """The bytes of a request's line and headers, and of what follows a body in chunks."""
@@ -55,3 +57,9 @@ neighbours of 256 numbers, or in base64 of three thousand."""
 
 AT_ONCE_BYTES = 2**18
 """The bytes that may be read, hashed or decoded while everybody else waits: a millisecond."""
+
+
+def is_too_large(address: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Return whether the line and headers of a request are more than may be."""
+    n_bytes = len(address) + sum(len(name) + len(value) for name, value in headers)
+    return n_bytes > MAX_HEAD_BYTES or len(headers) > MAX_HEADERS

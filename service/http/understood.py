@@ -259,3 +259,12 @@ def _options(alias: str, field: FieldInfo) -> Iterator[tuple[str, bool]]:
             yield from _options(one.alias or name, one)
     else:  # a list of objects is sent as the text of one JSON document
         yield alias, get_origin(kind) is list and issubclass(get_args(kind)[0], UploadFile)
+
+
+def is_cut_off(method: bytes, address: bytes) -> bool:
+    """Return whether an address ends before what its sender means.
+
+    Of ``/items/a#b`` the parser leaves ``/items/a``, of ``/items/who?`` the part before the mark:
+    a write to them would be to another item.
+    """
+    return b"#" in address or (method in {b"PUT", b"DELETE"} and address.endswith(b"?"))

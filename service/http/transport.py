@@ -1,0 +1,71 @@
+"""A transport of asyncio that lingers when it is closed, and has a limit of time.
+
+A socket that is closed with unread bytes sends RST, which discards the answer before it. So after
+an early answer the rest of the request is read and discarded first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from service.http import limits
+
+T = TypeVar("T")
+
+
+class BoundedTransport:
+    """A transport whose `close` is another function; `finish` is the transport's own."""
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self._transport = transport
+        self.close, self.finish = close, transport.close
+        self.lingers = False
+        self.timer: asyncio.TimerHandle | None = None
+        self._n_unsent = 0
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever it is of the transport
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        """True also while the rest of a request is discarded."""
+        return self.lingers or self._transport.is_closing()
+
+    def linger(self) -> None:
+        """Send nothing more, and read for a while what is still to come."""
+        self.lingers = True
+        self.limit(limits.LINGER_S)
+        if self._transport.can_write_eof():  # else, over TLS, the client closes
+            self._transport.write_eof()
+
+    def limit(self, seconds: float | None) -> None:
+        """Abort the connection after so many seconds, in place of an earlier limit."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        if seconds is not None:
+            loop = asyncio.get_running_loop()
+            self.timer = loop.call_later(seconds, self._look)
+            self._n_unsent = self._transport.get_write_buffer_size()
+
+    def release(self) -> None:
+        """Leave no reference cycle behind."""
+        self.limit(None)
+        self.close = self.finish
+
+    def _look(self) -> None:
+        """Abort, unless the client has read some of the answer since the limit was set."""
+        if 0 < self._transport.get_write_buffer_size() < self._n_unsent:
+            self.limit(limits.READ_TIMEOUT_S)
+        else:
+            self._transport.abort()
+
+
+def one_of_the_most_frequent(named: Sequence[tuple[str, T]], default: T) -> T:
+    """Return one of the values whose name occurs most often."""
+    if not named:
+        return default
+    ((most, _),) = Counter(name for name, _ in named).most_common(1)
+    return next(value for name, value in named if name == most)
