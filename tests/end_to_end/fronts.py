@@ -8,7 +8,13 @@ import shutil
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from tests.end_to_end.processes import Process, free_port, wait_until
 
@@ -52,6 +58,41 @@ def _shipped_nginx(ports: Sequence[int]) -> str:
     return text.replace(server[0], "".join(f"server 127.0.0.1:{p} {server[1]};" for p in ports))
 
 
+def _shipped_nginx_below_a_path(ports: Sequence[int]) -> str:
+    """The shipped configuration with TLS and HTTP/2, as its comment below a path says."""
+    text = (DOCKER / "nginx.conf").read_text(encoding="utf-8")
+    text = text.replace("listen 443 ssl http2;", "listen 127.0.0.1:FRONT ssl http2;")
+    text = text.replace("/etc/nginx/", "FOLDER/").replace("127.0.0.1:8080", f"127.0.0.1:{ports[0]}")
+    above, comment, below = text.partition(
+        "    # Below a path, in place of the two locations above:\n"
+    )
+    assert comment
+    above, n_removed = re.subn(
+        r"^    location .*?^    \}\n", "", above, flags=re.MULTILINE | re.DOTALL
+    )
+    assert n_removed == 2
+    return above + re.sub(r"^    # ?", "    ", below, flags=re.MULTILINE)
+
+
+def write_certificate(folder: Path) -> None:
+    """Write a certificate that signs itself, of a kind that browsers take, and its key."""
+    private, name = ec.generate_private_key(ec.SECP256R1()), x509.Name.from_rfc4514_string("CN=a")
+    now = datetime.now(UTC)
+    signed = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(private.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .sign(private, hashes.SHA256())
+    )
+    (folder / "cert.pem").write_bytes(signed.public_bytes(Encoding.PEM))
+    key = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (folder / "key.pem").write_bytes(key)
+
+
 def _shipped_haproxy(ports: Sequence[int]) -> str:
     """The shipped configuration, in front of services on these ports."""
     text = (DOCKER / "balancer.cfg").read_text(encoding="utf-8")
@@ -72,16 +113,22 @@ FRONTS: dict[str, tuple[str, Callable[[Sequence[int]], str]]] = {
     "shipped nginx": ("nginx", _shipped_nginx),
     "shipped HAProxy": ("haproxy", _shipped_haproxy),
 }
+BELOW_A_PATH = "shipped nginx, TLS, HTTP/2, /vouch"
+ALL_FRONTS = FRONTS | {BELOW_A_PATH: ("nginx", _shipped_nginx_below_a_path)}
 
 
 class Front(Process):
     """A proxy in front of the services on ``ports``, on a ``port`` of its own."""
 
     def __init__(self, kind: str, ports: Sequence[int], folder: Path) -> None:
-        program, configure = FRONTS[kind]
+        program, configure = ALL_FRONTS[kind]
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
+        if kind == BELOW_A_PATH:
+            self.url = f"https://127.0.0.1:{self.port}/vouch"
+            write_certificate(folder)
         text = configure(ports).replace("127.0.0.1:FRONT", f"127.0.0.1:{self.port}")
+        text = text.replace("FOLDER", str(folder))
         command = [str(PROGRAMS[program]), "-f"]
         if program == "nginx":
             kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import threading
 import time
 from collections import Counter
@@ -14,7 +16,7 @@ import httpx2
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.end_to_end.fronts import FRONTS, PROGRAMS, Front
+from tests.end_to_end.fronts import BELOW_A_PATH, FRONTS, PROGRAMS, Front
 from tests.end_to_end.keys import KeysFile, bearer
 from tests.end_to_end.processes import TIMEOUT_S, Service, wait_until
 from tests.end_to_end.questions import unseen
@@ -24,6 +26,14 @@ FORM = {"Content-Type": "multipart/form-data; boundary=x"}
 N_TRIES = 10
 
 pytestmark = pytest.mark.skipif(None in PROGRAMS.values(), reason="needs nginx and haproxy")
+
+
+def haproxy_release() -> tuple[int, ...]:
+    command = [str(PROGRAMS["haproxy"]), "-v"]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found = re.search(r"version (\d+)\.(\d+)", printed)
+    assert found is not None
+    return int(found[1]), int(found[2])
 
 
 @pytest.fixture(scope="module")
@@ -107,11 +117,12 @@ def test_503_of_a_full_service_reaches_the_client(front: Front, behind: Service)
     assert answers[0].json()["code"] == "overloaded"
 
 
-@pytest.mark.parametrize(("kind", "n_lost"), [("shipped nginx", 0), ("shipped HAProxy", 2)])
+@pytest.mark.parametrize("kind", ["shipped nginx", "shipped HAProxy"])
 def test_killed_replica_costs_no_search_that_it_had_read(
-    digits_bundle: Path, tmp_path: Path, kind: str, n_lost: int, belonging: list[bytes]
+    digits_bundle: Path, tmp_path: Path, kind: str, belonging: list[bytes]
 ) -> None:
-    """A request that a killed process had not read is answered by RST, and HAProxy passes it on."""
+    """Requests that it had not read are answered by RST, which HAProxy 2.6 does not try again."""
+    n_lost = 2 if kind == "shipped HAProxy" and haproxy_release() < (3, 0) else 0
     settings = {"VOUCH_TRUSTED_PROXIES": "127.0.0.1", "VOUCH_ANONYMOUS": "true"}
     with ExitStack() as stack:
         services = [
@@ -146,19 +157,24 @@ def test_killed_replica_costs_no_search_that_it_had_read(
 
 
 @pytest.mark.browser
-def test_page_and_docs_work_below_a_path(
+def test_page_and_docs_work_below_a_path_over_tls_and_http_2(
     browser: Browser, digits_bundle: Path, tmp_path: Path
 ) -> None:
     settings = {"VOUCH_TRUSTED_PROXIES": "127.0.0.1"}
     with (
         Service(digits_bundle, tmp_path / "log", settings) as service,
-        Front("stock nginx", [service.port], tmp_path) as front,
+        Front(BELOW_A_PATH, [service.port], tmp_path) as front,
+        browser.new_context(locale="en-GB", ignore_https_errors=True) as context,
     ):
-        page, failed = browser.new_page(locale="en-GB"), list[str]()
+        page, failed = context.new_page(), list[str]()
         page.on("requestfailed", lambda request: failed.append(request.url))
         page.on("pageerror", lambda error: failed.append(str(error)))
         page.on("response", lambda one: failed.append(one.url) if one.status >= 400 else None)
-        page.goto(f"{front.url}/vouch/")
+        page.goto(f"{front.url}/")
+        protocols = page.evaluate(
+            "() => performance.getEntriesByType('navigation').map(one => one.nextHopProtocol)"
+        )
+        assert protocols == ["h2"]
         page.get_by_test_id("sample").first.click()
         expect(page.get_by_test_id("verdict")).to_be_visible()
         picture = page.get_by_test_id("neighbour").first.locator("img")
@@ -166,8 +182,8 @@ def test_page_and_docs_work_below_a_path(
         page.get_by_test_id("open-browse").click()
         expect(page.get_by_test_id("browse-status")).to_contain_text("items, by id")
         page.wait_for_load_state("networkidle")
-        page.goto(f"{front.url}/vouch/docs")
+        page.goto(f"{front.url}/docs/")  # is redirected
+        assert page.url == f"{front.url}/docs"
         expect(page.locator(".opblock").first).to_be_visible()
         expect(page.locator(".servers option")).to_have_text(["/vouch"])
-        page.close()
     assert failed == []

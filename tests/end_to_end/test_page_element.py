@@ -15,7 +15,7 @@ from threading import Thread
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.end_to_end.fronts import PROGRAMS, Front
+from tests.end_to_end.fronts import BELOW_A_PATH, PROGRAMS, Front
 from tests.end_to_end.processes import Service
 from tests.end_to_end.test_generated_clients import run
 from tests.end_to_end.test_page_accessible import complaints
@@ -51,7 +51,7 @@ def shop(
 ) -> Iterator[Page]:
     """The example page of a shop, whose element asks a real service of another origin.
 
-    The second time it is below a path, by an nginx that removes the prefix.
+    The second time it is below a path, behind the shipped nginx with TLS and HTTP/2.
     """
     prefix: str = request.param
     if prefix and PROGRAMS["nginx"] is None:
@@ -69,8 +69,8 @@ def shop(
             service = stack.enter_context(Service(digits_bundle, tmp_path / "log", settings))
             address = str(service.http.base_url).rstrip("/")
             if prefix:
-                front = stack.enter_context(Front("stock nginx", [service.port], tmp_path))
-                address = front.url + prefix
+                front = stack.enter_context(Front(BELOW_A_PATH, [service.port], tmp_path))
+                address = front.url
             asked = address.removesuffix(prefix)
             # What a careful shop allows: no inline style, no script but its own.
             policy = f"default-src 'self'; connect-src {asked}; img-src {asked} blob:"
@@ -78,7 +78,9 @@ def shop(
             text = example.read_text(encoding="utf-8").replace("http://127.0.0.1:8080", address)
             meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
             example.write_text(text.replace("<title>", f"{meta}<title>"), encoding="utf-8")
-            page = browser.new_page(viewport={"width": 1280, "height": 900}, locale="en-GB")
+            page = browser.new_page(
+                viewport={"width": 1280, "height": 900}, locale="en-GB", ignore_https_errors=True
+            )
             page.set_default_timeout(20_000)
             page.goto(f"{origin}/example/")
             yield page
