@@ -12,6 +12,7 @@ import re
 import ssl
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import NoReturn
@@ -35,9 +36,10 @@ def address_in(variables: Mapping[str, str]) -> tuple[str, int, bool]:
     found = {name.lower(): value for name, value in variables.items() if value}
     folder = found.get("vouch_secrets_dir")
     if folder and Path(folder).is_dir():
-        for path in Path(folder).iterdir():
-            if path.name.lower() in {"vouch_host", "vouch_port", "vouch_tls_cert"}:
-                found.setdefault(path.name.lower(), path.read_text("utf-8").strip())
+        with suppress(OSError):  # the service says so, and does not start
+            for path in Path(folder).iterdir():
+                if path.name.lower() in {"vouch_host", "vouch_port", "vouch_tls_cert"}:
+                    found.setdefault(path.name.lower(), path.read_text("utf-8").strip())
     port = found.get("vouch_port", "")
     if not port or SERVICE_LINK.match(port):
         port = str(DEFAULT_PORT)

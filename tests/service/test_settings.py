@@ -291,7 +291,9 @@ def test_port_that_is_none_is_refused(value: str) -> None:
 def test_secrets_are_read_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Docker and Kubernetes mount them; a variable takes precedence."""
     (tmp_path / "vouch_cache_secret").write_text("sixteen or more characters\n", encoding="utf-8")
-    (tmp_path / "VOUCH_MILVUS_TOKEN").write_text("a:b", encoding="utf-8")
+    (tmp_path / "..data").mkdir()  # as in Kubernetes
+    (tmp_path / "..data" / "VOUCH_MILVUS_TOKEN").write_text("a:b", encoding="utf-8")
+    (tmp_path / "VOUCH_MILVUS_TOKEN").symlink_to(Path("..data", "VOUCH_MILVUS_TOKEN"))
     (tmp_path / "vouch_redis_url").write_text("redis://file", encoding="utf-8")
     (tmp_path / "of_another_service").write_text("x", encoding="utf-8")
     monkeypatch.setenv("VOUCH_SECRETS_DIR", str(tmp_path))
