@@ -178,6 +178,7 @@ def create_app(
             allow_methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"],
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
+            allow_private_network=True,  # of these origins, to a service in the visitor's network
         )
     return KnownProxies(app, settings.trusted_proxies, settings.root_path)
 

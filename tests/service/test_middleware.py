@@ -198,10 +198,12 @@ class TestOtherOrigins:
                 "Origin": origin,
                 "Access-Control-Request-Method": "POST",
                 "Access-Control-Request-Headers": "x-anything",
+                "Access-Control-Request-Private-Network": "true",
             },
         )
         assert response.status_code == status
         assert (response.headers.get("access-control-allow-origin") == SHOP) is (status == 200)
+        assert response.headers["access-control-allow-private-network"] == "true"
 
     def test_a_browser_may_send_whatever_any_path_takes(self, start: StartClient) -> None:
         client = start(cors_origins=(SHOP,))
