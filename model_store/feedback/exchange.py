@@ -70,9 +70,17 @@ def from_csv(text: str) -> list[Decided]:
     """
     found = []
     reader = csv.DictReader(io.StringIO(text))
+    names = [name for name in reader.fieldnames or () if name]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"Line 1 has columns of one name: {twice}. Keep one of each.")
     for row in reader:
         number = reader.line_num
-        # A row that is too long has its rest, a list, under no name.
+        # A row that is too long has its rest, a list, under no name; spreadsheets fill it up.
+        if any(row.pop(None, None) or ()):
+            raise ConfigError(
+                f"Line {number} has more values than the first line has names. Quote values with "
+                "commas in them."
+            )
         cells = {name: cell for name, cell in row.items() if name}
         fields: dict[str, Any] = {n: from_cell(one) if one else None for n, one in cells.items()}
         fields["pairs"] = _json(number, fields.get("pairs") or "[]")

@@ -105,6 +105,26 @@ def test_a_table_of_people_needs_four_columns() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("header", "row", "said"),
+    [
+        ("comment", "blue, not green", "Line 2 has more values"),
+        ("comment,comment", "blue,green", r"columns of one name: \['comment'\]"),
+    ],
+)
+def test_row_of_decisions_that_would_lose_a_value_is_refused(
+    header: str, row: str, said: str
+) -> None:
+    text = f"gallery,bundle,query_id,decision,{header}\ng,b,q,none_of_these,{row}\n"
+    with pytest.raises(ConfigError, match=said):
+        from_csv(text)
+
+
+def test_empty_cells_after_a_decision_are_left_out() -> None:
+    (one,) = from_csv("gallery,bundle,query_id,decision\ng,b,q,none_of_these,,\n")
+    assert one.decision == "none_of_these"
+
+
 GOOD = '{"gallery": "g", "bundle": "b", "query_id": "q", "decision": "new"'
 
 
