@@ -26,7 +26,6 @@ class Match:
     similarity_std : its standard deviation, for query and item are both uncertain; None of a query
         whose uncertainty is unknown.
     match_probability : calibrated P(true match), None without calibration.
-    match_interval : what that probability lies between, None without calibration.
     rank_stability : share of predictive samples under which it stays in the list; None of a query
         whose uncertainty is unknown.
     rank_confidence : P(it is nearer to the query than the next item), None of the gallery's last,
@@ -39,7 +38,6 @@ class Match:
     similarity: float
     similarity_std: float | None
     match_probability: float | None
-    match_interval: tuple[float, float] | None
     rank_stability: float | None
     rank_confidence: float | None
     variance: float
@@ -62,7 +60,6 @@ def matches_of(
     """
     similarities = neighbours.similarities.tolist()  # plain numbers, all at once
     probabilities = _plain(decision.match_probabilities)
-    intervals = _plain(decision.match_intervals)
     stds = neighbours.stds.tolist()
     confidences = neighbours.rank_confidence if has_uncertainty else ()
     return tuple(
@@ -72,7 +69,6 @@ def matches_of(
             similarity=similarities[place],
             similarity_std=stds[place] if has_uncertainty else None,
             match_probability=None if probabilities is None else probabilities[rank],
-            match_interval=None if intervals is None else tuple(intervals[rank]),
             rank_stability=float(neighbours.rank_stability[rank]) if has_uncertainty else None,
             rank_confidence=float(confidences[rank]) if rank < len(confidences) else None,
             variance=float(variances[rank]),

@@ -21,7 +21,7 @@ from model_store.decision import (
     decide,
     decide_without_items,
 )
-from model_store.decision.staleness import staleness
+from model_store.decision.staleness import n_gone_labels, staleness
 from model_store.encoder.contract import Embeddings, Encoder, Inputs, QueryKind, TextEncoder
 from model_store.errors import OrderUnavailable
 from model_store.gallery import Allowed, Filter, Gallery, Item
@@ -138,6 +138,16 @@ class Retriever:
         if self.calibration is None:
             return 0
         return self.calibration.n_new_labels(len(self.gallery.labels))
+
+    @property
+    def has_other_labels(self) -> bool:
+        """True if labels came or went since the calibration, which is then to be fitted again.
+
+        Reads the label of every item, where items have changed.
+        """
+        if self.calibration is None:
+            return False
+        return self.n_new_labels > 0 or n_gone_labels(self.calibration, self.gallery) > 0
 
     @property
     def alpha(self) -> float:

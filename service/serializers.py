@@ -18,7 +18,7 @@ from service import schemas
 PictureUrls = Callable[[str], tuple[str | None, str | None]]
 """The id of an item to the addresses of its thumbnail and its preview; None for no picture."""
 
-OUTLIER_METHOD = "conformal_fused"
+OUTLIER_METHOD = "conformal"
 
 _LEAST_PLANNED = 1e-9
 """Alpha below which the number of queries that it needs is not spelt out."""
@@ -153,7 +153,6 @@ def result(match: Match, urls: PictureUrls) -> schemas.Result:
         similarity=match.similarity,
         similarity_std=match.similarity_std,
         match_probability=match.match_probability,
-        match_probability_interval=match.match_interval,
         rank_stability=match.rank_stability,
         rank_confidence=match.rank_confidence,
         variance=match.variance,

@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.calibration.corrupted_queries import CorruptedQueries, corrupted_queries
-from index_builder.calibration.fit import fit_calibration
+from index_builder.calibration.fit import MIN_QUERIES, fit_calibration
 from index_builder.calibration.item_queries import ItemQueries
 from index_builder.calibration.leave_one_out import (
     ENOUGH,
@@ -18,7 +17,6 @@ from index_builder.calibration.leave_one_out import (
     PutItems,
     group_numbers,
     leave_one_out_queries,
-    out_of_fold_signals,
     rows_of_groups,
 )
 from index_builder.calibration.lists import PlainItems, plain_items
@@ -26,6 +24,7 @@ from index_builder.calibration.picture_state import fit_picture_state
 from index_builder.calibration.pictures import MeasuredPictures
 from index_builder.calibration.queries import (
     BY_LABEL,
+    LEAST_LABELS,
     CalibrationQueries,
     LeaveOneOut,
     TruthRule,
@@ -53,18 +52,17 @@ the features of a large gallery do not fit into memory."""
 def calibration_queries(
     setup: RetrievalSetup,
     queries: QuerySet,
-    seed: int,
     *,
     are_views: bool = False,
     unseen: bool = False,
     plain: PlainItems | None = None,
     seen: Seen | None = None,
-    of_corrupted: CorruptedQueries | None = None,
 ) -> CalibrationQueries:
     """Ask a gallery everything that the decision layer learns from.
 
-    Where no labels are withheld, the absent queries are the matched ones, or the pictures that
-    those are views of, with their own label hidden from the list and from the outlier detector.
+    Where too few labels are withheld, the absent queries are the matched ones, or the pictures that
+    those are views of, with their own label hidden from the list and from the outlier detector; and
+    those that are withheld.
 
     Parameters
     ----------
@@ -73,10 +71,9 @@ def calibration_queries(
     plain : of views, the pictures that they are of: absent queries once they are hidden. What
         somebody photographs resembles other items as they do; a view, cut and turned, less.
     seen : told of each matched query that had to be decoded.
-    of_corrupted : spoilt queries; None to spoil some of the matched ones.
     """
     matched, folds = queries.matched, setup.label_folds
-    corrupted_ones, corrupted_of = of_corrupted or corrupted_queries(setup.encoder, matched, seed)
+    withheld = None
     clusters = group_numbers(matched)
     if folds is None:
         of_matched = setup.observe(matched, seen)
@@ -84,11 +81,12 @@ def calibration_queries(
         absent_of = None
     else:
         embeddings = embed_with_features(setup.encoder, matched, "calibration queries", seen)
-        signals = setup.detector.signals(embeddings)
+        scores = setup.detector.scores(embeddings)
         of_matched = look_up(
-            *(setup.gallery, setup.means, matched, embeddings, signals, setup.n_candidates),
+            *(setup.gallery, setup.means, matched, embeddings, scores, setup.n_candidates),
             correlation=setup.correlation,
         )
+        withheld = setup.observe_absent(queries.withheld) if len(queries.withheld) else None
         if plain is None:
             absent, absent_of = _observe_hidden(setup, matched, embeddings)
         else:
@@ -100,13 +98,11 @@ def calibration_queries(
         absent=absent,
         absent_of=absent_of,
         are_views=are_views,
-        corrupted=setup.observe(corrupted_ones),
-        corrupted_of=corrupted_of,
-        outliers=None if queries.outliers is None else setup.observe(queries.outliers),
         clusters=clusters,
         sources=matched.sources,
-        absent_sources=None if folds is not None else queries.withheld.sources,
-        absent_labels=None if folds is not None else queries.withheld.labels,
+        withheld=withheld,
+        absent_sources=queries.withheld.sources,
+        absent_labels=queries.withheld.labels,
         absent_rivals=1.0 if setup.earlier is None else setup.earlier.rivals,
         unseen=unseen,
     )
@@ -193,7 +189,6 @@ def observe_gallery(
     enough: int = ENOUGH,
     rule: TruthRule = BY_LABEL,
     seen: Seen | None = None,
-    of_corrupted: CorruptedQueries | None = None,
     was_put: NDArray[np.bool_] | None = None,
     known_labels: Collection[str] = (),
     items: ItemQueries | None = None,
@@ -216,7 +211,9 @@ def observe_gallery(
     left_out = leave_one_out_queries(images, len(matched), enough, put)
     hidden = rows_of_groups(gallery, images)[left_out] if len(left_out) else None
     n_put = 0 if was_put is None else int(was_put[left_out].sum())
-    hide_labels = items is not None or len(queries.withheld) == 0
+    n_withheld = len(set(queries.withheld.labels))
+    few = len(queries.withheld) < MIN_QUERIES or n_withheld < LEAST_LABELS
+    hide_labels = items is not None or n_withheld == 0 or (unseen and few)
     own = None if items is None else items.own_rows(gallery, images)
     earlier = (
         None
@@ -240,12 +237,10 @@ def observe_gallery(
         observed = calibration_queries(
             setup,
             queries,
-            seed,
             are_views=are_views,
             unseen=unseen,
             plain=plain_items(matched, images, embeddings) if are_views else None,
             seen=seen,
-            of_corrupted=of_corrupted,
         )
     if hidden is not None:
         observed = _with_gallery_images(
@@ -275,28 +270,23 @@ def _observe_items(
     of_images, of_items = groups[: len(images)], groups[len(images) :]
     detectors = DetectorFolds.of(embeddings, images.label_codes(), of_images, seed)
 
-    def found(places: NDArray[np.int64], asked: Embeddings) -> RetrievedQueries:
-        return look_up(
-            setup.gallery,
-            setup.means,
-            items.images.subset(places),
-            asked,
-            detectors.signals(asked, of_items[places]),
-            setup.n_candidates,
-            hidden=own[places],
-            correlation=setup.correlation,
-        )
-
+    found = look_up(
+        setup.gallery,
+        setup.means,
+        items.images,
+        items.alone,
+        detectors.scores(items.alone, of_items),
+        setup.n_candidates,
+        hidden=own,
+        correlation=setup.correlation,
+    )
     absent, absent_of = _observe_hidden(setup, items.images, items.unlabelled)
     withheld = setup.observe_absent(queries.withheld) if len(queries.withheld) else None
     return CalibrationQueries(
-        matched=found(np.arange(len(items.images)), items.alone),
+        matched=found,
         absent=absent,
         absent_of=absent_of,
         are_views=False,
-        corrupted=found(items.spoilt_of, items.spoilt),
-        corrupted_of=items.spoilt_of,
-        outliers=None if queries.outliers is None else setup.observe(queries.outliers),
         clusters=of_items,
         sources=items.images.sources,
         withheld=withheld,
@@ -330,7 +320,7 @@ def calibrate_with_queries(
     """
     setup = replace(RetrievalSetup.known(encoder, gallery, detector), rule=rule)
     pictures = MeasuredPictures(encoder.metadata.input.smallest_side)
-    observed = calibration_queries(setup, queries, seed, seen=pictures.look_at)
+    observed = calibration_queries(setup, queries, seen=pictures.look_at)
     limits = pictures.limits(queries.matched)
     return fit_calibration(setup.calibrated, observed, config, seed, limits)
 
@@ -356,14 +346,17 @@ def _with_gallery_images(
     hidden : (B, m) see `look_up`.
     n_put : how many of them, the first ones, came since the others were held out.
     """
-    signals = out_of_fold_signals(embeddings, images.label_codes(), group_numbers(images), seed)
+    groups = group_numbers(images)
+    scores = DetectorFolds.of(embeddings, images.label_codes(), groups, seed).scores(
+        embeddings, groups
+    )
     some, of_some = images.subset(rows), embeddings.at(rows)
     found = look_up(
         setup.gallery,
         setup.means,
         some,
         of_some,
-        signals[rows],
+        scores[rows],
         setup.n_candidates,
         hidden=hidden,
         correlation=setup.correlation,

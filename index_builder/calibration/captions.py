@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.calibration.corrupted_queries import N_CORRUPTED
 from index_builder.calibration.detector import fit_detector
 from index_builder.calibration.fit import MIN_QUERIES, fit_calibration
 from index_builder.calibration.hidden_labels import fit_label_folds
-from index_builder.calibration.leave_one_out import out_of_fold_signals
+from index_builder.calibration.leave_one_out import DetectorFolds
 from index_builder.calibration.lists import list_length
 from index_builder.calibration.queries import CalibratedGallery, CalibrationQueries
 from index_builder.calibration.retrieval import (
@@ -107,16 +106,11 @@ def calibrate_texts(
         )
     else:
         of_absent, absent_of = searched.observe(encoder, gallery, absent.texts, absent.named), None
-    chosen = np.arange(min(len(matched), N_CORRUPTED))  # they are in random order
-    some = matched.at(chosen)
     queries = CalibrationQueries(
         matched=searched.found,
         absent=of_absent,
         absent_of=absent_of,
         are_views=False,
-        corrupted=searched.observe(encoder, gallery, _spoilt(some.texts, seed), some.named),
-        corrupted_of=chosen,
-        outliers=None,
         clusters=searched.clusters,
         sources=matched.sources,
         absent_sources=absent.sources,
@@ -152,8 +146,8 @@ class _Searched:
     ) -> RetrievedQueries:
         """Embed other texts, and look them up."""
         embeddings = _embedded(encoder, texts)
-        signals = self.detector.signals(embeddings)
-        return look_up(gallery, self.means, named, embeddings, signals, self.n_listed)
+        scores = self.detector.scores(embeddings)
+        return look_up(gallery, self.means, named, embeddings, scores, self.n_listed)
 
 
 def _searched(
@@ -164,11 +158,11 @@ def _searched(
     codes = np.unique(np.array(named.labels), return_inverse=True)[1]
     clusters = np.unique(np.array(matched.clusters), return_inverse=True)[1].astype(np.int64)
     means, n_listed = label_means(gallery), list_length(gallery, 0, hide_labels=hide_labels)
-    signals = out_of_fold_signals(embeddings, codes, clusters, seed)
+    scores = DetectorFolds.of(embeddings, codes, clusters, seed).scores(embeddings, clusters)
     return _Searched(
         embeddings,
         clusters,
-        look_up(gallery, means, named, embeddings, signals, n_listed),
+        look_up(gallery, means, named, embeddings, scores, n_listed),
         fit_detector(embeddings, codes, seed),
         means,
         n_listed,
@@ -196,9 +190,3 @@ def _embedded(encoder: TextEncoder, texts: Sequence[str]) -> Embeddings:
         for start in track_parts(len(texts), BATCH, "captions")
     ]
     return Embeddings.concatenate(parts)
-
-
-def _spoilt(texts: Sequence[str], seed: int) -> list[str]:
-    """Return the texts with their characters in random order: what nobody means to search with."""
-    generator = np.random.default_rng(seed)
-    return ["".join(text[place] for place in generator.permutation(len(text))) for text in texts]

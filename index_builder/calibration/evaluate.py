@@ -10,10 +10,10 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.calibration.corrupted_queries import corrupted_as_fits
 from index_builder.calibration.open_set import Outcomes
 from index_builder.calibration.retrieval import nearby
 from index_builder.datasets import LabelledImages
+from index_builder.datasets.corruption import corrupted, corrupted_vectors
 from index_builder.datasets.images import joined
 from index_builder.datasets.splits import QuerySet
 from index_builder.metrics import auroc, calibration_error, recall_at_k, reliability
@@ -255,8 +255,8 @@ def _asked(
     }
     report |= _of_first(retriever, probabilities, correct, None)
     report["orders"] = _of_orders(retriever, queries.matched, matched)
-    corrupted = corrupted_as_fits(retriever.encoder, queries.matched, seed)
-    kinds = {"corrupted": ask(retriever, corrupted, "corrupted queries")}
+    corrupt = corrupted if retriever.encoder.metadata.takes_images else corrupted_vectors
+    kinds = {"corrupted": ask(retriever, corrupt(queries.matched, seed), "corrupted queries")}
     if len(queries.withheld):
         withheld = ask(retriever, queries.withheld, "queries of withheld labels")
         kinds["near"] = withheld

@@ -9,19 +9,17 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.calibration.detector import cross_fitted_scores, fit_fusion
 from index_builder.calibration.label_choices import LabelChoices
 from index_builder.calibration.levels import level_evidence, levels_measured
 from index_builder.calibration.probabilities import (
     Examples,
     Group,
-    Limits,
     cross_fitted,
     fit_choice,
-    fit_venn_abers,
-    limits_of,
+    numbers_of_signals,
 )
 from index_builder.calibration.queries import (
+    LEAST_LABELS,
     CalibratedGallery,
     CalibrationQueries,
     Integers,
@@ -29,20 +27,17 @@ from index_builder.calibration.queries import (
 )
 from index_builder.calibration.retrieval import RetrievedQueries
 from index_builder.configuration.build import CalibrationConfig
-from index_builder.metrics import auroc, calibration_error, reliability
+from index_builder.metrics import auroc, calibration_error, calibration_spread, reliability
 from model_store.decision import (
-    OUTLIER_SIGNALS,
+    SIGNALS,
     Absence,
     Calibration,
     Evidence,
-    OutlierFusion,
     Recalibration,
-    VennAbers,
-    bounded_logit,
     size_classes,
 )
 from model_store.decision.calibration import DEFAULT_ABSENT
-from model_store.decision.promises import LEAST_ABSENT_LABELS
+from model_store.decision.evidence import ARRAYS
 from model_store.errors import CalibrationError
 from model_store.verdicts import Order
 
@@ -54,8 +49,8 @@ ASSUMED_ABSENT = 0.3
 per cent the fit hardly looks at absent queries, and is wrong where they are many. Where those at
 hand say little of others, it had better not look."""
 
-N_INTERVAL_LABELS = 5
-"""Labels of each query, the nearest, that intervals are tabulated with."""
+N_RESAMPLED = 30
+"""Resampled calibrations by which it is estimated how often a guarantee is given."""
 
 COVERAGES = (0.8, 0.9, 0.95, 0.98, 0.99)
 """Coverages for which the report describes result sets."""
@@ -68,7 +63,6 @@ class _Part:
     """Queries of one kind on their way into the evidence; ``labels`` are withheld ones."""
 
     observed: RetrievedQueries
-    scores: Floats
     clusters: Integers
     absent: bool
     sources: Names | None
@@ -99,10 +93,8 @@ def fit_calibration(
     CalibrationError : too few queries, matched or absent.
     """
     _require_enough(queries)
-    matched, kinds = queries.matched, queries.outlier_kinds()
-    fusion = fit_fusion(matched.outlier_signals, [kind.outlier_signals for kind in kinds.values()])
-    parts, of_kinds = _scored(queries, fusion, seed)
-    fitted, ordinary = _cross_fit(queries, parts, gallery, seed), parts[0].scores
+    matched, parts = queries.matched, _parts(queries)
+    fitted = _cross_fit(queries, parts, gallery, seed)
     calibration = Calibration(
         encoder_fingerprint=gallery.encoder_fingerprint,
         search=gallery.search,
@@ -116,14 +108,12 @@ def fit_calibration(
         assumed_absent=fitted.assumed,
         expected_absent=config.expected_absent,
         order=config.order,
-        outlier_scores=np.sort(np.r_[ordinary, parts[1].scores[: queries.n_put]]),
+        outlier_scores=_ordinary_scores(parts, queries.n_put),
         means=gallery.means,
         label_classes=size_classes(gallery.label_counts),
         n_labels=gallery.n_labels(),
         detector=gallery.detector,
-        fusion=fusion,
-        match=fit_choice(fitted.examples, fitted.limits),
-        intervals=_fit_intervals(fitted.examples, fitted.probabilities),
+        match=fit_choice(fitted.examples, fitted.n_signals),
         feedback=Recalibration(),
         evidence=fitted.evidence,
         quality_limits=quality_limits,
@@ -133,15 +123,62 @@ def fit_calibration(
         similarity_stds=np.sort(matched.similarity_stds),
         absent_outlier_scores=_absent_scores(queries, parts),
     )
-    by_kind = {name: auroc(scores, ordinary) for name, scores in of_kinds.items()}
-    measured = _measured(calibration, fitted.choices, fitted.examples) | {"outlier_auroc": by_kind}
-    return replace(calibration, report=_described(queries, parts, fusion, measured))
+    near = _absent_scores(queries, parts)
+    told = {"outlier_auroc": {"near": auroc(near, calibration.outlier_scores)}}
+    measured = _measured(calibration, fitted.choices, fitted.examples) | told
+    report = _described(queries, parts, fitted.n_signals, measured)
+    given = _guarantee_share(calibration, seed)
+    return replace(calibration, report={**report, "guarantee_share": given})
+
+
+def _guarantee_share(calibration: Calibration, seed: int) -> float:
+    """Return how often such a gallery gets a guarantee, by bootstrap over objects and labels.
+
+    With probability 1 − δ over all calibrations a guarantee is kept or not given: the more seldom
+    it is given, the less that says of those that are.
+    """
+    generator = np.random.default_rng(seed)
+    evidence = replace(calibration.evidence.of_order(calibration.order), levels=None)
+    rows_of = [
+        np.split(rows, np.unique(evidence.clusters[rows], return_index=True)[1][1:])
+        for rows in (
+            np.flatnonzero(kind)[np.argsort(evidence.clusters[kind], kind="stable")]
+            for kind in (~evidence.absent, evidence.absent)
+        )
+    ]
+    n_given = 0
+    for _ in range(N_RESAMPLED):
+        drawn = [
+            of_kind[place]
+            for of_kind in rows_of
+            for place in generator.integers(len(of_kind), size=len(of_kind))
+        ]
+        rows = np.concatenate(drawn)
+        clusters = np.repeat(np.arange(len(drawn)), [len(one) for one in drawn])
+        resampled = replace(
+            evidence,
+            outlier_p_values=None,
+            **{name: getattr(evidence, name)[rows] for name in ARRAYS if name != "clusters"},
+            clusters=clusters.astype(np.int64),
+        )
+        n_given += replace(calibration, evidence=resampled).promises().gives_guarantee
+    return n_given / N_RESAMPLED
+
+
+def _ordinary_scores(parts: Sequence[_Part], n_put: int) -> Floats:
+    """Return the outlier scores of ordinary queries, sorted; see `fit_calibration`."""
+    ordered: Floats = np.sort(
+        np.r_[parts[0].observed.outlier_scores, parts[1].observed.outlier_scores[:n_put]]
+    )
+    return ordered
 
 
 def _absent_scores(queries: CalibrationQueries, parts: Sequence[_Part]) -> Floats:
     """Return the outlier scores of held-out absent queries and of withheld labels, sorted."""
     kinds = queries.absent, queries.withheld
-    scores = [part.scores for part in parts if any(part.observed is one for one in kinds)]
+    scores = [
+        part.observed.outlier_scores for part in parts if any(part.observed is one for one in kinds)
+    ]
     ordered: Floats = np.sort(np.concatenate(scores))
     return ordered
 
@@ -154,14 +191,14 @@ class _CrossFitted:
     ----------
     examples, probabilities : the labels that the queries find; (N,).
     assumed : share of absent queries that the examples are weighed to.
-    limits : of the fit, see `fit_choice`.
+    n_signals : of the fit, see `fit_choice`.
     choices, evidence : what came of each query.
     """
 
     examples: Examples
     probabilities: Floats
     assumed: float
-    limits: Limits | None
+    n_signals: int
     choices: LabelChoices
     evidence: Evidence
 
@@ -172,9 +209,9 @@ def _cross_fit(
     """Fit probabilities in folds, among the labels of the gallery."""
     assumed = ASSUMED_ABSENT if _is_known(queries) else DEFAULT_ABSENT
     examples = Examples.of(_weighted(parts, assumed))
-    limits = limits_of(queries.absence, examples)
-    probabilities, folds = cross_fitted(examples, seed, limits)
-    choices = LabelChoices.of(examples, probabilities, folds)
+    fitted = cross_fitted(examples, seed, numbers_of_signals(queries.absence, examples))
+    probabilities = fitted.probabilities
+    choices = LabelChoices.of(examples, probabilities, fitted.folds)
     n_labels = int(gallery.n_labels().sum())
     rivals = queries.absent_rivals
     if queries.absent_of is not None:
@@ -185,7 +222,7 @@ def _cross_fit(
         withheld = [name for part in parts for name in part.labels or [None] * len(part.observed)]
         known = gallery.rule.hierarchy, gallery.labels, withheld
         evidence = replace(evidence, levels=level_evidence(*known, examples, probabilities))
-    return _CrossFitted(examples, probabilities, assumed, limits, choices, evidence)
+    return _CrossFitted(examples, probabilities, assumed, fitted.n_signals, choices, evidence)
 
 
 def _require_enough(queries: CalibrationQueries) -> None:
@@ -201,18 +238,10 @@ def _require_enough(queries: CalibrationQueries) -> None:
             )
 
 
-def _fit_intervals(examples: Examples, probabilities: Floats) -> VennAbers:
-    """Tabulate intervals for the nearest labels of each query, of which the first weighs half."""
-    near = examples.places < N_INTERVAL_LABELS
-    share = np.where(examples.places == 0, 0.5, 0.5 / (N_INTERVAL_LABELS - 1))
-    of_row = share * examples.weights[examples.queries]
-    return fit_venn_abers(bounded_logit(probabilities[near]), examples.matches[near], of_row[near])
-
-
 def _described(
     queries: CalibrationQueries,
     parts: Sequence[_Part],
-    fusion: OutlierFusion,
+    n_signals: int,
     measured: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the report of a calibration: its queries, and what was ``measured``."""
@@ -222,8 +251,7 @@ def _described(
         "n_absent": sum(len(part.observed) for part in parts if part.absent),
         "absence": queries.absence,
         "queries": queries.origin,
-        "n_outliers": 0 if queries.outliers is None else len(queries.outliers),
-        "outlier_weights": dict(zip(OUTLIER_SIGNALS, fusion.weights.tolist(), strict=True)),
+        "signals": list(SIGNALS[:n_signals]),
         "cross_fitted": measured,
     }
 
@@ -232,7 +260,7 @@ def _is_known(queries: CalibrationQueries) -> bool:
     """Return whether the absent queries say enough of others."""
     if queries.absence == "hidden_labels":
         known = [queries.absent] if queries.withheld is None else [queries.absent, queries.withheld]
-        return sum(len(np.unique(one.codes)) for one in known) >= LEAST_ABSENT_LABELS
+        return sum(len(np.unique(one.codes)) for one in known) >= LEAST_LABELS
     return queries.absence != "hidden_trained_labels"
 
 
@@ -244,7 +272,7 @@ def _measured(
     What is said of first items is of lists in the default order; ``orders`` has both.
     """
     evidence, present = calibration.evidence, ~calibration.evidence.absent
-    orders = {order: _of_order(calibration, order, examples.weights) for order in get_args(Order)}
+    orders = {order: _of_order(calibration, order, examples) for order in get_args(Order)}
     return {
         **orders[calibration.order],
         "orders": orders,
@@ -256,8 +284,9 @@ def _measured(
     }
 
 
-def _of_order(calibration: Calibration, order: Order, weights: Floats) -> dict[str, Any]:
-    """Measure the first items of lists in ``order``, of queries that weigh ``weights`` (Q,)."""
+def _of_order(calibration: Calibration, order: Order, examples: Examples) -> dict[str, Any]:
+    """Measure the first items of lists in ``order``."""
+    weights = examples.weights
     evidence = calibration.evidence.of_order(order)
     of_first, correct = evidence.first_probabilities, evidence.correct
     bins = reliability(of_first, correct, weights=weights)
@@ -265,103 +294,34 @@ def _of_order(calibration: Calibration, order: Order, weights: Floats) -> dict[s
     return {
         "recall_at_1": float(correct[present].mean()),
         "top1_ece": calibration_error(bins),
+        "top1_ece_by_chance": calibration_spread(of_first, correct, examples.labels, weights),
         "error_auroc": auroc(1 - of_first[present & wrong], 1 - of_first[present & correct]),
         "reliability": [asdict(one) for one in bins],
         "match_coverage": calibration.promises(order=order).point.coverage,
     }
 
 
-def _scored(
-    queries: CalibrationQueries, fusion: OutlierFusion, seed: int
-) -> tuple[list[_Part], dict[str, Floats]]:
-    """Score every kind of query by a fusion that has not seen it.
-
-    Parameters
-    ----------
-    fusion : fitted to all queries but those left out of the gallery.
-
-    Returns
-    -------
-    parts : the queries that are searched with, the matched ones first.
-    scores : of each kind of outlier, ``corrupted`` ones included.
-    """
-    matched, absent, kinds = queries.matched, queries.absent, queries.outlier_kinds()
+def _parts(queries: CalibrationQueries) -> list[_Part]:
+    """Return the queries of every kind, the matched ones first."""
     left_out = queries.leave_one_out
-    # Spoilt and hidden queries share the cluster of their original; others are their own.
-    taken = [queries.clusters] if left_out is None else [queries.clusters, left_out.clusters]
-    free = 1 + max(int(numbers.max()) for numbers in taken)
-    starts = {"near": free, "far": free + len(kinds.get("near", ()))}
-    clusters = {kind: starts.get(kind, 0) + np.arange(len(kinds[kind])) for kind in kinds}
-    clusters["corrupted"] = queries.clusters[queries.corrupted_of]
-    judged: list[tuple[Floats, Integers]] = []
-    of_absent = clusters.get("near", np.empty(0, dtype=np.int64))
-    if queries.absent_of is not None:
-        of_absent = queries.clusters[queries.absent_of]
-        judged.append((absent.outlier_signals, of_absent))
-    ordinary, of_kinds, of_judged = cross_fitted_scores(
-        matched.outlier_signals,
-        [observed.outlier_signals for observed in kinds.values()],
-        np.concatenate([queries.clusters, *(clusters[kind] for kind in kinds)]),
-        seed,
-        judged,
-    )
-    scores = dict(zip(kinds, of_kinds, strict=True))
-    of_near = scores["near"] if queries.absent_of is None else of_judged[0]
-    parts = _parts(queries, fusion, ordinary, of_near, of_absent)
-    if queries.withheld is not None:
-        parts.append(
-            _Part(
-                queries.withheld,
-                scores["near"],
-                clusters["near"],
-                absent=True,
-                sources=queries.absent_sources,
-                labels=queries.absent_labels,
-            )
-        )
-    return parts, scores
-
-
-def _parts(
-    queries: CalibrationQueries,
-    fusion: OutlierFusion,
-    ordinary: Floats,
-    near: Floats,
-    near_clusters: Integers,
-) -> list[_Part]:
-    """Return the queries that are searched with, the matched ones first.
-
-    Parameters
-    ----------
-    fusion : scores those left out of the gallery.
-    ordinary, near : scores of the matched and of the absent queries.
-    near_clusters : of the absent ones.
-    """
-    matched, left_out = queries.matched, queries.leave_one_out
-    parts = [_Part(matched, ordinary, queries.clusters, absent=False, sources=queries.sources)]
+    parts = [_Part(queries.matched, queries.clusters, absent=False, sources=queries.sources)]
     if left_out is not None:
-        scores = fusion(left_out.matched.outlier_signals)
-        parts.append(
-            _Part(
-                left_out.matched, scores, left_out.clusters, absent=False, sources=left_out.sources
-            )
-        )
-    hidden = _some(queries.sources, queries.absent_of)
-    is_hidden = queries.absent_of is not None
-    sources = hidden if is_hidden else queries.absent_sources
-    labels = None if is_hidden else queries.absent_labels
-    parts.append(_Part(queries.absent, near, near_clusters, True, sources, labels))
+        parts.append(_Part(left_out.matched, left_out.clusters, False, left_out.sources))
+    hidden = queries.absent_of
+    withheld = queries.withheld if hidden is not None else queries.absent
+    if hidden is not None:
+        of_hidden = queries.clusters[hidden], True, _some(queries.sources, hidden)
+        parts.append(_Part(queries.absent, *of_hidden))
+    if withheld is not None:
+        taken = [queries.clusters] if left_out is None else [queries.clusters, left_out.clusters]
+        own = 1 + max(int(numbers.max()) for numbers in taken) + np.arange(len(withheld))
+        sources, labels = queries.absent_sources, queries.absent_labels
+        parts.append(_Part(withheld, own, True, sources, labels))
     if left_out is not None and left_out.absent is not None:
         assert left_out.absent_of is not None  # noqa: S101 - the two come together
-        parts.append(
-            _Part(
-                left_out.absent,
-                fusion(left_out.absent.outlier_signals),
-                left_out.clusters[left_out.absent_of],
-                absent=True,
-                sources=_some(left_out.sources, left_out.absent_of),
-            )
-        )
+        places = left_out.absent_of
+        sources = _some(left_out.sources, places)
+        parts.append(_Part(left_out.absent, left_out.clusters[places], True, sources))
     return parts
 
 
@@ -377,7 +337,6 @@ def _weighted(parts: list[_Part], assumed: float) -> list[Group]:
     return [
         Group(
             part.observed,
-            part.scores,
             of_absent if part.absent else 1.0,
             part.clusters,
             part.absent,
@@ -388,12 +347,13 @@ def _weighted(parts: list[_Part], assumed: float) -> list[Group]:
 
 def _outlier_p_values(parts: list[_Part], n_put: int) -> Floats:
     """Return the outlier p-values (N,) of all queries, of ordinary ones among the others."""
-    ordinary = np.sort(np.r_[parts[0].scores, parts[1].scores[:n_put]])
+    ordinary = _ordinary_scores(parts, n_put)
     n, p_values = len(ordinary), []
     for place, part in enumerate(parts):
-        at_least = n - np.searchsorted(ordinary, part.scores)
-        n_ordinary = {0: len(part.scores), 1: n_put}.get(place, 0)
-        is_ordinary = np.arange(len(part.scores)) < n_ordinary
+        scores = part.observed.outlier_scores
+        at_least = n - np.searchsorted(ordinary, scores)
+        n_ordinary = {0: len(scores), 1: n_put}.get(place, 0)
+        is_ordinary = np.arange(len(scores)) < n_ordinary
         p_values.append(np.where(is_ordinary, at_least / n, (1 + at_least) / (n + 1)))
     return np.concatenate(p_values)
 

@@ -14,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.calibration.calibrate import calibration_queries, observe_gallery
-from index_builder.calibration.corrupted_queries import CorruptedQueries
 from index_builder.calibration.decided_queries import UNSAID, with_decisions
 from index_builder.calibration.fit import MIN_QUERIES, fit_calibration
 from index_builder.calibration.item_queries import ItemQueries
 from index_builder.calibration.kept_queries import KeptQueries, KeptVectors, as_vectors
-from index_builder.calibration.queries import CalibrationQueries, TruthRule
+from index_builder.calibration.queries import LEAST_LABELS, CalibrationQueries, TruthRule
 from index_builder.calibration.retrieval import RetrievedQueries
 from index_builder.calibration.setup import RetrievalSetup
 from index_builder.configuration.build import CalibrationConfig
@@ -31,7 +30,6 @@ from model_store.decision import Calibration
 from model_store.decision.absent_share import prior_shift, shifted
 from model_store.decision.calibration import DEFAULT_ABSENT
 from model_store.decision.logistic import choice_probabilities
-from model_store.decision.promises import LEAST_ABSENT_LABELS
 from model_store.encoder.contract import Embeddings
 from model_store.errors import CalibrationError
 from model_store.feedback import DrawnQuery
@@ -118,11 +116,11 @@ def fit_again(
     # Kept features are averaged already, those of served queries are not.
     n_averaged = before.detector.n_averaged
     before = replace(before, detector=replace(before.detector, n_averaged=1))
-    queries, of_corrupted, unlabelled = _queries(kept, items, gallery)
+    queries, unlabelled = _queries(kept, items, gallery)
     if items is None:
         images, was_put = queries.matched.subset([]), np.empty(0, dtype=bool)
         setup = replace(RetrievalSetup.known(encoder, gallery, before.detector), rule=rule)
-        observed = calibration_queries(setup, queries, kept.seed, of_corrupted=of_corrupted)
+        observed = calibration_queries(setup, queries)
     else:
         images, was_put = _items(items, gallery, kept.seed)
         setup, observed = observe_gallery(
@@ -133,11 +131,10 @@ def fit_again(
             kept.seed,
             are_views=kept.are_views,
             unseen=kept.unseen,
-            of_corrupted=of_corrupted,
             was_put=was_put,
             known_labels=kept.labels,
             rule=rule,
-            items=_item_queries(encoder, queries.matched, of_corrupted, unlabelled),
+            items=_item_queries(encoder, queries.matched, unlabelled),
         )
     fitted = fit_calibration(setup.calibrated, observed, config, kept.seed, before.quality_limits)
     # Neither images nor the encoder are at hand.
@@ -152,20 +149,23 @@ def fit_again(
 def _as_users_said(fitted: Calibration, before: Calibration) -> Calibration:
     """Return a calibration with the correction of the one before.
 
-    What users said is of the served stream, whose queries these are not: it stays.
+    What users said is of the served stream, whose queries these are not: it stays, unless it was
+    said of another release's probabilities.
     """
+    if before.outdated is not None:
+        return fitted
     said = {"feedback": before.report["feedback"]} if "feedback" in before.report else {}
     return replace(fitted, feedback=before.feedback, report={**fitted.report, **said})
 
 
 def _queries(
     kept: KeptQueries, items: ItemFeatures | None, gallery: Gallery
-) -> tuple[QuerySet, CorruptedQueries, NDArray[np.float32] | None]:
+) -> tuple[QuerySet, NDArray[np.float32] | None]:
     """Divide what is kept by what the gallery holds now.
 
     Returns
     -------
-    The queries; corrupted ones; and the means (B, D) of the matched ones by encoders that have not
+    The queries; and the means (B, D) of the matched ones by encoders that have not
     seen their labels, where these queries are items.
     """
     held = _held(kept, items, gallery)
@@ -177,23 +177,18 @@ def _queries(
     absent = joined(
         withheld.subset(np.flatnonzero(~of_withheld)), matched.subset(np.flatnonzero(~of_matched))
     )
-    least = 1 if len(kept.withheld) else LEAST_ABSENT_LABELS
+    least = 1 if len(kept.withheld) else LEAST_LABELS
     is_too_few = len(absent) < MIN_QUERIES or len(set(absent.labels)) < least
-    if kept.unlabelled is None and is_too_few:
-        absent = absent.subset([])  # then labels are hidden
+    if kept.unlabelled is None and not kept.unseen and is_too_few:
+        absent = absent.subset([])  # the encoder knows these labels, and other hidden ones as well
     rows = np.flatnonzero(of_matched)
-    place = {row: number for number, row in enumerate(rows.tolist())}
-    spoilt = np.flatnonzero(of_matched[kept.corrupted_of])
-    of_corrupted = [place[of] for of in kept.corrupted_of[spoilt].tolist()]
     present = joined(matched.subset(rows), withheld.subset(np.flatnonzero(of_withheld)))
-    outliers = kept.outliers.images() if len(kept.outliers) else None
     unlabelled = None
     if kept.unlabelled is not None:
         others = kept.withheld.mean.whole()[of_withheld]
         unlabelled = np.concatenate([kept.unlabelled.whole()[rows], others])
     return (
-        QuerySet(present, absent, outliers),
-        (kept.corrupted.images().subset(spoilt), np.array(of_corrupted, dtype=np.int64)),
+        QuerySet(present, absent, None),
         unlabelled,
     )
 
@@ -201,16 +196,14 @@ def _queries(
 def _item_queries(
     encoder: KeptVectors,
     matched: LabelledImages,
-    of_corrupted: CorruptedQueries,
     unlabelled: NDArray[np.float32] | None,
 ) -> ItemQueries | None:
     """Return items as queries, from what is kept of them; None where images were held out."""
     if unlabelled is None:
         return None
-    corrupted, places = of_corrupted
     alone = _embeddings(encoder, matched)
     of_label = replace(alone, mean=unlabelled)
-    return ItemQueries(matched, alone, of_label, _embeddings(encoder, corrupted), places)
+    return ItemQueries(matched, alone, of_label)
 
 
 def _held(kept: KeptQueries, items: ItemFeatures | None, gallery: Gallery) -> set[str]:
@@ -269,6 +262,8 @@ def _compared(
     of_held_out = _embeddings(encoder, matched)
     unseen = _unseen_losses(fitted)
     after = np.where(was_decided, unseen[: len(held_out)], _losses(fitted, held_out, of_held_out))
+    if before.outdated is not None:  # it foretells nothing to compare with
+        return Refit(fitted, float(after.mean()), float(after.mean()), 0.0)
     old = _losses(before, held_out, of_held_out)
     put = _put_queries(queries, was_put)
     if len(put):
@@ -306,8 +301,9 @@ def _losses(calibration: Calibration, observed: RetrievedQueries, embeddings: Em
     observed = observed.first(calibration.n_candidates)
     shift = prior_shift(calibration.assumed_absent, DEFAULT_ABSENT)
     first = np.empty(len(observed))
-    for row, score in enumerate(calibration.outlier_score(embeddings).tolist()):
-        _, values = observed.signals(row, score)
+    observed = replace(observed, outlier_scores=calibration.outlier_score(embeddings))
+    for row in range(len(observed)):
+        _, values = observed.signals(row)
         first[row] = choice_probabilities(calibration.match.log_odds(values) + shift)[0]
     return _log_loss(first, observed.matches[:, 0])
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.calibration.detector import MIN_REFERENCES, fit_detector
-from model_store.decision import OUTLIER_SIGNALS, OutlierDetector
+from model_store.decision import OutlierDetector
 from model_store.encoder.contract import Embeddings
 
 N_FOLDS = 20
@@ -47,18 +47,18 @@ class LabelFolds:
             [self.detectors[self.fold_of.get(label, 0)] is not None for label in labels]
         )
 
-    def signals(self, embeddings: Embeddings, labels: Sequence[str]) -> NDArray[np.float64]:
-        """Return outlier signals (B, S) by detectors that do not know the ``labels`` of B queries.
+    def scores(self, embeddings: Embeddings, labels: Sequence[str]) -> NDArray[np.float64]:
+        """Return outlier scores (B,) by detectors that do not know the ``labels`` of B queries.
 
         NaN where there is none.
         """
-        signals = np.full((len(embeddings), len(OUTLIER_SIGNALS)), np.nan)
+        scores = np.full(len(embeddings), np.nan)
         folds = np.array([self.fold_of.get(label, 0) for label in labels], dtype=np.int64)
         for fold, detector in enumerate(self.detectors):
             rows = np.flatnonzero(folds == fold)
             if detector is not None and len(rows):
-                signals[rows] = detector.signals(embeddings.at(rows))
-        return signals
+                scores[rows] = detector.scores(embeddings.at(rows))
+        return scores
 
 
 def fit_label_folds(

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.calibration.corrupted_queries import corrupted_queries
 from index_builder.calibration.leave_one_out import (
     group_keys,
     group_numbers,
@@ -35,9 +34,6 @@ N_FOLDS = 20
 """Layers that are fitted, each without a twentieth of the items of each label and without a
 twentieth of the labels. On 38 kinds of 15 photographs the similarities of queries to items were
 those of new photographs within 0.005; with ten layers they were 0.02 to 0.03 too high."""
-
-N_CORRUPTED = 80
-"""Items that are corrupted, which only the weights of the outlier score learn from."""
 
 Integers = NDArray[np.int64]
 
@@ -93,7 +89,7 @@ class CrossFittedLayers:
         )
 
     def without_item(self, ids: Sequence[str], embeddings: Embeddings) -> Embeddings:
-        """Embed B items, or images made of them, by layers that have not seen them."""
+        """Embed B items by layers that have not seen them."""
         return self._embedded([self.fold_of_item[name] for name in ids], embeddings)
 
     def without_label(self, labels: Sequence[str], embeddings: Embeddings) -> Embeddings:
@@ -142,15 +138,11 @@ class ItemQueries:
     images : their ids, labels and groups.
     alone : their embeddings, by an encoder that has not seen the item.
     unlabelled : the same, by an encoder that has not seen the item's label.
-    spoilt, spoilt_of : corrupted versions (M,) of some of them, embedded as ``alone``, and (M,)
-        their places.
     """
 
     images: LabelledImages
     alone: Embeddings
     unlabelled: Embeddings
-    spoilt: Embeddings
-    spoilt_of: Integers
 
     def own_rows(self, gallery: Gallery, others: LabelledImages) -> Integers:
         """Return the rows (B, m) of each item's group, itself among them; −1 fills up.
@@ -190,7 +182,7 @@ def cross_fitted_items(
     fitted_to : those that the last layer was fitted to.
     images : of the gallery, in random order; the first ones become queries.
     weight : (D, F), the last layer.
-    seed : of the folds, and of the noise of corrupted versions.
+    seed : of the folds.
     """
     known = embed_with_features(encoder, gallery, "features of the items")
     row_of = {name: row for row, name in enumerate(gallery.ids)}
@@ -198,12 +190,8 @@ def cross_fitted_items(
     layers = CrossFittedLayers.of(gallery, known.features, rows, weight, seed)
     queries = images.subset(leave_one_out_queries(images, 0, MOST_QUERIES))
     embeddings = known.at(np.array([row_of[name] for name in queries.ids], dtype=np.int64))
-    corrupted, corrupted_of = corrupted_queries(encoder, queries, seed, N_CORRUPTED)
-    spoilt = embed_with_features(encoder, corrupted, "corrupted queries")
     return ItemQueries(
         queries,
         layers.without_item(queries.ids, embeddings),
         layers.without_label(queries.labels, embeddings),
-        layers.without_item(corrupted.ids, spoilt),
-        corrupted_of,
     )

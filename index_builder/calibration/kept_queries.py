@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.calibration.corrupted_queries import corrupted_queries
 from index_builder.calibration.item_queries import ItemQueries
 from index_builder.calibration.leave_one_out import group_keys, whole_groups
 from index_builder.datasets import LabelledImages
@@ -39,7 +38,7 @@ KEPT_QUERIES_FILE = "calibration_queries.npz"
 MOST_QUERIES = 2_000
 """Queries of a kind that are kept, at random; more would teach little."""
 
-_KINDS = ("matched", "withheld", "corrupted", "outliers")
+_KINDS = ("matched", "withheld")
 _PARTS = ("mean", "variance", "features")
 
 
@@ -94,8 +93,7 @@ class KeptQueries:
 
     Attributes
     ----------
-    matched, withheld, corrupted, outliers : queries by kind, see `CalibrationQueries`.
-    corrupted_of : places of the corrupted among the matched ones.
+    matched, withheld : queries by kind, see `CalibrationQueries`.
     are_views, unseen : see `calibrate_gallery`.
     seed : of the calibration.
     labels : of the gallery when the queries were chosen; empty where an earlier release kept none.
@@ -105,9 +103,6 @@ class KeptQueries:
 
     matched: Kept
     withheld: Kept
-    corrupted: Kept
-    outliers: Kept
-    corrupted_of: NDArray[np.int64]
     are_views: bool
     unseen: bool
     seed: int
@@ -121,7 +116,6 @@ class KeptQueries:
         np.savez(
             directory / KEPT_QUERIES_FILE,
             settings=np.array(settings, np.int64),
-            corrupted_of=self.corrupted_of,
             labels=packed_names([self.labels]),
             **arrays,  # type: ignore[arg-type] # numpy's stub
         )
@@ -145,7 +139,6 @@ class KeptQueries:
                 kinds[kind] = Kept(tuple(ids), tuple(labels), tuple(groups), known, *parts)
             return cls(
                 **kinds,
-                corrupted_of=arrays["corrupted_of"],
                 are_views=bool(are_views),
                 unseen=bool(unseen),
                 seed=seed,
@@ -190,33 +183,21 @@ def keep(
     images : of the gallery, in random order; none where nobody has them.
     seed, are_views, unseen, items : of the calibration, see `calibrate_gallery`.
     """
-    outliers = queries.matched.subset([]) if queries.outliers is None else queries.outliers
 
     def kept(some: LabelledImages) -> Kept:
         if len(some) > MOST_QUERIES:
             chosen = np.random.default_rng(seed).permutation(len(some))[:MOST_QUERIES]
-            some = some.subset(np.sort(chosen))
+            some = some.subset(np.sort(chosen))  # in order: fitted again they give the same
         return Kept.of(some, _embedded(encoder, some))
 
-    if items is None:
-        corrupted, corrupted_of = corrupted_queries(encoder, queries.matched, seed)
-        order = np.random.default_rng(seed).permutation(len(queries.matched))[:MOST_QUERIES]
-        order = np.sort(order)  # all of them in their own order: fitted again they give the same
-        place = {number: row for row, number in enumerate(order.tolist())}
-        rows = np.array([n for n, of in enumerate(corrupted_of.tolist()) if of in place], np.int64)
-        of_matched, of_corrupted = kept(queries.matched.subset(order)), kept(corrupted.subset(rows))
-        places = np.array([place[of] for of in corrupted_of[rows].tolist()], np.int64)
-        unlabelled = None
-    else:
-        of_matched, places = Kept.of(items.images, items.alone), items.spoilt_of
-        of_corrupted = Kept.of(items.images.subset(places), items.spoilt)
-        unlabelled = HalfRows.of(items.unlabelled.mean)
+    of_matched, unlabelled = (
+        (kept(queries.matched), None)
+        if items is None
+        else (Kept.of(items.images, items.alone), HalfRows.of(items.unlabelled.mean))
+    )
     KeptQueries(
         of_matched,
         kept(queries.withheld),
-        of_corrupted,
-        kept(outliers),
-        places,
         are_views,
         unseen,
         seed,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from index_builder.calibration.detector import MIN_REFERENCES, fit_detector
 from index_builder.datasets import LabelledImages
-from model_store.decision import OUTLIER_SIGNALS, OutlierDetector
+from model_store.decision import OutlierDetector
 from model_store.encoder.contract import Embeddings
 from model_store.gallery import Gallery
 
@@ -23,8 +23,8 @@ ENOUGH_WITH_PARENTS = 2000
 """The same where labels have parents: what is promised of a parent rests on the queries alone that
 no label was sure enough for, half of them or fewer."""
 
-N_FOLDS = 10
-"""Number of folds of the gallery for outlier signals: a detector that knows nine tenths of it is
+N_FOLDS = 20
+"""Number of folds of the gallery for outlier scores: a detector that knows most of it is
 nearly as good as one that knows all, and one that knows the image itself would find it at distance
 zero."""
 
@@ -199,35 +199,17 @@ class DetectorFolds:
             detectors.append(fitted)
         return cls(tuple(detectors))
 
-    def signals(self, embeddings: Embeddings, groups: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return outlier signals (B, S) of B images by detectors that have not seen their groups.
+    def scores(self, embeddings: Embeddings, groups: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return outlier scores (B,) of B images by detectors that have not seen their groups.
 
         Parameters
         ----------
         groups : (B,) numbered as those of the images that the detectors were fitted to.
         """
-        signals = np.empty((len(embeddings), len(OUTLIER_SIGNALS)))
+        scores = np.empty(len(embeddings))
         known = next(one for one in self.detectors if one is not None)
         for fold, detector in enumerate(self.detectors):
             rows = np.flatnonzero(groups % len(self.detectors) == fold)
             if len(rows):
-                signals[rows] = (detector or known).signals(embeddings.at(rows))
-        return signals
-
-
-def out_of_fold_signals(
-    embeddings: Embeddings,
-    codes: NDArray[np.integer[Any]],
-    groups: NDArray[np.int64],
-    seed: int,
-    n_folds: int = N_FOLDS,
-) -> NDArray[np.float64]:
-    """Return outlier signals (N, S) of gallery images, by detectors that were not fitted on them.
-
-    Parameters
-    ----------
-    embeddings, codes : N of them, in random order, with their labels.
-    groups : (N,) images of one group are in one fold.
-    seed : of the detectors.
-    """
-    return DetectorFolds.of(embeddings, codes, groups, seed, n_folds).signals(embeddings, groups)
+                scores[rows] = (detector or known).scores(embeddings.at(rows))
+        return scores

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from index_builder.metrics import calibration_error, evened, reliability
 from model_store.answers import Answer
 from model_store.decision import Calibration
-from model_store.decision.evidence import design_effect
 from model_store.decision.operating import exact_interval
 
 CONFIDENCE = 0.95
@@ -121,13 +120,12 @@ class Outcomes:
     def _share(self, rows: Bools, counted: Bools) -> dict[str, Any]:
         """Return how many of ``rows`` are ``counted`` (B,), and the exact interval of the share.
 
-        Queries of one group count as fewer, by their design effect.
+        Queries of one group count as one.
         """
         n, k = int(rows.sum()), int((rows & counted).sum())
         if n == 0:
             return {"n": 0, "share": None, "interval": None}
-        worth = n / design_effect(counted[rows].astype(np.float64), self._clusters[rows])
-        interval = exact_interval(k / n, worth, CONFIDENCE)
+        interval = exact_interval(k / n, len(np.unique(self._clusters[rows])), CONFIDENCE)
         return {"n": n, "share": k / n, "interval": list(interval)}
 
     def _reliability(self, rows: Bools) -> Any:  # noqa: ANN401 - bins

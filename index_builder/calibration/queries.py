@@ -24,6 +24,10 @@ from model_store.gallery import Gallery
 Integers = NDArray[np.int64]
 Names = tuple[str, ...]
 
+LEAST_LABELS = 10
+"""Withheld labels below which hidden ones join them: what is left of five labels without one is
+easier to tell from it than five are from a sixth."""
+
 
 @dataclass(frozen=True, slots=True)
 class TruthRule:
@@ -140,10 +144,6 @@ class CalibrationQueries:
         label is hidden from them; None where they are images of withheld labels.
     are_views : whether all of these are made-up views of gallery images, because no labels say
         which images belong together.
-    corrupted : some of the matched queries, spoilt.
-    corrupted_of : their places among the matched queries.
-    outliers : far-OOD queries. They teach what alien images look like; the p-value needs no example
-        of them.
     clusters : of the matched queries; copies, and photographs of one object, share a number.
     sources : the source of each matched query; None where none is known.
     withheld : queries of withheld labels beside hidden ones; None where ``absent`` are all.
@@ -159,9 +159,6 @@ class CalibrationQueries:
     absent: RetrievedQueries
     absent_of: Integers | None
     are_views: bool
-    corrupted: RetrievedQueries
-    corrupted_of: Integers
-    outliers: RetrievedQueries | None
     clusters: Integers
     sources: Names | None = None
     withheld: RetrievedQueries | None = None
@@ -197,13 +194,3 @@ class CalibrationQueries:
         if self.are_views:
             return "near_misses_of_views"
         return "hidden_labels" if self.unseen else "hidden_trained_labels"
-
-    def outlier_kinds(self) -> dict[str, RetrievedQueries]:
-        """Return what teaches the outlier score, by kind."""
-        kinds = {"corrupted": self.corrupted}
-        near = self.absent if self.absent_of is None else self.withheld
-        if near is not None:
-            kinds["near"] = near
-        if self.outliers is not None:
-            kinds["far"] = self.outliers
-        return kinds

@@ -13,7 +13,7 @@ from index_builder.calibration.hidden_labels import LabelFolds
 from index_builder.datasets import LabelledImages
 from index_builder.vectors.encoder import embedded
 from index_builder.vectors.images import Seen
-from model_store.decision import OUTLIER_SIGNALS, LabelMeans, OutlierDetector, labels_found, signals
+from model_store.decision import LabelMeans, OutlierDetector, labels_found, signals
 from model_store.decision.label_means import label_sums
 from model_store.decision.outliers import unit_rows
 from model_store.encoder.contract import Embeddings, Encoder
@@ -67,7 +67,7 @@ class RetrievedQueries:
     ----------
     spherical_variances : (B,).
     similarity_stds : (B,), see `Assessment.uncertainty`; NaN without a candidate.
-    outlier_signals : (B, S), see `OutlierDetector.signals`.
+    outlier_scores : (B,), see `OutlierDetector.scores`.
     similarities : (B, n) of their candidates.
     label_codes : (B, n) of their candidates.
     mean_similarities : (B, n) of the means of their labels, see `LabelMeans.similarities`.
@@ -79,7 +79,7 @@ class RetrievedQueries:
 
     spherical_variances: Floats
     similarity_stds: Floats
-    outlier_signals: Floats
+    outlier_scores: Floats
     similarities: Floats
     label_codes: NDArray[np.int32]
     mean_similarities: Floats
@@ -116,16 +116,14 @@ class RetrievedQueries:
             )
         )
 
-    def signals(self, row: int, outlier_score: float) -> tuple[Integers, Floats]:
+    def signals(self, row: int) -> tuple[Integers, Floats]:
         """Return places (g,) of the labels that one query finds, and their signals (g, S)."""
-        places, belong = labels_found(self.label_codes[row])
+        places, _ = labels_found(self.label_codes[row])
         return places, signals(
             self.similarities[row],
             places,
-            belong,
             self.mean_similarities[row, places],
-            float(self.spherical_variances[row]),
-            outlier_score,
+            float(self.outlier_scores[row]),
         )
 
 
@@ -150,13 +148,13 @@ def observe(
     """
     variance = np.empty((len(queries), encoder.dim), dtype=np.float32)
     mean = np.empty_like(variance)
-    signals = np.empty((len(queries), len(OUTLIER_SIGNALS)))
+    scores = np.empty(len(queries))
     for positions, embeddings in embedded(encoder, queries, "calibration queries", seen):
         mean[positions], variance[positions] = embeddings.mean, embeddings.variance
-        signals[positions] = detector.signals(embeddings)
+        scores[positions] = detector.scores(embeddings)
     found = Embeddings(mean, variance, np.empty((len(queries), 0), dtype=np.float32))
     return look_up(
-        *(gallery, means, queries, found, signals, n),
+        *(gallery, means, queries, found, scores, n),
         within=nearby(gallery, queries, within),
         correlation=correlation_of(encoder.metadata),
     )
@@ -205,7 +203,7 @@ def look_up(
     means: LabelMeans,
     queries: Labelled,
     embeddings: Embeddings,
-    outlier_signals: Floats,
+    outlier_scores: Floats,
     n: int = N_CANDIDATES,
     *,
     hide_label: bool = False,
@@ -219,7 +217,7 @@ def look_up(
 
     Parameters
     ----------
-    outlier_signals : (B, S), by detectors that know of each query what its list does.
+    outlier_scores : (B,), by detectors that know of each query what its list does.
     hide_label : hide every item of a query's own label from its list, which makes of a query with
         a match one without, where nobody can withhold a label.
     hidden : (B, m) rows of items that each query shall not find, such as the query itself; −1 for
@@ -254,7 +252,7 @@ def look_up(
     return RetrievedQueries(
         embeddings.spherical_variances,
         _stds_of_nearest(gallery, embeddings, rows[:, :1], correlation=correlation),
-        outlier_signals,
+        outlier_scores,
         similarities,
         label_codes,
         of_means,
@@ -301,7 +299,7 @@ def look_up_hidden(
     folds : detectors that do not know a label.
     n, alike : see `look_up`.
     """
-    sizes = look_up(gallery, means, queries, embeddings, np.empty((len(queries), 0)), 1).own_sizes
+    sizes = look_up(gallery, means, queries, embeddings, np.empty(len(queries)), 1).own_sizes
     enough = gallery.n_items - sizes >= n
     kept = np.flatnonzero(folds.known(queries.labels) & enough)
     some, of_some = Named(tuple(queries.labels[row] for row in kept)), embeddings.at(kept)
@@ -310,7 +308,7 @@ def look_up_hidden(
         means,
         some,
         of_some,
-        folds.signals(of_some, some.labels),
+        folds.scores(of_some, some.labels),
         n,
         hide_label=True,
         alike=alike,

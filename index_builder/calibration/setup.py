@@ -163,7 +163,7 @@ class RetrievalSetup:
         embeddings = embed_with_features(self.encoder, queries, "queries without a match")
         return look_up(
             *(self.gallery, self.means, queries, embeddings),
-            self.earlier.detector.signals(embeddings),
+            self.earlier.detector.scores(embeddings),
             self.n_candidates,
             among=self.earlier.rows,
         )

@@ -97,9 +97,10 @@ def _valid_while(calibration: Calibration) -> list[str]:
     """Return in sentences when the promises end."""
     share, n_items = calibration.default_share, int(calibration.search.get("n_items", 0))
     gallery = (
-        f"The promises hold while at most {TOLERATED_CHANGES:.0%} of the {n_items:,} calibrated "
-        "items have been added, replaced or removed, and encoder and search settings are those "
-        "named here."
+        f"The promises are for {int(calibration.n_labels.sum()):,} labels. They hold while at most "
+        f"{TOLERATED_CHANGES:.0%} of the {n_items:,} calibrated "
+        "items have been added, replaced or removed, each of these labels has an item, and encoder "
+        "and search settings are those named here."
     )
     drift = (
         "They do not hold for a caller while the drift test of the service fires for it: the "

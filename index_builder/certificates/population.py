@@ -43,8 +43,8 @@ def population(calibration: Calibration) -> dict[str, Any]:
         "absence_in_words": ABSENCE[evidence.absence],
         "n_queries": len(evidence),
         "n_left_out_of_the_gallery": int(calibration.report.get("n_leave_one_out", 0)),
-        "present": _kind(~evidence.absent, evidence.clusters, stream.design_effects),
-        "absent": _kind(evidence.absent, evidence.clusters, stream.design_effects),
+        "present": _kind(~evidence.absent, stream.n_objects),
+        "absent": _kind(evidence.absent, stream.n_labels),
         "present_by_label_size": _by_size(
             evidence.true_classes[~evidence.absent].astype(np.int64), len(SIZE_CLASSES)
         ),
@@ -66,15 +66,9 @@ def population(calibration: Calibration) -> dict[str, Any]:
     }
 
 
-def _kind(
-    rows: NDArray[np.bool_], clusters: NDArray[np.int64], effects: NDArray[np.float64]
-) -> dict[str, Any]:
-    """Return how many queries in ``rows`` (n,) there are, of how many clusters, and their worth."""
-    return {
-        "n": int(rows.sum()),
-        "n_clusters": len(np.unique(clusters[rows])),
-        "n_independent": float((1 / effects[rows]).sum()),
-    }
+def _kind(rows: NDArray[np.bool_], n_independent: int) -> dict[str, Any]:
+    """Return how many queries in ``rows`` (n,) there are, and of how many objects or labels."""
+    return {"n": int(rows.sum()), "n_independent": n_independent}
 
 
 def _by_size(classes: NDArray[np.int64], n_classes: int) -> dict[str, int]:

@@ -70,6 +70,7 @@ def _of_source(calibration: Calibration, source: str | None) -> dict[str, Any]:
         "max_error": calibration.max_error,
         "max_false_match_rate": calibration.max_false_match_rate,
         "gives_matches": promised.gives_matches,
+        "guarantee_share": calibration.report.get("guarantee_share") if source is None else None,
         "matches": [_match(one) for one in _held(calibration, promised)],
         "all_sizes": _point(promised.point) if promised.gives_matches else None,
         "unknown_absence": promised.unknown_absence,
@@ -99,6 +100,7 @@ def _match(promise: MatchPromise) -> dict[str, Any]:
         "size_class": promise.size_class,
         "threshold": promise.threshold if math.isfinite(promise.threshold) else None,
         "foretold": None if promise.point is None else _point(promise.point),
+        "guaranteed": promise.point is not None and promise.guaranteed,
         "shortfall": promise.shortfall,
     }
 

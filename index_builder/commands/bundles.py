@@ -62,16 +62,23 @@ def upgrade_command(
 ) -> None:
     """Write bundles of earlier releases, with their live changes, as bundles of this release.
 
-    The current bundle of the directory, and of each gallery that was created below it. The old
-    bundle stays: `vouch-build rollback` makes it the current one again for the old release.
+    The current bundle of the directory, and of each gallery that was created below it. A
+    calibration of an earlier release is fitted again if its bundle keeps queries. The old bundle
+    stays: `vouch-build rollback` makes it the current one again for the old release.
     """
     upgrades = importlib.import_module("model_store.bundles.upgrade")
     roots = upgrades.galleries_below(directory) or [directory]
+    recalibrate = importlib.import_module("index_builder.indexing.recalibrate")
     if check:
-        old = {root: schema for root in roots if (schema := upgrades.old_schema(root)) is not None}
-        for root, schema in old.items():
-            print(f"{root} has a bundle of schema {schema}. Run `vouch-build upgrade {directory}`.")
-        if old:
+        found = {}
+        for root in roots:
+            if (schema := upgrades.old_schema(root)) is not None:
+                found[root] = f"a bundle of schema {schema}"
+            elif recalibrate.can_be_renewed(root):
+                found[root] = "a calibration of an earlier release"
+        for root, what in found.items():
+            print(f"{root} has {what}. Run `vouch-build upgrade {directory}`.")
+        if found:
             raise typer.Exit(1)
         return
     from index_builder.configuration.signing import signing_key  # noqa: PLC0415
@@ -80,7 +87,15 @@ def upgrade_command(
         with working(f"upgrading {root}"):
             done = upgrades.upgrade(root, signing_key())
         if done is None:
-            print(f"{root}: {current_id(root)} needs no upgrade")
+            before = current_id(root)
+            if recalibrate.can_be_renewed(root):
+                with working(f"calibrating {root}"):
+                    after = recalibrate.recalibrate_bundle(root, {}).name
+                print(f"{root}: {before} is {after} now, calibrated again by this release")
+            else:
+                print(f"{root}: {before} needs no upgrade")
+                if recalibrate.is_outdated(root):
+                    print(recalibrate.NOTHING_KEPT)
             continue
         print(
             f"{root}: {done.before} (schema {done.schema}) is {done.after} now, "

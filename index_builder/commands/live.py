@@ -101,7 +101,7 @@ def compact_command(directory: Root) -> None:
         return
     calibrate, retriever = None, bundle.retriever
     before = retriever.calibration
-    if before is not None and (retriever.stale is not None or retriever.n_new_labels):
+    if before is not None and (retriever.stale is not None or retriever.has_other_labels):
         from index_builder.indexing.recalibrate import calibration_of  # noqa: PLC0415 - slow
 
         calibrate = calibration_of(before, {})

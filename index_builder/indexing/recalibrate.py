@@ -71,6 +71,17 @@ def recalibrate_bundle(
     return _published(root, directory, calibrate)
 
 
+def is_outdated(root: Path) -> bool:
+    """Return whether an earlier release calibrated the current bundle of ``root``."""
+    calibration = Calibration.load(locate(root))
+    return calibration is not None and calibration.outdated is not None
+
+
+def can_be_renewed(root: Path) -> bool:
+    """Return whether the same bundle keeps queries to calibrate again with."""
+    return (locate(root) / KEPT_QUERIES_FILE).exists() and is_outdated(root)
+
+
 def _published(root: Path, directory: Path, calibrate: Calibrate) -> Path:
     """Compact the current bundle of ``root`` with a calibration; no encoder is opened.
 

@@ -73,6 +73,43 @@ def evened(values: Floats, outcomes: Bools, weights: Floats | None = None) -> Fl
     return means[group]
 
 
+def calibration_spread(
+    probabilities: Floats,
+    outcomes: Bools,
+    labels: NDArray[np.integer[Any]],
+    weights: Floats,
+    n_bins: int = 15,
+    n_draws: int = 200,
+    seed: int = 0,
+) -> float:
+    """Return the calibration error that true probabilities would show, by chance of the labels.
+
+    Predictions of one label err together, so that few labels spread more than their predictions
+    do: labels are resampled (a cluster bootstrap), and the gap of each bin is compared with that of
+    all labels.
+
+    Parameters
+    ----------
+    probabilities, outcomes, labels, weights : (N,) see `reliability`.
+    """
+    _, place = np.unique(probabilities, return_inverse=True)  # equal ones share a bin
+    of_value = np.bincount(place, weights) / weights.sum()
+    middle = np.cumsum(of_value) - of_value / 2
+    bins = np.minimum(middle * n_bins, n_bins - 1).astype(np.int64)[place]
+    _, codes = np.unique(labels, return_inverse=True)
+    shape = int(codes.max()) + 1, n_bins
+    mass, gap = np.zeros(shape), np.zeros(shape)
+    np.add.at(mass, (codes, bins), weights)
+    np.add.at(gap, (codes, bins), weights * (outcomes - probabilities))
+    of_all = gap.sum(axis=0) / np.maximum(mass.sum(axis=0), np.finfo(float).tiny)
+    n_labels = shape[0]
+    equal = np.full(n_labels, 1 / n_labels)
+    drawn = np.random.default_rng(seed).multinomial(n_labels, equal, n_draws)
+    of_drawn = drawn @ mass
+    away = np.abs(drawn @ gap - of_drawn * of_all).sum(axis=1)
+    return float((away / of_drawn.sum(axis=1)).mean())
+
+
 def reliability_by_width(
     probabilities: Floats, outcomes: Bools, n_bins: int = 10
 ) -> list[ReliabilityBin]:

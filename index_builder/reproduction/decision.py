@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from index_builder.calibration import CalibratedGallery, fit_calibration, out_of_fold_signals
+from index_builder.calibration import CalibratedGallery, fit_calibration
 from index_builder.calibration.calibrate import (
     N_DETECTOR_IMAGES,
     calibration_queries,
 )
-from index_builder.calibration.leave_one_out import group_numbers, rows_of_groups
+from index_builder.calibration.leave_one_out import DetectorFolds, group_numbers, rows_of_groups
 from index_builder.calibration.retrieval import RetrievedQueries, look_up
 from index_builder.calibration.setup import RetrievalSetup
 from index_builder.configuration.build import CalibrationConfig
@@ -49,7 +49,6 @@ class Decided:
     likeliest_probabilities, likeliest_correct : (B,) the same of the label of the highest
         probability, which is the first result of a list by probability.
     outlier_scores : (B,).
-    outlier_signals : (B, len(OUTLIER_SIGNALS)) that the scores are fused from.
     """
 
     match_probabilities: Floats
@@ -57,7 +56,6 @@ class Decided:
     likeliest_probabilities: Floats
     likeliest_correct: NDArray[np.bool_]
     outlier_scores: Floats
-    outlier_signals: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +101,7 @@ def fit_decision(
         CalibratedGallery.of(
             encoder, setup.gallery, setup.detector, setup.means, setup.n_candidates
         ),
-        calibration_queries(setup, data.splits().calibration, seed),
+        calibration_queries(setup, data.splits().calibration),
         config,
         seed,
         {},
@@ -131,20 +129,18 @@ def decide_test(
 
 def decided(calibration: Calibration, observed: RetrievedQueries) -> Decided:
     """Probabilities and outlier scores of what was observed."""
-    scores = calibration.fusion(observed.outlier_signals)
+    scores = observed.outlier_scores
     shift = prior_shift(calibration.assumed_absent, calibration.default_share)
     first, highest = np.empty(len(observed)), np.empty(len(observed))
     likeliest = np.empty(len(observed), dtype=bool)
-    for row, score in enumerate(scores):
-        places, values = observed.signals(row, score)
+    for row in range(len(observed)):
+        places, values = observed.signals(row)
         probabilities = choice_probabilities(calibration.match.log_odds(values) + shift)
         first[row] = probabilities[0]
         best = int(np.argmax(probabilities))
         highest[row] = probabilities[best]
         likeliest[row] = observed.matches[row, places[best]]
-    return Decided(
-        first, observed.matches[:, 0], highest, likeliest, scores, observed.outlier_signals
-    )
+    return Decided(first, observed.matches[:, 0], highest, likeliest, scores)
 
 
 def _left_out(encoder: Encoder, world: World, seed: int) -> RetrievedQueries:
@@ -160,11 +156,12 @@ def _left_out(encoder: Encoder, world: World, seed: int) -> RetrievedQueries:
         items = queries.subset(block)
         embeddings = embed_with_features(encoder, items, "features")
         groups = group_numbers(items)
-        signals = out_of_fold_signals(embeddings, items.label_codes(), groups, seed, N_FOLDS)
+        folds = DetectorFolds.of(embeddings, items.label_codes(), groups, seed, N_FOLDS)
+        scores = folds.scores(embeddings, groups)
         hidden = rows_of_groups(setup.gallery, items)
         n = min(setup.n_candidates, setup.gallery.n_items - hidden.shape[1])
         parts.append(
-            look_up(setup.gallery, setup.means, items, embeddings, signals, n, hidden=hidden)
+            look_up(setup.gallery, setup.means, items, embeddings, scores, n, hidden=hidden)
         )
     n = min(part.matches.shape[1] for part in parts)
     return RetrievedQueries.concatenate([part.first(n) for part in parts]).at(np.argsort(order))

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from index_builder.metrics import auroc, error_auroc, retrieval_calibration_error
+from index_builder.metrics import error_auroc, retrieval_calibration_error
 from index_builder.networks import load_encoder
 from index_builder.networks.features import all_features
 from index_builder.pipeline.run import Run
@@ -32,7 +32,6 @@ from index_builder.reproduction.retrieval import (
 from index_builder.training.loop import trunk_device
 from index_builder.vectors.encoder import embed_all
 from model_store.bundles.manifest import ENCODER_FILE
-from model_store.decision import OUTLIER_SIGNALS
 from model_store.encoder.contract import Embeddings, Encoder
 from model_store.encoder.onnx import OnnxEncoder
 from model_store.predictive import N_SAMPLES
@@ -173,10 +172,6 @@ def measure_decision(
         -first.outlier_scores,
     )
     metrics = of_ranking(results, config.seed) | of_signals(signals, correct)
-    for place, name in enumerate(OUTLIER_SIGNALS):
-        metrics[f"ood_auroc by {name}"] = auroc(
-            first.outlier_signals[:, place], ordinary.outlier_signals[:, place]
-        )
     if not by_place:
         by_probability = ordinary.likeliest_probabilities, ordinary.likeliest_correct
         metrics["recall_of_likeliest"] = float(ordinary.likeliest_correct.mean())

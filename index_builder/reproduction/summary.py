@@ -64,16 +64,6 @@ STRUCTURE = (
     Column("similarity_ood_auroc", "AUROC, sim.", True, "AUROC of the plain similarity."),
     Column("similarity_error_auroc", "error AUROC, sim.", True, "The same, of errors."),
     Column("similarity_ausc", "AUSC, sim.", True, "AUSC of the plain similarity."),
-    *(
-        Column(f"ood_auroc by {name}", f"AUROC, {title}", True, f"AUROC of {what} alone.")
-        for name, title, what in (
-            ("log_feature_distance", "features", "the distance to the nearest gallery features"),
-            ("log_mahalanobis", "Mahalanobis", "the Mahalanobis distance to the nearest label"),
-            ("log_embedding_distance", "kNN", "the distance to the nearest gallery embedding"),
-            ("log_uncertainty", "variance", "the variance, as the decision layer has it"),
-            ("length_deviation", "length", "how unusual the length of the features is"),
-        )
-    ),
     Column("recall_of_likeliest", "R@1, by prob.", True, "R@1 of lists by probability."),
     Column("ece_of_likeliest", "ECE, by prob.", False, "ECE of lists by probability."),
     Column("error_auroc_of_likeliest", "error AUROC, by prob.", True, "The same, of errors."),

@@ -4,11 +4,11 @@ Fitted offline by `index_builder.calibration`, stored in the bundle, applied onl
 functions here. `signals` describes each label in a result list, by the list and the `label_means`;
 `logistic` turns signals into probabilities, of the `found_labels` of a query, `absent_share` moves
 them to the share of queries that have nothing to be found, `recalibration` corrects them by what
-users said, and `venn_abers` bounds them; `hierarchy` knows the labels above labels, to which sums
+users said; `hierarchy` knows the labels above labels, to which sums
 of these probabilities roll up. `outliers` measures how alien a query is, `picture` how
 poor it is. `evidence` holds
 what came of each calibration query; `operating` computes from it what a threshold on a probability
-leads to, `roll_ups` where one above labels may lie, `result_sets` which items to return so that a
+leads to, `result_sets` which items to return so that a
 match is among them, and `promises` all that is promised of a stream of queries. `calibration` holds
 the fitted whole; `verdict` decides; `drift` tests whether served queries still resemble those that
 were calibrated with, `staleness` says that the gallery is another, and `error_watch` how often a
@@ -27,12 +27,11 @@ from model_store.decision.label_means import LabelMeans, label_means
 from model_store.decision.logistic import LogisticModel, bounded_logit, choice_probabilities
 from model_store.decision.operating import OperatingPoint, Stream
 from model_store.decision.outcome import Outcome, OutcomeLine, outcome_of
-from model_store.decision.outliers import OUTLIER_SIGNALS, OutlierDetector, OutlierFusion
+from model_store.decision.outliers import OUTLIER_SIGNALS, OutlierDetector
 from model_store.decision.promises import MatchPromise, Promises
 from model_store.decision.recalibration import Recalibration, fit_recalibration
 from model_store.decision.result_sets import ResultSet, ResultSetRule
 from model_store.decision.signals import SIGNALS, labels_found, signals
-from model_store.decision.venn_abers import VennAbers
 from model_store.decision.verdict import (
     Assessment,
     Decision,
@@ -65,7 +64,6 @@ __all__ = [
     "Outcome",
     "OutcomeLine",
     "OutlierDetector",
-    "OutlierFusion",
     "Promises",
     "Recalibration",
     "ResultSet",
@@ -76,7 +74,6 @@ __all__ = [
     "ShareEstimate",
     "Stream",
     "Terms",
-    "VennAbers",
     "Verdict",
     "assess",
     "bounded_logit",

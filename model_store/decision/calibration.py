@@ -19,14 +19,13 @@ from model_store.decision.evidence import Evidence
 from model_store.decision.hierarchy import Hierarchy
 from model_store.decision.label_means import LabelMeans
 from model_store.decision.logistic import LogisticModel
-from model_store.decision.outliers import OUTLIER_SIGNALS, OutlierDetector, OutlierFusion
+from model_store.decision.outliers import OUTLIER_SIGNALS, OutlierDetector
 from model_store.decision.picture import PictureState
 from model_store.decision.promises import Promises
 from model_store.decision.recalibration import Recalibration
 from model_store.decision.signals import SIGNALS
-from model_store.decision.venn_abers import VennAbers
 from model_store.encoder.contract import Embeddings, QueryKind
-from model_store.errors import BundleMismatch, UnknownSource
+from model_store.errors import UnknownSource
 from model_store.files import json_text, replacing
 from model_store.verdicts import Order
 
@@ -43,6 +42,11 @@ DEFAULT_ABSENT = 0.05
 
 UNKNOWN_CLASS = -1
 """The class of a label that came after the calibration, and was compacted since."""
+
+OUTDATED = (
+    "An earlier release calibrated this bundle, with signals that this release does not compute. "
+    "Run `vouch-build upgrade BUNDLES`: it calibrates again if the bundle keeps its queries."
+)
 
 _MOST_PROMISES = 64
 """Shares, sources and orders whose promises are remembered: any caller may ask for any share."""
@@ -71,11 +75,9 @@ class Calibration:
     label_classes : (C,) size class of each label by its code, see `SIZE_CLASSES`; `UNKNOWN_CLASS`
         of those that came after the calibration.
     n_labels : (3,) labels of each size class; an item without a label is one of its own.
-    detector : measures outlier signals.
-    fusion : makes the outlier score of them.
+    detector : measures the outlier score.
     match : log-odds that a label is the true match against that none is, by the signals of its
         nearest item; `choice_probabilities` turns those of all labels found into probabilities.
-    intervals : of match probabilities, by their log-odds.
     feedback : corrects match probabilities by what users said.
     evidence : what came of each calibration query; all promises are computed from it.
     quality_limits : see `model_store.images.quality.quality_hints`.
@@ -88,6 +90,8 @@ class Calibration:
         releases.
     absent_outlier_scores : (n,) of the absent calibration queries, sorted; None in bundles of
         releases that did not keep them.
+    outdated : why it decides nothing, where another release fitted it to other signals; its
+        settings hold for the next one. None of one of this release.
     """
 
     encoder_fingerprint: str
@@ -107,9 +111,7 @@ class Calibration:
     label_classes: NDArray[np.int8]
     n_labels: NDArray[np.int64]
     detector: OutlierDetector
-    fusion: OutlierFusion
     match: LogisticModel
-    intervals: VennAbers
     feedback: Recalibration
     evidence: Evidence
     quality_limits: Mapping[str, float]
@@ -119,6 +121,7 @@ class Calibration:
     similarity_stds: NDArray[np.float64] | None = None
     picture: PictureState | None = None
     absent_outlier_scores: NDArray[np.float64] | None = None
+    outdated: str | None = None
 
     @property
     def default_share(self) -> float:
@@ -220,7 +223,7 @@ class Calibration:
 
     def outlier_score(self, embeddings: Embeddings) -> NDArray[np.float64]:
         """Compute outlier scores of B queries, (B,); larger is more alien."""
-        return self.fusion(self.detector.signals(embeddings))
+        return self.detector.scores(embeddings)
 
     def displacement(self, embeddings: Embeddings) -> NDArray[np.float64]:
         """Return the displacement (B,) of B queries by their state as pictures; NaN: not known."""
@@ -252,7 +255,7 @@ class Calibration:
     def outlier_fingerprint(self) -> str:
         """Identifies what is measured of a query's features, and nothing else."""
         digest = hashlib.sha256()
-        for part in (self.detector, self.fusion, *([self.picture] if self.picture else [])):
+        for part in (self.detector, *([self.picture] if self.picture else [])):
             for name, value in _leaves(part):
                 digest.update(f"{name}:{np.shape(value)}:".encode())
                 digest.update(np.ascontiguousarray(value).tobytes())
@@ -274,12 +277,7 @@ class Calibration:
 
     @classmethod
     def load(cls, directory: Path, kind: QueryKind = "image") -> Calibration | None:
-        """Read what `save` wrote; None where ``directory`` holds no calibration of that kind.
-
-        Raises
-        ------
-        BundleMismatch : another release wrote it.
-        """
+        """Read what `save` wrote; None where ``directory`` holds no calibration of that kind."""
         numbers_file, arrays_file = FILES[kind]
         path = directory / numbers_file
         if not path.exists():
@@ -287,10 +285,7 @@ class Calibration:
         scalars = json.loads(path.read_text(encoding="utf-8"))
         known = [*SIGNALS, *OUTLIER_SIGNALS]
         if scalars["signals"] != known:
-            raise BundleMismatch(
-                f"The calibration was fitted on the signals {scalars['signals']}; this release "
-                f"computes {known}. Run `vouch-build calibrate` again."
-            )
+            scalars["outdated"] = OUTDATED
         with np.load(directory / arrays_file, allow_pickle=False) as arrays:
             calibration: Calibration = _assembled(cls, {**scalars, **arrays})
         return calibration

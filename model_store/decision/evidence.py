@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, get_args
 
 import numpy as np
@@ -103,6 +104,16 @@ class Evidence:
     def __len__(self) -> int:
         return len(self.correct)
 
+    @cached_property
+    def counted(self) -> NDArray[np.bool_]:
+        """(N,) one query, drawn at random, of each cluster of queries that have a match."""
+        order = np.random.default_rng(0).permutation(len(self))
+        order = order[~self.absent[order]]
+        _, first = np.unique(self.clusters[order], return_index=True)
+        counted = np.zeros(len(self), dtype=np.bool_)
+        counted[order[first]] = True
+        return counted
+
     def at(self, chosen: NDArray[np.bool_]) -> Evidence:
         """Return the evidence of the queries ``chosen`` (N,)."""
         return replace(
@@ -157,33 +168,3 @@ ARRAYS = tuple(
     for field in fields(Evidence)
     if field.name not in {"source_names", "absence", "rivals", "levels", "outlier_p_values"}
 )
-
-
-def design_effect(values: Floats, clusters: NDArray[np.int64]) -> float:
-    """Return how many times too many dependent queries count as evidence, at least 1 (Kish 1965).
-
-    1 + (m − 1) ρ with m the mean size of a query's cluster and ρ the intraclass correlation of the
-    ranks of ``values``, by one-way analysis of variance; ρ = 1 where there is a single cluster, and
-    where all values are equal: nothing then shows that queries of one cluster ever differ.
-
-    Parameters
-    ----------
-    values, clusters : (n,) of the queries.
-    """
-    n = len(values)
-    _, codes, sizes = np.unique(clusters, return_inverse=True, return_counts=True)
-    n_clusters = len(sizes)
-    mean_size = float((sizes**2).sum() / max(n, 1))
-    if n_clusters == n:
-        return 1.0
-    if n_clusters == 1:
-        return mean_size
-    _, places, ties = np.unique(values, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(ties) - (ties - 1) / 2)[places]  # equal values share the mean of theirs
-    means = np.bincount(codes, ranks) / sizes
-    between = float(sizes @ (means - ranks.mean()) ** 2) / (n_clusters - 1)
-    within = float(((ranks - means[codes]) ** 2).sum()) / (n - n_clusters)
-    typical = (n - float((sizes**2).sum()) / n) / (n_clusters - 1)
-    spread = between + (typical - 1) * within
-    correlation = 1.0 if spread <= 0 else min(max((between - within) / spread, 0.0), 1.0)
-    return 1 + (mean_size - 1) * correlation

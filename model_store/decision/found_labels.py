@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit
 
 from model_store.decision.calibration import Calibration
 from model_store.decision.hierarchy import likeliest_parents
-from model_store.decision.logistic import bounded_logit, choice_probabilities
+from model_store.decision.logistic import choice_probabilities
 from model_store.decision.promises import Promises
 from model_store.decision.signals import labels_found, signals
 from model_store.predictive import Predictive
@@ -102,9 +101,7 @@ class FoundLabels:
         values = signals(
             similarities,
             places,
-            belong,
             calibration.means.similarities(predictive.direction, codes, similarities[places]),
-            predictive.spherical_variance,
             predictive.outlier_score,
             retrieved.n_listed,
         )
@@ -193,36 +190,3 @@ class MatchProbabilities:
             expected = np.where(allowed[:n].any(axis=1), expected, 0.0)
         places, sums = likeliest_parents(parents, expected)
         return places, np.minimum(calibration.feedback.of(sums) * self.known, 1.0)
-
-    def intervals(self, calibration: Calibration, labels: NDArray[np.int64]) -> Floats:
-        """Return the intervals (L, 2) around the final probabilities of L ``labels``."""
-        shown = self.final[labels]
-        if self.final is self.fitted:  # as by default: nothing is moved
-            return _intervals(calibration, shown, shown, shown)
-        return _intervals(calibration, self.fitted[labels], self.expected[labels], shown)
-
-
-def _intervals(calibration: Calibration, fitted: Floats, expected: Floats, final: Floats) -> Floats:
-    """Return intervals (k, 2) around ``final`` probabilities (k,).
-
-    They are tabulated for ``fitted`` ones (k,), and go the way of these: moved by as many log-odds
-    as these were for the ``expected`` share of absent queries, corrected by feedback, and moved by
-    as many as a known filter moved these.
-    """
-    log_odds = bounded_logit(fitted)
-    intervals: Floats = calibration.intervals(log_odds)
-    if final is not fitted:
-        intervals = _moved(intervals, bounded_logit(expected) - log_odds)
-        corrected = calibration.feedback.of(expected)
-        intervals = calibration.feedback.of(intervals)
-        intervals = _moved(intervals, bounded_logit(final) - bounded_logit(corrected))
-    lower, upper = intervals.T
-    return np.stack([np.minimum(lower, final), np.maximum(upper, final)], axis=1)
-
-
-def _moved(intervals: Floats, log_odds: Floats) -> Floats:
-    """Return ``intervals`` (k, 2) moved by ``log_odds`` (k,); 0 and 1 stay what they are."""
-    if not log_odds.any():
-        return intervals
-    certain = (intervals <= 0) | (intervals >= 1)
-    return np.where(certain, intervals, expit(bounded_logit(intervals) + log_odds[:, None]))

@@ -1,41 +1,44 @@
-"""Operating points: how often to answer, and how often to be wrong when answering."""
+"""Operating points: how often to answer, and how often to be wrong when answering.
+
+Labels and objects are what varies. Absent queries of one label are right or wrong together, and so
+are photographs of one object: bounds count one query of each object, and the mean of each absent
+label.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtrik, betaincc, betaincinv
+from scipy.special import bdtrik, betaincc, betaincinv, xlogy
 
 from model_store.decision.absent_share import prior_shift, shifted
-from model_store.decision.evidence import Evidence, design_effect
+from model_store.decision.evidence import Evidence
 from model_store.decision.recalibration import Recalibration
 
 LEAST_THRESHOLD = 0.5
 """A match is likelier than not, whatever error its owner accepts."""
 
-LEVELS = np.linspace(0.3, 1.0, 15)
-"""Shares of the queries with a match that are accepted, from the first to the last tested: fewer
-than the first carry too little evidence to begin with."""
+LEVELS = np.linspace(0.05, 1.0, 39)
+"""Shares of the queries with a match that are accepted, from the first to the last tested."""
 
 N_POINTS = 200
 """Points of the risk-coverage curve."""
 
-LIKELY = 0.8
-"""Probability with which a planned number of queries is enough."""
+OF_ERROR, OF_ABSENT, OF_ACCEPTED = 0.5, 0.45, 0.05
+"""Parts of δ for the three bounds that the bound of an error is made of: the error among queries
+with a match, FPIR, and the share of queries with a match that is accepted."""
 
-BELIEVED = 4
-"""Errors that probabilities are believed for when they expect others than are seen: of fewer the
-plan would follow chance. Chosen in view of Omniglot and of evidence that is well calibrated."""
-
-_MOST_PLANNED = 100_000
-"""Queries beyond which no plan is made."""
+_MANY_TIMES = 50.0
+"""Multiple of the calibration queries beyond which no number of them is planned."""
 
 Floats = NDArray[np.float64]
-Thresholds = Sequence[tuple[float, NDArray[np.bool_]]]
+Bools = NDArray[np.bool_]
+Thresholds = Sequence[tuple[float, Bools]]
 """Falling ones, and which queries each accepts."""
 
 
@@ -48,10 +51,11 @@ class OperatingPoint:
     threshold : on the match probability.
     coverage : share of all queries whose first item is called a match.
     error : share of wrong ones among these matches.
-    error_bound : upper confidence bound of ``error`` (Clopper & Pearson 1934).
-    false_match_rate : FPIR, P(the first item of the next absent query is called a match).
-    false_match_bound : upper confidence bound of it. Both are None where nothing is known of absent
-        queries.
+    error_bound : upper confidence bound of ``error``, see `Stream.error_bound`.
+    false_match_rate : FPIR, the share of absent queries whose first item is called a match, as a
+        mean over labels.
+    false_match_bound : upper confidence bound of it, see `label_bound`. Both are None where nothing
+        is known of absent queries.
     """
 
     threshold: float
@@ -69,25 +73,34 @@ class Stream:
     Attributes
     ----------
     probabilities : (n,) match probability of each first item, at that share.
-    wrong : (n,) probability that this item is no true match: 0 or 1 as observed; after a correction
-        by feedback, which says that the observed outcomes no longer hold, one minus the corrected
-        probability.
-    absent : (n,) whether the gallery holds no true match.
-    weights : (n,) summing to 1 over the whole stream.
-    design_effects : (n,) how many times too many each counts as evidence.
+    no_match : (n,) P(no match), at that share.
+    wrong : (n,) probability that the first item is no true match: 0 or 1 as observed; after a
+        correction by feedback, which says that the observed outcomes no longer hold, one minus the
+        corrected probability.
+    counted : (n,) one query, drawn at random, of each object that has a match.
+    labels : (n,) number, from 0, of the label of each absent query; −1 of others.
+    chosen : (n,) queries that may be accepted; rates are shares of all queries.
+    expected : share of absent queries.
+    absence_known : whether the absent queries say anything of others.
     rivals : see `Evidence`: by so much more often than these an absent query is accepted.
     most_effective : the evidence counts as no more queries than this.
     delta : one minus the confidence of all bounds.
+    times, absent_times : how many objects and labels each of them counts as, in plans.
     """
 
     probabilities: Floats
+    no_match: Floats
     wrong: Floats
-    absent: NDArray[np.bool_]
-    weights: Floats
-    design_effects: Floats
+    counted: Bools
+    labels: NDArray[np.int64]
+    chosen: Bools
+    expected: float
+    absence_known: bool
     rivals: float
     most_effective: float
     delta: float
+    times: float = 1.0
+    absent_times: float = 1.0
 
     @classmethod
     def of(
@@ -99,113 +112,134 @@ class Stream:
         delta: float,
     ) -> Stream:
         """Weigh ``evidence`` to a share ``expected`` of absent queries, ``assumed`` by its fit."""
-        moved = shifted(
-            evidence.first_probabilities,
-            evidence.no_match_probabilities,
-            prior_shift(assumed, expected),
-        )
+        shift, no_match = prior_shift(assumed, expected), evidence.no_match_probabilities
+        moved = shifted(evidence.first_probabilities, no_match, shift)
         probabilities = feedback.of(moved)
-        weights, effects = np.empty(len(evidence)), np.empty(len(evidence))
-        for rows, share in ((~evidence.absent, 1 - expected), (evidence.absent, expected)):
-            weights[rows] = share / max(int(rows.sum()), 1)
-            effects[rows] = design_effect(
-                evidence.first_probabilities[rows], evidence.clusters[rows]
-            )
+        labels = np.full(len(evidence), -1, dtype=np.int64)
+        of_absent = evidence.clusters[evidence.absent]
+        labels[evidence.absent] = np.unique(of_absent, return_inverse=True)[1]
         observed = (~evidence.correct).astype(np.float64)
         return cls(
             probabilities,
+            1 - shifted(1 - no_match, no_match, shift),
             observed if feedback.is_identity else 1 - probabilities,
-            evidence.absent,
-            weights,
-            effects,
+            evidence.counted,
+            labels,
+            np.ones(len(evidence), dtype=np.bool_),
+            expected,
+            evidence.absence != "hidden_trained_labels",
             evidence.rivals,
             math.inf if feedback.is_identity else float(feedback.n_pairs),
             delta,
         )
 
-    def at_rows(self, rows: NDArray[np.bool_]) -> Stream:
-        """Return the part of the stream in ``rows`` (n,), with its weights as they are."""
-        return Stream(
-            self.probabilities[rows],
-            self.wrong[rows],
-            self.absent[rows],
-            self.weights[rows],
-            self.design_effects[rows],
-            self.rivals,
-            self.most_effective,
-            self.delta,
-        )
+    def at_rows(self, rows: Bools) -> Stream:
+        """Return the stream of which none but queries in ``rows`` (n,) may be accepted."""
+        return replace(self, chosen=self.chosen & rows)
+
+    @property
+    def absent(self) -> Bools:
+        """(n,) whether the gallery holds no true match."""
+        return self.labels >= 0
+
+    @cached_property
+    def weights(self) -> Floats:
+        """Weight (n,) of each query in the stream: of objects and of labels each the same."""
+        weights = np.zeros(len(self.labels))
+        weights[self.counted] = (1 - self.expected) / max(self.n_objects, 1)
+        weights[self.absent] = self.expected * self._of_labels
+        return weights
+
+    @cached_property
+    def n_objects(self) -> int:
+        """The number of objects that have a match."""
+        return int(self.counted.sum())
+
+    @cached_property
+    def n_labels(self) -> int:
+        """The number of labels of absent queries."""
+        return int(self.labels.max(initial=-1)) + 1
+
+    @cached_property
+    def _of_labels(self) -> Floats:
+        """Weight of each absent query in a mean of label means."""
+        codes = self.labels[self.absent]
+        weights: Floats = 1 / (np.bincount(codes)[codes] * max(self.n_labels, 1))
+        return weights
 
     def point(self, threshold: float) -> OperatingPoint:
         """Return what a threshold leads to."""
         return self.point_of(self.probabilities >= threshold, threshold)
 
-    def point_of(self, accepted: NDArray[np.bool_], threshold: float) -> OperatingPoint:
+    def point_of(self, accepted: Bools, threshold: float) -> OperatingPoint:
         """Return what accepting some of the queries (n,) leads to, by whatever ``threshold``."""
         if math.isinf(threshold):  # nothing is accepted, and nothing will be
             return OperatingPoint(threshold, 0.0, 0.0, 1.0, 0.0, 0.0)
+        accepted = accepted & self.chosen
         coverage, error = self._coverage_and_error(accepted)
-        n_absent, n_false = int(self.absent.sum()), int((accepted & self.absent).sum())
-        rate = n_false / max(n_absent, 1)
-        n = self.n_absent_effective
-        bound = upper_bound(rate, n, self.delta)
         return OperatingPoint(
             threshold,
             coverage,
             error,
             self.error_bound(accepted),
-            min(self.rivals * next_share(rate, n), 1.0),
-            min(self.rivals * bound, 1.0),
+            self.false_match_rate(accepted),
+            self.false_match_bound(accepted),
         )
 
-    def error_bound(self, accepted: NDArray[np.bool_]) -> float:
+    def false_match_rate(self, accepted: Bools) -> float:
+        """Return the mean, over labels of absent queries, of the share that is ``accepted``."""
+        rate = float(self._of_labels @ (accepted & self.chosen)[self.absent])
+        return min(self.rivals * rate, 1.0)
+
+    def false_match_bound(self, accepted: Bools, delta: float | None = None) -> float:
+        """Return the upper confidence bound of FPIR; ``delta`` is the stream's where it is None."""
+        rate = float(self._of_labels @ (accepted & self.chosen)[self.absent])
+        return self._rate_bound(rate, self.delta if delta is None else delta)
+
+    def _rate_bound(self, rate: float, delta: float) -> float:
+        """Return the upper confidence bound of FPIR at a ``rate`` of the labels seen."""
+        if not self.absence_known:
+            return 1.0
+        n_labels = self.n_labels * self.absent_times if self.n_labels else 0
+        return min(self.rivals * label_bound(rate, n_labels, delta), 1.0)
+
+    def error_bound(self, accepted: Bools) -> float:
         """Return the upper confidence bound of the error among the ``accepted`` (n,).
 
-        The share of wrong ones e among the accepted with a match, of weight A, and the weight F of
-        absent queries that are accepted are bounded by themselves (Clopper & Pearson 1934) and put
-        together by the method of variance estimates recovery (Zou & Donner 2008): ε is excluded
-        where A (e − ε) + F (1 − ε) is positive by more than what their bounds leave open. After a
-        correction by feedback the evidence is of both together.
+        With the error e among queries with a match that are accepted, the share A of them, FPIR F
+        and the share π of absent queries:
+
+            ((1 − π) A e + π F) / ((1 − π) A + π F)
+
+        at the upper bounds of e and F and the lower bound of A, each at its part of δ (Clopper &
+        Pearson 1934 for e and A, `label_bound` for F). After a correction by feedback the evidence
+        is of both kinds of queries together.
         """
+        accepted = accepted & self.chosen
         if not math.isinf(self.most_effective):
             _, error = self._coverage_and_error(accepted)
-            return upper_bound(error, self.n_effective(accepted), self.delta)
-        right = accepted & ~self.absent
-        weight = float(self.weights[right].sum())
-        effective = float((1 / self.design_effects[right]).sum())
-        wrong = float(self.wrong[right].mean()) if right.any() else 0.0
-        by_wrong = upper_bound(wrong, effective, self.delta) - wrong
-        n_absent = int(self.absent.sum())
-        rate = int((accepted & self.absent).sum()) / max(n_absent, 1)
-        of_absent = self.rivals * float(self.weights[self.absent].sum())
-        by_rate = upper_bound(rate, self.n_absent_effective, self.delta) - rate
-        # The largest u = 1 − ε with (A + F) u + hypot(p, q u) = A (1 − e), a quadratic equation.
-        known, total = weight * (1 - wrong), weight + of_absent * rate
-        p, q = weight * by_wrong, of_absent * by_rate  # q is 0 where no query is absent
-        if known <= p:
-            return 1.0
-        rest = (known - p) * (known + p)
-        return 1 - rest / (known * total + math.sqrt((total * p) ** 2 + q**2 * rest))
+            n = min(float((accepted & (self.counted | self.absent)).sum()), self.most_effective)
+            return upper_bound(error, n, self.delta)
+        present = accepted & self.counted
+        n = int(present.sum())
+        wrong = float(self.wrong[present].mean()) if n else 1.0
+        by_rate = self.false_match_bound(accepted, OF_ABSENT * self.delta)
+        return self._bound(n, wrong, by_rate)
 
-    def _coverage_and_error(self, accepted: NDArray[np.bool_]) -> tuple[float, float]:
+    def _bound(self, n: int, wrong: float, by_rate: float) -> float:
+        """Return `error_bound` of ``n`` accepted objects, at a bound ``by_rate`` of FPIR."""
+        error = upper_bound(wrong, n * self.times, OF_ERROR * self.delta)
+        others = 1 - n / max(self.n_objects, 1)
+        missed = upper_bound(others, self.n_objects * self.times, OF_ACCEPTED * self.delta)
+        of_present, of_absent = (1 - self.expected) * (1 - missed), self.expected * by_rate
+        total = of_present + of_absent
+        return min((of_present * error + of_absent) / total, 1.0) if total > 0 else 1.0
+
+    def _coverage_and_error(self, accepted: Bools) -> tuple[float, float]:
         """Return the share of the stream that is accepted, and the share of it that is wrong."""
         weight = self.weights[accepted] * np.where(self.absent[accepted], self.rivals, 1.0)
         coverage = float(weight.sum())
         return coverage, float(weight @ self.wrong[accepted]) / coverage if coverage else 0.0
-
-    def n_effective(self, accepted: NDArray[np.bool_]) -> float:
-        """Return how many independent, equally weighted queries the accepted are worth.
-
-        (Σ w)² / Σ w² d, with d the design effects (Kish 1965).
-        """
-        weight = self.weights[accepted]
-        squares = float(weight**2 @ self.design_effects[accepted])
-        return min(float(weight.sum()) ** 2 / squares, self.most_effective) if squares else 0.0
-
-    @property
-    def n_absent_effective(self) -> float:
-        """The number of independent queries that the absent ones are worth."""
-        return float((1 / self.design_effects[self.absent]).sum())
 
     def curve(self) -> list[OperatingPoint]:
         """Return the risk-coverage curve (El-Yaniv & Wiener 2010), from the strictest on."""
@@ -219,117 +253,137 @@ class Stream:
         Thresholds are tested from a strict one on, each by the upper bound of its error at
         confidence 1 − δ, until one is not rejected: a fixed sequence, which needs no correction
         for the number of tests (Angelopoulos et al. 2021, Learn then Test). The sequence depends on
-        the probabilities alone, not on what was right.
+        the probabilities of queries with a match, not on what was right.
 
         Returns
         -------
         None where not even the first can be promised.
         """
-        return self.last_promised(self._sequence(max_error), max_error)
-
-    def last_promised(self, sequence: Thresholds, max_error: float) -> float | None:
-        """Return the last threshold of ``sequence`` before the first that is not promised."""
         widest: float | None = None
-        for threshold, accepted in sequence:
+        for threshold, accepted in self.sequence():
             if self.error_bound(accepted) > max_error:
                 break
             widest = threshold
         return widest
 
-    def _sequence(self, max_error: float) -> Thresholds:
-        """Return falling thresholds and who is accepted, from the likeliest to be promised on.
+    def sequence(self) -> Thresholds:
+        """Return falling thresholds, from that on whose error has the least bound as foretold.
 
-        A stricter one has too few queries to show what a less strict one can, and what comes first
-        decides.
+        A stricter one has too few queries to show what a less strict one can. Errors are foretold
+        by the probability of the first item given that the query has a match, P / (1 − P(no
+        match)); FPIR by the odds of no match of queries that have one, since at each point of the
+        stream these odds are those of absent queries to others.
         """
         levels = self.thresholds()
-        foretold = [self._foretold(accepted) for _, accepted in levels]
-        chances = [chance(n, error, max_error, self.delta) for n, error in foretold]
-        return levels[int(np.argmax(chances)) :] if any(chances) else []
+        tiny = np.finfo(float).tiny
+        any_match = np.maximum(1 - self.no_match, tiny)
+        wrong = 1 - np.minimum(self.probabilities / any_match, 1.0)
+        odds = (1 - self.expected) / self.expected * self.no_match / any_match
+        bounds = []
+        for _, accepted in levels:
+            present = accepted & self.counted
+            rate = min(float(odds[present].sum()) / max(self.n_objects, 1), 1.0)
+            by_rate = self._rate_bound(rate, OF_ABSENT * self.delta)
+            bounds.append(self._bound(int(present.sum()), float(wrong[present].mean()), by_rate))
+        return levels[int(np.argmin(bounds)) :] if levels else []
 
-    def thresholds(self, shares: Floats = LEVELS) -> Thresholds:
-        """Return falling thresholds, by ``shares`` that are accepted, and who is accepted."""
-        present = np.sort(self.probabilities[~self.absent])[::-1]
+    def thresholds(self) -> Thresholds:
+        """Return falling thresholds, by the shares `LEVELS` that are accepted, and who is."""
+        present = np.sort(self.probabilities[self.counted & self.chosen])[::-1]
         if len(present) == 0:
             return []
-        places = np.unique(np.ceil(shares * len(present)).astype(int) - 1)
+        places = np.unique(np.ceil(LEVELS * len(present)).astype(int) - 1)
         levels = []
         for place in places:
             threshold = max(float(present[place]), LEAST_THRESHOLD)
-            accepted = self.probabilities >= threshold
-            if accepted.any():
+            accepted = self.chosen & (self.probabilities >= threshold)
+            if (accepted & self.counted).any():
                 levels.append((threshold, accepted))
             if present[place] <= LEAST_THRESHOLD:
                 break
         return levels
 
-    def _foretold(self, accepted: NDArray[np.bool_]) -> tuple[float, float]:
-        """Return what accepting these is worth in queries, and the error to be expected of it.
-
-        By their calibrated probabilities, whatever was right.
-        """
-        weight = self.weights[accepted]
-        error = float(weight @ (1 - self.probabilities[accepted]) / weight.sum())
-        return self.n_effective(accepted), error
-
     def strictest(self, max_false_match_rate: float) -> float | None:
         """Return the lowest threshold that promises a FPIR of at most ``max_false_match_rate``.
 
-        An order statistic of the absent queries' probabilities: FPIR falls with the threshold, so
-        that no correction is needed.
+        FPIR and its bound fall with the threshold, so that no correction is needed.
 
         Returns
         -------
-        None where there are too few absent queries to promise it.
+        None where there are too few labels of absent queries to promise it.
         """
-        falling = np.sort(self.probabilities[self.absent])[::-1]
-        allowed = errors_allowed(
-            len(falling),
-            self.n_absent_effective,
-            1 - max_false_match_rate / self.rivals,
-            self.delta,
-        )
-        if allowed < 0:
+        falling = np.unique(self.probabilities[self.absent & self.chosen])[::-1]
+        candidates = [LEAST_THRESHOLD, *np.nextafter(falling[::-1], 2.0).tolist()]
+        low, high = 0, len(candidates) - 1
+        if self._rate_bound_at(candidates[high]) > max_false_match_rate:
             return None
-        return max(float(np.nextafter(falling[allowed], 2.0)), LEAST_THRESHOLD)
+        while low < high:
+            middle = (low + high) // 2
+            if self._rate_bound_at(candidates[middle]) <= max_false_match_rate:
+                high = middle
+            else:
+                low = middle + 1
+        return max(float(candidates[low]), LEAST_THRESHOLD)
+
+    def _rate_bound_at(self, threshold: float) -> float:
+        return self.false_match_bound(self.probabilities >= threshold)
+
+    def taking_absent_as_seen(self) -> Stream:
+        """Return the stream whose FPIR is taken to be as observed: nothing is promised of it."""
+        return replace(self, absent_times=math.inf, absence_known=True)
 
     def queries_needed(self, max_error: float) -> int | None:
-        """Plan how many calibration queries with a match are likely to promise ``max_error``.
-
-        A number is enough where the first threshold of the sequence passes with probability
-        `LIKELY`. Its error is what its probabilities expect times how many more of the accepted
-        are wrong than they expect, with `BELIEVED` more on either side.
+        """Plan how many objects with a match, with these outcomes, would promise ``max_error``.
 
         Returns
         -------
-        None where no number up to a hundred thousand would do.
+        None where no number up to `_MANY_TIMES` as many would.
         """
-        n_present = int((~self.absent).sum())
-        levels = [accepted for _, accepted in self.thresholds()]
-        foretold = [self._foretold(accepted) for accepted in levels]
-        likely = []
-        for accepted, (n, error) in zip(levels, foretold, strict=True):
-            _, observed = self._coverage_and_error(accepted)
-            likely.append(error * (observed * n + BELIEVED) / (error * n + BELIEVED))
-        planned = float(min(least_queries(max_error, self.delta), 10))
-        while levels and planned < _MOST_PLANNED:
-            counts = [n * planned / n_present for n, _ in foretold]
-            chances = [
-                chance(n, error, max_error, self.delta)
-                for n, (_, error) in zip(counts, foretold, strict=True)
-            ]
-            first = int(np.argmax(chances))
-            if chance(counts[first], likely[first], max_error, self.delta) >= LIKELY:
-                return math.ceil(planned)
-            planned *= 1.05
+        times = self.multiple(max_error, of_labels=False)
+        return None if times is None else math.ceil(times * int((self.counted & self.chosen).sum()))
+
+    def multiple(self, max_error: float, *, of_labels: bool) -> float | None:
+        """Return how many times the evidence, with these outcomes, promises ``max_error``.
+
+        Parameters
+        ----------
+        of_labels : whether there are more labels of absent queries beside more objects.
+
+        Returns
+        -------
+        None where no number up to `_MANY_TIMES` would.
+        """
+        times = 1.0
+        while times < _MANY_TIMES:
+            times *= 1.1
+            more = self.multiplied(times, times if of_labels else 1)
+            if more.widest(max_error) is not None:
+                return times
         return None
 
+    def multiplied(self, times: float, absent_times: float) -> Stream:
+        """Return the stream with each object and each absent label counting as several."""
+        return replace(self, times=times, absent_times=absent_times)
 
-def chance(n: float, error: float, max_error: float, delta: float) -> float:
-    """Return how likely ``n`` queries, wrong with probability ``error``, promise ``max_error``."""
-    effective = math.floor(n)
-    allowed = errors_allowed(effective, effective, 1 - max_error, delta)
-    return _at_most(allowed, effective, error) if allowed >= 0 else 0.0
+
+def label_bound(rate: float, n_labels: float, delta: float) -> float:
+    """Return the upper confidence bound of a rate that is the mean of ``n_labels`` label means.
+
+    Chernoff and Hoeffding: the largest f with n KL(rate ‖ f) ≤ log(1 / δ), valid whatever the
+    queries of one label have in common. Below log δ / log(1 − f) labels no bound at f exists.
+    """
+    if n_labels <= 0 or rate >= 1:
+        return 1.0
+    if math.isinf(n_labels):
+        return rate
+    allowed = -math.log(delta) / n_labels
+    entropy = float(xlogy(rate, rate) + xlogy(1 - rate, 1 - rate))
+    low, high = rate, 1.0
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        divergence = entropy - float(xlogy(rate, middle) + xlogy(1 - rate, 1 - middle))
+        low, high = (middle, high) if divergence <= allowed else (low, middle)
+    return high
 
 
 def least_queries(max_error: float, delta: float) -> float:
@@ -353,29 +407,17 @@ def exact_interval(share: float, n: float, confidence: float) -> tuple[float, fl
     return 1 - upper_bound(1 - share, n, tail), upper_bound(share, n, tail)
 
 
-def next_share(share: float, n: float) -> float:
-    """Return the probability that the next query is of a share that was seen among ``n``.
+def errors_allowed(n: int, coverage: float, delta: float) -> int:
+    """Return the largest number of errors among ``n`` that still promises ``coverage``; −1: none.
 
-    (k + 1) / (n + 1) with k = ``share`` n: of n + 1 exchangeable queries each is as likely as any
-    to be the last, and a threshold that was chosen just above the others lets one more through.
+    The exact binomial test of "the error is above 1 − coverage" at level δ rejects with so many.
     """
-    return (share * n + 1) / (n + 1) if n > 0 else share
-
-
-def errors_allowed(n_queries: int, n_effective: float, coverage: float, delta: float) -> int:
-    """Return the largest number of errors that still promises ``coverage``; −1 for none.
-
-    The exact binomial test of "the error is above 1 − coverage" at level δ rejects with so many of
-    ``n_queries``, which are worth ``n_effective`` independent ones.
-    """
-    n = math.floor(round(n_effective, 6))  # a sum of 66 thirds is just below 22
-    if n_queries == 0 or n <= 0 or coverage >= 1:
+    if n <= 0 or coverage >= 1:
         return -1
-    effect = n_queries / n_effective
     allowed = math.floor(bdtrik(delta, n, 1 - coverage))
     if _at_most(allowed, n, 1 - coverage) > delta:
         allowed -= 1
-    return -1 if allowed < 0 else math.floor(allowed * effect)
+    return max(allowed, -1)
 
 
 def _at_most(k: int, n: int, probability: float) -> float:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from model_store.decision.calibration import Calibration
 from model_store.decision.evidence import SIZE_CLASSES, Evidence
-from model_store.decision.operating import Stream, exact_interval
+from model_store.decision.operating import exact_interval
 from model_store.decision.promises import Promises
 from model_store.verdicts import OUTCOME_NUMBERS, OutcomeBasis, OutcomeSeverity
 
@@ -67,6 +67,7 @@ _TEXTS: Mapping[str, tuple[str, ...]] = {
     "match_share": (
         "The verdict is `match` for {match_share} of them.",
         "At most {max_error} of matches are wrong, with {confidence} confidence.",
+        "About {guarantee_share} of calibrations like this one give that guarantee.",
         "Observed: {match_error}.",
     ),
     "absent": (
@@ -96,12 +97,12 @@ _TEXTS: Mapping[str, tuple[str, ...]] = {
         ),
         "About {n_more} more labelled queries would allow it.",
     ),
-    "match_never_absent_queries": (
+    "match_never_absent_labels": (
         (
-            "The verdict is never `match` at {max_error} error: {n_absent} queries without a match "
-            "are too few."
+            "The verdict is never `match` at {max_error} error: queries without a match are of "
+            "{n_labels} labels, which are too few."
         ),
-        "About {n_more} more queries without a match would allow it.",
+        "About {n_more} more labels, with as many queries each, would allow it.",
     ),
     "match_never_errors": (
         "The verdict is never `match` at {max_error} error: too many first results are wrong.",
@@ -133,6 +134,7 @@ _TEXTS: Mapping[str, tuple[str, ...]] = {
         "The observed error of matches is {match_error}, above the bound of {max_error}.",
         "Calibrate with queries like these: `vouch-build calibrate BUNDLES --queries FILE`.",
     ),
+    "match_not_guaranteed": ("The verdict `match` has no guarantee.", "{reason}"),
     "false_match_rate_unknown": ("The false-match rate is not known: {reason}.",),
     "false_match_rate_uncertain": ("The false-match rate may be higher: {reason}.",),
     "only_views": (
@@ -382,7 +384,8 @@ def _facts(
             "match_share",
             match_share=found.match_share,
             max_error=found.max_error,
-            confidence=1 - calibration.delta,
+            confidence=1 - calibration.delta if promises.gives_guarantee else None,
+            guarantee_share=report.get("guarantee_share") if promises.gives_guarantee else None,
             match_error=found.match_error,
             match_error_bound=found.match_error_bound,
         )
@@ -419,16 +422,19 @@ def _of_matches(
         code, parameters = _why_never(calibration, evidence, promises)
         yield OutcomeLine(code, "failure", parameters)
         return
+    if not promises.gives_guarantee:
+        reasons = [one.shortfall for one in promises.matches if math.isfinite(one.threshold)]
+        yield OutcomeLine("match_not_guaranteed", "warning", {"reason": reasons[0]})
     present, match_share = ~evidence.absent, found.match_share or 0.0
     for place, promise in enumerate(promises.matches):
         rows = evidence.first_classes == place
         n_queries = int((rows & present).sum())
         if promise.point is None and n_queries >= LEAST_CLASS_SHARE * present.sum():
-            n_more = _more_queries(promises.stream.at_rows(rows), calibration.max_error)
+            needed = promises.stream.at_rows(rows).queries_needed(calibration.max_error)
             code, parameters = "match_not_for_labels_errors", {"size": _SIZES[promise.size_class]}
-            if n_more is not None:
+            if needed is not None:
                 code = "match_not_for_labels"
-                parameters |= {"n_queries": n_queries, "n_more": _about(n_more)}
+                parameters |= {"n_queries": n_queries, "n_more": _about(max(needed - n_queries, 1))}
             yield OutcomeLine(code, "warning", parameters)
     if match_share < LEAST_MATCH_SHARE:
         code, parameters = _why_seldom(calibration, promises, match_share)
@@ -459,17 +465,16 @@ def _why_never(
     if no_error or stream.widest(max_error) is not None:
         return "match_never_bounded", {"reason": promises.matches[place].shortfall}
     parameters = {"max_error": max_error, **_accepted(calibration, 0.0)}
-    times = _multiple(stream, stream.absent, max_error)
-    if evidence.absence == "absent_labels" and times is not None:
-        n_absent = int(evidence.absent.sum())
-        n_more = _about((times - 1) * n_absent)
-        return "match_never_absent_queries", {"n_absent": n_absent, "n_more": n_more, **parameters}
-    n_more_of_class = _more_queries(stream, max_error)
-    if n_more_of_class is None:
+    n_queries, n_labels = int(present.sum()), promises.stream.n_labels
+    times = stream.multiple(max_error, of_labels=False)
+    if times is not None:
+        n_more = _about((times - 1) * n_queries)
+        return "match_never_queries", {"n_queries": n_queries, "n_more": n_more, **parameters}
+    times = stream.multiple(max_error, of_labels=True)
+    if times is None:
         return "match_never_errors", parameters
-    n_queries, n_present = int((~stream.absent).sum()), int(present.sum())
-    n_more = _about(n_more_of_class * n_present / n_queries)
-    return "match_never_queries", {"n_queries": n_present, "n_more": n_more, **parameters}
+    n_more = _about((times - 1) * n_labels)
+    return "match_never_absent_labels", {"n_labels": n_labels, "n_more": n_more, **parameters}
 
 
 def _why_seldom(
@@ -492,46 +497,10 @@ def _why_seldom(
     return "match_seldom_errors", accepted
 
 
-def _more_queries(stream: Stream, max_error: float) -> float | None:
-    """Plan how many more queries with a match promise ``max_error``.
-
-    As many as are likely to by their probabilities, and as would if they were wrong as often as
-    those observed.
-
-    Returns
-    -------
-    None where no number would.
-    """
-    n = int((~stream.absent).sum())
-    times = _multiple(stream, np.ones_like(stream.absent), max_error)
-    if times is None:
-        return None
-    return max((stream.queries_needed(max_error) or n) - n, (times - 1) * n)
-
-
-def _multiple(stream: Stream, rows: NDArray[np.bool_], max_error: float) -> float | None:
-    """Return how many times the queries ``rows`` (n,), with these outcomes, promise ``max_error``.
-
-    None where no number would.
-    """
-    times = 1.0
-    while rows.any() and times < _MANY_TIMES:
-        times *= 1.1
-        if _times(stream, rows, times).widest(max_error) is not None:
-            return times
-    return None
-
-
-def _times(stream: Stream, rows: NDArray[np.bool_], times: float) -> Stream:
-    """Return the stream with each of the queries ``rows`` (n,) counting as ``times`` as many."""
-    effects = np.where(rows, stream.design_effects / times, stream.design_effects)
-    return replace(stream, design_effects=effects)
-
-
 def _possible_share(promises: Promises, max_error: float) -> float:
     """Return the share of `match` that many more queries, with these outcomes, would allow."""
     stream = promises.stream
-    threshold = _times(stream, np.ones_like(stream.absent), _MANY_TIMES).widest(max_error)
+    threshold = stream.multiplied(_MANY_TIMES, _MANY_TIMES).widest(max_error)
     if threshold is None:
         return 0.0
     return float((stream.probabilities[~stream.absent] >= threshold).mean())

@@ -15,8 +15,6 @@ OUTLIER_SIGNALS = (
     "log_feature_distance",
     "log_mahalanobis",
     "log_embedding_distance",
-    "log_uncertainty",
-    "length_deviation",
 )
 """The last axis of `OutlierDetector.signals`, in order."""
 
@@ -38,7 +36,7 @@ _LEAST = np.finfo(np.float32).tiny
 
 @dataclass(frozen=True)
 class OutlierDetector:
-    """A detector of outliers, by distances, posterior variance and feature length.
+    """A detector of outliers: the product of three distances to the gallery.
 
     φ are the features, averaged by `averaged_features`, and x = φ / ‖φ‖. Its coordinates in the r
     leading principal directions of the gallery's features are t = (x − c) U. The part of x outside
@@ -50,11 +48,10 @@ class OutlierDetector:
     - the Mahalanobis distance on normalised features (after Müller & Hein 2025) to the nearest mean
       of a label, √(min_c ‖(t − μ_c) L‖² + e² / σ²), with L Lᵀ the inverse of the covariance within
       labels and σ² the variance outside the subspace;
-    - the cosine distance to the nearest gallery embedding;
-    - the spherical variance of the embedding;
-    - √(1 + z²), with z the number of standard deviations between the log length of the features,
-      log ‖φ‖, and the gallery's mean: normalising drops the length, and the features of alien
-      images are often too short or too long.
+    - the cosine distance to the nearest gallery embedding.
+
+    The outlier score is their sum. It has no weights to learn, so that no example of an outlier is
+    needed. It is not calibrated itself: `Calibration.outlier_p_value` makes a p-value of it.
 
     Attributes
     ----------
@@ -65,7 +62,6 @@ class OutlierDetector:
     label_means : (C, r) μ_c.
     whitening : (r, r) L.
     residual_variance : σ² > 0.
-    length_centre, length_scale : mean and standard deviation (> 0) of the gallery's log ‖φ‖.
     directions : (M, D) unit embeddings of gallery images.
     """
 
@@ -76,8 +72,6 @@ class OutlierDetector:
     label_means: NDArray[np.float32]
     whitening: NDArray[np.float32]
     residual_variance: float
-    length_centre: float
-    length_scale: float
     directions: NDArray[np.float32]
 
     def __post_init__(self) -> None:
@@ -114,25 +108,26 @@ class OutlierDetector:
             _squared_lengths(whitened),
             np.minimum.reduce(whitened @ self._to_means, axis=1).tolist(),
             np.maximum.reduce(embeddings.directions @ self._directions, axis=1).tolist(),
-            embeddings.spherical_variances.tolist(),
             strict=True,
         )
         # In plain numbers from here on, of which an image has too few to be worth arrays.
         signals = []
-        for length, first, t_t, to_reference, w_w, to_mean, cosine, spherical_variance in measured:
+        for length, first, t_t, to_reference, w_w, to_mean, cosine in measured:
             from_centre = (length > 0) - first  # ‖x − c‖², with the first axis 2c
             outside = max(from_centre - t_t, 0) / self.residual_variance
-            deviation = (_log_length(length) - self.length_centre) / self.length_scale
             signals.append(
                 (
                     math.log(max(from_centre + to_reference, 0) + _TINY) / 2,
                     math.log(max(w_w + to_mean, 0) + outside + _TINY) / 2,
                     math.log(max(1 - cosine, 0) + _COSINE_FLOOR),
-                    math.log(spherical_variance + _TINY),
-                    math.log1p(deviation**2) / 2,
                 )
             )
         return np.array(signals).reshape(-1, len(OUTLIER_SIGNALS))
+
+    def scores(self, embeddings: Embeddings) -> NDArray[np.float64]:
+        """Outlier scores (B,) of B embeddings, larger is more alien."""
+        scores: NDArray[np.float64] = self.signals(embeddings).sum(axis=1)
+        return scores
 
     @cached_property
     def _axes(self) -> NDArray[np.float32]:
@@ -176,62 +171,6 @@ def _squared_lengths(points: NDArray[np.float32]) -> list[float]:
     return squared
 
 
-@dataclass(frozen=True)
-class OutlierFusion:
-    """The outlier score: −log of the weighted harmonic mean of the signals' p-values.
-
-    With p_s the share of ordinary queries whose signal s is at least as large (Wilson 2019),
-
-        score = log Σ_s w_s / p_s
-
-    so that the most alien signal decides, and several that agree say more. The score never falls as
-    a signal grows. It is not calibrated itself, since signals depend on each other:
-    `Calibration.outlier_p_value` makes a p-value of it.
-
-    −log p_s is interpolated between calibration values. Beyond the largest it grows linearly: an
-    exponential tail in the signals, which are logarithms (Hill 1975).
-
-    Attributes
-    ----------
-    weights : (S,) w, ≥ 0 with sum 1.
-    levels : (S, K) calibration values of each signal, ascending.
-    surprisals : (S, K) −log p_s at these.
-    tail_slopes : (S,) of −log p_s beyond the last level, > 0.
-    """
-
-    weights: NDArray[np.float64]
-    levels: NDArray[np.float64]
-    surprisals: NDArray[np.float64]
-    tail_slopes: NDArray[np.float64]
-
-    def __post_init__(self) -> None:
-        n_signals = len(self.weights)
-        if (
-            self.levels.shape != self.surprisals.shape
-            or len(self.levels) != n_signals
-            or self.tail_slopes.shape != (n_signals,)
-        ):
-            raise ValueError(
-                f"{self.weights.shape=} does not go with {self.levels.shape=}, "
-                f"{self.surprisals.shape=} and {self.tail_slopes.shape=}"
-            )
-
-    def __call__(self, signals: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the outlier scores (B,) of ``signals`` (B, S)."""
-        terms = np.maximum(signals - self.levels[:, -1], 0) * self.tail_slopes
-        for signal, levels in enumerate(self.levels):
-            terms[:, signal] += np.interp(signals[:, signal], levels, self.surprisals[signal])
-        terms += self._log_weights
-        most = terms.max(axis=1, keepdims=True)  # keeps the exponentials finite
-        scores: NDArray[np.float64] = most[:, 0] + np.log(np.exp(terms - most).sum(axis=1))
-        return scores
-
-    @cached_property
-    def _log_weights(self) -> NDArray[np.float64]:
-        log_weights: NDArray[np.float64] = np.log(np.maximum(self.weights, np.finfo(float).tiny))
-        return log_weights
-
-
 def averaging(n_features: int) -> int:
     """Return how many adjacent features are averaged, so that at most `MOST_FEATURES` are left."""
     return -(-n_features // MOST_FEATURES)
@@ -268,12 +207,3 @@ def feature_lengths(features: NDArray[np.float32]) -> NDArray[np.float32]:
     """The norms (B,) of the rows of ``features`` (B, F)."""
     lengths: NDArray[np.float32] = np.sqrt(np.vecdot(features, features))
     return lengths
-
-
-def log_lengths(lengths: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Logarithms (B,) of `feature_lengths` (B,); finite where they are zero."""
-    return np.array([_log_length(length) for length in lengths.tolist()])
-
-
-def _log_length(length: float) -> float:
-    return math.log(length + _TINY)

@@ -14,24 +14,14 @@ from model_store.decision.evidence import SIZE_CLASSES, Evidence
 from model_store.decision.operating import OperatingPoint, Stream, least_queries
 from model_store.decision.recalibration import Recalibration
 from model_store.decision.result_sets import ResultSetRule
-from model_store.decision.roll_ups import right_if_present, widest_roll_up
 
-LEAST_ABSENT_LABELS = 10
-"""Withheld labels below which no FPIR is promised of others, and hidden ones below which no fit
-follows them: what is left of five labels without one is easier to tell from it than five are from a
-sixth."""
-
-LEAST_HIDDEN_LABELS = 15
-"""Labels below which queries with their own label hidden foretell no FPIR. A gallery whose few
-labels happen to lie far apart is one that gets matches, and one whose hidden labels are easier to
-tell than an absent one is: of absent queries 1.3 times as many as foretold got a match with ten
-labels of ten queries, 1.1 with ten of thirty, 0.98 with fifteen of eight, 0.83 with twenty (by
-simulated worlds that no benchmark reports). To know those ten labels' own FPIR exactly is no
-help."""
+WORST_RATE = 0.1
+"""FPIR that labels of absent queries must be able to bound. Below log δ / log(1 − 0.1) of them, 22
+at δ = 0.1, no bound of it exists whatever they show, and nothing is promised of absent queries."""
 
 MOST_UNKNOWN = 0.1
 """Share of absent queries above which their errors decide what can be promised, and how true
-probabilities are, so that nothing can be said where too little is known of them."""
+probabilities are, so that no match is given where too little is known of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +31,18 @@ class MatchPromise:
     Attributes
     ----------
     size_class : of the first item's label, one of `SIZE_CLASSES`.
-    threshold : on the match probability; ∞ where nothing can be promised.
+    threshold : on the match probability; ∞ where there is no match.
     point : what it leads to among first items of that class; None without a threshold.
-    shortfall : why there is no threshold, and how many queries would do; None where there is one.
+    shortfall : why there is no threshold, or no guarantee, and what would do; else None.
+    guaranteed : whether the error is bounded. If not, although there is a threshold, only the error
+        among queries with a match is: too few labels tell how many absent queries get a match.
     """
 
     size_class: str
     threshold: float
     point: OperatingPoint | None
     shortfall: str | None
+    guaranteed: bool = True
 
 
 class Promises:
@@ -73,8 +66,8 @@ class Promises:
     matches : the promise of each size class.
     roll_ups : for each level the promises of each size class, by that of the likeliest label, of
         answers that roll up to it.
-    unknown_absence : why nothing is foretold of absent queries; None where it is.
-    unknown_rate : why no FPIR can be promised, whatever is foretold; None where one can.
+    unknown_absence : why nothing is known of absent queries; None where something is.
+    unknown_rate : why no FPIR can be promised; None where one can.
     doubt : why probabilities are not vouched for at this share, nor an error where absence is
         unknown; None where they are.
     sets : which items belong in result sets.
@@ -97,15 +90,16 @@ class Promises:
         self.max_error, self.max_false_match_rate = max_error, max_false_match_rate
         self.stream = Stream.of(evidence, assumed, expected, feedback, delta)
         self._first_classes = evidence.first_classes
-        self.unknown_absence = _why_absence_is_unknown(evidence)
-        self.unknown_rate = self.unknown_absence or _too_few_withheld(evidence)
+        self.unknown_absence = (
+            UNKNOWN_TO_STRANGERS if evidence.absence == "hidden_trained_labels" else None
+        )
+        self.unknown_rate = self.unknown_absence or self._too_few_labels()
         self.doubt = self._doubt() if expected > MOST_UNKNOWN else None
         self.matches = tuple(self._promise(place, int(n)) for place, n in enumerate(n_labels))
         self._thresholds = np.array([promise.threshold for promise in self.matches])
         of_levels = [evidence.of_level(level) for level in range(len(levels))]
         streams = [Stream.of(one, assumed, expected, feedback, delta) for one in of_levels]
-        foretold = [right_if_present(one) for one in of_levels]
-        self.roll_ups = self._rolled_up(levels, streams, foretold, evidence.likeliest_classes)
+        self.roll_ups = self._rolled_up(levels, streams, evidence.likeliest_classes)
         self.sets = ResultSetRule(evidence, n_labels, delta)
 
     def threshold(self, size_class: int) -> float:
@@ -138,38 +132,53 @@ class Promises:
         """True if some first item can be called a match."""
         return bool(np.isfinite(self._thresholds).any())
 
+    @property
+    def gives_guarantee(self) -> bool:
+        """True if the error of some matches is guaranteed."""
+        return any(math.isfinite(one.threshold) and one.guaranteed for one in self.matches)
+
     def curve(self) -> list[OperatingPoint]:
         """Return the risk-coverage curve, whatever the size class, from the strictest on."""
         return [self._told(point) for point in self.stream.curve()]
 
     def at(self, max_error: float) -> OperatingPoint | None:
-        """Return the widest point that promises ``max_error``, whatever the size class."""
-        threshold = self.stream.widest(max_error)
+        """Return the widest point that keeps ``max_error``, whatever the size class."""
+        threshold, _ = self._widest(self.stream, max_error)
         return None if threshold is None else self._told(self.stream.point(threshold))
 
     def _promise(self, size_class: int, n_labels: int) -> MatchPromise:
         name = SIZE_CLASSES[size_class]
         of_class = self.stream.at_rows(self._first_classes == size_class)
-        by_error = of_class.widest(self.max_error)
-        if self._gives_none:
-            return MatchPromise(name, math.inf, None, self.doubt)
-        if by_error is None:
+        threshold, lacking = self._widest(of_class, self.max_error)
+        if threshold is None:
             whom = "" if n_labels == 0 else _whom(name)
             return MatchPromise(name, math.inf, None, self._error_shortfall(of_class, whom))
-        threshold = by_error
         if self.max_false_match_rate is not None:
             by_rate = self.stream.strictest(self.max_false_match_rate)
-            if by_rate is None or self.unknown_rate is not None:
+            if by_rate is None or self.unknown_absence is not None:
                 return MatchPromise(name, math.inf, None, self._rate_shortfall())
-            threshold = max(by_error, by_rate)
-        return MatchPromise(name, threshold, self._told(of_class.point(threshold)), None)
+            threshold = max(threshold, by_rate)
+        point = self._told(of_class.point(threshold))
+        return MatchPromise(name, threshold, point, lacking, lacking is None)
+
+    def _widest(self, stream: Stream, max_error: float) -> tuple[float | None, str | None]:
+        """Return the threshold of an error, and why nothing is guaranteed of it; None where it is.
+
+        Where too few labels tell what absent queries do, and few queries are absent, matches are
+        given that keep the error among queries with a match; nothing is guaranteed then.
+        """
+        if self.doubt is not None and self.unknown_absence is not None:
+            return None, None
+        threshold = stream.widest(max_error)
+        if threshold is not None or self.unknown_rate is None or self.expected > MOST_UNKNOWN:
+            return threshold, None
+        return stream.taking_absent_as_seen().widest(max_error), (
+            "The error of matches is guaranteed for queries with a match only: "
+            f"{self.unknown_rate}."
+        )
 
     def _rolled_up(
-        self,
-        levels: Sequence[str],
-        streams: Sequence[Stream],
-        foretold: Sequence[NDArray[np.float64]],
-        classes: NDArray[np.int8],
+        self, levels: Sequence[str], streams: Sequence[Stream], classes: NDArray[np.int8]
     ) -> tuple[tuple[MatchPromise, ...], ...]:
         """Promise the same error of each level's own answers, from the finest level on.
 
@@ -180,15 +189,14 @@ class Promises:
         Parameters
         ----------
         streams : the likeliest parents of all queries, for each level.
-        foretold : (N,) of these, see `right_if_present`.
         classes : (N,) of the label of the highest match probability.
         """
         left = self.stream.probabilities < self._thresholds[self._first_classes]
         promised = []
-        for name, stream, probable in zip(levels, streams, foretold, strict=True):
+        for name, stream in zip(levels, streams, strict=True):
             rows = [left & (classes == place) for place in range(len(SIZE_CLASSES))]
             of_classes = tuple(
-                self._promise_of_level(name, place, stream.at_rows(chosen), probable[chosen])
+                self._promise_of_level(name, place, stream.at_rows(chosen))
                 for place, chosen in enumerate(rows)
             )
             thresholds = np.array([promise.threshold for promise in of_classes])
@@ -196,25 +204,20 @@ class Promises:
             promised.append(of_classes)
         return tuple(promised)
 
-    def _promise_of_level(
-        self, level: str, size_class: int, stream: Stream, foretold: NDArray[np.float64]
-    ) -> MatchPromise:
-        threshold = widest_roll_up(stream, foretold, self.max_error)
-        shortfall = self.doubt
-        if self._gives_none:
-            threshold = None
-        else:
-            n = int((~stream.absent).sum())
+    def _promise_of_level(self, level: str, size_class: int, stream: Stream) -> MatchPromise:
+        threshold, lacking = self._widest(stream, self.max_error)
+        name = SIZE_CLASSES[size_class]
+        if threshold is None:
+            n = int((stream.counted & stream.chosen).sum())
             least = math.ceil(least_queries(self.max_error, stream.delta))
-            shortfall = (
+            shortfall = self.doubt or (
                 f"An error of at most {self.max_error:g} among answers of the level {level} cannot "
                 f"be promised: {n} calibration queries have a match and no finer answer, at least "
                 f"{least} that are answered are needed."
             )
-        if threshold is None:
-            return MatchPromise(SIZE_CLASSES[size_class], math.inf, None, shortfall)
+            return MatchPromise(name, math.inf, None, shortfall)
         point = self._told(stream.point(threshold))
-        return MatchPromise(SIZE_CLASSES[size_class], threshold, point, None)
+        return MatchPromise(name, threshold, point, lacking, lacking is None)
 
     def _told(self, point: OperatingPoint) -> OperatingPoint:
         """Return the point without what is not known of absent queries."""
@@ -222,10 +225,15 @@ class Promises:
             return point
         return replace(point, false_match_rate=None, false_match_bound=None)
 
-    @property
-    def _gives_none(self) -> bool:
-        """True where so many queries are absent that none of unknown ones can be a match."""
-        return self.doubt is not None and self.unknown_absence is not None
+    def _too_few_labels(self) -> str | None:
+        """Return why the labels of absent queries are too few to say what another would do."""
+        n_labels, least = self.stream.n_labels, least_labels(self.stream.delta)
+        if n_labels >= least:
+            return None
+        return (
+            f"{n_labels} labels of absent calibration queries are too few to know what other "
+            f"absent queries do; {least - n_labels} more are needed, in the gallery or withheld"
+        )
 
     def _doubt(self) -> str | None:
         if self.unknown_absence is not None:
@@ -240,14 +248,14 @@ class Promises:
             )
         return None
 
-    def _error_shortfall(self, stream: Stream, whom: str) -> str:
-        n = int((~stream.absent).sum())
+    def _error_shortfall(self, stream: Stream, whom: str) -> str | None:
+        if self.doubt is not None and self.unknown_absence is not None:
+            return self.doubt
+        n = int((stream.counted & stream.chosen).sum())
         needed = stream.queries_needed(self.max_error) if n else None
         least = math.ceil(least_queries(self.max_error, stream.delta))
         wanted = (
-            f"at least {least} that are answered"
-            if needed is None or needed <= n
-            else f"about {needed} would do"
+            f"at least {least} that are answered" if needed is None else f"about {needed} would do"
         )
         return (
             f"An error of at most {self.max_error:g} among matches cannot be promised: there are "
@@ -257,14 +265,26 @@ class Promises:
     def _rate_shortfall(self) -> str:
         assert self.max_false_match_rate is not None  # noqa: S101 - the caller has looked
         least = math.ceil(least_queries(self.max_false_match_rate, self.stream.delta))
-        why = self.unknown_rate or (
-            f"the absent calibration queries are worth {self.stream.n_absent_effective:.0f} "
-            f"independent ones, {least} or more are needed"
+        why = self.unknown_absence or (
+            f"the absent calibration queries are of {self.stream.n_labels} labels, {least} or more "
+            "are needed"
         )
         return (
             f"A match for at most {self.max_false_match_rate:g} of the absent queries cannot be "
             f"promised: {why}."
         )
+
+
+UNKNOWN_TO_STRANGERS = (
+    "what an absent query looks like is not known from queries of labels that the encoder was "
+    "trained on; withhold some labels from training and gallery"
+)
+"""Why queries of labels that the encoder knows say nothing of absent ones."""
+
+
+def least_labels(delta: float) -> int:
+    """Return how many labels of absent queries can bound FPIR at `WORST_RATE`."""
+    return math.ceil(least_queries(WORST_RATE, delta))
 
 
 def _whom(size_class: str) -> str:
@@ -273,32 +293,3 @@ def _whom(size_class: str) -> str:
         "few": " whose first item has a label with 2 to 5 items",
         "many": " whose first item has a label with more than 5 items",
     }[size_class]
-
-
-def _too_few_withheld(evidence: Evidence) -> str | None:
-    """Return why withheld labels say too little to promise what any other would do."""
-    n_labels = len(np.unique(evidence.clusters[evidence.absent]))
-    if evidence.absence != "absent_labels" or n_labels >= LEAST_ABSENT_LABELS:
-        return None
-    return (
-        f"what any absent query looks like is not known from {n_labels} withheld labels; withhold "
-        f"{LEAST_ABSENT_LABELS}"
-    )
-
-
-def _why_absence_is_unknown(evidence: Evidence) -> str | None:
-    """Return why the absent calibration queries say nothing of FPIR; None where they do."""
-    if evidence.absence == "hidden_trained_labels":
-        return (
-            "what an absent query looks like is not known from queries of labels that the encoder "
-            "was trained on; withhold some labels from training and gallery"
-        )
-    if evidence.absence != "hidden_labels":
-        return None
-    n_labels = len(np.unique(evidence.clusters[evidence.absent]))
-    if n_labels >= LEAST_HIDDEN_LABELS:
-        return None
-    return (
-        f"what an absent query looks like is not known from {n_labels} hidden labels; have "
-        f"{LEAST_HIDDEN_LABELS}, or withhold some for calibration"
-    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.decision.evidence import SIZE_CLASSES, Evidence, design_effect
+from model_store.decision.evidence import SIZE_CLASSES, Evidence
 from model_store.decision.operating import errors_allowed
 
 MOST_UNPROMISED = 32
@@ -46,16 +46,14 @@ class _ClassRule:
 
     Attributes
     ----------
-    critical : (n,) ascending, see `Evidence.critical`.
-    n_effective : how many independent queries they are worth.
+    critical : (n,) of one query of each object, ascending, see `Evidence.critical`.
     """
 
     critical: Floats
-    n_effective: float
 
     def threshold(self, coverage: float, delta: float) -> float | None:
         """Return the largest threshold that promises ``coverage``; None where none does."""
-        allowed = errors_allowed(len(self.critical), self.n_effective, coverage, delta)
+        allowed = errors_allowed(len(self.critical), coverage, delta)
         if allowed < 0 or self.critical[allowed] < 0:
             return None
         return float(self.critical[allowed])
@@ -95,10 +93,8 @@ class ResultSetRule:
     def __init__(self, evidence: Evidence, n_labels: NDArray[np.int64], delta: float) -> None:
         self._rules = []
         for size_class in range(len(SIZE_CLASSES)):
-            rows = evidence.true_classes == size_class
-            effect = design_effect(evidence.critical[rows], evidence.clusters[rows])
-            critical = np.sort(evidence.critical[rows])
-            self._rules.append(_ClassRule(critical, len(critical) / effect))
+            rows = evidence.counted & (evidence.true_classes == size_class)
+            self._rules.append(_ClassRule(np.sort(evidence.critical[rows])))
         self._n_labels = n_labels
         self._delta = delta
         self._known: dict[float, _Thresholds] = {}
@@ -171,10 +167,10 @@ class ResultSetRule:
             of = int(self._n_labels.sum())
             whom = f" of labels with {_ITEMS[SIZE_CLASSES[size_class]]} ({n_labels} of {of} labels)"
         needed = math.ceil(math.log(self._delta) / math.log(coverage))
-        if rule.n_effective < needed:
+        if len(rule.critical) < needed:
             return (
                 f"A coverage of {coverage:g} needs {needed} independent calibration queries with a "
-                f"match{whom}; there are {math.floor(rule.n_effective)}."
+                f"match{whom}; there are {len(rule.critical)}."
             )
         reached = float((rule.critical >= 0).mean())
         return (

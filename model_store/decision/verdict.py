@@ -92,7 +92,6 @@ class Decision:
     match_log_odds : (k,) of the described items, at that share, uncorrected by feedback.
     match_probabilities : (k,) P(item is a true match) of the described items; items of one label
         share theirs, so that a closer one never has the lower.
-    match_intervals : (k, 2) see `VennAbers`.
     no_match_probability : P(none of the items that may be found is a true match): 1 − Σ of the
         match probabilities of their labels.
     assumed_no_match : the same of the whole gallery, uncorrected and at the share of the fit; the
@@ -109,7 +108,6 @@ class Decision:
     absent_share: float | None = None
     match_log_odds: Floats | None = None
     match_probabilities: Floats | None = None
-    match_intervals: Floats | None = None
     no_match_probability: float | None = None
     assumed_no_match: float | None = None
     result_set: ResultSet | None = None
@@ -128,7 +126,7 @@ def assess(
     ----------
     uncertainty : see `Assessment`.
     """
-    if calibration is None:
+    if calibration is None or calibration.outdated is not None:
         return Assessment(uncertainty)
     percentile = None if uncertainty is None else calibration.uncertainty_percentile(uncertainty)
     level = None if percentile is None else _level(percentile)
@@ -167,12 +165,15 @@ def decide(
     """
     if (
         calibration is None
+        or calibration.outdated is not None
         or math.isnan(predictive.outlier_score)
         or len(retrieved.similarities) == 0
     ):
         reason = _unheard(calibration, terms)
         if calibration is None and predictive.kind == "text":
             reason = TEXTS_NOT_CALIBRATED
+        elif calibration is not None and calibration.outdated is not None:
+            reason = calibration.outdated
         return Decision(
             "not_calibrated", assess(calibration, predictive, retrieved.uncertainty), reason
         )
@@ -189,6 +190,7 @@ def decide(
     shown = probabilities.final[labels]
     first = (float(shown[0]), int(found.classes[labels[0]])) if len(labels) else (0.0, 0)
     verdict, reason = _verdict(assessment, terms, promises, *first, probabilities.nothing)
+    guaranteed = promises.matches[first[1]].guaranteed
     return Decision(
         verdict,
         assessment,
@@ -197,14 +199,13 @@ def decide(
         promises.expected,
         bounded_logit(probabilities.expected[labels]),
         shown,
-        probabilities.intervals(calibration, labels),
         probabilities.nothing,
         float(1 - np.add.reduce(probabilities.fitted)),
         _result_set(calibration, promises, found, probabilities.fitted, allowed, terms),
         _roll_up(calibration, promises, found, probabilities, allowed, retrieved.parents)
         if verdict == "ambiguous" and terms.stale is None
         else None,
-        guaranteed=(terms.stale or promises.doubt or terms.drift) is None,
+        guaranteed=guaranteed and (terms.stale or promises.doubt or terms.drift) is None,
     )
 
 
@@ -251,11 +252,12 @@ def _verdict(
 ) -> tuple[Verdict, str | None]:
     """Return the verdict on a first item of ``probability``, and what is missing for a better."""
     doubt = terms.stale or promises.doubt or terms.drift
-    reason = terms.stale or promises.matches[size_class].shortfall or doubt
+    shortfall = promises.matches[size_class].shortfall
+    reason = terms.stale or shortfall or doubt
     if assessment.is_outlier(terms.alpha):
         return "out_of_distribution", terms.stale or terms.drift
     if terms.stale is None and probability >= promises.threshold(size_class):
-        return "match", doubt
+        return "match", doubt or shortfall
     if nothing > LEAST_THRESHOLD:
         return "no_match", doubt
     return "ambiguous", reason if probability >= LEAST_THRESHOLD else doubt

@@ -83,7 +83,10 @@ def calibration_in_words(report: schemas.CalibrationReport) -> str:
 
 
 def _verdict(answer: schemas.SearchAnswer | schemas.DecisionAnswer) -> list[str]:
-    parts = [f"{answer.verdict}: {VERDICT_WORDS[answer.verdict]}"]
+    words = VERDICT_WORDS[answer.verdict]
+    if answer.verdict == "match" and not answer.guaranteed:
+        words = "The first result probably matches, without a guarantee."
+    parts = [f"{answer.verdict}: {words}"]
     if answer.reason is not None:
         parts.append(answer.reason)
     if answer.roll_up is not None:

@@ -231,8 +231,8 @@ class CalibrationReport(BaseModel):
     )
     result_sets: list[ResultSetOutcome] = Field(description="Cross-fitted.")
     outlier_auroc: dict[str, float] = Field(
-        description="How well the outlier score tells `near` (unknown labels), `far` (another "
-        "world) and `corrupted` calibration images from ordinary queries; cross-fitted."
+        description="How well the outlier score tells `near` calibration images, of unknown "
+        "labels, from ordinary queries; cross-fitted."
     )
     feedback: FeedbackSummary | None = Field(description="None as long as nobody said anything.")
     errors_over_time: ErrorsOverTime | None = Field(

@@ -171,10 +171,6 @@ class Result(BaseModel):
         description="Calibrated probability that the item is a true match; among results of one "
         "label a closer one never has the lower."
     )
-    match_probability_interval: tuple[float, float] | None = Field(
-        description="The two values of a Venn-Abers predictor, widened to hold the probability: "
-        "far apart where calibration queries like this one are few. No confidence interval."
-    )
     rank_stability: float | None = Field(
         description="Share of samples of the posterior under which the item is among the nearest, "
         "of as many as there are results, those of earlier pages with them; null where the "
@@ -249,8 +245,9 @@ ROLL_UP = Field(
 GUARANTEED = Field(
     description="Whether the guarantees of the calibration hold for this answer, as far as there "
     "are any. They do not for a gallery that is not calibrated or whose calibration is stale, "
-    "while the caller's recent queries differ from the calibration queries, and for a share of "
-    "absent queries too large for the calibration; `reason` says why."
+    "while the caller's recent queries differ from the calibration queries, for a share of absent "
+    "queries too large for the calibration, and where labels of absent calibration queries are too "
+    "few; `reason` says why."
 )
 
 

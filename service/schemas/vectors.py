@@ -126,7 +126,6 @@ class DecidedNeighbour(BaseModel):
     label: str | None
     similarity: float
     match_probability: float | None
-    match_probability_interval: tuple[float, float] | None
 
 
 class DecisionAnswer(BaseModel):

@@ -1,9 +1,10 @@
 """Calibrations that do not fit their gallery any more are fitted again, by a process of its own.
 
 Some are stale, since too much has changed; others do not know a label that was enrolled, and would
-give no match to what shows it. Fitting is the index builder's work, which the service does not
-import: `vouch-build calibrate BUNDLES` is started where it is installed. What it publishes, the
-service changes over to as to any other bundle.
+give no match to what shows it, or still know one that was deleted, whose queries are absent now.
+Fitting is the index builder's work, which the service does not import: `vouch-build calibrate
+BUNDLES` is started where it is installed. What it publishes, the service changes over to as to any
+other bundle.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ logger = logging.getLogger(__name__)
 RETRY_S = 3600.0
 """After which a bundle whose calibration could not be fitted again is tried once more."""
 
-NEW_LABELS_S = 600.0
-"""Between two fits for the sake of new labels alone: each makes a bundle, as a compaction does."""
+LABELS_S = 600.0
+"""Between two fits for the sake of labels alone: each makes a bundle, as a compaction does."""
 
 _SAID_BYTES = 2000
 """Bytes that are logged of a failed process, the last that it said."""
@@ -93,7 +94,7 @@ class Recalibrator:
             return None
         last = self._attempts.get(name)
         now = time.monotonic()
-        if bundle.retriever.stale is None and not self._has_new_labels(bundle, last, now):
+        if bundle.retriever.stale is None and not self._has_other_labels(bundle, last, now):
             return None
         if last and last.bundle_id == bundle.manifest.id and now - last.at < RETRY_S:
             return None
@@ -108,15 +109,15 @@ class Recalibrator:
             logger.error("not calibrated again", extra={"fields": fields})
         return attempt.succeeded
 
-    def _has_new_labels(self, bundle: Bundle, last: _Attempt | None, now: float) -> bool:
-        """Return whether labels have come that the calibration does not know, and no more come."""
+    def _has_other_labels(self, bundle: Bundle, last: _Attempt | None, now: float) -> bool:
+        """Return whether labels have come or gone since the calibration, and no more do."""
         state = bundle.manifest.id, bundle.version
         has_settled = self._seen.get(bundle.name) == state
         self._seen[bundle.name] = state
-        if bundle.retriever.n_new_labels == 0 or not has_settled:
+        if not has_settled or not bundle.retriever.has_other_labels:
             return False
         # One that failed may have been overtaken by a compaction, which learns nothing.
-        return last is None or not last.succeeded or now - last.at >= NEW_LABELS_S
+        return last is None or not last.succeeded or now - last.at >= LABELS_S
 
     async def _run(self, root: Path) -> tuple[int, str]:
         """Run the command to its end; its exit status, and the end of what it said."""

@@ -40,7 +40,7 @@ from index_builder.pipeline.steps import (
     train_step,
 )
 from model_store.bundles.bundle import open_parts
-from model_store.decision import OUTLIER_SIGNALS, Calibration, choice_probabilities
+from model_store.decision import Calibration, choice_probabilities
 from model_store.decision.absent_share import prior_shift
 from model_store.decision.outliers import unit_rows
 from model_store.encoder.onnx import OnnxEncoder
@@ -100,7 +100,7 @@ class Measured:
 
     def __init__(self, calibration: Calibration, observed: RetrievedQueries) -> None:
         self.calibration, self.observed = calibration, observed
-        self.outlier_scores = calibration.fusion(observed.outlier_signals)
+        self.outlier_scores = observed.outlier_scores
         self.p_values = np.array([calibration.outlier_p_value(s) for s in self.outlier_scores])
         shift = prior_shift(calibration.assumed_absent, calibration.default_share)
         self.labels = [self._labels(row, shift) for row in range(len(observed))]
@@ -111,7 +111,7 @@ class Measured:
 
     def _labels(self, row: int, shift: float) -> tuple[NDArray[np.int64], Floats]:
         """Places of the labels that a query finds, and their match probabilities."""
-        places, values = self.observed.signals(row, self.outlier_scores[row])
+        places, values = self.observed.signals(row)
         return places, choice_probabilities(self.calibration.match.log_odds(values) + shift)
 
     def gaps(self) -> Floats:
@@ -197,13 +197,12 @@ def measure(config: BuildConfig, run: Run, data: Path) -> dict[str, float]:
     worlds = [("corrupted", corrupted(queries.matched, config.seed)), *other_worlds(data)]
     if strangers:
         worlds.insert(0, ("near", queries.withheld))
-    variance = OUTLIER_SIGNALS.index("log_uncertainty")
     for kind, images in worlds:
         seen = Measured(calibration, look(images))
         row[f"OOD AUROC, {kind}"] = area(seen.outlier_scores, matched.outlier_scores)
         row[f"… variance, {kind}"] = area(
-            seen.observed.outlier_signals[:, variance],
-            matched.observed.outlier_signals[:, variance],
+            seen.observed.spherical_variances,
+            matched.observed.spherical_variances,
         )
         row[f"… kNN, {kind}"] = area(alone(images), ordinary)
     return row

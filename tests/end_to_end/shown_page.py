@@ -31,7 +31,6 @@ def result(rank: int, **changes: Any) -> dict[str, Any]:
         "similarity": 0.98765 - rank / 10,
         "similarity_std": 0.05,
         "match_probability": 0.9 / rank,
-        "match_probability_interval": [0.25, 0.95],
         "rank_stability": 0.75,
         "rank_confidence": None,
         "variance": 0.1,

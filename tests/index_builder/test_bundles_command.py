@@ -7,6 +7,7 @@ import time
 from collections.abc import Container
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -18,6 +19,7 @@ from model_store.bundles.operator import read_operator
 from model_store.bundles.publish import publish
 from model_store.bundles.retention import prune
 from model_store.bundles.signatures import require_signature
+from model_store.decision import Calibration
 from model_store.errors import (
     BundleNotFound,
     BundleTampered,
@@ -26,6 +28,7 @@ from model_store.errors import (
     UsageError,
 )
 from model_store.signing import new_key, read_public_key
+from tests.support.kept_worlds import calibrated
 from tests.support.narrowing import not_none
 from tests.support.released_bundles import released
 
@@ -147,6 +150,31 @@ def test_upgrade_check_fails_before_and_passes_after_the_upgrade(tmp_path: Path)
     assert f"{before} (schema 7) is {current_id(root)} now, 48 items" in upgraded.stdout
     assert run("upgrade", root, "--check").exit_code == 0
     assert "needs no upgrade" in run("upgrade", root).stdout
+
+
+def test_upgrade_of_a_calibration_without_kept_queries_says_what_to_run(tmp_path: Path) -> None:
+    root = released("0.2.0", tmp_path)
+    assert run("upgrade", root, "--check").exit_code == 0
+    assert "vouch-build calibrate BUNDLES --queries FILE" in run("upgrade", root).stdout
+
+
+def test_upgrade_calibrates_again_with_the_kept_queries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr("model_store.decision.calibration.SIGNALS", ("log_distance", "gap"))
+        root = calibrated(tmp_path, np.empty(0, dtype=np.int64))
+    assert "upgrade BUNDLES" in str(not_none(Calibration.load(locate(root))).outdated)
+    before = str(current_id(root))
+    checked = run("upgrade", root, "--check")
+    assert checked.exit_code == 1
+    assert "has a calibration of an earlier release" in checked.stdout
+    upgraded = run("upgrade", root)
+    assert f"{before} is {current_id(root)} now, calibrated again" in upgraded.stdout
+    calibration = not_none(Calibration.load(locate(root)))
+    assert calibration.outdated is None
+    assert calibration.promises().gives_matches
+    assert run("upgrade", root, "--check").exit_code == 0
 
 
 def test_rollback_of_an_upgrade_names_the_release_to_start(tmp_path: Path) -> None:

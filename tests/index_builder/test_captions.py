@@ -129,7 +129,7 @@ class TestTheFit:
         retriever, text = opened.retriever, opened.retriever.text
         assert text is not None
         fitted = calibrate_texts(
-            text, retriever.gallery, captions(opened, 400), CalibrationConfig(max_error=0.2), 0
+            text, retriever.gallery, captions(opened, 400), CalibrationConfig(max_error=0.1), 0
         )
         assert fitted.encoder_fingerprint == text.fingerprint
         assert fitted.report["queries"] == "captions"

@@ -116,7 +116,7 @@ def test_own_rows_are_those_of_the_group_that_are_still_there(gallery: FaissGall
     images = replace(images, ids=("item-0", "item-1", "item-3", "gone"))
     others = replace(images, ids=("item-0", "item-1", "item-3", "item-4"))
     nothing = embedded(drawn(labels), np.eye(4, N_FEATURES))
-    items = ItemQueries(images, nothing, nothing, nothing.at(np.arange(0)), np.arange(0))
+    items = ItemQueries(images, nothing, nothing)
     rows = items.own_rows(gallery, others)
     known = [{row for row in own if row >= 0} for own in rows.tolist()]
     assert known == [

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from index_builder.calibration import leave_one_out_queries, out_of_fold_signals
+from index_builder.calibration import DetectorFolds, leave_one_out_queries
 from index_builder.calibration.hidden_labels import fit_label_folds
 from index_builder.calibration.leave_one_out import group_numbers, rows_of_groups, whole_groups
 from index_builder.calibration.lists import items_alike, plain_items
@@ -147,14 +147,15 @@ def test_images_make_up_for_missing_queries(images: LabelledImages) -> None:
 def test_no_detector_has_seen_an_image_or_its_group() -> None:
     """A detector that knew an image would find it at distance nought."""
     codes, alone = np.zeros(N, dtype=np.int64), np.arange(N)
-    signals = out_of_fold_signals(EMBEDDINGS, codes, alone, 0)
-    assert signals[:, 0].min() > np.log(0.1)
+    scores = DetectorFolds.of(EMBEDDINGS, codes, alone, 0).scores(EMBEDDINGS, alone)
     shown = np.r_[alone, np.roll(alone, 1)]  # each image twice, in different folds by itself
     twice = EMBEDDINGS.at(shown)
-    seen = out_of_fold_signals(twice, np.r_[codes, codes], np.arange(2 * N), 0)
-    hidden = out_of_fold_signals(twice, np.r_[codes, codes], shown, 0)
-    assert np.median(seen[:, 0]) < np.median(hidden[:, 0]) - 0.1
-    assert hidden[:, 0].min() > np.log(0.1)
+    seen, hidden = (
+        DetectorFolds.of(twice, np.r_[codes, codes], groups, 0).scores(twice, groups)
+        for groups in (np.arange(2 * N), shown)
+    )
+    assert np.median(seen) < np.median(hidden) - 1
+    assert hidden.min() > scores.min() - 1
 
 
 def test_copies_and_groups_share_a_number() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import softmax
@@ -10,6 +11,7 @@ from scipy.special import softmax
 from index_builder.calibration import Examples, fit_choice
 from index_builder.calibration.probabilities import RIDGE, cross_fitted
 from model_store.decision import choice_probabilities
+from model_store.errors import CalibrationError
 
 RNG = np.random.default_rng(0)
 
@@ -67,18 +69,34 @@ def test_the_choice_is_at_a_minimum_of_its_loss() -> None:
     np.testing.assert_allclose(np.r_[fitted.weights, fitted.intercept], best, atol=1e-3)
 
 
-def test_limits_hold_and_what_they_leave_free_is_at_its_minimum() -> None:
+def test_a_fit_to_fewer_signals_is_that_without_the_others() -> None:
     examples, _ = choosing(2000, seed=3)
-    free = fit_choice(examples)
-    assert (free.weights > 0).all()
-    against = fit_choice(examples, [(None, 0.0), (None, None)])
-    assert against.weights[0] == 0
-    values = examples.values.copy()
-    values[:, 0] = 0
-    without = fit_choice(replace(examples, values=values))
-    np.testing.assert_allclose(against.weights[1], without.weights[1], atol=1e-3)
-    allowed = fit_choice(examples, [(0.0, None), (None, None)])
-    np.testing.assert_allclose(allowed.weights, free.weights, atol=1e-3)
+    fewer = fit_choice(examples, 1)
+    alone = fit_choice(replace(examples, values=examples.values[:, :1]))
+    assert fewer.weights[1] == 0
+    np.testing.assert_allclose(fewer.weights[:1], alone.weights, atol=1e-6)
+    assert fewer.intercept == pytest.approx(alone.intercept, abs=1e-6)
+
+
+def test_as_many_signals_are_taken_as_foretell_labels_that_were_left_out() -> None:
+    """The second signal tells each label from the others, and of another label nothing."""
+    examples, _ = choosing(400, seed=4)
+    labels = np.arange(400, dtype=np.int32) % 20
+    of_label = np.random.default_rng(1).standard_normal(20)[labels][examples.queries]
+    values = np.column_stack([examples.values[:, 1], of_label * (1 + examples.matches)])
+    fit = cross_fitted(replace(examples, values=values, labels=labels), 0, (1, 2))
+    assert fit.n_signals == 1
+    useful = replace(examples, values=examples.values[:, ::-1], labels=labels)
+    assert cross_fitted(useful, 0, (1, 2)).n_signals == 2
+
+
+def test_queries_of_one_label_are_left_out_together_and_one_label_is_refused() -> None:
+    examples, _ = choosing(100, seed=6)
+    labels = np.arange(100, dtype=np.int32) % 7
+    folds = cross_fitted(replace(examples, labels=labels), 0).folds
+    assert all(len(np.unique(folds[labels == label])) == 1 for label in range(7))
+    with pytest.raises(CalibrationError, match="of one label"):
+        cross_fitted(examples, 0)
 
 
 def test_a_signal_that_was_always_the_same_says_nothing_of_another_value() -> None:
@@ -120,7 +138,7 @@ def test_absent_queries_are_judged_by_fits_that_know_no_query_of_their_label() -
         absent,
         labels.astype(np.int32),
     )
-    probabilities, _ = cross_fitted(examples, seed=0)
+    probabilities = cross_fitted(examples, seed=0, n_signals=(11,)).probabilities
     assert probabilities[absent].mean() > 0.5  # a label not seen tells nothing
-    leaking = fit_choice(examples).log_odds(values)
+    leaking = fit_choice(examples, 11).log_odds(values)
     assert leaking[absent].mean() < -1  # a fit that has seen it knows it

@@ -13,7 +13,7 @@ from index_builder.calibration.fit import _Part, _weighted
 
 def part(n: int, *, absent: bool) -> _Part:
     observed: Any = range(n)
-    return _Part(observed, np.zeros(n), np.arange(n), absent, None)
+    return _Part(observed, np.arange(n), absent, None)
 
 
 @pytest.mark.parametrize("assumed", [0.05, 0.5, 0.8])

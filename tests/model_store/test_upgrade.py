@@ -71,11 +71,15 @@ def test_upgrade_makes_the_old_bundle_the_previous_one_and_leaves_it_whole(tmp_p
     assert not list(root.glob(".*upgrading"))
 
 
-def test_calibration_of_schema_8_is_kept(tmp_path: Path) -> None:
+def test_calibration_of_release_0_2_answers_without_guarantee(tmp_path: Path) -> None:
     root = released("0.2.0", tmp_path)
     retriever = open_bundle(root, "cpu").retriever
-    assert retriever.calibration is not None
-    assert retriever.stale is None
+    assert "vouch-build upgrade BUNDLES" in str(retriever.stale)
+    image = next(iter(json.loads((root / "answers.json").read_text(encoding="utf-8"))))
+    answer = retriever.search(bytes.fromhex(image), 5)
+    assert len(answer.matches) == 5
+    assert answer.decision.verdict == "not_calibrated"
+    assert answer.decision.reason == retriever.stale
 
 
 def test_calibration_of_schema_1_is_left_out(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ import vouch_search
 from model_store.bundles.bundle import Bundle
 from model_store.decision import outcome_of
 from model_store.gallery import Gallery
+from service import schemas
+from service.client.words import search_in_words
 from service.settings import Settings
 from tests.end_to_end.questions import assess, picture, search
 from tests.support.waiting import wait_until
@@ -72,7 +74,6 @@ class TestASearch:
                 "similarity": match.similarity,
                 "similarity_std": match.similarity_std,
                 "match_probability": match.match_probability,
-                "match_probability_interval": list(match.match_interval or ()),
                 "rank_stability": match.rank_stability,
                 "rank_confidence": match.rank_confidence,
                 "variance": match.variance,
@@ -102,7 +103,10 @@ class TestASearch:
             "promised_for": ["many"],
             "reason": None,
         }
-        assert served["reason"] is decision.reason is None
+        assert served["reason"] == decision.reason
+        assert "2 labels of absent calibration queries are too few" in served["reason"]
+        assert served["guaranteed"] is False
+        assert "without a guarantee" in search_in_words(schemas.SearchAnswer.model_validate(served))
         assert served["no_match_probability"] == decision.no_match_probability
         assert served["absent"] == {
             "share": calibration.default_share,
@@ -165,8 +169,7 @@ class TestASearch:
         assert order == sorted(order)
         assert len({result["id"] for result in results}) == limit
         for result in results:
-            lower, upper = result["match_probability_interval"]
-            assert 0 <= lower <= result["match_probability"] <= upper <= 1
+            assert 0 <= result["match_probability"] <= 1
             assert 0 <= result["rank_confidence"] <= 1
         assert results[0]["rank_confidence"] > 0.5
 
@@ -274,7 +277,6 @@ class TestWithoutCalibration:
             ood = answer["query"]["ood"]
             assert ood["flag"] is ood["p_value"] is ood["reason"] is None
             assert {result["match_probability"] for result in answer["results"]} == {None}
-            assert {r["match_probability_interval"] for r in answer["results"]} == {None}
 
     def test_the_ranking_is_that_of_the_calibrated_gallery(
         self, start: StartClient, bare_bundle: Bundle, digit: bytes

@@ -230,7 +230,7 @@ def test_grouped_by_label_each_stands_once_as_sure_as_ever(
         nearest.setdefault(result["label"], result)
     assert len(answer["results"]) >= len(nearest) > 1
     for result, expected in zip(answer["results"], nearest.values(), strict=False):
-        for name in ("id", "match_probability", "match_probability_interval", "similarity"):
+        for name in ("id", "match_probability", "similarity"):
             assert result[name] == expected[name]
     assert [result["rank"] for result in answer["results"]] == [
         *range(1, len(answer["results"]) + 1)

@@ -263,7 +263,7 @@ class TestFurtherResults:
         assert order == sorted(order)
         # Stability and confidence depend on where the list ends; the rest on nothing but the query.
         for result, expected in zip(results, whole["results"], strict=False):
-            for name in ("id", "similarity", "match_probability", "match_probability_interval"):
+            for name in ("id", "similarity", "match_probability"):
                 assert result[name] == expected[name], name
         assert results[40:80] == whole["results"][40:]
 
@@ -332,7 +332,6 @@ class TestWhatIsLikeAnItem:
         assert answer["reason"]
         assert answer["bundle"]["calibration"]["status"] == "valid"
         assert {result["match_probability"] for result in answer["results"]} == {None}
-        assert {result["match_probability_interval"] for result in answer["results"]} == {None}
 
     def test_its_uncertainty_is_that_of_the_nearest_other_item(
         self, client: TestClient, bundle: Bundle

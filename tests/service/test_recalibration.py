@@ -26,7 +26,7 @@ def engine(
     *,
     stale: str | None = "changed",
     keeps: bool = True,
-    n_new_labels: int = 0,
+    has_other_labels: bool = False,
     version: int = 1,
     bundle_id: str = "b" * 16,
     n_items: int = 9,
@@ -38,7 +38,9 @@ def engine(
         name="g",
         directory=root,
         retriever=SimpleNamespace(
-            stale=stale, n_new_labels=n_new_labels, gallery=SimpleNamespace(n_items=n_items)
+            stale=stale,
+            has_other_labels=has_other_labels,
+            gallery=SimpleNamespace(n_items=n_items),
         ),
         manifest=SimpleNamespace(id=bundle_id),
         version=version,
@@ -86,7 +88,11 @@ def test_labels_that_it_does_not_know_are_learned_once_no_more_come(
         return asyncio.run(
             again.look(
                 engine(
-                    tmp_path, stale=None, n_new_labels=n_new, version=version, bundle_id=bundle * 16
+                    tmp_path,
+                    stale=None,
+                    has_other_labels=n_new > 0,
+                    version=version,
+                    bundle_id=bundle * 16,
                 )
             )
         )
@@ -96,7 +102,7 @@ def test_labels_that_it_does_not_know_are_learned_once_no_more_come(
     assert look(3) is None
     assert look(3) is True
     assert look(4, bundle="c") is look(4, bundle="c") is None, "it was only just done"
-    monkeypatch.setattr("service.serving.recalibration.NEW_LABELS_S", 0.0)
+    monkeypatch.setattr("service.serving.recalibration.LABELS_S", 0.0)
     assert look(4, bundle="c") is True
 
 
@@ -106,7 +112,7 @@ def test_labels_whose_fit_was_overtaken_by_a_compaction_are_learned_from_its_bun
     again = Recalibrator(command(FAILS), 1.0)
 
     def look(bundle: str) -> bool | None:
-        served = engine(tmp_path, stale=None, n_new_labels=1, bundle_id=bundle * 16)
+        served = engine(tmp_path, stale=None, has_other_labels=True, bundle_id=bundle * 16)
         return asyncio.run(again.look(served))
 
     assert [look("b"), look("b")] == [None, False]

@@ -83,6 +83,6 @@ def test_the_calibration_has_the_promise_of_each_level(
     (many,) = level["matches"]
     assert level["level"] == "shape"
     assert 0.5 <= many["threshold"] < 1
-    assert many["point"]["error_bound"] <= report["max_error"]
+    assert many["point"]["error"] <= report["max_error"]
     assert client.get("/v1/galleries/digits/calibration").json()["levels"] == []
     assert search(client, digit).json()["roll_up"] is None

@@ -12,16 +12,13 @@ from index_builder.certificates.files import read_certificate
 from model_store.bundles.manifest import Manifest
 from model_store.bundles.publish import publish
 from model_store.decision import (
-    OUTLIER_SIGNALS,
     SIGNALS,
     Calibration,
     Evidence,
     LabelMeans,
     LogisticModel,
     OutlierDetector,
-    OutlierFusion,
     Recalibration,
-    VennAbers,
 )
 from tests.support.build_command import Done, vouch_build
 from tests.support.calibration_evidence import evidence
@@ -31,13 +28,14 @@ DAY = "2026-11-22"
 EVIDENCE = evidence(
     300,
     200,
+    correct=(np.arange(500) < 300) & (np.arange(500) % 100 > 0),
     sources=np.arange(500) % 2,
     source_names=["phone", "scanner"],
 )
 
 
 def calibration(of: Evidence = EVIDENCE, **changes: Any) -> Calibration:
-    n_signals, n_outlier = len(SIGNALS), len(OUTLIER_SIGNALS)
+    n_signals = len(SIGNALS)
     fields: dict[str, Any] = {
         "encoder_fingerprint": "encoder",
         "search": {"index": "IndexFlatIP", "n_items": 60, "n_candidates": 200},
@@ -65,20 +63,9 @@ def calibration(of: Evidence = EVIDENCE, **changes: Any) -> Calibration:
             label_means=np.ones((3, 2), np.float32),
             whitening=np.ones((2, 2), np.float32),
             residual_variance=0.5,
-            length_centre=1.0,
-            length_scale=0.3,
             directions=np.ones((4, 4), np.float32),
         ),
-        "fusion": OutlierFusion(
-            np.full(n_outlier, 0.2),
-            np.tile([0.0, 1.0], (n_outlier, 1)),
-            np.tile([0.1, 0.7], (n_outlier, 1)),
-            np.ones(n_outlier),
-        ),
         "match": LogisticModel(np.zeros(n_signals), np.zeros(n_signals), np.ones(n_signals), 0.0),
-        "intervals": VennAbers(
-            np.array([-3.0, 0, 3]), np.array([0.1, 0.4, 0.7]), np.array([0.2, 0.6, 1])
-        ),
         "feedback": Recalibration(),
         "evidence": of,
         "quality_limits": {},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,11 +113,7 @@ def calibrated(root: Path, strangers: np.ndarray, *, by_items: bool = False) -> 
 
 def item_queries(items: LabelledImages, embeddings: Embeddings) -> ItemQueries:
     """Items as queries, of an encoder that has learned nothing from them."""
-    corrupted_of = np.arange(0, len(items), 3)
-    noise = np.random.default_rng(5).standard_normal((len(corrupted_of), N_FEATURES))
-    corrupted = embeddings.at(corrupted_of)
-    corrupted = replace(corrupted, features=corrupted.features + 3 * noise.astype(np.float32))
-    return ItemQueries(items, embeddings, embeddings, corrupted, corrupted_of)
+    return ItemQueries(items, embeddings, embeddings)
 
 
 def opened(root: Path) -> LiveGallery:

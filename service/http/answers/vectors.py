@@ -16,10 +16,8 @@ def decision_answer(lease: Lease, found: DecidedList, request_id: str) -> schema
     decision = decided.decision
     n = len(sent.ids)
     probabilities: list[float | None] = [None] * n
-    intervals: list[tuple[float, float] | None] = [None] * n
-    if decision.match_probabilities is not None and decision.match_intervals is not None:
+    if decision.match_probabilities is not None:
         probabilities = decision.match_probabilities.tolist()
-        intervals = [(low, high) for low, high in decision.match_intervals.tolist()]
     chosen = decision.result_set
     return schemas.DecisionAnswer(
         request_id=request_id,
@@ -37,7 +35,6 @@ def decision_answer(lease: Lease, found: DecidedList, request_id: str) -> schema
                 label=sent.labels[place],
                 similarity=float(decided.similarities[place]),
                 match_probability=probabilities[place],
-                match_probability_interval=intervals[place],
             )
             for place in range(n)
         ],

@@ -88,10 +88,10 @@ function rollUpPart({ verdict, roll_up: rolled, line }) {
 }
 
 /** What is not vouched for, where the calibration promises too little. */
-function withheldPart({ reason, verdict, bundle: { calibration } }) {
+function withheldPart({ reason, verdict, guaranteed, bundle: { calibration } }) {
   if (!reason || reason === calibration.reason) return "";
   return el("p.warning", { "data-testid": "withheld" },
-    el("b", {}, verdict === "match" ? "" : t`A match is not vouched for. `), said(reason));
+    el("b", {}, verdict !== "match" ? t`A match is not vouched for. ` : guaranteed ? "" : t`Not guaranteed. `), said(reason));
 }
 
 /** Asks for a review of an answer that was drawn at random. */
@@ -217,9 +217,6 @@ function neighbourPart(answer, wording, { look, more, options, choose }) {
     el("p.footnote", {}, t`“Stays”: how often the item stays in this list when your image is varied within its own uncertainty.`));
 }
 
-const between = ({ match_probability_interval: range }) =>
-  range ? t`between ${percent(range[0])} and ${percent(range[1])}` : "";
-
 function neighbour(item, { verdict, withholds, look }) {
   const vouched = verdict === "match" && item.rank === 1;
   const fact = (name, value, bar) => el("div", {}, el("dt", {}, name), el("dd", {}, value), bar);
@@ -237,7 +234,7 @@ function neighbour(item, { verdict, withholds, look }) {
     scalars.map(([key, value]) => el("p.meta", { title: `${key}: ${value}` }, `${key}: ${value}`)),
     el("dl", {},
       probability !== null && fact(t`match`,
-        el("span", { title: between(item) }, percent(probability)), el("dd.bar", { "aria-hidden": "true" }, fill)),
+        el("span", {}, percent(probability)), el("dd.bar", { "aria-hidden": "true" }, fill)),
       fact(t`similarity`, fixed(item.similarity, 3)),
       fact(t`stays`, percent(item.rank_stability))));
 }

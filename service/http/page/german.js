@@ -258,7 +258,6 @@ export const GERMAN = {
   "accepted": "angenommen",
   "and {0} more values": "und {0} weitere Werte",
   "at most ": "höchstens ",
-  "between {0} and {1}": "zwischen {0} und {1}",
   "calibrated on {0} {1}": "kalibriert mit {0} {1}",
   "certain": "sicher",
   "decided": "entschieden",

@@ -39,7 +39,7 @@ def test_a_certificate_holds_for_its_bundle(certificate: Path, bundle: Path) -> 
         (("delta",), 0.01),
         (("promises", 0, "matches", 0, "foretold", "error_bound"), 0.001),
         (("promises", 1, "result_sets", 2, "promised_for"), ["few", "many"]),
-        (("population", "absent", "n_clusters"), 200),
+        (("population", "absent", "n_independent"), 200),
         (("measured", "cross_fitted", "no_match_auroc"), 0.999),
         (("measured", "evaluation", "recall_at_1"), 0.99),
         (("bundle", "sha256", ARRAYS_FILE), "0" * 64),

@@ -182,9 +182,9 @@ def test_what_was_enrolled_under_another_name_is_a_match_from_then_on(
     live.close()
     directory = compacted(root, calibrated=True)
     gallery, after = FaissGallery(directory), calibration(directory)
-    assert asked(gallery, after, of_kind).count("match") > 24
+    assert asked(gallery, after, of_kind).count("match") > 20
     assert asked(gallery, after, known).count("match") > 2 / 3 * n_known
-    assert after.report["absence"] == "absent_labels"
+    assert after.report["absence"] == "hidden_labels", "too few labels are left without an item"
     assert after.evidence.rivals == pytest.approx((N_LABELS + 1) / N_LABELS)
     # Other strangers are as absent as they were.
     assert asked(gallery, after, others).count("match") <= n_others + 0.05 * len(others)

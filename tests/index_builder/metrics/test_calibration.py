@@ -12,6 +12,8 @@ from sklearn.metrics import brier_score_loss
 
 from index_builder.metrics import (
     brier,
+    calibration_error,
+    calibration_spread,
     consensus,
     evened,
     expected_calibration_error,
@@ -132,3 +134,22 @@ def test_brier_agrees_with_scikit_learn() -> None:
 def test_no_number_has_no_calibration(values: list[float]) -> None:
     with pytest.raises(ValueError, match="finite"):
         retrieval_calibration_error(np.array(values), np.zeros(len(values), dtype=bool))
+
+
+def test_few_labels_spread_more_than_their_queries_do() -> None:
+    """Probabilities are true on average over labels, of which each is right or wrong as one."""
+    generator = np.random.default_rng(0)
+    labels = np.repeat(np.arange(20), 30)
+    right = (generator.uniform(size=20) < 0.7)[labels]
+    probabilities, weights = np.full(600, 0.7), np.ones(600)
+    together = calibration_spread(probabilities, right, labels, weights)
+    apart = calibration_spread(probabilities, right, np.arange(600), weights)
+    assert together == pytest.approx((0.7 * 0.3 / 20) ** 0.5 * (2 / np.pi) ** 0.5, rel=0.3)
+    assert apart < together / 2
+
+
+def test_a_bias_that_all_labels_share_is_no_spread() -> None:
+    labels, weights = np.arange(400) % 20, np.ones(400)
+    assert calibration_spread(np.full(400, 0.9), np.zeros(400, bool), labels, weights) == 0
+    bins = reliability(np.full(400, 0.9), np.zeros(400, bool), weights=weights)
+    assert calibration_error(bins) == pytest.approx(0.9)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.stats import rankdata
 
 from model_store.decision import Evidence
 from model_store.decision.evidence import (
     ARRAYS,
     SIZE_CLASSES,
     LevelEvidence,
-    design_effect,
     size_classes,
 )
 from tests.support.calibration_evidence import evidence
@@ -91,31 +89,14 @@ def test_the_evidence_of_a_level_is_of_its_likeliest_parents(level: int) -> None
     np.testing.assert_array_equal(of_level.first_classes, whole.likeliest_classes)
 
 
-def test_clusters_that_are_all_alike_are_each_one_piece_of_evidence() -> None:
-    clusters = np.array([0, 0, 1, 1, 2, 2])
-    assert design_effect(np.ones(6), clusters) == 2
-    assert design_effect(np.full(6, np.inf), clusters) == 2
-    assert design_effect(np.ones(6), np.arange(6)) == 1
+def test_one_query_of_each_object_counts_and_none_without_a_match() -> None:
+    clusters = np.r_[np.arange(12) // 3, 90, 90]
+    of = evidence(12, 2, clusters=clusters)
+    assert of.counted.sum() == 4
+    assert not of.counted[of.absent].any()
+    assert sorted(clusters[of.counted].tolist()) == [0, 1, 2, 3]
 
 
 def test_without_levels_there_is_none_of_a_level() -> None:
     with pytest.raises(ValueError, match="no levels"):
         evidence(10, 10).of_level(0)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_design_effect_is_of_an_analysis_of_variance_of_ranks(seed: int) -> None:
-    """Most values are equal to others, whose ranks are then means."""
-    generator = np.random.default_rng(seed)
-    clusters = np.sort(generator.integers(0, 20, 100))
-    values = np.round(generator.normal(size=20)[clusters] + generator.normal(size=100))
-    ranks = [rankdata(values)[clusters == one] for one in np.unique(clusters)]
-    sizes = np.array([len(one) for one in ranks])
-    n, k = sizes.sum(), len(sizes)
-    mean = np.concatenate(ranks).mean()
-    between = sum(len(one) * (one.mean() - mean) ** 2 for one in ranks) / (k - 1)
-    within = sum(((one - one.mean()) ** 2).sum() for one in ranks) / (n - k)
-    typical = (n - (sizes**2).sum() / n) / (k - 1)
-    correlation = max((between - within) / (between + (typical - 1) * within), 0.0)
-    wanted = 1 + ((sizes**2).sum() / n - 1) * correlation
-    assert design_effect(values, clusters) == pytest.approx(wanted, rel=1e-9)

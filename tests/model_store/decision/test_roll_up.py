@@ -26,7 +26,6 @@ from model_store.decision import (
 )
 from model_store.decision.calibration import ARRAYS_FILE, CALIBRATION_FILE
 from model_store.decision.operating import Stream
-from model_store.decision.roll_ups import ROLL_UP_LEVELS, right_if_present, roll_up_sequence
 from tests.model_store.decision.test_verdict import EVIDENCE, TERMS, calibration, found, query
 from tests.support.calibration_evidence import evidence
 from tests.support.narrowing import not_none
@@ -248,31 +247,9 @@ def test_an_error_among_the_surest_does_not_end_all_of_a_level() -> None:
 
 
 def test_where_tests_of_a_level_begin_is_foretold_whatever_was_right() -> None:
-    of = surest_first(120, wrong=5).of_level(0)
-    stream = Stream.of(of, 0.05, 0.05, Recalibration(), 0.1)
-    foretold = right_if_present(of)
-    np.testing.assert_allclose(foretold, of.first_probabilities / (1 - of.no_match_probabilities))
+    stream = Stream.of(surest_first(120, 5).of_level(0), 0.05, 0.05, Recalibration(), 0.1)
     otherwise = replace(stream, wrong=1 - stream.wrong)
-    sequences = [roll_up_sequence(one, foretold, 0.1) for one in (stream, otherwise)]
-    assert sequences[0][0][0] == sequences[1][0][0]
-
-
-def test_tests_of_a_level_begin_with_as_many_as_could_show_the_error() -> None:
-    stream = Stream.of(surest_first(120, 5).of_level(0), 0.05, 0.05, Recalibration(), 0.1)
-    never = np.zeros(120)
-    begun = [int(roll_up_sequence(stream, never, error)[0][1].sum()) for error in (0.1, 0.05)]
-    assert begun == [24, 48]  # 22 and 45, in steps of six
-    assert roll_up_sequence(stream, never, 0.01) == []
-
-
-def test_an_error_bound_of_just_what_is_asked_for_begins_the_sequence() -> None:
-    stream = Stream.of(surest_first(120, 5).of_level(0), 0.05, 0.05, Recalibration(), 0.1)
-    none_wrong = replace(stream, wrong=np.zeros(120))
-    # The bound falls as more are accepted: that of all is the least error that can be promised.
-    (_, everyone) = stream.thresholds(ROLL_UP_LEVELS)[-1]
-    least = none_wrong.error_bound(everyone)
-    assert [one for one, _ in roll_up_sequence(stream, np.ones(120), least)]
-    assert roll_up_sequence(stream, np.ones(120), float(np.nextafter(least, 0))) == []
+    assert stream.sequence()[0][0] == otherwise.sequence()[0][0]
 
 
 @pytest.mark.parametrize(
@@ -339,7 +316,7 @@ def test_what_is_answered_at_a_threshold_itself_is_not_left_to_coarser_levels() 
     probabilities, classes = np.array([0.4, 0.5, 0.6, 0.4, 0.4]), np.array([0, 0, 0, 1, 1])
     asked: list[list[int]] = []
 
-    def promise(_: str, place: int, rows: Any, __: Any) -> Any:
+    def promise(_: str, place: int, rows: Any) -> Any:
         asked.append(rows.tolist())
         return SimpleNamespace(threshold=(0.7, math.inf, 0.0)[place])
 
@@ -352,6 +329,5 @@ def test_what_is_answered_at_a_threshold_itself_is_not_left_to_coarser_levels() 
         _first_classes=np.zeros(5, dtype=int),
         _promise_of_level=promise,
     )
-    two, rolled = ("genus", "family"), np.zeros(5)
-    Promises._rolled_up(its, two, [of_level] * 2, [rolled] * 2, classes.astype(np.int8))
+    Promises._rolled_up(its, ("genus", "family"), [of_level] * 2, classes.astype(np.int8))
     assert asked == [[0], [3, 4], [], [], [3, 4], []]

@@ -7,13 +7,12 @@ import pytest
 from numpy.typing import NDArray
 
 from model_store.decision import SIGNALS, labels_found, signals
-from model_store.decision.signals import _compare_means
 
 SIMILARITIES = np.array([[0.9, 0.85, 0.8, 0.5], [0.7, 0.7, 0.1, 0.0]])
 LABELS = np.array([[1, 1, 2, 1], [3, 4, 4, 4]], dtype=np.int32)
 MEANS = np.array([[0.6, 0.6, 0.75, 0.6], [0.3, 0.5, 0.5, 0.5]])
 """Of labels 1 and 2 for the one query, 3 and 4 for the other."""
-UNCERTAINTIES, OUTLIER_SCORES = np.array([0.2, 0.4]), np.array([3.0, 5.0])
+OUTLIER_SCORES = np.array([3.0, 5.0])
 
 
 def by_hand(query: int, rank: int) -> dict[str, float]:
@@ -22,15 +21,7 @@ def by_hand(query: int, rank: int) -> dict[str, float]:
     label = labels[rank]
     distance = [math.log(1 - s + 1e-4) for s in similarities]
     others = [d for d, other in zip(distance, labels, strict=True) if other != label]
-    agreeing = int((labels == label).sum())
 
-    def share(bandwidth: float, added: float | None = None) -> float:
-        weights = [math.exp((s - similarities[0]) / bandwidth) for s in similarities]
-        mine = sum(w for w, other in zip(weights, labels, strict=True) if other == label)
-        more = 0.001 * sum(weights) if added is None else added
-        return math.log((mine + more) / (sum(weights) - mine + more))
-
-    span = similarities[0] - similarities[-1]
     means = dict(zip(labels.tolist(), MEANS[query].tolist(), strict=True))
     rival = max([mean for other, mean in means.items() if other != label])
     width = 0.2 * (max(means.values()) - min(means.values()))
@@ -39,28 +30,20 @@ def by_hand(query: int, rank: int) -> dict[str, float]:
     against = sum(votes.values()) - votes[int(label)]
     return {
         "log_distance": distance[rank],
+        "outlier_score": OUTLIER_SCORES[query],
         "log_distance_ratio": min([*others, distance[-1]]) - distance[rank],
-        "agreement_10": math.log((agreeing + 0.5) / (4 - agreeing + 0.5)),
-        "agreement_50": math.log((agreeing + 0.5) / (4 - agreeing + 0.5)),
-        "weighted_agreement": share(0.02, added=0.5),
-        "narrow_agreement": share(0.1 * span),
-        "wide_agreement": share(0.4 * span),
         "mean_margin": means[int(label)] - rival,
         "mean_agreement": math.log((votes[int(label)] + more) / (against + more)),
         "log_distance_50": distance[-1],
-        "log_uncertainty": math.log(UNCERTAINTIES[query]),
-        "outlier_score": OUTLIER_SCORES[query],
     }
 
 
 def of_labels(query: int) -> NDArray[np.float64]:
-    places, belong = labels_found(LABELS[query])
+    places, _ = labels_found(LABELS[query])
     return signals(
         SIMILARITIES[query],
         places,
-        belong,
         MEANS[query, places],
-        UNCERTAINTIES[query],
         OUTLIER_SCORES[query],
     )
 
@@ -74,45 +57,40 @@ def test_agrees_with_the_definitions(query: int) -> None:
         np.testing.assert_allclose(values, list(expected.values()), rtol=1e-9)
 
 
-def test_the_nearest_10_and_50_are_those_and_no_more() -> None:
+def test_the_50th_is_that_and_no_other() -> None:
     similarities = np.linspace(0.9, 0.3, 60)
-    places, belong = labels_found(np.repeat([0, 1, 0], [3, 37, 20]).astype(np.int32))
-    (nearest, _) = signals(similarities, places, belong, np.array([0.5, 0.4]), 1.0, 1.0)
-    for name, expected in {
-        "agreement_10": math.log(3.5 / 7.5),
-        "agreement_50": math.log(13.5 / 37.5),
-        "log_distance_50": math.log(1 - similarities[49] + 1e-4),
-    }.items():
-        assert nearest[SIGNALS.index(name)] == pytest.approx(expected)
+    places, _ = labels_found(np.repeat([0, 1, 0], [3, 37, 20]).astype(np.int32))
+    (nearest, _) = signals(similarities, places, np.array([0.5, 0.4]), 1.0)
+    expected = math.log(1 - similarities[49] + 1e-4)
+    assert nearest[SIGNALS.index("log_distance_50")] == pytest.approx(expected)
 
 
-def test_an_item_without_a_label_agrees_with_itself_alone_and_is_its_own_mean() -> None:
-    places, belong = labels_found(np.full(4, -1, dtype=np.int32))
-    values = signals(SIMILARITIES[0], places, belong, SIMILARITIES[0], 1.0, 1.0)
-    np.testing.assert_allclose(values[:, SIGNALS.index("agreement_10")], math.log(1.5 / 3.5))
+def test_an_item_without_a_label_is_its_own_mean() -> None:
+    places, _ = labels_found(np.full(4, -1, dtype=np.int32))
+    values = signals(SIMILARITIES[0], places, SIMILARITIES[0], 1.0)
     margins = values[:, SIGNALS.index("mean_margin")]
     np.testing.assert_allclose(margins, [0.9 - 0.85, 0.85 - 0.9, 0.8 - 0.9, 0.5 - 0.9])
 
 
 def test_one_label_is_compared_with_the_last_candidate() -> None:
-    places, belong = labels_found(np.zeros(4, dtype=np.int32))
-    (values,) = signals(SIMILARITIES[0], places, belong, np.array([0.7]), 1.0, 1.0)
+    places, _ = labels_found(np.zeros(4, dtype=np.int32))
+    (values,) = signals(SIMILARITIES[0], places, np.array([0.7]), 1.0)
     assert values[SIGNALS.index("mean_margin")] == pytest.approx(0.7 - 0.5)
     ratio = math.log(0.5 + 1e-4) - math.log(0.1 + 1e-4)
     assert values[SIGNALS.index("log_distance_ratio")] == pytest.approx(ratio)
 
 
 def test_a_list_of_one_item() -> None:
-    places, belong = labels_found(np.array([3], dtype=np.int32))
-    values = signals(np.array([0.5]), places, belong, np.array([0.6]), 0.1, 1.0)
+    places, _ = labels_found(np.array([3], dtype=np.int32))
+    values = signals(np.array([0.5]), places, np.array([0.6]), 1.0)
     assert values.shape == (1, len(SIGNALS))
     assert np.isfinite(values).all()
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-30])
 def test_extremes_stay_finite(value: float) -> None:
-    places, belong = labels_found(np.array([0, 0, 1], dtype=np.int32))
-    values = signals(np.ones(3), places, belong, np.ones(2), value, value)
+    places, _ = labels_found(np.array([0, 0, 1], dtype=np.int32))
+    values = signals(np.ones(3), places, np.ones(2), value)
     assert np.isfinite(values).all()
 
 
@@ -140,8 +118,10 @@ def test_labels_are_found_as_by_looking_at_each_item(seed: int) -> None:
 
 def test_a_label_beyond_the_list_is_compared_with_the_nearest_in_it() -> None:
     """Its mean may be nearer than any in the list, whose nearest is compared with the second."""
-    votes = np.zeros(3)
-    margins = _compare_means(np.array([0.5, 0.4, 0.9]), 2, 0.1, votes)
+    places, _ = labels_found(np.array([0, 1, 2], dtype=np.int32))
+    similarities, means = np.array([0.9, 0.8, 0.1]), np.array([0.5, 0.4, 0.9])
+    values = signals(similarities, places, means, 1.0, n_listed=2)
+    margins = values[:, SIGNALS.index("mean_margin")]
     assert margins.tolist() == pytest.approx([0.1, -0.1, 0.4])
 
 
@@ -152,8 +132,8 @@ def test_what_is_beyond_the_list_changes_no_signal_in_it(n_listed: int) -> None:
     means = np.array([0.6, 0.75, 0.6, 0.5, 0.75, 0.2])
 
     def of_first(n: int) -> NDArray[np.float64]:
-        places, belong = labels_found(codes[:n])
-        return signals(similarities[:n], places, belong, means[places], 0.2, 3.0, n_listed)
+        places, _ = labels_found(codes[:n])
+        return signals(similarities[:n], places, means[places], 3.0, n_listed)
 
     alone = of_first(n_listed)
     np.testing.assert_allclose(of_first(6)[: len(alone)], alone)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from model_store.decision.calibration import Calibration
-from model_store.decision.staleness import search_settings, staleness
+from model_store.decision.staleness import n_gone_labels, search_settings, staleness
 from model_store.gallery import Gallery
 from model_store.search import N_CANDIDATES
 
@@ -19,7 +20,8 @@ def gallery(n_items: int = 100, n_changed: int = 0, index_type: str = "exact") -
 
 
 def calibrated(**fields: Any) -> Calibration:
-    return cast("Calibration", SimpleNamespace(search=search_settings(gallery(**fields))))
+    settings = search_settings(gallery(**fields))
+    return cast("Calibration", SimpleNamespace(search=settings, outdated=None))
 
 
 def test_what_a_calibration_depends_on_is_noted() -> None:
@@ -72,5 +74,32 @@ def test_a_calibration_that_knows_of_no_changes_had_none(n_changed: int, *, is_s
     settings = {
         name: one for name, one in search_settings(gallery()).items() if name != "n_changed"
     }
-    early = cast("Calibration", SimpleNamespace(search=settings))
+    early = cast("Calibration", SimpleNamespace(search=settings, outdated=None))
     assert (staleness(early, gallery(100, n_changed)) is not None) == is_stale
+
+
+@pytest.mark.parametrize(
+    ("codes", "n_changed", "n_gone"),
+    [
+        ([0, 1, 2, 2], 0, 0),
+        ([0, 2, 2, 3], 2, 1),  # 1 is gone, 3 came since
+        ([2, 2], 3, 2),
+        ([0, 2, 2], 0, 0),  # nothing has changed, so that nothing is read
+    ],
+)
+def test_labels_without_an_item_are_counted_once_items_have_changed(
+    codes: list[int], n_changed: int, n_gone: int
+) -> None:
+    fields = {
+        "n_items": len(codes),
+        "n_changed": n_changed,
+        "labels": list("abcd"),
+        "label_codes": lambda rows: np.array(codes, dtype=np.int32)[rows],
+    }
+    calibration = SimpleNamespace(
+        search=search_settings(gallery(4)), label_classes=np.array([0, 0, 1], dtype=np.int8)
+    )
+    found = n_gone_labels(
+        cast("Calibration", calibration), cast("Gallery", SimpleNamespace(**fields))
+    )
+    assert found == n_gone

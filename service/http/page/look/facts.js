@@ -9,13 +9,11 @@ import { fixed, isNumber, percent } from "../words.js";
 export function facts(item, withholds) {
   const row = (name, value) => [el("dt", { dir: "auto" }, name), el("dd", { dir: "auto" }, value)];
   const probability = withholds ? null : item.match_probability ?? null;
-  const range = item.match_probability_interval;
   return el("dl.facts-list", { "data-testid": "facts" },
     row(t`Id`, item.id),
     item.label === null ? "" : row(t`Label`, item.label),
     probability === null ? ""
-      : row(t`True match`, percent(probability) + (range
-        ? ` (${percent(range[0])} – ${percent(range[1])})` : "")),
+      : row(t`True match`, percent(probability)),
     isNumber(item.similarity) ? row(t`Similarity`, fixed(item.similarity, 3)) : "",
     Object.entries(item.metadata ?? {}).map(([name, value]) => row(name, textOf(value))));
 }
