@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from index_builder.datasets import LabelledImages
-from index_builder.datasets.corruption import degraded
+from index_builder.datasets.corruption import DEGRADATIONS, degraded
 from index_builder.vectors.encoder import embed_with_features
 from model_store.decision.picture import PictureState, log_features
 from model_store.encoder.contract import Encoder
@@ -15,51 +17,58 @@ N_DEGRADED, LEAST_DEGRADED = 160, 40
 """Images that are degraded, one copy of each, and the least number that teaches anything. On new
 photographs of 38 kinds, 160 tell degraded from clean ones as well as 300 (AUROC 0.95)."""
 
-RIDGE = 2.5
+RIDGE = 0.5
 """Ridge penalty, in units of the number of features."""
 
 N_FOLDS = 8
 """Heads that the levels of ordinary pictures come from, each of which lacks an eighth of them."""
 
-LEAST_DISPLACEMENT = 1e-3
-"""Below it an embedding has not moved; added before the logarithm is taken."""
+LEAST_SCALE = 1e-3
+"""Added to the standard deviation of a log feature."""
 
 Floats = NDArray[np.floating]
 
 
-def fit_picture_state(encoder: Encoder, images: LabelledImages, seed: int) -> PictureState | None:
+def fit_picture_state(
+    encoder: Encoder,
+    images: LabelledImages,
+    seed: int,
+    kinds: Sequence[str] = DEGRADATIONS,
+) -> PictureState | None:
     """Fit the head; None where there are no pictures, or too few.
 
     Parameters
     ----------
     images : of the gallery, in random order.
     seed : of the degradations.
+    kinds : keys of `DEGRADE` that the head learns.
     """
     n = min(N_DEGRADED, len(images))
     if not encoder.metadata.takes_images or n < LEAST_DEGRADED:
         return None
     some = images.subset(range(n))
     clean = embed_with_features(encoder, some, "images to degrade")
-    moved = embed_with_features(encoder, degraded(some, seed), "degraded images")
+    moved = embed_with_features(encoder, degraded(some, seed, kinds), "degraded images")
     cosines = (moved.directions * clean.directions).sum(axis=1)
-    displacements = np.maximum(1 - cosines.astype(np.float64), 0)
+    # The angle: its logarithm would give the smallest displacements the most weight.
+    angles = np.arccos(np.clip(cosines.astype(np.float64), -1, 1))
     of_clean, of_moved = clean.features, moved.features
     levels = []
     for fold in range(N_FOLDS):
         kept = np.arange(n) % N_FOLDS != fold
-        head = _fitted(of_clean[kept], of_moved[kept], displacements[kept])
+        head = _fitted(of_clean[kept], of_moved[kept], angles[kept])
         levels.append(head.displacement(of_clean[~kept]))
-    head = _fitted(of_clean, of_moved, displacements)
+    head = _fitted(of_clean, of_moved, angles)
     return PictureState(
         head.centre, head.scale, head.weights, head.intercept, np.sort(np.concatenate(levels))
     )
 
 
-def _fitted(clean: Floats, moved: Floats, displacements: NDArray[np.float64]) -> PictureState:
-    """Fit a ridge regression of the log displacement (n,) to features (n, F) of both."""
+def _fitted(clean: Floats, moved: Floats, angles: NDArray[np.float64]) -> PictureState:
+    """Fit a ridge regression of ``angles`` (n,), 0 of clean ones, to features (n, F) of both."""
     rows = log_features(np.concatenate([moved, clean]).astype(np.float64))
-    target = np.log(np.r_[displacements, np.zeros(len(clean))] + LEAST_DISPLACEMENT)
-    centre, scale = rows.mean(axis=0), rows.std(axis=0) + LEAST_DISPLACEMENT
+    target = np.r_[angles, np.zeros(len(clean))]
+    centre, scale = rows.mean(axis=0), rows.std(axis=0) + LEAST_SCALE
     rows = (rows - centre) / scale
     penalty = RIDGE * rows.shape[1] * np.eye(len(rows))
     weights = rows.T @ np.linalg.solve(rows @ rows.T + penalty, target - target.mean())

@@ -337,8 +337,15 @@ class BuildConfig(EncoderConfig):
                     "Train a trunk with training.crop, such as 0.3, jitter, flip or shift."
                 ),
             )
-        if getattr(self.posterior, "prior_chosen_by", None) == "validation" and (
-            self.dataset.validation_share == 0 and self.dataset.labels != "none"
+        is_asked = "prior_chosen_by" in self.posterior.model_fields_set
+        if (
+            is_asked
+            and getattr(self.posterior, "prior_chosen_by", None) == "validation"
+            and (
+                training.epochs
+                and not self.dataset.validation_share
+                and self.dataset.labels != "none"
+            )
         ):
             yield (
                 "posterior.prior_chosen_by",

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from index_builder.configuration.section import Contradiction, Section, derived
+from index_builder.configuration.section import Contradiction, Section
 
 
 class _LaplaceConfig(Section):
@@ -38,25 +38,23 @@ class _LaplaceConfig(Section):
     prior_precision: float | None = Field(
         None, gt=0, examples=[1.0], description="Left out: `prior_chosen_by` chooses it."
     )
-    prior_chosen_by: Literal["curvature", "validation", "marginal_likelihood"] = derived(
-        "curvature",
-        "`marginal_likelihood` of a whitened last layer that is not trained, else `curvature`",
-        description="curvature: a fixed fraction of the mean curvature of the training images, so "
-        "that the posterior keeps its shape. validation: by how well sampled neighbours predict "
-        "the label of images that the encoder was not trained on; it acts as a temperature, and "
-        "may leave nothing but the prior. marginal_likelihood: by the evidence of the training "
-        "images.",
+    prior_chosen_by: Literal["validation", "curvature", "marginal_likelihood"] = Field(
+        "validation",
+        description="validation: by how well the uncertainty of a pair tells wrong first results "
+        "and absent kinds, for labels and images that the posterior was not fitted to; as "
+        "`curvature` where there are too few. curvature: a fixed fraction of the mean curvature of "
+        "the training images. marginal_likelihood: by the evidence of the training images.",
     )
-    prior_scale: Literal["features", "isotropic"] = Field(
-        "features",
-        description="Of a Kronecker-factored posterior. features: the prior precision of a weight "
-        "is in units of its feature's curvature. isotropic: the same for all.",
+    prior_scale: Literal["isotropic", "features"] = Field(
+        "isotropic",
+        description="Of a Kronecker-factored posterior. isotropic: the prior precision is the same "
+        "for all weights. features: that of a weight is in units of its feature's curvature.",
     )
     temperature: Annotated[float, Field(gt=0)] | Literal["validation"] = Field(
         "validation",
         description="Of the posterior, whose variances are multiplied by it. validation: chosen by "
-        "how well sampled neighbours predict the label of images that the encoder was not trained "
-        "on; 1 where the prior precision is chosen so, or where there are no such images.",
+        "how well sampled neighbours predict the label of images that the posterior was not fitted "
+        "to; 1 where there are no such images, or where they do not identify one.",
     )
 
     @property

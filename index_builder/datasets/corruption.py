@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,21 +76,6 @@ def noisy(pixels: Pixels, generator: np.random.Generator, std: float = NOISE) ->
     return spoilt
 
 
-def degraded(images: LabelledImages, seed: int) -> LabelledImages:
-    """The same images as poor photographs: each in one of five ways, in turn, more or less.
-
-    A part of the picture, out of focus, noisy, dark, or compressed until it shows.
-    """
-
-    def change(pixels: Pixels, position: int) -> Pixels:
-        generator = np.random.default_rng([seed, position, 1])
-        strength = float(generator.random())
-        kind = DEGRADATIONS[position % len(DEGRADATIONS)]
-        return DEGRADE[kind](pixels, strength, generator)
-
-    return changed(images, f"degraded {seed}", change)
-
-
 def _cropped(pixels: Pixels, strength: float, generator: np.random.Generator) -> Pixels:
     height, width = (max(8, round((1 - 0.8 * strength) * side)) for side in pixels.shape[:2])
     height, width = min(height, pixels.shape[0]), min(width, pixels.shape[1])
@@ -128,3 +113,23 @@ DEGRADE: Mapping[str, Callable[[Pixels, float, np.random.Generator], Pixels]] = 
 """Ways to degrade a picture, each of a strength between 0 and 1."""
 
 DEGRADATIONS = tuple(DEGRADE)
+
+
+def degraded(
+    images: LabelledImages, seed: int, kinds: Sequence[str] = DEGRADATIONS
+) -> LabelledImages:
+    """The same images as poor photographs: each in one of five ways, in turn, more or less.
+
+    A part of the picture, out of focus, noisy, dark, or compressed until it shows.
+
+    Parameters
+    ----------
+    kinds : keys of `DEGRADE` that take turns.
+    """
+
+    def change(pixels: Pixels, position: int) -> Pixels:
+        generator = np.random.default_rng([seed, position, 1])
+        strength = float(generator.random())
+        return DEGRADE[kinds[position % len(kinds)]](pixels, strength, generator)
+
+    return changed(images, f"degraded {seed} {' '.join(kinds)}", change)

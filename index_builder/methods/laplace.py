@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from index_builder.configuration.encoder import EncoderConfig
 from index_builder.configuration.posterior import LaplaceConfig, OnlineLaplaceConfig
 from index_builder.datasets import LabelledImages, Splits
+from index_builder.datasets.splits import with_label
 from index_builder.methods.method import Method, Report, Trained
 from index_builder.methods.votes import N_VALIDATION, say_if_unidentified, votes
 from index_builder.networks import MetricEncoder
@@ -29,16 +31,21 @@ from index_builder.posteriors import (
     fit_laplace,
     laplace_of_curvature,
 )
+from index_builder.posteriors.laplace.held_out import (
+    FRACTIONS,
+    MIN_IMAGES,
+    HeldOut,
+    some_of_each,
+    validate,
+)
 from index_builder.posteriors.laplace.validation import (
     norm_correlation,
-    select_by_validation,
     temper_by_validation,
 )
 from index_builder.progress import console
-from model_store.errors import CalibrationError
-
-PRIOR_FACTORS = np.logspace(-2, 6, 33)
-"""Prior precisions that validation tries, over the likeliest."""
+from index_builder.whitening import learned_whitening
+from model_store.errors import CalibrationError, DatasetError
+from model_store.threads import one_blas_thread
 
 TEMPERATURES = np.logspace(-9, 3, 25)
 """Temperatures that validation tries: at the ends samples never, and always, leave the mean."""
@@ -60,6 +67,7 @@ class Laplace(Method):
     """A Laplace posterior, its prior and temperature chosen as the configuration says."""
 
     settings: LaplaceConfig | OnlineLaplaceConfig
+    is_post_hoc: ClassVar[bool]
 
     @abstractmethod
     def curvature_fit(
@@ -75,30 +83,98 @@ class Laplace(Method):
         settings, encoder = self.settings, trained.encoder
         fitted, approximation = self.curvature_fit(config, trained, splits.training)
         chooses_prior = (
-            settings.prior_precision is None and self.settings.prior_chosen_by == "validation"
+            settings.prior_precision is None and settings.prior_chosen_by == "validation"
         )
-        if len(splits.validation) and (settings.temperature == "validation" or chooses_prior):
-            criterion = votes(encoder, fitted.posterior, splits, config.seed)
-            if chooses_prior:
-                candidates = fitted.prior_precision * PRIOR_FACTORS
-                fitted = select_by_validation(fitted, candidates.tolist(), criterion)
-            else:
-                fitted = temper_by_validation(fitted, TEMPERATURES.tolist(), criterion)
+        held_out = None
+        if chooses_prior or (settings.temperature == "validation" and self.is_post_hoc):
+            held_out = self._validated(
+                config, trained, splits, fitted, approximation, chooses_prior=chooses_prior
+            )
+        if held_out is not None and chooses_prior:
+            fitted = fitted.with_prior(held_out.fraction, held_out.prior)
         if settings.temperature != "validation":
             fitted = fitted.tempered(settings.temperature)
+        elif held_out is not None and self.is_post_hoc:
+            fitted = fitted.tempered_by(held_out.temperature)
+        elif len(splits.validation):
+            criterion = votes(encoder, fitted.posterior, splits, config.seed)
+            fitted = temper_by_validation(fitted, TEMPERATURES.tolist(), criterion)
         correlation = _norm_correlation(encoder, fitted.posterior, splits, config.seed)
         name = settings.model_copy(update={"approximation": approximation}).name
-        _say(name, fitted, correlation)
-        report = _report(fitted, approximation, correlation)
+        _say(name, fitted, correlation, held_out)
+        report = _report(fitted, approximation, correlation, held_out)
         of_pairs = _pair_correlation(encoder, fitted.posterior, splits, config.seed)
         return fitted.posterior, {"method": name, "pair_correlation": of_pairs, **report}
 
     @property
     def prior_chosen_by(self) -> Literal["curvature", "marginal_likelihood"]:
-        """The rule that chooses the prior first; validation searches around the likeliest."""
-        if self.settings.prior_chosen_by == "curvature":
-            return "curvature"
-        return "marginal_likelihood"
+        """The rule that chooses the prior before validation does, and where it cannot."""
+        likeliest = self.settings.prior_chosen_by == "marginal_likelihood"
+        return "marginal_likelihood" if likeliest else "curvature"
+
+    def _validated(
+        self,
+        config: EncoderConfig,
+        trained: Trained,
+        splits: Splits,
+        fitted: LaplaceFit,
+        approximation: Approximation,
+        *,
+        chooses_prior: bool,
+    ) -> HeldOut | None:
+        """Judge priors and temperatures by labels and images that are held out; see `validate`.
+
+        Where the last layer is a closed form of frozen features, it is fitted anew without them,
+        and all images are as new to it as queries are. A layer that was trained stays, and
+        validation images are the queries.
+        """
+        network, settings, seed = config.network, self.settings, config.seed
+        is_fitted = network.last_layer == "whitening" and not config.training.epochs
+        names = {name: code for code, name in enumerate(sorted(set(splits.training.labels)))}
+        learned, new = (
+            _some(images, names, seed) for images in (splits.training, splits.validation)
+        )
+        if not is_fitted and not len(new):
+            return None
+        weight, bias = _layer(trained.encoder)
+        features = torch.cat([all_features(trained.encoder, part) for part in (learned, new)])
+        features = features.to(weight)
+        labels = np.array([names[label] for label in learned.labels + new.labels])
+        enough = np.bincount(labels)[labels] >= MIN_IMAGES
+        is_new = np.arange(len(labels)) >= len(learned)
+
+        def fit_fold(rows: NDArray[np.int64]) -> tuple[LaplaceFit, Tensor, Tensor]:
+            some, of_some = features[torch.from_numpy(rows)], labels[rows]
+            layer = weight
+            if is_fitted:
+                layer = weight.new_tensor(learned_whitening([some.numpy()], of_some, len(weight)))
+            fit = fit_laplace(
+                lambda: [some],
+                torch.from_numpy(np.unique(of_some, return_inverse=True)[1]),
+                layer,
+                bias,
+                structure=settings.structure,
+                approximation=approximation,
+                split=settings.split,
+                margin=config.training.margin,
+                scaling=settings.scaling,
+                prior_scale=settings.prior_scale,
+                data_scale=None if is_fitted else fitted.data_scale,
+                generator=torch.Generator().manual_seed(seed),
+            )
+            return fit, layer, bias
+
+        fractions: tuple[float, ...] = FRACTIONS[settings.structure]
+        if not chooses_prior:
+            fractions = (fitted.prior_precision / (fitted.data_scale * fitted.curvature.mean),)
+        may_ask = enough if is_fitted else is_new
+        try:
+            with one_blas_thread():
+                return validate(
+                    features, labels, may_ask, fit_fold, fractions, seed, divided=is_fitted
+                )
+        except (CalibrationError, DatasetError):
+            return None  # folds are too small to fit anything to
 
 
 @dataclass(frozen=True)
@@ -106,6 +182,7 @@ class PostHocLaplace(Laplace):
     """The Laplace posterior of an encoder whose training is over."""
 
     settings: LaplaceConfig
+    is_post_hoc = True
 
     def curvature_fit(
         self, config: EncoderConfig, trained: Trained, images: LabelledImages
@@ -147,6 +224,7 @@ class OnlineLaplace(Laplace):
     """The Laplace posterior kept up while the encoder is trained."""
 
     settings: OnlineLaplaceConfig
+    is_post_hoc = False
 
     def objective(
         self,
@@ -197,13 +275,33 @@ def _layer(encoder: MetricEncoder) -> tuple[Tensor, Tensor]:
     return encoder.last_layer.weight.detach(), encoder.last_layer.bias.detach()
 
 
-def _say(name: str, fitted: LaplaceFit, correlation: float | None) -> None:
+def _some(images: LabelledImages, names: Mapping[str, int], seed: int) -> LabelledImages:
+    """Return images for folds, of labels that have a name."""
+    known = images.subset(with_label(images, names.keys(), wanted=True))
+    codes = np.array([names[label] for label in known.labels], dtype=np.int64)
+    return known.subset(some_of_each(codes, len(names), seed))
+
+
+def _say(
+    name: str, fitted: LaplaceFit, correlation: float | None, held_out: HeldOut | None
+) -> None:
     """Print how much of the posterior is prior, and whether it says more than a norm does."""
     known = "unknown" if correlation is None else f"{correlation:.3f}"
     console.print(
         f"{name}: {fitted.prior_share:.1%} of the precision is prior; the uncertainty "
         f"correlates with the length of the features at {known}"
     )
+    if held_out is not None:
+        duties = {
+            "wrong first results": held_out.wrong_auroc,
+            "absent labels": held_out.absent_auroc,
+        }
+        told = [f"{duty} {value:.2f}" for duty, value in duties.items() if value is not None]
+        console.print(
+            f"validation on {held_out.n_queries} held-out queries, {held_out.n_wrong} of them "
+            f"found wrong, and {held_out.n_absent} of held-out labels; AUROC: "
+            f"{', '.join(told) or 'nothing to tell apart'}"
+        )
     if fitted.temperature_search is not None:
         say_if_unidentified(fitted.temperature_search)
     if correlation is not None and correlation > NOTHING_BUT_NORM:
@@ -213,7 +311,12 @@ def _say(name: str, fitted: LaplaceFit, correlation: float | None) -> None:
         )
 
 
-def _report(fitted: LaplaceFit, approximation: Approximation, correlation: float | None) -> Report:
+def _report(
+    fitted: LaplaceFit,
+    approximation: Approximation,
+    correlation: float | None,
+    held_out: HeldOut | None,
+) -> Report:
     """Return how the posterior came about."""
     search = fitted.temperature_search
     return {
@@ -222,6 +325,7 @@ def _report(fitted: LaplaceFit, approximation: Approximation, correlation: float
         "prior_precision": fitted.prior_precision,
         "prior_chosen_by": fitted.prior_chosen_by,
         "prior_search": asdict(fitted.prior_search),
+        "validation": None if held_out is None else asdict(held_out),
         "prior_share": fitted.prior_share,
         "norm_correlation": correlation,
         "temperature": fitted.temperature,

@@ -43,11 +43,7 @@ from index_builder.posteriors.laplace.minibatches import (
 from index_builder.posteriors.laplace.online import OnlineLaplace, online_step
 from index_builder.posteriors.laplace.pairs import pair_curvature
 from index_builder.posteriors.laplace.targets import TargetScaling
-from index_builder.posteriors.laplace.validation import (
-    nearest_neighbour_criterion,
-    select_by_validation,
-    temper_by_validation,
-)
+from index_builder.posteriors.laplace.validation import temper_by_validation
 from index_builder.posteriors.point import PointPosterior
 from index_builder.posteriors.predicted_loss import LossHead, PredictedLossPosterior
 from index_builder.posteriors.stored import Posterior, load_posterior
@@ -94,9 +90,7 @@ __all__ = [
     "load_posterior",
     "minibatch_curvature",
     "minibatch_loss",
-    "nearest_neighbour_criterion",
     "online_step",
     "pair_curvature",
-    "select_by_validation",
     "temper_by_validation",
 ]

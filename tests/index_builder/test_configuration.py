@@ -50,7 +50,7 @@ def test_a_folder_alone_means_the_encoder_in_the_box_with_a_fitted_layer(tmp_pat
     assert (network.encoder, network.trunk) == (ENCODER_IN_THE_BOX, "onnx")
     assert (network.frozen, network.last_layer, network.embedding_dim) == (True, "whitening", 256)
     assert config.training.epochs == 0
-    assert config.posterior.model_dump()["prior_chosen_by"] == "marginal_likelihood"
+    assert config.posterior.model_dump()["prior_chosen_by"] == "validation"
     assert tuple(dict(config.outliers).values()) == ("digits", "digits", 60)
 
 
@@ -93,27 +93,27 @@ def test_options_of_all_with_a_wrong_value_name_the_option() -> None:
 
 # What follows from [network]: last layer, dimensions, epochs, and the choice of the prior.
 NETWORKS = [
-    ("", ("random", 128, 10, "curvature")),
-    ('trunk = "small_cnn"', ("random", 128, 10, "curvature")),
-    ('encoder = "timm:x"', ("whitening", None, 0, "marginal_likelihood")),
-    ('encoder = "timm:x"\nembedding_dim = 64', ("whitening", 64, 0, "marginal_likelihood")),
-    ('encoder = "timm:x"\nlast_layer = "random"', ("random", 128, 10, "curvature")),
+    ("", ("random", 128, 10, "validation")),
+    ('trunk = "small_cnn"', ("random", 128, 10, "validation")),
+    ('encoder = "timm:x"', ("whitening", None, 0, "validation")),
+    ('encoder = "timm:x"\nembedding_dim = 64', ("whitening", 64, 0, "validation")),
+    ('encoder = "timm:x"\nlast_layer = "random"', ("random", 128, 10, "validation")),
     (
         'trunk = "resnet50"\nweights = "w.pth"\nfrozen = true',
-        ("whitening", 256, 0, "marginal_likelihood"),
+        ("whitening", 256, 0, "validation"),
     ),
-    ('trunk = "resnet50"\nweights = "w.pth"', ("random", 128, 10, "curvature")),
+    ('trunk = "resnet50"\nweights = "w.pth"', ("random", 128, 10, "validation")),
     (
         'trunk = "resnet50"\nweights = "w.pth"\nlast_layer = "whitening"',
-        ("whitening", 256, 0, "marginal_likelihood"),
+        ("whitening", 256, 0, "validation"),
     ),
-    ('last_layer = "whitening"', ("whitening", 256, 10, "curvature")),
+    ('last_layer = "whitening"', ("whitening", 256, 10, "validation")),
     (
         'encoder = "timm:x"\n[training]\ndevice = "cpu"',
-        ("whitening", None, 0, "marginal_likelihood"),
+        ("whitening", None, 0, "validation"),
     ),
-    ('encoder = "timm:x"\n[training]\nepochs = 5', ("whitening", None, 5, "curvature")),
-    ('encoder = "timm:x"\n[training]\nobjective = "supcon"', ("whitening", None, 10, "curvature")),
+    ('encoder = "timm:x"\n[training]\nepochs = 5', ("whitening", None, 5, "validation")),
+    ('encoder = "timm:x"\n[training]\nobjective = "supcon"', ("whitening", None, 10, "validation")),
     (
         'encoder = "timm:x"\n[posterior]\nprior_chosen_by = "curvature"',
         ("whitening", None, 0, "curvature"),

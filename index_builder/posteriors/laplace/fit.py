@@ -75,6 +75,32 @@ class LaplaceFit:
         posterior = self.posterior.tempered(temperature / self.temperature)
         return replace(self, posterior=posterior, temperature=temperature)
 
+    def tempered_by(self, search: PriorSearch) -> LaplaceFit:
+        """The same at the temperature that a validation has chosen."""
+        return replace(self.tempered(search.temperature), temperature_search=search)
+
+    def with_prior(self, fraction: float, search: PriorSearch) -> LaplaceFit:
+        """The same curvature with the prior that a validation has chosen.
+
+        Parameters
+        ----------
+        fraction : the prior precision over the mean curvature.
+        search : of such fractions.
+        """
+        curvature = self.curvature * self.data_scale
+        layer = self.posterior.weight_mean, self.posterior.bias_mean
+        chosen = fraction * curvature.mean
+        return replace(
+            self,
+            posterior=curvature.posterior(*layer, chosen).tempered(self.temperature),
+            prior_precision=chosen,
+            prior_chosen_by="validation",
+            prior_search=PriorSearch(
+                tuple(value * curvature.mean for value in search.candidates), search.values
+            ),
+            log_marginal_likelihood=log_marginal_likelihood(curvature, *layer, chosen),
+        )
+
     @property
     def structure(self) -> Structure:
         """The structure that the curvature is kept in."""
@@ -108,7 +134,7 @@ def fit_laplace(
     scaling: TargetScaling = "per_anchor",
     prior_precision: float | None = None,
     prior_chosen_by: Literal["curvature", "marginal_likelihood"] = "curvature",
-    prior_scale: PriorScale = "features",
+    prior_scale: PriorScale = "isotropic",
     data_scale: float | None = None,
     generator: torch.Generator | None = None,
     plan: MinibatchPlan | None = None,
@@ -165,7 +191,7 @@ def laplace_of_curvature(
     data_scale: float,
     prior_precision: float | None = None,
     prior_chosen_by: Literal["curvature", "marginal_likelihood"] = "curvature",
-    prior_scale: PriorScale = "features",
+    prior_scale: PriorScale = "isotropic",
 ) -> LaplaceFit:
     """The posterior of a trained layer whose curvature is known, as after online training.
 

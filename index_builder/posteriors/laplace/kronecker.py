@@ -30,11 +30,13 @@ off at zero until a posterior is formed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
 
@@ -121,7 +123,7 @@ class PartialTraces:
         kept = values.abs().topk(_JOINED_RANK).indices
         return torch.diag(values[kept]), both @ vectors[:, kept].to(both)
 
-    def rectified(self, prior_scale: PriorScale = "features") -> KroneckerCurvature:
+    def rectified(self, prior_scale: PriorScale = "isotropic") -> KroneckerCurvature:
         """The factors, with eigenvalues below zero cut off: the nearest semi-definite ones."""
         dim, width = len(self.outputs), len(self.diagonal)
         diagonal = self.diagonal.clamp_min(0)
@@ -253,6 +255,23 @@ class KroneckerCurvature:
             rest_variance=weight.new_tensor(1 / (rest + prior_precision) if n_left else 0.0),
             output_factor=outputs.to(weight),
         )
+
+    def predictive_variances(self, features: Tensor, priors: Sequence[float]) -> list[Tensor]:
+        """Return the variances (B, D) of embeddings of ``features`` (B, F) under each `posterior`.
+
+        The features are projected once. What lies outside the eigenvectors is a difference of
+        squares, which is exact enough to compare priors by, and not to be served.
+        """
+        extended = functional.pad(features, (0, 1), value=1.0) * self.scale.to(features)
+        inside = (extended @ self.directions.to(features)).square()
+        outside = (extended.square().sum(1) - inside.sum(1)).clamp_min(0)
+        found = []
+        for prior in priors:
+            along = inside @ (1 / (self.values + prior)).to(inside)
+            along += outside / (self.rest + prior)
+            outputs = self.output_directions.square() @ (1 / self._damped(prior))
+            found.append(along[:, None] * outputs.to(along))
+        return found
 
     def squared_norm(self, weight: Tensor, bias: Tensor) -> float:
         """Return Σ t_f W̃_df², what the prior precision is multiplied by in the prior's exponent."""

@@ -35,7 +35,9 @@ _SAMPLE = 2048
 def feature_basis(
     features: FeatureBlocks, weight: Tensor, bias: Tensor, n_rows: int
 ) -> Tensor | None:
-    """Orthonormal directions (F + 1, K) that features lie in; None for F ≤ `MAX_DENSE`.
+    """Orthonormal directions (F + 1, K) that features lie in; None where all F + 1 are kept.
+
+    That is for F ≤ `MAX_DENSE`, unless the images are so few that their span is smaller and whole.
 
     The principal directions, not centred, of φ̃ / ‖h‖ of up to `_SAMPLE` images, spread evenly over
     the data set, each feature in units of its root mean square. Within their span the traces are
@@ -46,7 +48,8 @@ def feature_basis(
     features, n_rows : of the data set; read once.
     weight, bias : (D, F), (D,); the last layer.
     """
-    if weight.shape[1] <= MAX_DENSE:
+    n_features = weight.shape[1]
+    if n_features <= MAX_DENSE and n_rows > min(MAX_RANK, n_features // 2):
         return None
     rows = torch.arange(0, n_rows, -(-n_rows // _SAMPLE), device=weight.device)
     some = gather(features, weight, rows, n_rows)

@@ -39,7 +39,7 @@ NORM, LAPLACE, DECISION = "embedding_norm", "laplace", "vouch"
 
 POSTERIORS: Mapping[str, PosteriorConfig] = {
     NORM: EmbeddingNormConfig(method="embedding_norm"),
-    LAPLACE: LaplaceConfig(),
+    LAPLACE: LaplaceConfig(prior_chosen_by="curvature", prior_scale="features"),
 }
 """Posteriors of every encoder; the decision layer stands on the second."""
 

@@ -2,20 +2,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sklearn.metrics import roc_auc_score
 
 from index_builder.posteriors import (
     Curvature,
     LaplaceFit,
     LastLayerPosterior,
     fit_laplace,
-    nearest_neighbour_criterion,
-    select_by_validation,
     temper_by_validation,
 )
 from index_builder.posteriors.laplace.fit import LaplacePosterior
+from index_builder.posteriors.laplace.prior import PriorSearch
 from index_builder.posteriors.laplace.validation import norm_correlation
-from model_store.errors import CalibrationError
 from tests.support.narrowing import instance_of, not_none
 
 MARGIN = 1.0
@@ -49,37 +46,24 @@ def variance_of(posterior: LaplacePosterior) -> torch.Tensor:
     return instance_of(LastLayerPosterior, posterior).weight_variance
 
 
-def test_the_candidate_of_the_largest_criterion_is_taken(fit: LaplaceFit) -> None:
-    def criterion(posterior: LaplacePosterior) -> float:
-        # Largest where the prior's share in the largest variance is a hundredth.
-        return -abs(float(variance_of(posterior).max()) - 0.01)
-
-    chosen = select_by_validation(fit, [1.0, 100.0, 1e4], criterion)
-    assert chosen.prior_chosen_by == "validation"
-    assert chosen.prior_search.candidates == (1.0, 100.0, 1e4)
-    values = chosen.prior_search.values
-    assert chosen.prior_precision == (1.0, 100.0, 1e4)[values.index(max(values))]
+def test_prior_that_validation_chose_is_relative_to_the_mean_curvature(fit: LaplaceFit) -> None:
+    search = PriorSearch((1.0, 100.0, 1e4), (0.2, 0.9, 0.3))
+    plain, tempered = (one.with_prior(100.0, search) for one in (fit, fit.tempered(7.0)))
     curvature = instance_of(Curvature, fit.curvature)
+    assert plain.prior_precision == pytest.approx(100 * fit.data_scale * curvature.mean)
+    assert plain.prior_chosen_by == "validation"
+    assert plain.prior_search.values == search.values
     torch.testing.assert_close(
-        variance_of(chosen.posterior),
-        1 / (fit.data_scale * curvature.weight + chosen.prior_precision),
-    )
-    assert criterion(chosen.posterior) == max(values)
-    assert torch.equal(instance_of(Curvature, chosen.curvature).weight, curvature.weight)
-
-
-def test_another_prior_leaves_the_temperature(fit: LaplaceFit) -> None:
-    plain, tempered = (
-        select_by_validation(one, [3.0], lambda _: 0.0) for one in (fit, fit.tempered(7.0))
+        variance_of(plain.posterior),
+        1 / (fit.data_scale * curvature.weight + plain.prior_precision),
     )
     torch.testing.assert_close(variance_of(tempered.posterior), 7 * variance_of(plain.posterior))
     assert tempered.temperature == 7.0
 
 
-def test_no_candidates_are_refused(fit: LaplaceFit) -> None:
-    for choose in (select_by_validation, temper_by_validation):
-        with pytest.raises(ValueError, match="no candidates"):
-            choose(fit, [], lambda _: 0.0)
+def test_no_temperatures_are_refused(fit: LaplaceFit) -> None:
+    with pytest.raises(ValueError, match="no candidates"):
+        temper_by_validation(fit, [], lambda _: 0.0)
 
 
 def test_a_temperature_changes_the_spread_of_the_posterior_and_nothing_of_its_shape(
@@ -98,40 +82,6 @@ def test_a_temperature_changes_the_spread_of_the_posterior_and_nothing_of_its_sh
     before, after = (instance_of(LastLayerPosterior, one.posterior) for one in (fit, chosen))
     torch.testing.assert_close(after.bias_variance, 0.1 * before.bias_variance)
     assert torch.equal(chosen.posterior.weight_mean, fit.posterior.weight_mean)
-
-
-def test_criterion_is_the_auroc_of_wrong_nearest_neighbours(
-    fit: LaplaceFit, data: tuple[torch.Tensor, torch.Tensor]
-) -> None:
-    features, labels = data
-    queries, query_labels, gallery, gallery_labels = (
-        features[:25],
-        labels[:25],
-        features[25:],
-        labels[25:],
-    )
-    criterion = nearest_neighbour_criterion(
-        fit.posterior, queries, query_labels, gallery, gallery_labels
-    )
-    weights, biases = fit.posterior.sample(4000, torch.Generator().manual_seed(2))
-    embeddings = torch.einsum("sdf,bf->sbd", weights, queries) + biases[:, None]
-    wrong, exact = [], []
-    for row in range(25):
-        cosines = torch.cosine_similarity(
-            fit.posterior.weight_mean @ queries[row], gallery @ fit.posterior.weight_mean.T, -1
-        )
-        wrong.append(int(gallery_labels[cosines.argmax()] != query_labels[row]))
-        second_moment = embeddings[:, row].square().sum(1).mean()
-        exact.append(-float(embeddings[:, row].mean(0).norm() / second_moment.sqrt()))
-    assert criterion(fit.posterior) == pytest.approx(roc_auc_score(wrong, exact), abs=0.05)
-
-
-def test_neighbours_that_are_all_right_say_nothing(
-    fit: LaplaceFit, data: tuple[torch.Tensor, torch.Tensor]
-) -> None:
-    features, labels = data
-    with pytest.raises(CalibrationError, match="0 of 60 nearest neighbours are wrong"):
-        nearest_neighbour_criterion(fit.posterior, features, labels, features, labels)
 
 
 def test_of_equally_good_temperatures_the_widest_is_taken(fit: LaplaceFit) -> None:

@@ -1,0 +1,164 @@
+"""Priors and temperatures by held-out labels and images, on made-up features."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from index_builder.posteriors import Curvature, LaplaceFit, fit_laplace
+from index_builder.posteriors.laplace.held_out import (
+    LEAST_GAIN,
+    N_FOLDS,
+    N_IMAGES,
+    FitFold,
+    Fold,
+    folds_of,
+    pair_std,
+    some_of_each,
+    validate,
+)
+from model_store.pairs import Pairs
+from tests.support.narrowing import not_none
+
+N_FEATURES, DIM, N_LABELS, N_EACH = 40, 12, 12, 8
+
+
+def features_of(noise: float) -> tuple[torch.Tensor, np.ndarray[Any, Any]]:
+    """Features of labels around random centres, and their codes."""
+    generator = torch.Generator().manual_seed(0)
+    labels = np.arange(N_LABELS * N_EACH) % N_LABELS
+    centres = torch.randn(N_LABELS, N_FEATURES, generator=generator)
+    spread = noise * torch.randn(len(labels), N_FEATURES, generator=generator)
+    return centres[torch.from_numpy(labels)] + spread, labels
+
+
+def fitter(features: torch.Tensor, labels: np.ndarray[Any, Any], structure: Any) -> FitFold:
+    weight = torch.randn(DIM, N_FEATURES, generator=torch.Generator().manual_seed(1))
+    bias = torch.zeros(DIM)
+
+    def fit(rows: np.ndarray[Any, Any]) -> tuple[LaplaceFit, torch.Tensor, torch.Tensor]:
+        some = features[torch.from_numpy(rows)]
+        codes = torch.from_numpy(np.unique(labels[rows], return_inverse=True)[1])
+        fitted = fit_laplace(lambda: [some], codes, weight, bias, structure=structure, margin=0.5)
+        return fitted, weight, bias
+
+    return fit
+
+
+def all_folds(labels: np.ndarray[Any, Any], **given: Any) -> list[Fold]:
+    return list(folds_of(labels, given.pop("may_ask", np.ones(len(labels), bool)), 0, **given))
+
+
+def test_folds_leave_labels_and_images_out_of_their_galleries() -> None:
+    labels = features_of(1.0)[1]
+    folds = all_folds(labels, divided=True)
+    assert len(folds) == N_FOLDS
+    for fold in folds:
+        held = set(labels[fold.gallery].tolist())
+        assert held == set(labels[fold.known].tolist())
+        assert held.isdisjoint(labels[fold.absent].tolist())
+        assert set(fold.gallery.tolist()).isdisjoint(fold.known.tolist())
+    assert sorted(np.concatenate([fold.absent for fold in folds]).tolist()) == list(range(96))
+
+
+def test_folds_of_images_that_were_not_learned_ask_all_of_them() -> None:
+    labels = features_of(1.0)[1]
+    is_new = np.arange(len(labels)) >= 72
+    for fold in all_folds(labels, divided=False, may_ask=is_new):
+        assert not is_new[fold.gallery].any()
+        assert is_new[fold.known].all()
+        assert is_new[fold.absent].all()
+        assert len(fold.known) + len(fold.absent) == is_new.sum()
+
+
+def test_folds_of_few_labels_leave_none_out() -> None:
+    labels = np.arange(30) % 3
+    for fold in all_folds(labels, divided=True):
+        assert not len(fold.absent)
+        assert set(labels[fold.gallery].tolist()) == {0, 1, 2}
+
+
+def test_images_for_folds_are_of_the_same_labels_in_any_part() -> None:
+    many, few = np.arange(9000) % 900, np.arange(1800) % 900
+    found = [set(labels[some_of_each(labels, 900, 3)].tolist()) for labels in (many, few)]
+    assert found[0] <= found[1]
+    assert len(some_of_each(many, 900, 3)) == N_IMAGES
+    large = some_of_each(np.arange(50_000) % 10, 10, 3)
+    np.testing.assert_array_equal(np.bincount(large % 10), np.full(10, N_IMAGES // 10))
+
+
+def test_pair_std_equals_that_of_the_search() -> None:
+    generator = np.random.default_rng(0)
+    of_queries, of_items = (
+        torch.from_numpy(generator.normal(size=(5, DIM)).astype(np.float32)) for _ in range(2)
+    )
+    queries = functional.normalize(of_queries)
+    items = functional.normalize(of_items + of_queries)
+    variances = torch.from_numpy(generator.random((5, DIM), dtype=np.float32))
+    totals = torch.from_numpy(generator.random(5, dtype=np.float32))
+    similarities = (queries * items).sum(1)
+    found = pair_std(queries, variances, items, totals, similarities)
+    for row in range(5):
+        query: Any = SimpleNamespace(
+            variance=variances[row].numpy(), direction=queries[row].numpy()
+        )
+        similarity = similarities[row : row + 1].double().numpy()
+        pair = Pairs.of(
+            query,
+            items[row : row + 1].numpy(),
+            similarity,
+            totals[row : row + 1].numpy(),
+            np.clip(similarity, 0, 1),
+        )
+        assert float(found[row]) == pytest.approx(pair.first_order[0], rel=1e-4)
+
+
+@pytest.mark.parametrize("structure", ["kronecker", "diagonal"])
+def test_validation_tells_wrong_and_absent_queries(structure: Any) -> None:
+    features, labels = features_of(1.2)
+    fit = fitter(features, labels, structure)
+    may_ask = np.ones(len(labels), dtype=bool)
+    found = not_none(validate(features, labels, may_ask, fit, (3.0, 30.0), 0, divided=True))
+    assert found.n_wrong > 0
+    assert found.n_absent == len(labels)
+    assert not_none(found.wrong_auroc) > 0.6
+    assert not_none(found.absent_auroc) > 0.6
+    chosen = found.prior.values[found.prior.candidates.index(found.fraction)]
+    assert chosen == pytest.approx(not_none(found.wrong_auroc) + not_none(found.absent_auroc))
+    assert chosen >= max(found.prior.values) - LEAST_GAIN
+
+
+def test_harder_queries_get_a_higher_temperature() -> None:
+    temperatures = []
+    for noise in (0.7, 1.4):
+        features, labels = features_of(noise)
+        may_ask = np.ones(len(labels), dtype=bool)
+        fit = fitter(features, labels, "kronecker")
+        found = not_none(validate(features, labels, may_ask, fit, (3.0,), 0, divided=True))
+        assert found.temperature.is_identified
+        # In units of the spread that the search begins with.
+        temperatures.append(found.temperature.best / max(found.temperature.candidates))
+    assert temperatures[0] < temperatures[1]
+
+
+def test_too_few_queries_choose_nothing() -> None:
+    features, labels = features_of(1.0)
+    few = np.arange(len(labels)) < 10
+    fit = fitter(features, labels, "kronecker")
+    assert validate(features, labels, few, fit, (3.0,), 0, divided=True) is None
+
+
+def test_variances_of_several_priors_are_those_of_their_posteriors() -> None:
+    features, labels = features_of(1.0)
+    fit, weight, bias = fitter(features, labels, "kronecker")(np.arange(80))
+    assert not isinstance(fit.curvature, Curvature)
+    curvature = fit.curvature * fit.data_scale
+    priors = [fraction * curvature.mean for fraction in (0.3, 30.0)]
+    for prior, found in zip(priors, curvature.predictive_variances(features, priors), strict=True):
+        wanted = curvature.posterior(weight, bias, prior).predict(features)[1]
+        torch.testing.assert_close(found, wanted, rtol=0.02, atol=0)
