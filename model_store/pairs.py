@@ -44,6 +44,11 @@ _LEAST_NORM = 1e-3
 Floats = NDArray[np.float64]
 
 
+def is_over_weights(posterior: str) -> bool:
+    """Return whether a posterior of this name is one over weights, whose errors images share."""
+    return posterior.startswith(OF_WEIGHTS)
+
+
 def correlation_of(metadata: EncoderMetadata) -> Correlation:
     """Return the correlation of the errors of a pair, by its similarity.
 
@@ -52,7 +57,7 @@ def correlation_of(metadata: EncoderMetadata) -> Correlation:
     """
     if metadata.pair_correlation is not None:
         return metadata.pair_correlation
-    return (0.0, 1.0) if metadata.posterior.startswith(OF_WEIGHTS) else INDEPENDENT
+    return (0.0, 1.0) if is_over_weights(metadata.posterior) else INDEPENDENT
 
 
 @dataclass(frozen=True, slots=True)

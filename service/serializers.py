@@ -13,6 +13,7 @@ from dataclasses import asdict
 from model_store.answers import Answer
 from model_store.decision import Assessment, Calibration, Decision, ResultSet
 from model_store.matches import Match
+from model_store.pairs import is_over_weights
 from service import schemas
 
 PictureUrls = Callable[[str], tuple[str | None, str | None]]
@@ -132,6 +133,7 @@ def uncertainty(assessment: Assessment, posterior: str) -> schemas.Uncertainty:
         value=assessment.uncertainty,
         percentile=assessment.percentile,
         level=assessment.level,
+        epistemic=assessment.uncertainty if is_over_weights(posterior) else None,
         aleatoric=_picture_state(assessment),
         method=posterior,
     )

@@ -33,6 +33,11 @@ class Uncertainty(BaseModel):
         "query alone."
     )
     level: Level | None = Field(description="The percentile in a word.")
+    epistemic: float | None = Field(
+        description="The part of `value` that more training images would take away: all of it if "
+        "the posterior is one over weights. Null if it is one over single images, or if `value` is "
+        "null."
+    )
     aleatoric: PictureState | None = Field(
         description="The part that another photograph would take away. Null without calibration, "
         "for vectors and texts, and in bundles of earlier releases."

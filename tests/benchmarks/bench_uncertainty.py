@@ -6,6 +6,11 @@ for three duties: the first result of a known kind is wrong; the kind is absent;
 degraded (blur, noise, darkness, a crop, JPEG), against the same pictures before. Means over
 divisions, with 1.96 standard errors. The build saw no query. Needs VOUCH_DATA_DIR.
 
+The head that sees the state of a picture is judged, too, by pictures degraded in a way that it has
+not learned (another one in each division), by the rank correlation with the displacement, and by
+what it adds to the match probability where degraded pictures find a wrong first result (two
+logistic regressions, five folds).
+
 `rank_stability` and `similarity_std` are compared with sampled layers, too: of 400 last layers
 drawn from the posterior, the share under which an item is among the first ten, and the standard
 deviation of its similarity.
@@ -29,10 +34,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from scipy.stats import spearmanr
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import cross_val_predict
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from index_builder.calibration.evaluate import Answers, ask
+from index_builder.calibration.picture_state import fit_picture_state
 from index_builder.datasets import LabelledImages
-from index_builder.datasets.corruption import degraded
+from index_builder.datasets.corruption import DEGRADATIONS, degraded
 from index_builder.datasets.folder import folder
 from index_builder.datasets.idx import idx_dataset
 from index_builder.metrics import auroc
@@ -41,12 +52,16 @@ from index_builder.reproduction.datasets.official import Origin
 from index_builder.reproduction.datasets.small import cifar10
 from index_builder.vectors.encoder import embed_with_features
 from model_store import Retriever, open_bundle
+from model_store.encoder.contract import Embeddings
 from tests.benchmarks.bench_zero_shot import unpacked
 from tests.benchmarks.measured import record_figures
 from tests.benchmarks.preconditions import data_dir
 from tests.support.narrowing import instance_of
 
 N_LAYERS, N_LISTED = 400, 10
+
+N_FUSED = 10
+"""Right and wrong first results that a logistic regression takes."""
 
 Floats = NDArray[np.float64]
 
@@ -135,10 +150,13 @@ def measured(name: str, images: LabelledImages, seed: int) -> dict[str, Any]:
         subprocess.run(command, check=True, capture_output=True, cwd=place)
         retriever = open_bundle(place / "bundles" / "gallery").retriever
         of_known, of_absent = ask(retriever, known, "known"), ask(retriever, absent, "absent")
-        poor = ask(retriever, degraded(known, seed), "degraded")
+        spoilt_images = degraded(known, seed)
+        poor = ask(retriever, spoilt_images, "degraded")
         posterior = place / "runs" / "gallery" / "posterior.safetensors"
-        some = known.subset(range(0, len(known), 2))
-        layers = against_layers(retriever, posterior, folder(place / "gallery"), some)
+        indexed = folder(place / "gallery")
+        clean = embed_with_features(retriever.encoder, known, "queries")
+        layers = against_layers(retriever, posterior, indexed, clean[::2])
+        unlearned = of_unlearned_kind(retriever, indexed, clean, spoilt_images, seed)
     right = of_known.matches[:, 0]
     ordinary, alien, spoilt = signals(of_known), signals(of_absent), signals(poor)
     found: dict[str, Any] = {"recall_at_1": float(right.mean()), **layers}
@@ -152,18 +170,64 @@ def measured(name: str, images: LabelledImages, seed: int) -> dict[str, Any]:
         for answers in (poor, of_known)
     ]
     found["degraded: aleatoric"] = auroc(*moved)
+    found["degraded in a way not learned: aleatoric"] = unlearned
+    directions, ordinary_ones = (
+        np.array([one.predictive.direction for one in answers.answers])
+        for answers in (poor, of_known)
+    )
+    displaced = 1 - (directions * ordinary_ones).sum(axis=1)
+    found["aleatoric, rank correlation with the displacement"] = float(
+        spearmanr(moved[0], displaced).statistic
+    )
+    is_wrong = ~poor.matches[:, 0]
+    doubts = np.log(1e-6 + np.stack([1 - poor.first_probabilities, moved[0]], axis=1))
+    for columns, fusion in ((1, "match"), (2, "match and aleatoric")):
+        found[f"wrong and degraded: {fusion}"] = fused(doubts[:, :columns], is_wrong)
     return found
 
 
+def fused(signals: Floats, is_wrong: NDArray[np.bool_]) -> float | None:
+    """Return the AUROC of a logistic regression on ``signals`` (B, S), cross-fitted."""
+    if min(int(is_wrong.sum()), int((~is_wrong).sum())) < N_FUSED:
+        return None
+    model = make_pipeline(StandardScaler(), LogisticRegression())
+    found = cross_val_predict(model, signals, is_wrong, cv=5, method="decision_function")
+    return auroc(found[is_wrong], found[~is_wrong])
+
+
+def of_unlearned_kind(
+    retriever: Retriever,
+    indexed: LabelledImages,
+    clean: Embeddings,
+    spoilt: LabelledImages,
+    seed: int,
+) -> float | None:
+    """Return the AUROC of a head on the kind of degradation that it did not learn.
+
+    Parameters
+    ----------
+    indexed : images of the gallery.
+    clean : of the queries.
+    spoilt : the queries, degraded in all ways in turn.
+    """
+    kind = seed % len(DEGRADATIONS)
+    others = [name for place, name in enumerate(DEGRADATIONS) if place != kind]
+    order = np.random.default_rng(seed).permutation(len(indexed))
+    head = fit_picture_state(retriever.encoder, indexed.subset(order), seed, others)
+    assert head is not None
+    poor = spoilt.subset(range(kind, len(spoilt), len(DEGRADATIONS)))
+    features = embed_with_features(retriever.encoder, poor, "one kind").features
+    return auroc(head.displacement(features), head.displacement(clean.features))
+
+
 def against_layers(
-    retriever: Retriever, posterior: Path, indexed: LabelledImages, queries: LabelledImages
+    retriever: Retriever, posterior: Path, indexed: LabelledImages, asked: Embeddings
 ) -> dict[str, float]:
     """Compare what is served of ranks and similarities with what sampled layers give."""
     fitted = instance_of(KroneckerPosterior, load_posterior(posterior))
     items = embed_with_features(retriever.encoder, indexed, "items")
-    asked = embed_with_features(retriever.encoder, queries, "queries")
     generator = torch.Generator().manual_seed(0)
-    drawn = np.empty((N_LAYERS, len(queries), len(indexed)), dtype=np.float32)
+    drawn = np.empty((N_LAYERS, len(asked), len(indexed)), dtype=np.float32)
     for place in range(N_LAYERS):
         weights, biases = (part[0] for part in fitted.sample(1, generator))
         of_queries, of_items = (

@@ -58,6 +58,7 @@ ANSWER: dict[str, Any] = {
             "value": 0.12345,
             "percentile": 20.0,
             "level": "low",
+            "epistemic": 0.12345,
             "aleatoric": {"value": 0.01, "percentile": 40.0},
             "method": "laplace",
         },

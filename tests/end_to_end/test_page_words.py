@@ -56,6 +56,7 @@ def test_without_calibration_no_number_is_invented(shown: Shown) -> None:
             "value": 0.1,
             "percentile": None,
             "level": None,
+            "epistemic": 0.1,
             "aleatoric": None,
             "method": "laplace",
         },
@@ -241,6 +242,11 @@ SHARES = [
         " (as was asked for). Judged by images of labels that were kept out of it.",
     ),
 ]
+PICTURES = {
+    40.0: "State of the picture: better than 60 % of ordinary pictures.",
+    97.0: "State of the picture: worse than 97 % of ordinary pictures. Try a sharp, bright one.",
+    100.0: "State of the picture: worse than all ordinary pictures. Try a sharp, bright one.",
+}
 ESTIMATES = [
     ({"estimated": None}, ""),
     (
@@ -258,6 +264,9 @@ def test_numbers_are_put_into_words(shown: Shown) -> None:
         query = {"value": 0.1, "percentile": percentile}
         assert shown.words("uncertaintySentence", query, 1000) == said
     assert "no variance" in shown.words("uncertaintySentence", {"value": None}, 1000)
+    assert shown.words("pictureSentence", None) is None
+    for percentile, said in PICTURES.items():
+        assert shown.words("pictureSentence", {"percentile": percentile}) == said
     for ood, said in OUTLIERS:
         strange, _, line = said.rpartition("; ")
         whole = f"Of 1,000 ordinary images, {strange} at least this strange. The line is at {line}"

@@ -57,6 +57,7 @@ class TestASearch:
             "value": answer.uncertainty,
             "percentile": decision.assessment.percentile,
             "level": decision.assessment.level,
+            "epistemic": answer.uncertainty,
             "aleatoric": {
                 "value": decision.assessment.displacement,
                 "percentile": decision.assessment.displacement_percentile,

@@ -112,6 +112,7 @@ class TestNotCalibrated:
             "value": None,
             "percentile": None,
             "level": None,
+            "epistemic": None,
             "aleatoric": None,
             "method": "deterministic",
         }

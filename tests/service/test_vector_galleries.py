@@ -47,7 +47,7 @@ def test_it_is_searched_with_vectors(client: TestClient) -> None:
     assert answer["results"][0]["match_probability"] > 0.5
     assert {one["thumbnail_url"] for one in answer["results"]} == {None}
     # The vectors have no variance, so nobody knows how sure they are.
-    unknown = dict.fromkeys(("value", "percentile", "level", "aleatoric")) | {
+    unknown = dict.fromkeys(("value", "percentile", "level", "epistemic", "aleatoric")) | {
         "method": "deterministic"
     }
     assert answer["query"]["uncertainty"] == unknown

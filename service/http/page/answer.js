@@ -8,6 +8,7 @@ import { passes } from "./problem.js";
 import { said } from "./service_texts.js";
 import {
   NBSP, QUERIES, VERDICTS, absentSentence, brief, count, fixed, isNumber, outlierSentence, percent,
+  pictureSentence,
   uncertaintySentence,
 } from "./words.js";
 
@@ -132,11 +133,13 @@ function scale(position, left, right, limit = null) {
 }
 
 function uncertaintyPart(uncertainty, nQueries) {
-  const { value, percentile, level, method } = uncertainty;
+  const { value, percentile, level, method, aleatoric } = uncertainty;
+  const state = pictureSentence(aleatoric);
   return el("section", { "data-testid": "uncertainty" },
     el("h3", {}, t`Uncertainty `, el("b", {}, t([level ?? "unknown"]))),
     scale(isNumber(percentile) ? percentile / 100 : null, t`certain`, t`uncertain`),
     el("p", {}, uncertaintySentence(uncertainty, nQueries)),
+    state && el("p", {}, state),
     el("p.raw", {}, `${method}, ${isNumber(value) ? Number(value.toPrecision(3)) : "–"}`));
 }
 

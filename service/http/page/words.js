@@ -108,6 +108,19 @@ export function uncertaintySentence({ value, percentile }, nQueries) {
     : t`Less certain than ${percent(percentile / 100)} of ordinary queries.`;
 }
 
+/** The aleatoric half: null where it is not known. */
+export function pictureSentence(aleatoric) {
+  if (!isNumber(aleatoric?.percentile)) return null;
+  const { percentile } = aleatoric;
+  if (percentile <= 50) {
+    return t`State of the picture: better than ${percent(1 - percentile / 100)} of ordinary pictures.`;
+  }
+  const worse = percentile >= 100
+    ? t`State of the picture: worse than all ordinary pictures.`
+    : t`State of the picture: worse than ${percent(percentile / 100)} of ordinary pictures.`;
+  return percentile < 90 ? worse : t`${worse} Try a sharp, bright one.`;
+}
+
 /** What calibration queries were, and of what kind those are that are like them. */
 export const QUERIES = {
   held_out_images: t`held-out images`,
