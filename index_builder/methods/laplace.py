@@ -304,7 +304,8 @@ def _say(
         )
     if fitted.temperature_search is not None:
         say_if_unidentified(fitted.temperature_search)
-    if correlation is not None and correlation > NOTHING_BUT_NORM:
+    by_validation = fitted.prior_chosen_by == "validation"
+    if correlation is not None and correlation > NOTHING_BUT_NORM and not by_validation:
         console.print(
             "[yellow]The posterior says nothing beyond the length of the features. "
             "Take structure = 'kronecker', or a smaller prior_precision.[/]"

@@ -469,9 +469,10 @@ def test_the_run_says_what_it_did(
     assert training["config"] == digits_config.model_dump(mode="json")
     assert len(training["epochs"]) == digits_config.training.epochs
     posterior = json.loads((digits_run / "posterior.json").read_text())
-    assert posterior["prior_chosen_by"] == "curvature"
-    assert posterior["prior_share"] == pytest.approx(0.75)
-    assert posterior["norm_correlation"] < 0.7
+    assert posterior["prior_chosen_by"] == "validation"
+    fraction = posterior["validation"]["fraction"]
+    assert posterior["prior_share"] == pytest.approx(fraction / (1 + fraction))
+    assert posterior["norm_correlation"] < 0.9
     assert posterior["prior_precision"] in posterior["prior_search"]["candidates"]
     evaluated = json.loads((digits_bundle / "evaluation.json").read_text())["posterior"]
     for name in ("method", "prior_share", "norm_correlation", "temperature"):
@@ -528,7 +529,7 @@ def test_a_posterior_that_is_all_prior_is_warned_of(
     structure: str,
 ) -> None:
     config, run = quick
-    quiet = {"structure": structure, "prior_scale": "isotropic", "temperature": 1.0}
+    quiet = {"structure": structure, "prior_chosen_by": "curvature", "temperature": 1.0}
     report = refitted(config, run, tmp_path, quiet)
     assert report["norm_correlation"] < 0.95
     assert "nothing beyond" not in capsys.readouterr().err

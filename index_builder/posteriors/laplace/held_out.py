@@ -26,7 +26,7 @@ from index_builder.posteriors.laplace.kronecker import KroneckerCurvature
 from index_builder.posteriors.laplace.prior import PriorSearch
 from index_builder.posteriors.laplace.votes import N_SAMPLES
 
-FRACTIONS = {"kronecker": (30.0, 3.0, 0.3, 0.03), "diagonal": (1.0, 0.1, 0.01, 0.001)}
+FRACTIONS = {"kronecker": (30.0, 3.0, 0.3, 0.03), "diagonal": (0.01, 0.1, 1.0, 0.001)}
 """Prior precisions to try, over the mean curvature, in the order of preference."""
 
 LEAST_GAIN = 0.01
