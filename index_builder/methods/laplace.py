@@ -35,6 +35,7 @@ from index_builder.posteriors.laplace.held_out import (
     FRACTIONS,
     MIN_IMAGES,
     HeldOut,
+    pair_correlation,
     some_of_each,
     validate,
 )
@@ -52,9 +53,6 @@ TEMPERATURES = np.logspace(-9, 3, 25)
 
 NOTHING_BUT_NORM = 0.95
 """Correlation from which the uncertainty is no more than the length of the features."""
-
-N_NEIGHBOURS, LEAST_SPREAD = 10, 1e-6
-"""Neighbours of an image that it makes pairs with; and the least variance of their similarities."""
 
 MIN_PAIRED = 20
 """Validation images that tell how pairs move together."""
@@ -104,6 +102,8 @@ class Laplace(Method):
         _say(name, fitted, correlation, held_out)
         report = _report(fitted, approximation, correlation, held_out)
         of_pairs = _pair_correlation(encoder, fitted.posterior, splits, config.seed)
+        if of_pairs is None and held_out is not None:
+            of_pairs = held_out.pair_correlation
         return fitted.posterior, {"method": name, "pair_correlation": of_pairs, **report}
 
     @property
@@ -357,18 +357,7 @@ def _pair_correlation(
         )
         for images in (splits.validation, splits.training)
     )
-    both = torch.cat([features, of_items])
-    products = posterior.products(both).double().numpy()
-    means = torch.nn.functional.normalize(posterior.predict(both)[0].double()).numpy()
-    similarities = means[:n_queries] @ means[n_queries:].T
-    deviations = np.sqrt(products.diagonal())
-    correlations = products[:n_queries, n_queries:]
-    correlations /= deviations[:n_queries, None] * deviations[n_queries:]
-    nearest = np.argsort(-similarities, axis=1)[:, :N_NEIGHBOURS]
-    similarity = np.take_along_axis(similarities, nearest, axis=1).ravel()
-    correlation = np.take_along_axis(correlations, nearest, axis=1).ravel()
-    slope = np.cov(similarity, correlation)[0, 1] / max(float(similarity.var()), LEAST_SPREAD)
-    return float(correlation.mean() - slope * similarity.mean()), float(slope)
+    return pair_correlation(posterior, features, of_items)
 
 
 def _norm_correlation(

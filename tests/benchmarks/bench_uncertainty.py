@@ -24,8 +24,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,7 @@ from index_builder.vectors.encoder import embed_with_features
 from model_store import Retriever, open_bundle
 from model_store.encoder.contract import Embeddings
 from tests.benchmarks.bench_zero_shot import unpacked
-from tests.benchmarks.measured import record_figures
+from tests.benchmarks.measured import record_table
 from tests.benchmarks.preconditions import data_dir
 from tests.support.narrowing import instance_of
 
@@ -258,32 +257,49 @@ def against_layers(
     }
 
 
-def measure(n_divisions: int = 5) -> dict[str, Any]:
-    """Return mean and 1.96 standard errors of each number, by data set."""
+def measure(n_divisions: int = 5) -> dict[str, list[dict[str, Any]]]:
+    """Return the numbers of each division, by data set."""
     data = data_dir()
-    results: dict[str, Any] = {}
+    results: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for name in SETS:
             images = source(name, data, Path(scratch))
-            rows: dict[str, list[float]] = defaultdict(list)
-            for seed in range(n_divisions):
-                for key, value in measured(name, images, seed).items():
-                    if value is not None:
-                        rows[key].append(value)
-            results[name] = {
-                key: [
-                    round(float(np.mean(values)), 3),
-                    round(1.96 * float(np.std(values, ddof=1)) / len(values) ** 0.5, 3)
-                    if len(values) > 1
-                    else None,
-                ]
-                for key, values in rows.items()
-            }
+            results[name] = [measured(name, images, seed) for seed in range(n_divisions)]
             print(name, json.dumps(results[name]), file=sys.stderr, flush=True)
     return results
 
 
+def record(results: Mapping[str, Sequence[Mapping[str, float | None]]]) -> None:
+    """Write a table of means with 1.96 standard errors: a row for each number, all sets beside."""
+    names = [name for name in results if results[name]]
+    rows = []
+    for key in results[names[0]][0]:
+        values = {
+            name: [value for one in results[name] if (value := one.get(key)) is not None]
+            for name in names
+        }
+        means = [float(np.mean(some)) for some in values.values() if some]
+        row = [key.replace("_", " "), *(_interval(some) for some in values.values())]
+        rows.append([*row, f"{np.mean(means):.3f}" if means else "–"])
+    counts = ", ".join(f"{name} {len(results[name])}" for name in names)
+    record_table(
+        "uncertainty",
+        ["", *names, "mean"],
+        rows,
+        globals(),
+        about=f"AUROC, unless the row says otherwise; mean ± 1.96 standard errors over divisions "
+        f"({counts}).",
+    )
+
+
+def _interval(values: Sequence[float]) -> str:
+    if not values:
+        return "–"
+    mean = f"{np.mean(values):.3f}"
+    if len(values) == 1:
+        return mean
+    return f"{mean} ± {1.96 * float(np.std(values, ddof=1)) / len(values) ** 0.5:.3f}"
+
+
 if __name__ == "__main__":
-    found = measure(*map(int, sys.argv[1:2]))
-    print(json.dumps(found, indent=1))
-    record_figures("uncertainty", found, globals())
+    record(measure(*map(int, sys.argv[1:2])))

@@ -12,7 +12,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,29 @@ def record_figures(
         constants are the sizes.
     command : that measures it; ``make bench-NAME`` if empty.
     """
+    return _record(name, module, command, {"numbers": dict(_flat(found))})
+
+
+def record_table(
+    name: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    module: Mapping[str, Any],
+    command: str = "",
+    about: str = "",
+) -> Path:
+    """Write a benchmark's table.
+
+    Parameters
+    ----------
+    columns, rows : cells, in Markdown.
+    about : a sentence above the table.
+    """
+    table = {"about": about, "columns": list(columns), "rows": [list(row) for row in rows]}
+    return _record(name, module, command, table)
+
+
+def _record(name: str, module: Mapping[str, Any], command: str, found: Mapping[str, Any]) -> Path:
     title = str(module["__doc__"]).strip().partition("\n")[0].rstrip(".")
     document = {
         "title": re.sub(r"^``make [\w-]+``: ", "", title),
@@ -66,7 +89,7 @@ def record_figures(
             for key, value in module.items()
             if key.isupper() and isinstance(value, int | float)
         },
-        "numbers": dict(_flat(found)),
+        **found,
     }
     path = MEASURED / f"{name}.json"
     path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -557,6 +557,7 @@ def test_pairs_are_weighted_as_the_configuration_says(
             encoder.last_layer.bias,
             margin=config.training.margin,
             scaling=scaling,
+            prior_scale="isotropic",
         )
         assert report["curvature"]["mean"] == pytest.approx(by_hand.curvature.mean, rel=1e-5)
     means = [

@@ -134,7 +134,7 @@ def fit_laplace(
     scaling: TargetScaling = "per_anchor",
     prior_precision: float | None = None,
     prior_chosen_by: Literal["curvature", "marginal_likelihood"] = "curvature",
-    prior_scale: PriorScale = "isotropic",
+    prior_scale: PriorScale = "features",
     data_scale: float | None = None,
     generator: torch.Generator | None = None,
     plan: MinibatchPlan | None = None,
@@ -191,7 +191,7 @@ def laplace_of_curvature(
     data_scale: float,
     prior_precision: float | None = None,
     prior_chosen_by: Literal["curvature", "marginal_likelihood"] = "curvature",
-    prior_scale: PriorScale = "isotropic",
+    prior_scale: PriorScale = "features",
 ) -> LaplaceFit:
     """The posterior of a trained layer whose curvature is known, as after online training.
 

@@ -23,6 +23,7 @@ from torch.nn import functional
 from index_builder.metrics import auroc
 from index_builder.posteriors.laplace.fit import LaplaceFit
 from index_builder.posteriors.laplace.kronecker import KroneckerCurvature
+from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
 from index_builder.posteriors.laplace.prior import PriorSearch
 from index_builder.posteriors.laplace.votes import N_SAMPLES
 
@@ -52,6 +53,9 @@ MIN_QUERIES = 30
 N_IMAGES = 1000
 """Images that folds are made of, and as many that no posterior is fitted to."""
 
+N_NEIGHBOURS, LEAST_SPREAD = 10, 1e-6
+"""Neighbours of an image that it makes pairs with; and the least variance of their similarities."""
+
 N_QUERIES = 400
 """Queries of a fold, at most."""
 
@@ -74,6 +78,7 @@ class HeldOut:
     temperature : temperatures, and the mean log-probability of a query's own label.
     wrong_auroc, absent_auroc : of the prior that was chosen; None without queries to tell apart.
     n_queries, n_wrong, n_absent : with a match, of these with a wrong first result, and without.
+    pair_correlation : see `pair_correlation`; None of a posterior without one.
     """
 
     fraction: float
@@ -84,6 +89,7 @@ class HeldOut:
     n_queries: int
     n_wrong: int
     n_absent: int
+    pair_correlation: tuple[float, float] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +213,15 @@ class _Asked:
         n = len(self.asked)
         return [(one[:n] / of_queries, (one[n:].sum(1) / of_items)[place]) for one in variances]
 
+    def correlation(self, fraction: float) -> tuple[float, float] | None:
+        """Return `pair_correlation` of the queries with a match, under a prior."""
+        curvature = self.fit.curvature * self.fit.data_scale
+        layer = self.fit.posterior.weight_mean, self.fit.posterior.bias_mean
+        posterior = curvature.posterior(*layer, fraction * curvature.mean)
+        if not isinstance(posterior, KroneckerPosterior):
+            return None
+        return pair_correlation(posterior, self.asked[: len(self.is_right)], self.found)
+
     def votes(self, variance: Tensor, temperatures: Sequence[float], seed: int) -> Tensor:
         """Return the votes (T, n) of `N_SAMPLES` for a query's own label.
 
@@ -220,6 +235,28 @@ class _Asked:
         means = (directions @ self.directions.T)[:, None]
         nearest = torch.stack([(means + math.sqrt(one) * moved).argmax(-1) for one in temperatures])
         return self.is_right.expand(len(temperatures), -1, -1).gather(2, nearest).sum(2)
+
+
+def pair_correlation(
+    posterior: KroneckerPosterior, queries: Tensor, items: Tensor
+) -> tuple[float, float]:
+    """Return a and b of r ≈ a + b s, see `model_store.pairs`, by least squares.
+
+    Parameters
+    ----------
+    queries, items : (Q, F), (M, F) features; each query makes pairs with its nearest items.
+    """
+    n, both = len(queries), torch.cat([queries, items])
+    products = posterior.products(both).double().numpy()
+    means = functional.normalize(posterior.predict(both)[0].double()).numpy()
+    similarities = means[:n] @ means[n:].T
+    deviations = np.sqrt(products.diagonal())
+    correlations = products[:n, n:] / (deviations[:n, None] * deviations[n:])
+    nearest = np.argsort(-similarities, axis=1)[:, :N_NEIGHBOURS]
+    similarity = np.take_along_axis(similarities, nearest, axis=1).ravel()
+    correlation = np.take_along_axis(correlations, nearest, axis=1).ravel()
+    slope = np.cov(similarity, correlation)[0, 1] / max(float(similarity.var()), LEAST_SPREAD)
+    return float(correlation.mean() - slope * similarity.mean()), float(slope)
 
 
 def pair_std(
@@ -310,6 +347,7 @@ def validate(
         len(wrong),
         int(wrong.sum()),
         int((~is_known).sum()),
+        asked[0].correlation(fractions[chosen]),
     )
 
 

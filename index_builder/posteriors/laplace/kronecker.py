@@ -123,7 +123,7 @@ class PartialTraces:
         kept = values.abs().topk(_JOINED_RANK).indices
         return torch.diag(values[kept]), both @ vectors[:, kept].to(both)
 
-    def rectified(self, prior_scale: PriorScale = "isotropic") -> KroneckerCurvature:
+    def rectified(self, prior_scale: PriorScale = "features") -> KroneckerCurvature:
         """The factors, with eigenvalues below zero cut off: the nearest semi-definite ones."""
         dim, width = len(self.outputs), len(self.diagonal)
         diagonal = self.diagonal.clamp_min(0)

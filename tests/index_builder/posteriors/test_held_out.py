@@ -146,6 +146,20 @@ def test_harder_queries_get_a_higher_temperature() -> None:
     assert temperatures[0] < temperatures[1]
 
 
+def test_pairs_of_held_out_queries_move_together_the_more_alike_they_are() -> None:
+    features, labels = features_of(0.7)
+    may_ask = np.ones(len(labels), dtype=bool)
+    for structure in ("kronecker", "diagonal"):
+        fit = fitter(features, labels, structure)
+        found = not_none(validate(features, labels, may_ask, fit, (3.0,), 0, divided=True))
+        if structure == "diagonal":
+            assert found.pair_correlation is None
+        else:
+            offset, slope = not_none(found.pair_correlation)
+            assert slope > 0
+            assert 0 < offset + slope <= 1.2
+
+
 def test_too_few_queries_choose_nothing() -> None:
     features, labels = features_of(1.0)
     few = np.arange(len(labels)) < 10
