@@ -13,8 +13,9 @@
     last_layer             the diagonal posterior
     online                 curvature kept up to date while training
     targets                which pairs attract and which repel
-    prior                  its precision: marginal likelihood, validation
-    validation             criteria on validation images
+    prior                  its precision: by curvature, by marginal likelihood
+    held_out               prior and temperature by held-out labels and images
+    validation             a temperature by a criterion on validation images
     votes                  the likelihood of neighbours' labels
     feature_blocks         checks of features that come in blocks
 """
