@@ -264,9 +264,9 @@ def test_numbers_are_put_into_words(shown: Shown) -> None:
         query = {"value": 0.1, "percentile": percentile}
         assert shown.words("uncertaintySentence", query, 1000) == said
     assert "no variance" in shown.words("uncertaintySentence", {"value": None}, 1000)
-    assert shown.words("pictureSentence", None) is None
-    for percentile, said in PICTURES.items():
-        assert shown.words("pictureSentence", {"percentile": percentile}) == said
+    assert shown.words("pictureSentence", None) == ""
+    for of_picture, said in PICTURES.items():
+        assert shown.words("pictureSentence", {"percentile": of_picture}) == said
     for ood, said in OUTLIERS:
         strange, _, line = said.rpartition("; ")
         whole = f"Of 1,000 ordinary images, {strange} at least this strange. The line is at {line}"

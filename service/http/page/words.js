@@ -108,9 +108,9 @@ export function uncertaintySentence({ value, percentile }, nQueries) {
     : t`Less certain than ${percent(percentile / 100)} of ordinary queries.`;
 }
 
-/** The aleatoric half: null where it is not known. */
+/** The aleatoric half; empty where it is not known. */
 export function pictureSentence(aleatoric) {
-  if (!isNumber(aleatoric?.percentile)) return null;
+  if (!isNumber(aleatoric?.percentile)) return "";
   const { percentile } = aleatoric;
   if (percentile <= 50) {
     return t`State of the picture: better than ${percent(1 - percentile / 100)} of ordinary pictures.`;
