@@ -23,7 +23,7 @@ help:
 	@echo "make demo      install, build a gallery of photographs, serve it at http://127.0.0.1:$(VOUCH_PORT)/"
 	@echo "make check     install, lint, run the tests that take less than a second each; a minute"
 	@echo "make test      install, lint, run the whole suite; a quarter of an hour"
-	@echo "make docs      the documentation site, in build/docs/index.html; half a minute"
+	@echo "make docs      the documentation site, in build/docs/index.html; two minutes"
 	@echo "make coverage  branch coverage of model_store and service by their own tests; at least 95 %"
 	@echo "make lint      format, lint, types, import contracts, dependencies, dead code, the lock file"
 	@echo "make mutants   40 small faults put into the code, one at a time: which do the tests see? half an hour"
@@ -109,7 +109,9 @@ tables: install
 	$(BIN)/python -m tests.benchmarks.measured
 
 # Warnings are errors: links and anchors that lead nowhere are among them. No network is needed.
+# The notebooks are run; the demo's gallery that they build is built anew.
 docs: install
+	rm -rf build/notebooks
 	$(BIN)/python -m sphinx -W --keep-going --quiet -b html -d build/doctrees docs build/docs
 	@echo "The site is in build/docs/index.html"
 

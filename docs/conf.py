@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.metadata import version as version_of
 from pathlib import Path
+
+from jupyter_client.manager import KernelManager
 
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS / "_ext"), str(DOCS.parent)]
@@ -14,7 +17,7 @@ author = "The authors of Vouch"
 release = version = version_of("vouch-search")
 
 extensions = [
-    "myst_parser",
+    "myst_nb",
     "sphinx_design",
     "sphinx.ext.autodoc",
     "numpydoc",
@@ -23,6 +26,15 @@ extensions = [
 exclude_patterns = ["demo", "decisions"]
 nitpicky = False
 default_role = "py:obj"
+
+# Notebooks find the commands of this environment. Without encryption a kernel warns.
+os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+KernelManager.transport_encryption.default_value = "required"
+# Notebooks are run whenever the site is built: what they show is what the code of this tree does.
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 600  # seconds a cell, on a machine that is busy
+nb_output_stderr = "remove"
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4

@@ -12,6 +12,7 @@ import importlib
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -36,6 +37,7 @@ from service.settings import Settings
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if not {"demo", "decisions"} & set(path.parts))
+NOTEBOOKS = [page for page in PAGES if "file_format: mystnb" in page.read_text("utf-8")]
 TEXT = "\n".join(page.read_text("utf-8") for page in PAGES)
 READMES = sorted(
     page
@@ -72,6 +74,7 @@ LANGUAGES = {
     "ts",
     "html",
     "yaml",
+    "{code-cell}",
     "{toctree}",
     "{eval-rst}",
 }
@@ -119,7 +122,8 @@ def of(*languages: str) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built as `make docs` does."""
+    """The site, built as `make docs` does: notebooks are run, on a gallery that is built anew."""
+    shutil.rmtree(ROOT / "build" / "notebooks", ignore_errors=True)
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "--quiet", "-b", "html"]
     done = subprocess.run(
@@ -144,6 +148,7 @@ class _Loaded(HTMLParser):
 
 
 @pytest.mark.process
+@pytest.mark.timeout(1800)  # four notebooks, on a machine that may be busy
 def test_site_builds_offline_with_all_that_the_code_has(site: Path) -> None:
     assert (site / "searchindex.js").stat().st_size > 10_000
     for page in site.rglob("*.html"):
@@ -155,15 +160,29 @@ def test_site_builds_offline_with_all_that_the_code_has(site: Path) -> None:
         text = (site / "reference" / f"{page}.html").read_text("utf-8")
         assert {name for name in names if name not in text} == set(), page
 
-    has("settings", {f"VOUCH_{name.upper()}" for name in Settings.model_fields})
+    settings = {f"VOUCH_{name.upper()}" for name in Settings.model_fields}
+    has("settings", settings | {"vouch_requests_total", "vouch_drift_alarm", "route", "gallery"})
     has("command-line", {f"vouch-build {name}" for name in BUILD.commands} | {"vouch-keys create"})
     has("http", {*OPENAPI["paths"], *OPENAPI["components"]["schemas"]})
+    has("http", {"invalid_filter", "overloaded", "TrainingDiverged"})
     has("configuration", {"withheld_labels", "[training.objective]", "bayesian_triplet"})
-    has("metrics", {"vouch_requests_total", "vouch_drift_alarm", "route", "gallery"})
-    has("errors", {"invalid_filter", "overloaded", "TrainingDiverged"})
     has("python", {"model_store.open_bundle", "service.client.VouchClient.search"})
     has("bundle", {"manifest.json", "encoder.onnx"})
     has("glossary", {"absent query", "conformal p-value"})
+
+
+@pytest.mark.process
+@pytest.mark.timeout(1800)
+def test_notebooks_are_run_and_show_their_plots(site: Path) -> None:
+    assert len(NOTEBOOKS) >= 4
+    for page in NOTEBOOKS:
+        cells = [one for one in BLOCKS if (one.page, one.language) == (page, "{code-cell}")]
+        n_plots = sum("plt.subplots" in one.text for one in cells)
+        shown = (site / page.relative_to(DOCS).with_suffix(".html")).read_text("utf-8")
+        alternatives = re.findall(r'<img alt="([^"]+)" src="\.\./_images/\w+\.png"', shown)
+        assert 0 < n_plots == len(alternatives), page
+        assert not any("_images" in text for text in alternatives), page
+        assert "Traceback" not in shown, page
 
 
 def test_pages_are_few_and_short() -> None:

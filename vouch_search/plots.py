@@ -14,9 +14,10 @@
 Each function draws into ``ax`` and returns it; without ``ax`` it draws into pyplot's current axes.
 `svg` writes axes as a part of an HTML page.
 
-Where a function takes a *source*, that is one of: a gallery opened by `vouch_search.open`; the
+Where a function takes a *source*, that is one of: a gallery, of this machine or of a service; the
 ``Calibration`` of a bundle; the calibration report of the service; an evaluation, which is the JSON
-object in ``evaluation.json``. The last two may be mappings or objects.
+object in ``evaluation.json``. The last two may be mappings or objects. A service does not report
+single queries: `roc` and `uncertainties` need a gallery of this machine.
 """
 
 from __future__ import annotations
@@ -509,13 +510,16 @@ def _field(record: object, name: str, default: object = _REQUIRED) -> Any:  # no
 
 
 def _calibration(source: object) -> object:
-    """Return the calibration of a gallery of `vouch_search`; anything else as it is.
+    """Return the calibration, or its report, of a gallery; anything else as it is.
 
     Raises
     ------
     ValueError : the gallery has none.
     """
-    bundle = getattr(source, "_bundle", None)
+    bundle, client = getattr(source, "_bundle", None), getattr(source, "_client", None)
+    if client is not None:
+        report: object = client.calibration(_field(source, "name"))
+        return report
     if bundle is None:
         return source
     if bundle.retriever.calibration is None:

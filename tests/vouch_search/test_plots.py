@@ -196,6 +196,17 @@ def test_a_gallery_is_drawn_by_its_calibration_and_its_items() -> None:
         plots.reliability(gallery, ax=ax)
 
 
+def test_a_gallery_of_a_service_is_drawn_by_its_calibration_report() -> None:
+    report = {"reliability": calibration().report["cross_fitted"]["reliability"]}
+    client = SimpleNamespace(calibration={"shoes": report}.__getitem__)
+    gallery = SimpleNamespace(_client=client, name="shoes")
+    axes = [plots.reliability(one, ax=Figure().add_subplot()) for one in (gallery, report)]
+    texts = [[text.get_text() for text in ax.texts] for ax in axes]
+    assert texts[0] == texts[1] == ["calibration error 0.030\n400 queries"]
+    with pytest.raises(TypeError, match="Nothing called 'evidence'"):
+        plots.roc(gallery, ax=axes[0])
+
+
 def test_pictures_of_results_are_the_thumbnails_of_the_answer() -> None:
     def strip(thumbnail: Any) -> Axes:
         answer = SimpleNamespace(results=ANSWER["results"], _picture_of=thumbnail)
