@@ -37,7 +37,6 @@ from model_store.decision import (
     size_classes,
 )
 from model_store.decision.calibration import DEFAULT_ABSENT
-from model_store.decision.evidence import ARRAYS
 from model_store.errors import CalibrationError
 from model_store.verdicts import Order
 
@@ -155,12 +154,7 @@ def _guarantee_share(calibration: Calibration, seed: int) -> float:
         ]
         rows = np.concatenate(drawn)
         clusters = np.repeat(np.arange(len(drawn)), [len(one) for one in drawn])
-        resampled = replace(
-            evidence,
-            outlier_p_values=None,
-            **{name: getattr(evidence, name)[rows] for name in ARRAYS if name != "clusters"},
-            clusters=clusters.astype(np.int64),
-        )
+        resampled = replace(evidence.at(rows), clusters=clusters.astype(np.int64))
         n_given += replace(calibration, evidence=resampled).promises().gives_guarantee
     return n_given / N_RESAMPLED
 

@@ -49,7 +49,7 @@ OUTDATED = (
 )
 
 _MOST_PROMISES = 64
-"""Shares, sources and orders whose promises are remembered: any caller may ask for any share."""
+"""Shares, sources, orders and α whose promises are remembered: any caller may ask for any."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,7 @@ class Calibration:
         expected_absent: float | None = None,
         source: str | None = None,
         order: Order | None = None,
+        alpha: float | None = None,
     ) -> Promises:
         """Return what is promised of queries from ``source``, of which a share is absent.
 
@@ -155,13 +156,15 @@ class Calibration:
         expected_absent : None for the default share.
         source : None for the calibration queries of all sources.
         order : of the lists whose first items are spoken of; None for the default one.
+        alpha : of the outlier flag; None for the default one.
 
         Raises
         ------
         UnknownSource : no calibration query comes from there.
         """
         share = self.default_share if expected_absent is None else expected_absent
-        key = share, source, self.order if order is None else order
+        order, alpha = order or self.order, self.alpha if alpha is None else alpha
+        key = share, source, order, alpha
         known = self._promises.get(key)
         if known is None:
             known = self._compute_promises(*key)
@@ -170,7 +173,9 @@ class Calibration:
             self._promises[key] = known
         return known
 
-    def _compute_promises(self, share: float, source: str | None, order: Order) -> Promises:
+    def _compute_promises(
+        self, share: float, source: str | None, order: Order, alpha: float
+    ) -> Promises:
         if source is not None and source not in self.sources:
             known = ", ".join(map(repr, self.sources)) or "none: no source was given to calibrate"
             raise UnknownSource(
@@ -187,10 +192,11 @@ class Calibration:
             self.max_false_match_rate,
             self.delta,
             () if self.hierarchy is None else self.hierarchy.levels,
+            alpha,
         )
 
     @cached_property
-    def _promises(self) -> OrderedDict[tuple[float, str | None, Order], Promises]:
+    def _promises(self) -> OrderedDict[tuple[float, str | None, Order, float], Promises]:
         return OrderedDict()
 
     def classes_of(self, label_codes: NDArray[np.int32]) -> NDArray[np.int8]:

@@ -38,8 +38,8 @@ class LevelEvidence:
     probabilities: Floats
     correct: NDArray[np.bool_]
 
-    def at(self, chosen: NDArray[np.bool_]) -> LevelEvidence:
-        """Return what came of the queries ``chosen`` (N,)."""
+    def at(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> LevelEvidence:
+        """Return what came of the queries ``chosen``, as in `Evidence.at`."""
         return LevelEvidence(self.probabilities[chosen], self.correct[chosen])
 
 
@@ -114,8 +114,14 @@ class Evidence:
         counted[order[first]] = True
         return counted
 
-    def at(self, chosen: NDArray[np.bool_]) -> Evidence:
-        """Return the evidence of the queries ``chosen`` (N,)."""
+    def ordinary(self, alpha: float) -> NDArray[np.bool_]:
+        """Return which queries (N,) are not flagged out of distribution at a rate ``alpha``."""
+        if self.outlier_p_values is None:
+            return np.ones(len(self), dtype=np.bool_)
+        return self.outlier_p_values > alpha
+
+    def at(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Evidence:
+        """Return the evidence of the queries ``chosen``: a mask (N,), or their places (n,)."""
         return replace(
             self,
             levels=None if self.levels is None else self.levels.at(chosen),

@@ -17,24 +17,34 @@ from numpy.typing import NDArray
 from scipy.special import bdtrik, betaincc, betaincinv, xlogy
 
 from model_store.decision.absent_share import prior_shift, shifted
+from model_store.decision.crossing import first_where
 from model_store.decision.evidence import Evidence
 from model_store.decision.recalibration import Recalibration
 
 LEAST_THRESHOLD = 0.5
 """A match is likelier than not, whatever error its owner accepts."""
 
-LEVELS = np.linspace(0.05, 1.0, 39)
+LEVELS = np.linspace(0.05, 1.0, 77)
 """Shares of the queries with a match that are accepted, from the first to the last tested."""
 
 N_POINTS = 200
 """Points of the risk-coverage curve."""
 
-OF_ERROR, OF_ABSENT, OF_ACCEPTED = 0.5, 0.45, 0.05
-"""Parts of δ for the three bounds that the bound of an error is made of: the error among queries
-with a match, FPIR, and the share of queries with a match that is accepted."""
+OF_ACCEPTED = 0.05
+"""Part of δ for the share of queries with a match that is accepted. The test of an error has the
+rest."""
 
-_MANY_TIMES = 50.0
+_RATES = np.r_[0.0, np.geomspace(1e-4, 1.0, 255)]
+"""FPIR at which the test of an error is computed."""
+
+_STEPS = 10**5
+"""Parts of an error of 1 to which its bound is given."""
+
+MANY_TIMES = 50.0
 """Multiple of the calibration queries beyond which no number of them is planned."""
+
+_STEP = 1.1
+"""Factor between two numbers of queries that are planned."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -51,7 +61,7 @@ class OperatingPoint:
     threshold : on the match probability.
     coverage : share of all queries whose first item is called a match.
     error : share of wrong ones among these matches.
-    error_bound : upper confidence bound of ``error``, see `Stream.error_bound`.
+    error_bound : upper confidence bound of ``error``, see `Stream.error_p_value`.
     false_match_rate : FPIR, the share of absent queries whose first item is called a match, as a
         mean over labels.
     false_match_bound : upper confidence bound of it, see `label_bound`. Both are None where nothing
@@ -79,13 +89,16 @@ class Stream:
         corrected probability.
     counted : (n,) one query, drawn at random, of each object that has a match.
     labels : (n,) number, from 0, of the label of each absent query; −1 of others.
-    chosen : (n,) queries that may be accepted; rates are shares of all queries.
+    chosen : (n,) queries that may be accepted, such as are not flagged out of distribution; rates
+        are shares of all queries.
     expected : share of absent queries.
     absence_known : whether the absent queries say anything of others.
     rivals : see `Evidence`: by so much more often than these an absent query is accepted.
     most_effective : the evidence counts as no more queries than this.
     delta : one minus the confidence of all bounds.
     times, absent_times : how many objects and labels each of them counts as, in plans.
+    absent_as_likely : whether FPIR is taken to be what it exceeds with probability ½ at most. Then
+        nothing is guaranteed of absent queries.
     """
 
     probabilities: Floats
@@ -101,6 +114,7 @@ class Stream:
     delta: float
     times: float = 1.0
     absent_times: float = 1.0
+    absent_as_likely: bool = False
 
     @classmethod
     def of(
@@ -110,8 +124,12 @@ class Stream:
         expected: float,
         feedback: Recalibration,
         delta: float,
+        alpha: float = 0.0,
     ) -> Stream:
-        """Weigh ``evidence`` to a share ``expected`` of absent queries, ``assumed`` by its fit."""
+        """Weigh ``evidence`` to a share ``expected`` of absent queries, ``assumed`` by its fit.
+
+        Queries that are flagged out of distribution at ``alpha`` are not accepted.
+        """
         shift, no_match = prior_shift(assumed, expected), evidence.no_match_probabilities
         moved = shifted(evidence.first_probabilities, no_match, shift)
         probabilities = feedback.of(moved)
@@ -125,7 +143,7 @@ class Stream:
             observed if feedback.is_identity else 1 - probabilities,
             evidence.counted,
             labels,
-            np.ones(len(evidence), dtype=np.bool_),
+            evidence.ordinary(alpha),
             expected,
             evidence.absence != "hidden_trained_labels",
             evidence.rivals,
@@ -191,49 +209,76 @@ class Stream:
         rate = float(self._of_labels @ (accepted & self.chosen)[self.absent])
         return min(self.rivals * rate, 1.0)
 
-    def false_match_bound(self, accepted: Bools, delta: float | None = None) -> float:
-        """Return the upper confidence bound of FPIR; ``delta`` is the stream's where it is None."""
-        rate = float(self._of_labels @ (accepted & self.chosen)[self.absent])
-        return self._rate_bound(rate, self.delta if delta is None else delta)
-
-    def _rate_bound(self, rate: float, delta: float) -> float:
-        """Return the upper confidence bound of FPIR at a ``rate`` of the labels seen."""
+    def false_match_bound(self, accepted: Bools) -> float:
+        """Return the upper confidence bound of FPIR."""
         if not self.absence_known:
             return 1.0
-        n_labels = self.n_labels * self.absent_times if self.n_labels else 0
-        return min(self.rivals * label_bound(rate, n_labels, delta), 1.0)
+        rate = float(self._of_labels @ (accepted & self.chosen)[self.absent])
+        return self._fpir(label_bound(rate, self.n_labels * self.absent_times, self.delta))
+
+    def _fpir(self, rate: float) -> float:
+        return min(self.rivals * rate, 1.0)
 
     def error_bound(self, accepted: Bools) -> float:
         """Return the upper confidence bound of the error among the ``accepted`` (n,).
 
-        With the error e among queries with a match that are accepted, the share A of them, FPIR F
-        and the share π of absent queries:
-
-            ((1 − π) A e + π F) / ((1 − π) A + π F)
-
-        at the upper bounds of e and F and the lower bound of A, each at its part of δ (Clopper &
-        Pearson 1934 for e and A, `label_bound` for F). After a correction by feedback the evidence
-        is of both kinds of queries together.
+        It is the least error that `keeps_error`. After a correction by feedback the evidence is of
+        both kinds of queries together.
         """
         accepted = accepted & self.chosen
         if not math.isinf(self.most_effective):
             _, error = self._coverage_and_error(accepted)
             n = min(float((accepted & (self.counted | self.absent)).sum()), self.most_effective)
             return upper_bound(error, n, self.delta)
+        least = first_where(lambda step: self.keeps_error(accepted, step / _STEPS), 0, _STEPS)
+        return least / _STEPS
+
+    def keeps_error(self, accepted: Bools, max_error: float) -> bool:
+        """Return whether the evidence rejects an error above ``max_error`` at level δ."""
+        if not math.isinf(self.most_effective):
+            return self.error_bound(accepted) <= max_error
+        return self.error_p_value(accepted, max_error) <= (1 - OF_ACCEPTED) * self.delta
+
+    def error_p_value(self, accepted: Bools, max_error: float) -> float:
+        r"""Return the p-value of "the error among the ``accepted`` (n,) is above ``max_error``" m.
+
+        With the error e among queries with a match that are accepted, the share A of them, FPIR F
+        and the share π of absent queries, the error is above m where
+
+            e > m − (1 − m) π F / ((1 − π) A)
+
+        At each F, a binomial test says how likely so few errors are (p₁), and the bound by Chernoff
+        and Hoeffding how likely such label means are (p₂). Both are of different queries, so that
+        p₁ p₂ (1 − ln p₁ p₂) is the p-value of both (Fisher 1925). The largest over F counts. Of A,
+        the lower bound at its part of δ is taken.
+        """
+        accepted = accepted & self.chosen
         present = accepted & self.counted
         n = int(present.sum())
         wrong = float(self.wrong[present].mean()) if n else 1.0
-        by_rate = self.false_match_bound(accepted, OF_ABSENT * self.delta)
-        return self._bound(n, wrong, by_rate)
+        return self._p_value(n, wrong, float(self._of_labels @ accepted[self.absent]), max_error)
 
-    def _bound(self, n: int, wrong: float, by_rate: float) -> float:
-        """Return `error_bound` of ``n`` accepted objects, at a bound ``by_rate`` of FPIR."""
-        error = upper_bound(wrong, n * self.times, OF_ERROR * self.delta)
+    def _p_value(self, n: int, wrong: float, rate: float, max_error: float) -> float:
+        """Return the p-value of ``n`` accepted objects, at a ``rate`` of the labels seen."""
         others = 1 - n / max(self.n_objects, 1)
         missed = upper_bound(others, self.n_objects * self.times, OF_ACCEPTED * self.delta)
-        of_present, of_absent = (1 - self.expected) * (1 - missed), self.expected * by_rate
-        total = of_present + of_absent
-        return min((of_present * error + of_absent) / total, 1.0) if total > 0 else 1.0
+        if missed >= 1:
+            return 1.0
+        odds = self.expected / ((1 - self.expected) * (1 - missed))
+        n_labels = self.n_labels * self.absent_times
+        rates, of_absent = _RATES, np.ones(len(_RATES))
+        if self.absent_as_likely:
+            rates = np.array([label_bound(rate, n_labels, 0.5)])
+        elif self.absence_known:
+            of_absent = label_p_values(rate, n_labels, _RATES)
+        left = max_error - (1 - max_error) * odds * np.minimum(self.rivals * rates, 1.0)
+        of_present = at_most(wrong * n * self.times, n * self.times, np.maximum(left, 0.0))
+        if self.absent_as_likely:
+            return float(of_present[0])
+        both = float(
+            (of_present[1:] * of_absent[:-1]).max()
+        )  # between two rates, the worse of both
+        return both * (1 - math.log(both)) if both > 0 else 0.0
 
     def _coverage_and_error(self, accepted: Bools) -> tuple[float, float]:
         """Return the share of the stream that is accepted, and the share of it that is wrong."""
@@ -260,14 +305,14 @@ class Stream:
         None where not even the first can be promised.
         """
         widest: float | None = None
-        for threshold, accepted in self.sequence():
-            if self.error_bound(accepted) > max_error:
+        for threshold, accepted in self.sequence(max_error):
+            if not self.keeps_error(accepted, max_error):
                 break
             widest = threshold
         return widest
 
-    def sequence(self) -> Thresholds:
-        """Return falling thresholds, from that on whose error has the least bound as foretold.
+    def sequence(self, max_error: float) -> Thresholds:
+        """Return falling thresholds, from that on whose foretold outcome shows the error best.
 
         A stricter one has too few queries to show what a less strict one can. Errors are foretold
         by the probability of the first item given that the query has a match, P / (1 − P(no
@@ -279,13 +324,13 @@ class Stream:
         any_match = np.maximum(1 - self.no_match, tiny)
         wrong = 1 - np.minimum(self.probabilities / any_match, 1.0)
         odds = (1 - self.expected) / self.expected * self.no_match / any_match
-        bounds = []
+        p_values = []
         for _, accepted in levels:
             present = accepted & self.counted
             rate = min(float(odds[present].sum()) / max(self.n_objects, 1), 1.0)
-            by_rate = self._rate_bound(rate, OF_ABSENT * self.delta)
-            bounds.append(self._bound(int(present.sum()), float(wrong[present].mean()), by_rate))
-        return levels[int(np.argmin(bounds)) :] if levels else []
+            foretold = int(present.sum()), float(wrong[present].mean()), rate
+            p_values.append(self._p_value(*foretold, max_error))
+        return levels[int(np.argmin(p_values)) :] if levels else []
 
     def thresholds(self) -> Thresholds:
         """Return falling thresholds, by the shares `LEVELS` that are accepted, and who is."""
@@ -328,16 +373,16 @@ class Stream:
     def _rate_bound_at(self, threshold: float) -> float:
         return self.false_match_bound(self.probabilities >= threshold)
 
-    def taking_absent_as_seen(self) -> Stream:
-        """Return the stream whose FPIR is taken to be as observed: nothing is promised of it."""
-        return replace(self, absent_times=math.inf, absence_known=True)
+    def taking_absent_as_likely(self) -> Stream:
+        """Return the stream with `absent_as_likely`."""
+        return replace(self, absent_as_likely=True)
 
     def queries_needed(self, max_error: float) -> int | None:
         """Plan how many objects with a match, with these outcomes, would promise ``max_error``.
 
         Returns
         -------
-        None where no number up to `_MANY_TIMES` as many would.
+        None where no number up to `MANY_TIMES` as many would.
         """
         times = self.multiple(max_error, of_labels=False)
         return None if times is None else math.ceil(times * int((self.counted & self.chosen).sum()))
@@ -351,15 +396,16 @@ class Stream:
 
         Returns
         -------
-        None where no number up to `_MANY_TIMES` would.
+        None where no number up to `MANY_TIMES` would.
         """
-        times = 1.0
-        while times < _MANY_TIMES:
-            times *= 1.1
-            more = self.multiplied(times, times if of_labels else 1)
-            if more.widest(max_error) is not None:
-                return times
-        return None
+
+        def is_enough(steps: int) -> bool:
+            times = _STEP**steps
+            return self.multiplied(times, times if of_labels else 1).widest(max_error) is not None
+
+        most = math.ceil(math.log(MANY_TIMES) / math.log(_STEP))
+        steps = first_where(is_enough, 1, most + 1)
+        return _STEP**steps if steps <= most else None
 
     def multiplied(self, times: float, absent_times: float) -> Stream:
         """Return the stream with each object and each absent label counting as several."""
@@ -369,21 +415,35 @@ class Stream:
 def label_bound(rate: float, n_labels: float, delta: float) -> float:
     """Return the upper confidence bound of a rate that is the mean of ``n_labels`` label means.
 
-    Chernoff and Hoeffding: the largest f with n KL(rate ‖ f) ≤ log(1 / δ), valid whatever the
-    queries of one label have in common. Below log δ / log(1 − f) labels no bound at f exists.
+    It is the largest rate whose `label_p_values` are above ``delta``. Below log δ / log(1 − f)
+    labels no bound at f exists.
     """
     if n_labels <= 0 or rate >= 1:
         return 1.0
-    if math.isinf(n_labels):
-        return rate
-    allowed = -math.log(delta) / n_labels
-    entropy = float(xlogy(rate, rate) + xlogy(1 - rate, 1 - rate))
     low, high = rate, 1.0
     while high - low > 1e-9:
         middle = (low + high) / 2
-        divergence = entropy - float(xlogy(rate, middle) + xlogy(1 - rate, 1 - middle))
-        low, high = (middle, high) if divergence <= allowed else (low, middle)
+        kept = label_p_values(rate, n_labels, np.array([middle]))[0] >= delta
+        low, high = (middle, high) if kept else (low, middle)
     return high
+
+
+def label_p_values(rate: float, n_labels: float, rates: Floats) -> Floats:
+    """Return the p-values (m,) of "the mean over all labels is at least" each of ``rates`` (m,).
+
+    Chernoff and Hoeffding: exp(−n KL(rate ‖ f)), valid whatever the queries of one label have in
+    common.
+
+    Parameters
+    ----------
+    rate : mean of the means of ``n_labels`` labels.
+    """
+    if n_labels <= 0:
+        return np.ones(len(rates))
+    entropy = float(xlogy(rate, rate) + xlogy(1 - rate, 1 - rate))
+    divergence = entropy - xlogy(rate, rates) - xlogy(1 - rate, 1 - rates)
+    p_values: Floats = np.exp(-n_labels * np.where(rates > rate, divergence, 0.0))
+    return p_values
 
 
 def least_queries(max_error: float, delta: float) -> float:
@@ -415,14 +475,15 @@ def errors_allowed(n: int, coverage: float, delta: float) -> int:
     if n <= 0 or coverage >= 1:
         return -1
     allowed = math.floor(bdtrik(delta, n, 1 - coverage))
-    if _at_most(allowed, n, 1 - coverage) > delta:
+    if at_most(allowed, n, np.array([1 - coverage]))[0] > delta:
         allowed -= 1
     return max(allowed, -1)
 
 
-def _at_most(k: int, n: int, probability: float) -> float:
-    """Return the probability of at most ``k`` errors among ``n``, each of ``probability``.
+def at_most(k: float, n: float, rates: Floats) -> Floats:
+    """Return the probability (m,) of at most ``k`` errors among ``n``, each of ``rates`` (m,).
 
-    The binomial distribution function; importing scipy.stats for it takes a third of a second.
+    The binomial distribution function, continued between whole numbers; importing scipy.stats for
+    it takes a third of a second.
     """
-    return float(betaincc(k + 1, n - k, probability)) if k < n else 1.0
+    return np.ones(len(rates)) if k >= n else np.asarray(betaincc(k + 1, n - k, rates))

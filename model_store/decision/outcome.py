@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from model_store.decision.calibration import Calibration
 from model_store.decision.evidence import SIZE_CLASSES, Evidence
-from model_store.decision.operating import exact_interval
+from model_store.decision.operating import MANY_TIMES, exact_interval
 from model_store.decision.promises import Promises
 from model_store.verdicts import OUTCOME_NUMBERS, OutcomeBasis, OutcomeSeverity
 
@@ -35,9 +35,6 @@ MOST_LINES = 10
 
 _CONFIDENCE = 0.9
 """Confidence of the interval of an observed error that must lie above the bound to be named."""
-
-_MANY_TIMES = 50.0
-"""Multiple of the calibration queries beyond which no number of them is planned."""
 
 Parameters = Mapping[str, float | int | str | None]
 
@@ -302,7 +299,7 @@ def _is_known(text: str, shown: Mapping[str, str]) -> bool:
 
 def _cross_fitted(calibration: Calibration, evidence: Evidence, promises: Promises) -> Outcome:
     """Return the numbers of the calibration queries."""
-    present, called = ~evidence.absent, _called(calibration, promises)
+    present, called = ~evidence.absent, promises.accepted
     point, flagged = promises.point_of(called), _flagged(calibration)
     absent_known = evidence.absent.any() and promises.unknown_absence is None
     return Outcome(
@@ -328,12 +325,6 @@ def _flagged(calibration: Calibration) -> NDArray[np.bool_] | None:
     return None if p_values is None else p_values <= calibration.alpha
 
 
-def _called(calibration: Calibration, promises: Promises) -> NDArray[np.bool_]:
-    """Return which calibration queries (N,) get the verdict `match`."""
-    flagged = _flagged(calibration)
-    return promises.accepted if flagged is None else promises.accepted & ~flagged
-
-
 def _evaluated(calibration: Calibration, evaluation: Mapping[str, Any]) -> dict[str, Any]:
     """Return the numbers of an evaluation's queries with a match."""
     matched, absent = evaluation["verdicts"]["matched"], evaluation["verdicts"].get("near")
@@ -355,7 +346,7 @@ def _evaluated(calibration: Calibration, evaluation: Mapping[str, Any]) -> dict[
 
 def _called_share(calibration: Calibration) -> float:
     """Return the share of calibration queries with a match that get the verdict `match`."""
-    called = _called(calibration, calibration.promises())
+    called = calibration.promises().accepted
     return float(called[~calibration.evidence.absent].mean())
 
 
@@ -500,10 +491,11 @@ def _why_seldom(
 def _possible_share(promises: Promises, max_error: float) -> float:
     """Return the share of `match` that many more queries, with these outcomes, would allow."""
     stream = promises.stream
-    threshold = stream.multiplied(_MANY_TIMES, _MANY_TIMES).widest(max_error)
+    threshold = stream.multiplied(MANY_TIMES, MANY_TIMES).widest(max_error)
     if threshold is None:
         return 0.0
-    return float((stream.probabilities[~stream.absent] >= threshold).mean())
+    accepted = stream.chosen & (stream.probabilities >= threshold)
+    return float(accepted[~stream.absent].mean())
 
 
 def _about(n: float) -> int:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from model_store.decision.absent_share import prior_shift
 from model_store.decision.evidence import SIZE_CLASSES, Evidence
-from model_store.decision.operating import OperatingPoint, Stream, least_queries
+from model_store.decision.operating import MANY_TIMES, OperatingPoint, Stream, least_queries
 from model_store.decision.recalibration import Recalibration
 from model_store.decision.result_sets import ResultSetRule
 
@@ -59,6 +59,7 @@ class Promises:
     max_false_match_rate : largest FPIR, the share of absent queries that get a match; None for any.
     delta : promises are kept with probability 1 − δ over calibrations, each by itself.
     levels : names of the levels above labels, the finest first.
+    alpha : rate of false alarms of the outlier flag; queries that are flagged get no match.
 
     Attributes
     ----------
@@ -84,11 +85,13 @@ class Promises:
         max_false_match_rate: float | None,
         delta: float,
         levels: Sequence[str] = (),
+        alpha: float = 0.0,
     ) -> None:
         self.expected = expected
         self.shift = prior_shift(assumed, expected)
         self.max_error, self.max_false_match_rate = max_error, max_false_match_rate
-        self.stream = Stream.of(evidence, assumed, expected, feedback, delta)
+        given = assumed, expected, feedback, delta, alpha
+        self.stream = Stream.of(evidence, *given)
         self._first_classes = evidence.first_classes
         self.unknown_absence = (
             UNKNOWN_TO_STRANGERS if evidence.absence == "hidden_trained_labels" else None
@@ -98,7 +101,7 @@ class Promises:
         self.matches = tuple(self._promise(place, int(n)) for place, n in enumerate(n_labels))
         self._thresholds = np.array([promise.threshold for promise in self.matches])
         of_levels = [evidence.of_level(level) for level in range(len(levels))]
-        streams = [Stream.of(one, assumed, expected, feedback, delta) for one in of_levels]
+        streams = [Stream.of(one, *given) for one in of_levels]
         self.roll_ups = self._rolled_up(levels, streams, evidence.likeliest_classes)
         self.sets = ResultSetRule(evidence, n_labels, delta)
 
@@ -122,10 +125,8 @@ class Promises:
     @property
     def accepted(self) -> NDArray[np.bool_]:
         """(N,) whether the first item of each calibration query is called a match."""
-        of_first: NDArray[np.bool_] = (
-            self.stream.probabilities >= self._thresholds[self._first_classes]
-        )
-        return of_first
+        thresholds = self._thresholds[self._first_classes]
+        return self.stream.chosen & (self.stream.probabilities >= thresholds)
 
     @property
     def gives_matches(self) -> bool:
@@ -164,17 +165,29 @@ class Promises:
     def _widest(self, stream: Stream, max_error: float) -> tuple[float | None, str | None]:
         """Return the threshold of an error, and why nothing is guaranteed of it; None where it is.
 
-        Where too few labels tell what absent queries do, and few queries are absent, matches are
-        given that keep the error among queries with a match; nothing is guaranteed then.
+        Where too few labels tell what absent queries do, matches are given that keep the error if
+        FPIR is as likely as not; the error among queries with a match alone is guaranteed then.
         """
         if self.doubt is not None and self.unknown_absence is not None:
             return None, None
         threshold = stream.widest(max_error)
-        if threshold is not None or self.unknown_rate is None or self.expected > MOST_UNKNOWN:
+        if threshold is not None:
             return threshold, None
-        return stream.taking_absent_as_seen().widest(max_error), (
+        likely = stream.taking_absent_as_likely().widest(max_error)
+        if likely is None:
+            return None, None
+        return likely, (
             "The error of matches is guaranteed for queries with a match only: "
-            f"{self.unknown_rate}."
+            f"{self.unknown_rate or self._too_few_labels_for(stream, max_error)}."
+        )
+
+    def _too_few_labels_for(self, stream: Stream, max_error: float) -> str:
+        """Return how many more labels would bound an error that so many do not."""
+        times = stream.multiple(max_error, of_labels=True) or MANY_TIMES
+        n_more = math.ceil((times - 1) * stream.n_labels)
+        return (
+            f"{stream.n_labels} labels of absent calibration queries are too few for a share of "
+            f"{self.expected:g} absent queries; at least {n_more} more are needed"
         )
 
     def _rolled_up(

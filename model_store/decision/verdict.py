@@ -177,7 +177,7 @@ def decide(
         return Decision(
             "not_calibrated", assess(calibration, predictive, retrieved.uncertainty), reason
         )
-    promises = calibration.promises(terms.expected_absent, terms.source, terms.order)
+    promises = calibration.promises(terms.expected_absent, terms.source, terms.order, terms.alpha)
     found = FoundLabels.of(calibration, predictive, retrieved)
     allowed = None if retrieved.allowed is None else found.belong & retrieved.allowed
     probabilities = MatchProbabilities.of(calibration, promises, found, allowed, terms)

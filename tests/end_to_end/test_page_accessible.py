@@ -204,7 +204,7 @@ SPEAKERS = {  # modules whose sentences reach a visitor, and where in them these
     "model_store/images/tiff.py": {"_picture"},
     "model_store/decision/promises.py": {
         *("_doubt", "_error_shortfall", "_rate_shortfall"),
-        *("_whom", "_too_few_labels", "_widest", "UNKNOWN_TO_STRANGERS"),
+        *("_whom", "_too_few_labels", "_too_few_labels_for", "_widest", "UNKNOWN_TO_STRANGERS"),
     },
     "model_store/decision/outcome.py": {"_RECALL", "_ABSENCE", "_TEXTS", "_ACCEPT"},
     "model_store/decision/calibration.py": {"OUTDATED"},

@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.stats import binom
+from scipy.special import rel_entr
+from scipy.stats import beta, binom
 
 from model_store.decision import Evidence, Recalibration, Stream
 from model_store.decision.operating import (
     LEAST_THRESHOLD,
-    OF_ABSENT,
     OF_ACCEPTED,
-    OF_ERROR,
     OperatingPoint,
     errors_allowed,
     label_bound,
@@ -59,7 +58,6 @@ def test_label_bound_is_where_chernoff_and_hoeffding_reach_delta(
 
 def test_label_bound_of_no_label_or_of_certainty_is_one() -> None:
     assert label_bound(0.0, 0, 0.1) == label_bound(1.0, 50, 0.1) == 1
-    assert label_bound(0.3, math.inf, 0.1) == 0.3
 
 
 def test_fpir_bound_counts_labels_and_not_queries() -> None:
@@ -81,17 +79,70 @@ def test_label_means_weigh_the_same_however_many_queries_a_label_has() -> None:
 
 
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.3])
-def test_error_bound_puts_three_bounds_together(share: float) -> None:
+def test_p_value_of_an_error_is_that_of_the_likeliest_mixture(share: float) -> None:
     stream = stream_of(evidence(200, 300), share)
     accepted = stream.probabilities >= 0.8
     present = accepted & ~stream.absent
-    n, wrong = int(present.sum()), float(stream.wrong[present].mean())
-    error = upper_bound(wrong, n, OF_ERROR * DELTA)
-    rate = stream.false_match_bound(accepted, OF_ABSENT * DELTA)
+    n, n_wrong = int(present.sum()), int(stream.wrong[present].sum())
     least = 1 - upper_bound(1 - n / 200, 200, OF_ACCEPTED * DELTA)
-    right = (1 - share) * least
-    wanted = (right * error + share * rate) / (right + share * rate)
-    assert stream.error_bound(accepted) == pytest.approx(wanted)
+    rate, products = stream.false_match_rate(accepted), []
+    for fpir in np.linspace(1e-3, 1, 2000):
+        left = 0.06 - 0.94 * share * fpir / ((1 - share) * least)
+        divergence = rel_entr(rate, fpir) + rel_entr(1 - rate, 1 - fpir)
+        of_absent = math.exp(-30 * divergence) if fpir > rate else 1.0
+        products.append(binom.cdf(n_wrong, n, max(left, 0)) * of_absent)
+    wanted = max(products) * (1 - math.log(max(products)))
+    p_value = stream.error_p_value(accepted, 0.06)
+    assert wanted <= p_value * 1.001
+    assert p_value == pytest.approx(wanted, rel=0.1)
+
+
+def test_error_bound_is_the_least_error_that_is_kept() -> None:
+    stream = stream_of(evidence(300, 300))
+    accepted = stream.probabilities >= 0.9
+    bound = stream.error_bound(accepted)
+    assert stream.keeps_error(accepted, bound)
+    assert not stream.keeps_error(accepted, bound - 2e-5)
+
+
+def test_queries_that_are_flagged_are_no_matches() -> None:
+    of = evidence(300, 300)
+    p_values = np.where(of.absent & (np.arange(600) % 3 == 0), 0.01, 0.5)
+    flagged = Stream.of(
+        replace(of, outlier_p_values=p_values), 0.05, 0.05, Recalibration(), DELTA, alpha=0.05
+    )
+    everyone = np.ones(600, dtype=np.bool_)
+    assert flagged.false_match_rate(everyone) == pytest.approx(2 / 3)
+    assert flagged.point_of(everyone, 0.0).coverage == pytest.approx(0.95 + 0.05 * 2 / 3)
+    assert flagged.error_bound(everyone) < stream_of(of).error_bound(everyone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n_labels", "share"), [(15, 0.05), (40, 0.05), (40, 0.2)])
+def test_max_error_holds_where_a_tenth_of_labels_has_a_look_alike(
+    n_labels: int, share: float
+) -> None:
+    """A tenth of all labels is always accepted; the other errors are what probabilities say."""
+    n_broken = 0
+    for seed in range(300):
+        generator = np.random.default_rng(seed)
+        rates = np.where(generator.uniform(size=n_labels) < 0.1, 0.9, 0.05)
+        absent = np.repeat(rates, 10) > generator.uniform(size=10 * n_labels)
+        first = np.r_[generator.beta(20, 1, 300), np.where(absent, 0.95, 0.1)]
+        correct = np.r_[generator.uniform(size=300) < first[:300], np.zeros(len(absent), bool)]
+        clusters = np.r_[np.arange(300), 1000 + np.repeat(np.arange(n_labels), 10)]
+        changes = {"first_probabilities": first, "correct": correct, "clusters": clusters}
+        of = evidence(300, len(absent), no_match_probabilities=1 - first, **changes)
+        threshold = Stream.of(of, share, share, Recalibration(), DELTA).widest(0.1)
+        if threshold is None:
+            continue
+        given = 1 - beta.cdf(threshold, 20, 1)
+        wrong = given - beta.expect(lambda p: p, (20, 1), lb=threshold)
+        fpir = (0.1 * 0.9 + 0.9 * 0.05) * (threshold <= 0.95)
+        of_present, of_absent = (1 - share) * given, share * fpir
+        error = ((1 - share) * wrong + of_absent) / (of_present + of_absent)
+        n_broken += error > 0.1
+    assert n_broken <= binom.ppf(0.999, 300, DELTA)
 
 
 def test_photographs_of_one_object_are_one_piece_of_evidence() -> None:

@@ -237,14 +237,14 @@ def test_too_few_absent_labels_are_the_cause_where_they_are() -> None:
     """Right answers alone would do; labels of absent queries are too few to bound the others."""
     absent = np.arange(900) >= 600
     first = np.where(absent, 0.01, 0.9)
-    clusters = np.where(absent, 900 + np.arange(900) % 10, np.arange(900))
+    clusters = np.where(absent, 900 + np.arange(900) % 3, np.arange(900))
     changes: dict[str, Any] = {"first_probabilities": first, "no_match_probabilities": 1 - first}
     found = outcome(surely(600, clusters=clusters, **changes), expected_absent=0.3)
     never = line(found, "match_never_absent_labels")
     n_more = never.parameters["n_more"]
     assert isinstance(n_more, int)
-    assert "are of 10 labels, which are too few" in never.sentence
-    clusters = np.where(absent, 900 + np.arange(900) % (10 + n_more), np.arange(900))
+    assert "are of 3 labels, which are too few" in never.sentence
+    clusters = np.where(absent, 900 + np.arange(900) % (3 + n_more), np.arange(900))
     more = outcome(surely(600, clusters=clusters, **changes), expected_absent=0.3)
     assert more.match_share
 

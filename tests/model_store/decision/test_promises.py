@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import astuple, replace
 from typing import Any
 
@@ -187,9 +188,9 @@ def test_the_sequence_starts_where_the_error_is_likeliest_to_be_promised() -> No
     """Whatever was right: else the choice of the first threshold would use up the confidence."""
     for seed in range(5):
         of = evidence(120, 120, seed)
-        first = Stream.of(of, 0.05, 0.05, NO_FEEDBACK, 0.1).sequence()[0]
+        first = Stream.of(of, 0.05, 0.05, NO_FEEDBACK, 0.1).sequence(0.05)[0]
         wrong = replace(of, correct=np.zeros(240, dtype=bool))
-        again = Stream.of(wrong, 0.05, 0.05, NO_FEEDBACK, 0.1).sequence()[0]
+        again = Stream.of(wrong, 0.05, 0.05, NO_FEEDBACK, 0.1).sequence(0.05)[0]
         assert first[0] == again[0]
         strictest = Stream.of(of, 0.05, 0.05, NO_FEEDBACK, 0.1).thresholds()[0]
         assert first[1].sum() > strictest[1].sum(), "36 queries show an error of 0.1 seldom"
@@ -216,6 +217,17 @@ def test_too_few_absent_labels_give_matches_without_a_guarantee(absence: str) ->
     assert "1 labels of absent calibration queries are too few" in promise.shortfall
     assert "21 more are needed" in promise.shortfall
     assert not promises(of_labels(1, absence=absence), expected=0.2).gives_matches
+
+
+def test_a_share_that_the_labels_do_not_bear_gives_matches_without_a_guarantee() -> None:
+    given = promises(of_labels(30), expected=0.3)
+    assert given.unknown_rate is None
+    assert given.gives_matches
+    assert not given.gives_guarantee
+    said = given.matches[2].shortfall or ""
+    assert "30 labels of absent calibration queries are too few for a share of 0.3" in said
+    n_more = int(re.findall(r"at least (\d+) more", said)[0])
+    assert promises(of_labels(30 + 2 * n_more), expected=0.3).gives_guarantee
 
 
 def test_enough_absent_labels_give_a_guarantee() -> None:

@@ -249,7 +249,7 @@ def test_an_error_among_the_surest_does_not_end_all_of_a_level() -> None:
 def test_where_tests_of_a_level_begin_is_foretold_whatever_was_right() -> None:
     stream = Stream.of(surest_first(120, 5).of_level(0), 0.05, 0.05, Recalibration(), 0.1)
     otherwise = replace(stream, wrong=1 - stream.wrong)
-    assert stream.sequence()[0][0] == otherwise.sequence()[0][0]
+    assert stream.sequence(0.05)[0][0] == otherwise.sequence(0.05)[0][0]
 
 
 @pytest.mark.parametrize(
