@@ -8,7 +8,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 FIND_COMMANDS := Installed. To run vouch-build and vouch-serve by name: source $(BIN)/activate
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs 4 --output-sync=target
 
-.PHONY: install demo check check-builder check-others test coverage lint types style audit sbom \
+.PHONY: install demo check check-builder check-others test coverage lint types style audit sbom dist \
   bench torture mutants try element pictures tables docs clean help
 .DEFAULT_GOAL := help
 
@@ -28,6 +28,7 @@ help:
 	@echo "make lint      format, lint, types, import contracts, dependencies, dead code, the lock file"
 	@echo "make mutants   40 small faults put into the code, one at a time: which do the tests see? half an hour"
 	@echo "make audit     known vulnerabilities of what uv.lock names, from OSV where it can be reached"
+	@echo "make dist      wheel and sdist in build/dist, checked as a package index checks them"
 	@echo "make sbom, element, pictures, tables    files that a release contains"
 	@echo
 	@echo "make bench     the short benchmarks, into build/bench.json; NAME=... one of them, with ARGS=..."
@@ -100,6 +101,14 @@ bench: install $(if $(NAME),bundles/digits/CURRENT $(NEEDS_$(NAME)))
 mutants: install
 	$(BIN)/python -m tests.mutants $(MUTANTS)
 
+# With TAG=v0.3.0 it ends unless that is the version in pyproject.toml, the one place that has it.
+dist: install
+	rm -rf build/dist
+	$(BIN)/python -m hatchling build -d build/dist
+	$(BIN)/python -m twine check --strict build/dist/*
+	$(BIN)/check-wheel-contents build/dist
+	@$(if $(TAG),test "$(TAG)" = "v$$($(BIN)/python -m hatchling version)" || { echo "$(TAG) is not the version in pyproject.toml"; exit 1; })
+
 element:
 	@mkdir -p build
 	cd service/client/element && npm ci --no-audit --no-fund --ignore-scripts && npm pack --pack-destination $(CURDIR)/build
@@ -156,7 +165,7 @@ bundles/digits/CURRENT: | .venv/.installed
 
 # What uv.lock says, hashes checked; `--inexact` leaves uv itself and what else was installed.
 .venv/.installed: pyproject.toml uv.lock | .venv/bin/uv
-	$(BIN)/uv sync --quiet --frozen --inexact --extra service --extra builder
+	$(BIN)/uv sync --quiet --frozen --inexact --extra serve --extra build --extra client --extra tables
 	@touch $@
 	@echo "$(FIND_COMMANDS)"
 

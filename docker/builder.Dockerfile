@@ -8,14 +8,17 @@ FROM base AS requirements
 WORKDIR /src
 RUN --mount=type=cache,target=/root/.cache/pip pip install uv==0.13.9
 COPY docker/requirements.py pyproject.toml uv.lock ./
-RUN python requirements.py builder milvus > requirements.txt \
- && python requirements.py builder milvus --without-torch > without-torch.txt
+RUN python requirements.py build milvus > requirements.txt \
+ && python requirements.py build milvus --without-torch > without-torch.txt
 
 FROM base AS wheel
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY model_store model_store
 COPY index_builder index_builder
+COPY service service
+COPY vouch_search vouch_search
+COPY .ci/wheel.py .ci/wheel.py
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip wheel --no-deps --wheel-dir /wheels .
 

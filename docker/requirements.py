@@ -1,4 +1,4 @@
-"""Print what an image installs, as uv.lock has it: ``requirements.py service milvus``.
+"""Print what an image installs, as uv.lock has it: ``requirements.py serve milvus``.
 
 Versions and hashes are the lock's; an image installs these before it gets the source, so that a
 change of the source installs nothing again. Without the extra `gpu`, ONNX Runtime's CPU build

@@ -48,7 +48,8 @@ class _Output:
         """Return whether a message is shown: warnings of Vouch are, and errors of others."""
         if not self.active or self.verbose or level >= logging.ERROR:
             return True
-        return logger.partition(".")[0] in {"index_builder", "model_store"} and not self.quiet
+        package = logger.removeprefix("vouch_search.").partition(".")[0]  # as installed
+        return package in {"index_builder", "model_store"} and not self.quiet
 
 
 _output = _Output()

@@ -33,6 +33,7 @@ from service.client.mcp_server import _parser as mcp_parser
 from service.command_line import _parser as serve_parser
 from service.http.problems import _snake_case, status_of
 from service.settings import Settings
+from vouch_search.command import _parser as search_parser
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -55,7 +56,7 @@ READMES = sorted(
     if "node_modules" not in page.parts
 )
 OPTIONS_OF_OTHERS = {
-    *("--nproc-per-node", "--module", "--scale", "--install-completion"),
+    *("--nproc-per-node", "--no-python", "--scale", "--install-completion"),
     *("--paper", "--surface", "--ink", "--muted", "--rule", "--accent", "--serif"),  # CSS
 }
 MAX_PAGES, MAX_WORDS = 40, 900
@@ -166,7 +167,10 @@ def test_site_builds_offline_with_all_that_the_code_has(site: Path) -> None:
     has("http", {*OPENAPI["paths"], *OPENAPI["components"]["schemas"]})
     has("http", {"invalid_filter", "overloaded", "TrainingDiverged"})
     has("configuration", {"withheld_labels", "[training.objective]", "bayesian_triplet"})
-    has("python", {"model_store.open_bundle", "service.client.VouchClient.search"})
+    has(
+        "python",
+        {"vouch_search.open", "vouch_search.Client.put_item", "vouch_search.core.decide_list"},
+    )
     has("bundle", {"manifest.json", "encoder.onnx"})
     has("glossary", {"absent query", "conformal p-value"})
 
@@ -235,6 +239,8 @@ def _check(words: list[str]) -> None:
         serve_parser().parse_args(arguments)
     elif program == "vouch-keys":
         keys_parser().parse_args(arguments)
+    elif program == "vouch-search":
+        search_parser().parse_args(arguments)
     elif program == "make":
         text = (ROOT / "Makefile").read_text("utf-8")
         assert re.search(rf"^(?:.* )?{arguments[0]}(?: .*)?:", text, re.MULTILINE), arguments
@@ -331,7 +337,10 @@ def test_maps_of_packages_are_short() -> None:
 
 def test_metrics_that_are_named_exist() -> None:
     code = "\n".join(path.read_text("utf-8") for path in (ROOT / "service").rglob("*.py"))
-    named = set(re.findall(r"`(vouch_[a-z_]+)[`{]", TEXT)) - {"vouch_verdict"}  # FiftyOne's field
+    named = set(re.findall(r"`(vouch_[a-z_]+)[`{]", TEXT)) - {
+        "vouch_search",
+        "vouch_verdict",
+    }  # FiftyOne's field
     assert {name for name in named if f'"{name}"' not in code} == set()
 
 

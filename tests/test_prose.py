@@ -12,7 +12,7 @@ import pytest
 from service.settings import Settings
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("service", "model_store", "index_builder")
+PACKAGES = ("service", "model_store", "index_builder", "vouch_search")
 CONTRIBUTING = ROOT / ".github" / "CONTRIBUTING.md"
 SECURITY = ROOT / ".github" / "SECURITY.md"
 

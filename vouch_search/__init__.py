@@ -12,21 +12,28 @@ Everything is imported on first use: the import of the package takes millisecond
 
     gallery     `open`, and `Gallery`: a gallery in a folder of this machine
     remote      `Client` and `AsyncClient`: galleries of a running service
-    protocol    what both kinds of galleries have in common
+    building    `build` and `index`: a folder of images to a gallery
+    protocol    the methods that both kinds of galleries have
     many        searches with many images
     command     ``vouch-search``: a folder of images to a table
     answers     `Answer`, and `Answers`, a table of many
     keywords    arguments of searches, checked
     plots       answers, galleries and evaluations as plots of matplotlib
     tables      records as tables of pandas and Arrow
+    core        vectors in place of images, and neighbours of other stores
+    langchain, llama_index   retrievers of these libraries
+    programs    the programs that are installed
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from model_store.errors import VouchError
+    from service.client.contract import VouchProblem
     from vouch_search import plots
     from vouch_search.answers import Answer, Answers, Failure
+    from vouch_search.building import build, index
     from vouch_search.gallery import Gallery
     from vouch_search.gallery import open_gallery as open  # noqa: A004 - read as vouch.open
     from vouch_search.protocol import AsyncSearchableGallery, SearchableGallery
@@ -44,18 +51,31 @@ else:
         "Gallery": "gallery",
         "RemoteGallery": "remote",
         "SearchableGallery": "protocol",
+        "VouchError": "model_store.errors",
+        "VouchProblem": "service.client.contract",
+        "build": "building",
+        "index": "building",
         "open": "gallery:open_gallery",
         "plots": "plots",
         "to_arrow": "tables",
         "to_pandas": "tables",
     }
 
+    _EXTRAS = {"httpx2": "client", "typer": "build", "torch": "build", "matplotlib": "plots"}
+
     def __getattr__(name: str) -> object:
         """Import on first use: `import vouch_search` needs neither NumPy nor pydantic."""
         if name not in _PLACES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module, _, there = _PLACES[name].partition(":")
-        found = import_module(f"{__name__}.{module}")
+        try:
+            found = import_module(module if "." in module else f"{__name__}.{module}")
+        except ModuleNotFoundError as error:
+            extra = _EXTRAS.get(error.name or "")
+            if extra is None:
+                raise
+            how = import_module("model_store.installation").how_to_install(extra)
+            raise ImportError(f"vouch_search.{name} needs {error.name}. {how}") from error
         return found if module == name else getattr(found, there or name)
 
     def __dir__() -> list[str]:
@@ -73,6 +93,10 @@ __all__ = [
     "Gallery",
     "RemoteGallery",
     "SearchableGallery",
+    "VouchError",
+    "VouchProblem",
+    "build",
+    "index",
     "open",
     "plots",
     "to_arrow",

@@ -1,5 +1,5 @@
 # ruff: noqa: D102 - methods are described by `Gallery`
-"""What a gallery of this machine and one of a service have in common."""
+"""The methods that a gallery of this machine and one of a service have in common."""
 
 from __future__ import annotations
 

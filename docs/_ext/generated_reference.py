@@ -264,13 +264,15 @@ def _programs() -> Iterator[str]:
     from service import command_line as serve  # noqa: PLC0415 - a second
     from service.access import command as keys  # noqa: PLC0415 - a second
     from service.client import mcp_server as mcp  # noqa: PLC0415 - a second
+    from vouch_search import command as many  # noqa: PLC0415 - a second
 
-    for program in (serve, keys, mcp):
+    for program in (serve, keys, many, mcp):
         parser = program._parser()
         yield f"\n## {parser.prog}\n"
         yield from _block(parser.format_help())
         for action in parser._actions:
-            for name, command in (getattr(action, "choices", None) or {}).items():
+            commands = action.choices if isinstance(action.choices, dict) else {}
+            for name, command in commands.items():
                 yield f"\n## {parser.prog} {name}\n"
                 yield from _block(command.format_help())
 
@@ -371,16 +373,18 @@ def glossary() -> Iterator[str]:
 
 def python() -> Iterator[str]:
     """Yield directives of autodoc for the public names of the library and of the client."""
-    for title, module in (
-        ("The library", "model_store"),
-        ("The client", "service.client"),
+    parts = (
+        ("Galleries and answers", "vouch_search"),
         ("Plots", "vouch_search.plots"),
-    ):
+        ("Vectors and stores", "vouch_search.core"),
+    )
+    for title, module in parts:
         yield f"\n## {title}\n"
         for name in import_module(module).__all__:
             found = getattr(import_module(module), name)
             if isinstance(found, type):
-                yield from _directive("autoclass", f"{module}.{name}", ":members:")
+                members = ":members:", *[":inherited-members: BaseModel"] * (name == "Client")
+                yield from _directive("autoclass", f"{module}.{name}", *members)
             elif callable(found):
                 yield from _directive("autofunction", f"{module}.{name}")
             else:

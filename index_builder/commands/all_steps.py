@@ -190,6 +190,20 @@ def all_command(options: AllOptions) -> None:
     The plan comes first: what the build has to calibrate with, and what can be promised with it.
     """
     shown = OutcomeReport.of(options.require, options.as_json)
+    built = run_all(options, shown)
+    if built is not None:
+        published, bundle = built
+        shown.show(bundle)
+        say_what_is_next(published)
+
+
+def run_all(options: AllOptions, shown: OutcomeReport) -> tuple[Path, Path] | None:
+    """Run every step; return the directory of bundles and the new bundle, None after a dry run.
+
+    Raises
+    ------
+    VouchError : a step cannot be done, or the outcome is not as required.
+    """
     config = in_milvus(options.build, options.milvus)
     if options.encoder_name is None:
         require_form(config.network.encoder)
@@ -203,8 +217,7 @@ def all_command(options: AllOptions) -> None:
         plan.show()
         plan.require_feasible()
         if options.dry_run:
-            return
+            return None
         build = with_trunk(config, opened)
         bundle, _ = step_of("build_all")(build, opened, published, shown.check)
-    shown.show(bundle)
-    say_what_is_next(published)
+    return published, bundle

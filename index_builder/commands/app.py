@@ -171,7 +171,7 @@ def _run(program: str) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _OF_THE_BUILDER:
             raise
-        raise VouchError(f"{error.name} is not installed. {how_to_install('builder')}") from error
+        raise VouchError(f"{error.name} is not installed. {how_to_install('build')}") from error
 
 
 def _explain(why: str, hints: Sequence[str] = ()) -> None:

@@ -57,12 +57,12 @@ _OPTIONAL = {
     "pymilvus": "milvus",
     "obstore": "remote",
     "huggingface-hub": "hub",
-    "fastapi": "service",
-    "redis": "service",
+    "fastapi": "serve",
+    "redis": "serve",
 }
 _CONFINED_BY = {
     "landlock": "Run Linux 5.13 or later, with landlock among /sys/kernel/security/lsm.",
-    "seccomp": "Install libseccomp (libseccomp2), or the extra `service`, and allow seccomp.",
+    "seccomp": "Install libseccomp (libseccomp2), or the extra `serve`, and allow seccomp.",
 }
 """Parts of the sandbox, and what each needs."""
 
@@ -129,9 +129,9 @@ def _package(package: str, module: str) -> Finding:
             return Finding(
                 "note",
                 f"{package} is not installed: nothing can be trained or exported here",
-                how_to_install("builder"),
+                how_to_install("build"),
             )
-        return Finding("wrong", f"{package} cannot be imported: {error}", how_to_install("builder"))
+        return Finding("wrong", f"{package} cannot be imported: {error}", how_to_install("build"))
 
 
 def _onnx_runtime() -> Iterator[Finding]:
@@ -162,8 +162,8 @@ def _sandbox() -> Iterator[Finding]:
 
     In a process, since the builder knows no service, and nobody leaves a sandbox.
     """
-    if importlib.util.find_spec("service") is None:
-        return  # it is another image's
+    if importlib.util.find_spec("fastapi") is None:
+        return  # the service is not installed here
     command = [sys.executable, "-P", "-m", "service.decoding.sandbox"]
     entered = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     missing = [part for part in _CONFINED_BY if part not in entered.stdout.split()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -34,7 +35,11 @@ def index_command(options: IndexOptions) -> None:
     if options.source is not None:
         with working("loading libraries"):
             indexing = options.indexing(options.source)
-        _preview(indexing) if options.dry_run else _index(indexing, shown)
+        if options.dry_run:
+            _preview(indexing)
+            return
+        shown.show(run_index(indexing, shown))
+        say_what_is_next(indexing.bundles)
     elif options.config is not None:
         build = in_milvus(load_config(options.config), options.milvus)
         with opened_run(build, options.run) as run:
@@ -53,8 +58,13 @@ def _preview(indexing: Indexing) -> None:
     _say(preview.left_out)
 
 
-def _index(indexing: Indexing, shown: OutcomeReport) -> None:
-    """Make a bundle of a collection, and print its outcome."""
+def run_index(indexing: Indexing, shown: OutcomeReport) -> Path:
+    """Make a bundle of a collection, and return it.
+
+    Raises
+    ------
+    VouchError : it cannot be made, or its outcome is not as required.
+    """
     from index_builder.indexing.collection import index_collection  # noqa: PLC0415
     from index_builder.indexing.workdir import Work  # noqa: PLC0415
 
@@ -67,8 +77,7 @@ def _index(indexing: Indexing, shown: OutcomeReport) -> None:
         raise typer.Exit(130) from None
     _print_table("indexed", outcome.rows(indexing.directory))
     _say(outcome.left_out)
-    shown.show(outcome.bundle)
-    say_what_is_next(indexing.bundles)
+    return outcome.bundle
 
 
 def _say(left_out: LeftOut) -> None:

@@ -101,7 +101,7 @@ def step_of(name: str) -> Any:  # noqa: ANN401 - a function of `index_builder.pi
 
 def _pipeline(module: str) -> ModuleType:
     """Import a module of the pipeline."""
-    return importlib.import_module(f"index_builder.pipeline.{module}")
+    return importlib.import_module(f"..pipeline.{module}", __package__)
 
 
 @contextmanager

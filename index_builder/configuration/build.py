@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +36,7 @@ from model_store.verdicts import Order
 
 OutlierKind = Literal["none", "photographs", "digits", "mnist"]
 
+_CONFIGS = Path(__file__).parents[1] / "configs"
 _OUTLIER_RULE = "`digits` with a folder, `none` with vectors, else `photographs`"
 
 
@@ -370,8 +370,7 @@ class BuildConfig(EncoderConfig):
 
 def builtin_configs() -> list[str]:
     """Names of the configurations that come with the package."""
-    folder = resources.files("index_builder") / "configs"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir())
+    return sorted(entry.stem for entry in _CONFIGS.iterdir())
 
 
 def load_config(source: str | Path) -> BuildConfig:
@@ -385,7 +384,7 @@ def load_config(source: str | Path) -> BuildConfig:
         line for each with its place.
     """
     if str(source) in builtin_configs():
-        file = resources.files("index_builder") / "configs" / f"{source}.toml"
+        file = _CONFIGS / f"{source}.toml"
     elif Path(source).is_file():
         file = Path(source)
     else:

@@ -253,9 +253,9 @@ def _library(name: str, module: str, hub: HubModel | None = None) -> Any:  # noq
             hub.require_any()
         importlib.import_module(name)
     except ImportError as error:
-        extra = EXTRAS.get(name, "builder")
+        extra = EXTRAS.get(name, "build")
         raise ConfigError(f"{name} is not installed ({error}). {how_to_install(extra)}") from error
-    return importlib.import_module(f"index_builder.foreign_encoders.{module}")
+    return importlib.import_module(f".{module}", __package__)
 
 
 def _require_any_batch(path: Path, pixels: NDArray[np.uint8]) -> None:

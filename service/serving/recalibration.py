@@ -37,10 +37,10 @@ _SAID_BYTES = 2000
 
 def installed_command() -> tuple[str, ...]:
     """Return what calibrates a directory of bundles; nothing where it is not installed."""
-    needed = ("index_builder", "sklearn", "typer")
+    needed = ("sklearn", "typer")
     if any(importlib.util.find_spec(name) is None for name in needed):
         return ()
-    return sys.executable, "-m", "index_builder", "calibrate"
+    return sys.executable, "-m", "index_builder.__main__", "calibrate"
 
 
 @dataclass(slots=True)

@@ -187,7 +187,8 @@ def test_filters_and_groups_are_heeded(place: Path, demo: Service) -> None:
 
 
 def test_the_client_answers(place: Path, demo: Service) -> None:
-    code = block("python", "vouch.search(").replace("127.0.0.1:8080", f"127.0.0.1:{demo.port}")
+    code = block("python", 'vouch.Client("http://127.0.0.1:8080").open("demo")\nanswer')
+    code = code.replace("127.0.0.1:8080", f"127.0.0.1:{demo.port}")
     shown = run(f"{sys.executable} - <<'EOF'\n{code}\nEOF", place)
     assert re.match(r"\w+ [a-z-]+/\d+\.webp [01]\.\d+\n", shown), shown
 
@@ -198,8 +199,14 @@ def test_the_retriever_answers(place: Path, demo: Service) -> None:
 
 
 def test_the_library_answers(place: Path) -> None:
-    code = block("python", "retriever.search(")
+    code = block("python", 'gallery = vouch.open("bundles/demo")')
     assert ".webp" in run(f"{sys.executable} - <<'EOF'\n{code}\nEOF", place)
+
+
+def test_a_folder_becomes_a_table(place: Path) -> None:
+    run(block("sh", "--gallery bundles/demo --out matches.csv"), place)
+    lines = (place / "matches.csv").read_text("utf-8").splitlines()
+    assert len(lines) == 1 + len([*(place / "photographs").rglob("*.png")])
 
 
 def test_neighbours_of_another_store_are_decided_on(place: Path) -> None:
@@ -375,7 +382,8 @@ def test_a_gallery_is_changed_reviewed_and_tried_over_http(
         (leased,) = ask("review/leases")
         assert isinstance(leased["leases"], list)
         run(
-            f"{sys.executable} - <<'EOF'\n{here(block('python', 'vouch.put_item('))}\nEOF", tmp_path
+            f"{sys.executable} - <<'EOF'\n{here(block('python', 'client.put_item('))}\nEOF",
+            tmp_path,
         )
         item = service.http.get("/v1/galleries/digits/items/shelf%203%2Fcamera").json()
         assert (item["label"], item["metadata"]) == ("camera", {"shelf": 3})

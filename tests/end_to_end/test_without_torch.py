@@ -182,5 +182,5 @@ def test_command_that_needs_the_builder_names_what_installs_it(tmp_path: Path) -
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=tmp_path
     )
     assert done.returncode == 1
-    assert "is not installed. In a checkout of Vouch: pip install '.[builder]'" in done.stderr
+    assert "is not installed. In a checkout of Vouch: pip install '.[build]'" in done.stderr
     assert "Traceback" not in done.stderr

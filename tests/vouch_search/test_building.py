@@ -1,0 +1,68 @@
+"""Galleries that are built from Python: the same as those of the commands, and opened."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vouch_search as vouch
+from index_builder.progress import console
+
+DEMO = Path(__file__).parents[2] / "docs" / "demo" / "photographs"
+
+
+@pytest.fixture
+def photographs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for kind in ("airplane", "camera", "flamingo", "lobster", "pagoda", "umbrella"):
+        shutil.copytree(DEMO / kind, tmp_path / "photographs" / kind)
+    return tmp_path / "photographs"
+
+
+@pytest.mark.bundle
+@pytest.mark.slow
+def test_five_lines_from_a_folder_to_a_table(
+    photographs: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    gallery = vouch.build("photographs", progress=False)
+    table = gallery.search_many(photographs / "camera").to_pandas()
+    assert (gallery.name, len(gallery)) == ("photographs", len([*photographs.rglob("*.*")]))
+    assert list(table["label"]) == ["camera"] * len(table)
+    assert table["match_probability"].between(0, 1).all()
+    assert Path("bundles/photographs/CURRENT").exists()
+    assert capfd.readouterr().out == ""
+    assert not console.quiet
+
+
+@pytest.mark.bundle
+@pytest.mark.slow
+def test_index_takes_the_options_of_the_command(photographs: Path, tmp_path: Path) -> None:
+    gallery = vouch.index(
+        photographs,
+        name="few",
+        calibrate=False,
+        labels=False,
+        bundles=tmp_path / "elsewhere",
+        progress=False,
+    )
+    assert (gallery.name, gallery.labels) == ("few", ())
+    assert gallery.search(next(photographs.rglob("*.webp"))).verdict == "not_calibrated"
+    assert (tmp_path / "elsewhere" / "CURRENT").exists()
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "message"),
+    [
+        (vouch.build, {"images": 3}, "images: received int 3, wanted a path"),
+        (vouch.build, {"images": "a", "encoder": 3}, "encoder: received int 3"),
+        (vouch.build, {"images": "missing"}, "missing"),
+        (vouch.index, {"images": "a", "max_eror": 0.1}, "max_eror"),
+        (vouch.index, {"images": "a", "calibrate": False, "max_error": 0.1}, "calibrate"),
+    ],
+)
+def test_wrong_argument_is_named(function: Any, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, vouch.VouchError), match=message):
+        function(**arguments)

@@ -1,0 +1,135 @@
+"""Galleries built from Python, as ``vouch-build`` builds them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from index_builder.commands.all_steps import AllOptions, run_all
+from index_builder.commands.index import run_index
+from index_builder.commands.index_options import IndexOptions
+from index_builder.commands.outcome import OutcomeReport
+from index_builder.progress import console, messages_shown, set_output
+from vouch_search.gallery import Gallery, open_gallery
+
+Place = str | os.PathLike[str]
+
+
+def build(
+    images: Place,
+    *,
+    encoder: Place | None = None,
+    name: str | None = None,
+    labels: bool = True,
+    require: str | None = None,
+    bundles: Place | None = None,
+    run: Place | None = None,
+    progress: bool = True,
+) -> Gallery:
+    """Build and calibrate a gallery, as ``vouch-build all`` does, and open it.
+
+    Parameters
+    ----------
+    images : a folder with a sub-folder of images for each label; or a manifest, an archive, a URL.
+    encoder : such as ``timm:NAME``, or the path of an encoder; None for the one in the package.
+    name : of the gallery; None for the folder's.
+    labels : whether the sub-folders are labels.
+    require : limits of the outcome, such as ``recall_at_1>=0.8``; if one is not met, nothing is
+        published.
+    bundles : directory to publish into; None for ``bundles/<name>``.
+    run : directory to work in; None for ``runs/<name>``.
+    progress : show the plan, the steps and the outcome on standard error.
+
+    Raises
+    ------
+    TypeError : an argument has another type; the message names it.
+    VouchError : the images cannot be read, the evidence is too little, or a limit is not met.
+    """
+    options = AllOptions(
+        images=_text("images", images),
+        encoder=None if encoder is None else _text("encoder", encoder),
+        name=name,
+        labels=labels,
+        bundles=_path("bundles", bundles),
+        run=_path("run", run),
+    )
+    shown = OutcomeReport.of(require, as_json=False)
+    with _output(progress=progress):
+        built = run_all(options, shown)
+        assert built is not None  # noqa: S101 - no dry run
+        shown.show()
+    return open_gallery(built[0])
+
+
+def index(
+    images: Place,
+    *,
+    encoder: Place | None = None,
+    name: str | None = None,
+    calibrate: bool = True,
+    require: str | None = None,
+    bundles: Place | None = None,
+    run: Place | None = None,
+    progress: bool = True,
+    **options: Any,  # noqa: ANN401 - as the command takes them
+) -> Gallery:
+    """Embed images with an encoder that is not trained, as ``vouch-build index`` does, and open it.
+
+    Parameters
+    ----------
+    calibrate : fit probabilities and verdicts with a fifth of the images of each label.
+    **options : further options of ``vouch-build index``, with underscores: ``max_error=0.02``.
+        The others are those of `build`.
+
+    Raises
+    ------
+    TypeError : an argument is unknown or has another type; the message names it.
+    VouchError : the images cannot be read, the evidence is too little, or a limit is not met.
+    """
+    source = _text("images", images)
+    given = IndexOptions(
+        source=source,
+        encoder=None if encoder is None else _text("encoder", encoder),
+        name=name,
+        calibrate=calibrate,
+        require=require,
+        bundles=_path("bundles", bundles),
+        run=_path("run", run),
+        **options,
+    )
+    given.require_consistent()
+    shown = OutcomeReport.of(require, as_json=False)
+    with _output(progress=progress):
+        indexing = given.indexing(source)
+        run_index(indexing, shown)
+        if shown.outcome is not None:
+            shown.show()
+    return open_gallery(indexing.bundles)
+
+
+@contextmanager
+def _output(*, progress: bool) -> Iterator[None]:
+    """Show what the command shows, and afterwards what was shown before."""
+    before = console.quiet
+    try:
+        with messages_shown():
+            set_output(quiet=not progress)
+            yield
+    finally:
+        console.quiet = before
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(
+            f"{name}: received {type(value).__name__} {repr(value)[:80]}, wanted a path or an "
+            "address."
+        )
+    return str(os.fspath(value))
+
+
+def _path(name: str, value: Place | None) -> Path | None:
+    return None if value is None else Path(_text(name, value)).expanduser()

@@ -1,0 +1,27 @@
+"""The core below a gallery: vectors in place of images, and neighbours that other stores found."""
+
+from model_store import NeighbourList, Retriever, VectorQuery, decide_list, open_bundle
+from model_store.decision import Terms
+from model_store.images import decode_image
+from model_store.stores import (
+    FaissStore,
+    LanceStore,
+    PgvectorStore,
+    QdrantStore,
+    search_and_decide,
+)
+
+__all__ = [
+    "FaissStore",
+    "LanceStore",
+    "NeighbourList",
+    "PgvectorStore",
+    "QdrantStore",
+    "Retriever",
+    "Terms",
+    "VectorQuery",
+    "decide_list",
+    "decode_image",
+    "open_bundle",
+    "search_and_decide",
+]
