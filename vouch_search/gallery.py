@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Self, Unpack
 from uuid import uuid4
@@ -15,8 +15,8 @@ from model_store.bundles.bundle import Bundle
 from model_store.bundles.operator import OperatorSettings, read_operator
 from model_store.errors import ItemNotFound
 from model_store.gallery import read_filter
+from model_store.image_inputs import ImageInput, image_file
 from model_store.images import decode_image
-from model_store.images.inputs import ImageInput, image_file
 from model_store.processors import ProviderChoice, usable_processors
 from model_store.search import Diversity
 from service import schemas, serializers
@@ -24,6 +24,9 @@ from service.schemas.keywords import QueryOptions
 from vouch_search.answers import Answer, Answers, Picture
 from vouch_search.keywords import checked_options
 from vouch_search.many import ErrorChoice, images_of, in_threads, query_name
+
+_PAGE = 1000
+"""Items that are read from the bundle at a time."""
 
 
 def open_gallery(
@@ -218,6 +221,21 @@ class Gallery:
         if self._operator.absent_share is not None:
             return self._operator.absent_share, "adopted"
         return None, "bundle"
+
+    def items(self) -> Iterator[schemas.ItemDetail]:
+        """Yield all items by id; ``vouch.to_pandas(gallery.items())`` is a table of them."""
+        gallery = self._bundle.retriever.gallery
+        rows = gallery.page(None, _PAGE)
+        while len(rows):
+            for item in gallery.items(rows):
+                yield schemas.ItemDetail(
+                    id=item.id,
+                    label=item.label,
+                    metadata=dict(item.metadata),
+                    thumbnail_url=None,
+                    preview_url=None,
+                )
+            rows = gallery.page(int(rows[-1]), _PAGE)
 
     def thumbnail(self, item_id: str) -> Picture | None:
         """Return the picture of an item and its media type; None if there is none."""

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, Self, Unpack
 
-from model_store.images.inputs import ImageInput
+from model_store.image_inputs import ImageInput
+from service import schemas
 from service.schemas.keywords import QueryOptions
 from vouch_search.answers import Answer, Answers, Picture
 from vouch_search.many import ErrorChoice
@@ -31,6 +32,7 @@ class SearchableGallery(Protocol):
     def __enter__(self) -> Self: ...
     def __exit__(self, *error: object) -> None: ...
     def close(self) -> None: ...
+    def items(self) -> Iterator[schemas.ItemDetail]: ...
     def thumbnail(self, item_id: str) -> Picture | None: ...
     def search(self, image: ImageInput, k: int = 10, **options: Unpack[QueryOptions]) -> Answer: ...
     def search_many(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Self, TypeVar, Unpack
 
 import httpx2
 from pydantic import BaseModel
 
-from model_store.images.inputs import ImageInput, image_file
+from model_store.image_inputs import ImageInput, image_file
 from service import schemas
 from service.client import VouchClient, VouchProblem
 from service.client.contract import fields_of, headers_of, path_of, read, seconds_to_wait
@@ -125,6 +125,10 @@ class RemoteGallery:
             errors,
             progress=progress,
         )
+
+    def items(self) -> Iterator[schemas.ItemDetail]:
+        """Yield all items by id; see `Gallery.items`."""
+        return self._client.items(self.name)
 
     def thumbnail(self, item_id: str) -> Picture | None:
         """Return the picture of an item and its media type; None if there is none."""

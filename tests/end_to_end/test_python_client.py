@@ -19,7 +19,7 @@ import vouch_search
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.directory import activate
 from model_store.errors import InvalidRequest
-from model_store.images.inputs import ImageInput
+from model_store.image_inputs import ImageInput
 from service import schemas
 from service.client import MAX_ATTEMPTS, MAX_WAIT_S, VouchClient, VouchProblem
 from service.schemas import Neighbour, VectorFields
@@ -90,6 +90,7 @@ class TestAtAService:
                 assert (one.name, len(one), len(one.labels)) == ("digits", 864, 8)
                 assert one.bundle_id == digits_bundle.name
                 assert one.thumbnail("missing") is None
+                assert [item.id for item in one.items()] == [item.id for item in local.items()]
                 shown = one.search(photograph, k=2)._repr_html_()
                 assert shown.count('src="data:image/') == 2
                 with pytest.raises(TypeError, match=r"k: .*valid integer"):

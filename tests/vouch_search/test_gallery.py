@@ -46,6 +46,7 @@ def test_gallery_shows_no_internals(gallery: vouch.Gallery) -> None:
         "bundle_id",
         "close",
         "description",
+        "items",
         "labels",
         "name",
         "search",
@@ -187,6 +188,13 @@ class TestManySearches:
     ) -> None:
         with pytest.raises((TypeError, ValueError), match=message):
             gallery.search_many(**arguments)
+
+
+def test_items_are_a_table_by_id(gallery: vouch.Gallery) -> None:
+    table = vouch.to_pandas(gallery.items())
+    assert len(table) == len(gallery)
+    assert list(table["id"]) == sorted(table["id"])
+    assert set(table["label"]) == set(gallery.labels)
 
 
 class TestShownAnswers:
