@@ -252,7 +252,7 @@ def test_a_bundle_goes_elsewhere_and_comes_back(place: Path) -> None:
 
 
 def test_photographs_alone_become_a_bundle(place: Path, few: Path) -> None:
-    build, serve = block("sh", "--images photographs\n").splitlines()
+    build, serve = block("sh", "--images photographs\nvouch-serve").splitlines()
     assert "bundles/" in run_here(build, few)
     assert (few / serve.split()[-1] / "CURRENT").exists()
 
