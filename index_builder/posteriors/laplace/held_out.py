@@ -191,7 +191,7 @@ class _Asked:
 
     @property
     def is_wrong(self) -> NDArray[np.bool_]:
-        """Whether the first result of each query with a match is wrong, (n,)."""
+        """The error indicator of the first result of each query with a match, (n,)."""
         n = len(self.is_right)
         right = self.is_right[torch.arange(n), self.nearest[:n]]
         return ~np.asarray(right.numpy(), dtype=bool)
