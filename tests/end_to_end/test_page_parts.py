@@ -280,9 +280,7 @@ def test_details_say_times_and_how_to_ask_again(shared: Shown) -> None:
 
 def test_an_item_shows_what_is_known_of_it(shared: Shown) -> None:
     scalars = {"a": 1, "b": [2], "c": "3", "d": True, "e": 5}
-    bare = result(
-        2, label=None, metadata=None, match_probability=None
-    )
+    bare = result(2, label=None, metadata=None, match_probability=None)
     found = parts(shared, "[data-testid=neighbour] .meta, [data-testid=neighbour] .probability",
                   results=[result(1, metadata=scalars), bare])  # fmt: skip
     assert found == ["a: 1", "c: 3", "90 % match"]
