@@ -244,6 +244,11 @@ UNCERTAINTIES = {
     51: "Less certain than 51 % of ordinary queries.",
     100: "All of the 1,000 ordinary queries were more certain.",
 }
+PICTURES = {
+    40.0: "State of the picture: better than 60 % of ordinary pictures.",
+    97.0: "State of the picture: worse than 97 % of ordinary pictures. Try a sharp, bright one.",
+    100.0: "State of the picture: worse than all ordinary pictures. Try a sharp, bright one.",
+}
 OUTLIERS = [
     ({"p_value": None}, "Not tested: the gallery is not calibrated."),
     ({"p_value": 0.2, "alpha": 0.0001, "reason": "Too few."}, "Too few."),
