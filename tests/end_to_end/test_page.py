@@ -77,9 +77,9 @@ class Visit:
         return self.found("verdict").get_attribute("data-verdict") or ""
 
     def flagged(self) -> bool:
-        """Whether the image is said to be strange."""
-        said = self.found("ood").locator("h3 b").inner_text()
-        return {"ordinary": False, "flagged as strange": True}[said]
+        """Whether the image is said to be unusual."""
+        said = self.found("ood").locator("h3 b").text_content() or ""
+        return {"yes": False, "no, unusual": True}[said]
 
     def overflow(self) -> int:
         """Pixels that the page is wider than its window."""
@@ -107,7 +107,7 @@ def visit(browser: Browser, service: Service) -> Iterator[Visit]:
 
 
 def assert_neighbours_are_shown(visit: Visit, n: int = 10) -> None:
-    neighbours = visit.found("neighbour")
+    neighbours = visit.found("neighbour").locator("[data-place]")
     expect(neighbours).to_have_count(n)
     for neighbour in neighbours.all():
         neighbour.scroll_into_view_if_needed()
@@ -142,7 +142,7 @@ def test_an_uploaded_image_is_answered(
     assert visit.verdict(lambda: upload(file)) == wanted["verdict"]
     assert_neighbours_are_shown(visit)
     first = visit.found("neighbour").first
-    expect(first).to_contain_text(wanted["results"][0]["id"])
+    expect(first).to_contain_text(wanted["results"][0]["label"])
     expect(first).to_contain_text(percent(wanted["results"][0]["match_probability"]))
     level, flag = wanted["query"]["uncertainty"]["level"], wanted["query"]["ood"]["flag"]
     expect(visit.found("uncertainty").locator("h3 b")).to_have_text(level)
@@ -158,9 +158,9 @@ def test_it_says_how_likely_nothing_matches_and_on_what_that_rests(
     wanted = service.answer(belonging[-1])
     nothing = visit.found("nothing")
     expect(nothing.locator("h3 b")).to_have_text(percent(wanted["no_match_probability"]))
-    expect(nothing).to_contain_text("nothing that this gallery holds")
-    expect(nothing).to_contain_text("images of labels that were kept out of it")
-    expect(visit.found("result")).to_contain_text("held-out images this gallery was calibrated on")
+    expect(nothing).to_contain_text("of photos are not in the gallery")
+    expect(nothing).to_contain_text("photos of labels that were kept out of it")
+    expect(visit.found("result")).to_contain_text("held-out images. Each small dot stands for")
     expect(visit.found("withheld")).to_contain_text("Not guaranteed.")
     expect(visit.found("withheld")).to_contain_text("20 more are needed")
     visit.verdict(visit.sample(belongs=False).click)
@@ -207,11 +207,11 @@ def test_a_gallery_calibrated_by_views_says_so(
         for place in range(2 * LEAST_QUERIES):
             service.answer(encoded(images.pixels(place), "PNG"), alpha=0.001)
         visit = Visit(browser, service, DESKTOP)
-        expect(visit.page.get_by_text("views made of its own items").first).to_be_visible()
-        expect(visit.found("estimate")).to_contain_text("a hint only. Probabilities are for 5")
+        expect(visit.page.get_by_text("augmented views of its own items").first).to_be_visible()
+        expect(visit.found("estimate")).to_contain_text("a rough estimate). Probabilities assume 5")
         assert visit.verdict(visit.sample(belongs=True).click)
-        expect(visit.found("result")).to_contain_text("288 views made of its own items")
-        expect(visit.found("nothing")).to_contain_text("say little of such images")
+        expect(visit.found("result")).to_contain_text("288 augmented views of its own items")
+        expect(visit.found("nothing")).to_contain_text("Rough estimate")
         assert visit.complaints == []
         visit.page.close()
 

@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from axe_playwright_python.base import AXE_SCRIPT
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, FilePayload, Page, expect
 
 from tests.end_to_end.page_texts import texts
 from tests.end_to_end.processes import TIMEOUT_S
-from tests.end_to_end.shown_page import ANSWER, FILES, GALLERY, Shown, result
+from tests.end_to_end.shown_page import ANSWER, FILES, GALLERY, PICTURE, Shown, result
 from tests.end_to_end.test_page_believing import REPORT
 from tests.end_to_end.test_page_browsing import FACETS
+from tests.end_to_end.test_page_collecting import GROUP
+from tests.end_to_end.test_page_reviewing import Queue
 
 pytestmark = pytest.mark.browser
 
@@ -36,6 +38,18 @@ def complaints(page: Page) -> list[str]:
         for one in found
         for node in one["nodes"]
     ]
+
+
+SMALL = """() => [...document.querySelectorAll("a[href], button, input, select, summary")]
+    .filter((node) => node.checkVisibility({ opacityProperty: true, contentVisibilityAuto: true }))
+    .filter((node) => !document.querySelector("dialog[open]") || node.closest("dialog"))
+    .map((node) => [[node, node.closest("label") ?? node], node])
+    .map(([both, node]) => [both.map((one) => one.getBoundingClientRect()), node])
+    .map(([boxes, node]) =>
+        [Math.max(...boxes.map((one) => Math.min(one.width, one.height))), node])
+    .filter(([side]) => side < 24)
+    .map(([side, node]) => `${side}: ${node.outerHTML.slice(0, 90)}`)"""
+"""What is to be pressed and has fewer than 24 pixels on a side (WCAG 2.5.8)."""
 
 
 def start(shown: Shown) -> None:
@@ -60,7 +74,7 @@ def cropping(shown: Shown) -> None:
 
 def advised(shown: Shown) -> None:
     shown.replies["/v1/galleries/shoes/assess"] = {
-        "quality": {"hints": [{"advice": "Hold still."}]},
+        "quality": {"hints": [{"code": "blurred", "advice": "Hold still."}]},
         "query": {"ood": {"flag": True}},
     }
     shown.open()
@@ -117,6 +131,46 @@ def decided(shown: Shown) -> None:
     expect(shown.found("decided-row")).to_have_count(2)
 
 
+def adding(shown: Shown) -> None:
+    shown.gallery = {**GALLERY, "n_items": 0}
+    broken = {"title": "No image", "detail": "The file is broken."}
+    shown.page.route("**/items/two.png", lambda route: route.fulfill(status=422, json=broken))
+    shown.replies["/v1/galleries/shoes/items"] = {"items": [], "n_items": 0, "next_cursor": None}
+    shown.open()
+    shown.found("empty").get_by_role("button").click()
+    pictures = [
+        FilePayload(name=name, mimeType="image/png", buffer=PICTURE + name.encode())
+        for name in ("one.png", "two.png")
+    ]
+    shown.found("adding-files").set_input_files(pictures)
+    shown.found("add-all").click()
+    expect(shown.found("adding-failed")).to_contain_text("two.png")
+    expect(shown.found("undo-adding")).to_be_visible()
+
+
+def guarantees(shown: Shown) -> None:
+    shown.report = REPORT
+    shown.open()
+    shown.found("open-guarantees").click()
+    expect(shown.found("guarantees")).to_be_visible()
+
+
+def reviewed(shown: Shown) -> None:
+    Queue(shown, 0)
+    shown.open()
+    shown.found("open-review").click()
+    expect(shown.found("reviewed")).to_be_visible()
+
+
+def unknown(shown: Shown) -> None:
+    shown.report = {**shown.report, "errors_over_time": {"n_asked": 0}}
+    groups = {"n_queries": 5, "n_grouped": 3, "n_groups": 1, "groups": [GROUP]}
+    shown.replies["/v1/galleries/shoes/unknown"] = groups
+    shown.open()
+    shown.found("open-unknown").click()
+    expect(shown.found("unknown-group")).to_be_visible()
+
+
 def problem(shown: Shown) -> None:
     shown.status = 503
     shown.ask(title="Busy", detail="Wait.", code="busy", request_id="r-1")
@@ -131,7 +185,13 @@ SAMPLE = {"id": "1", "image_url": "/v1/sample", "caption": "A boot", "belongs": 
 
 
 def answered(verdict: str) -> Callable[[Shown], object]:
-    return lambda shown: shown.ask(verdict=verdict)
+    """Show an answer with several items of a label, and the reasons for it."""
+
+    def show(shown: Shown) -> None:
+        shown.ask(verdict=verdict, results=[result(1), result(2), result(3, label="label-1")])
+        shown.found("why").locator("summary").click()
+
+    return show
 
 
 VIEWS: dict[str, Callable[[Shown], object]] = {
@@ -143,6 +203,10 @@ VIEWS: dict[str, Callable[[Shown], object]] = {
     "batch": batch,
     "browsing": browsing,
     "decided": decided,
+    "adding": adding,
+    "guarantees": guarantees,
+    "reviewed": reviewed,
+    "unknown": unknown,
     "problem": problem,
     "key": key,
     "match": answered("match"),
@@ -170,7 +234,18 @@ def test_axe_finds_nothing(shown_as: Callable[..., Shown], name: str) -> None:
         shown = shown_as(reduced_motion="reduce", **context)
         VIEWS[name](shown)
         assert complaints(shown.page) == []
+        assert shown.page.evaluate(SMALL) == []
         assert shown.overflow() <= 0
+
+
+def test_on_paper_is_the_answer_alone(shown: Shown) -> None:
+    shown.ask()
+    shown.page.emulate_media(media="print")
+    expect(shown.found("verdict")).to_be_visible()
+    expect(shown.found("neighbour").first).to_be_visible()
+    for name in ("drop-zone", "look", "language", "details", "why"):
+        expect(shown.found(name)).to_be_hidden()
+    shown.page.emulate_media(media="screen")
 
 
 def test_axe_sees_what_is_wrong(shown: Shown) -> None:
@@ -314,7 +389,7 @@ def test_german_is_spoken_to_who_prefers_it_and_english_is_a_choice(browser: Bro
     shown.ask(results=[result(1, match_probability=0.9876)])
     expect(shown.page.locator("html")).to_have_attribute("lang", "de")
     expect(shown.found("verdict").locator("h2")).to_have_text("Treffer")
-    expect(shown.found("verdict")).to_contain_text("Vouch bürgt für das erste Ergebnis")
+    expect(shown.found("verdict")).to_contain_text("Sicherer Treffer: „label-1“")
     expect(shown.found("uncertainty").locator("h3")).to_have_text("Unsicherheit gering")
     expect(shown.page.locator("#gallery-about")).to_contain_text("1.500 Objekte")
     shown.found("language").select_option("en")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from playwright.sync_api import Browser, FilePayload, expect
 
 from tests.end_to_end.processes import Service
 from tests.end_to_end.shown_page import ANSWER, CALIBRATION, PICTURE, REPORT, Shown, result
-from tests.end_to_end.stage import Asked
+from tests.end_to_end.stage import ORIGIN, Asked
 
 pytestmark = pytest.mark.browser
 
@@ -55,7 +57,7 @@ def batch_of(shown: Shown, answers: dict[str, dict[str, Any]], threshold: float 
 def states(shown: Shown) -> list[tuple[str, str]]:
     """Name and state of each row, from the top."""
     rows = shown.found("batch-row")
-    read = "rows => rows.map(r => [r.querySelector('th').textContent, r.dataset.state])"
+    read = "rows => rows.map(r => [r.querySelector('.file').textContent, r.dataset.state])"
     return [(name, state) for name, state in rows.evaluate_all(read)]
 
 
@@ -68,19 +70,21 @@ def test_what_needs_a_person_stands_first(shown: Shown) -> None:
         "nothing": NOTHING,
     }
     batch_of(shown, answers, 0.9)
-    expect(shown.found("budget-sentence")).to_contain_text("Accept 1 at 1")
+    expect(shown.found("budget-sentence")).to_have_text(
+        "1 accepted automatically · expected wrong: fewer than 0.1 · 4 to review"
+    )
     assert states(shown) == [
         ("unsure", "look"),
         ("doubtful", "look"),
-        ("strange", "look"),
         ("nothing", "look"),
+        ("strange", "look"),
         ("sure", "accepted"),
     ]
     rows = shown.found("batch-row")
     expect(rows.first).to_contain_text("Not sure")
     expect(rows.first).to_contain_text("label of unsure, 55")
     strange = rows.filter(has_text="strange")
-    expect(strange).to_contain_text("I don’t know")
+    expect(strange).to_contain_text("Not recognised")
     expect(strange).not_to_contain_text("%")  # its probability is withheld
 
 
@@ -90,19 +94,20 @@ def test_one_error_budget_is_kept_over_the_batch(shown: Shown) -> None:
     # Of 8 sure ones 0.008 are expected to be wrong, with one likely one 0.058 of 9, within 1 %;
     # with two of them 0.108 of 10, which is more.
     sentence = shown.found("budget-sentence")
-    expect(sentence).to_contain_text("look at 3.")
-    expect(sentence).to_contain_text("Accept 9 at")
-    expect(sentence).to_contain_text("fewer than 0.1 are expected to be wrong")
-    shown.found("budget").select_option("0.05")
-    expect(sentence).to_contain_text("Accept 12 at 5")
-    expect(sentence).to_contain_text("Of those accepted 0.2 are expected to be wrong")
+    expect(shown.found("budget")).to_have_value("0.05")  # what the gallery guarantees
+    expect(sentence).to_contain_text(
+        "12 accepted automatically · expected wrong: 0.2 · 0 to review"
+    )
+    shown.found("budget").select_option("0.01")
+    expect(sentence).to_contain_text("9 accepted automatically · expected wrong: fewer than 0.1")
+    expect(sentence).to_contain_text("3 to review")
     shown.replies[OPERATING_POINTS] = {"point": {"threshold": 0.98}}
     shown.found("budget").select_option("0.1")
-    expect(sentence).to_contain_text("Accept 8 at 10")  # the calibration promises no more
+    expect(sentence).to_contain_text("8 accepted")  # the calibration guarantees no more
     shown.replies[OPERATING_POINTS] = {"point": None}
     shown.found("budget").select_option("0.005")
-    expect(sentence).to_contain_text("Accept 0 at 0.5")
-    expect(shown.found("promise")).to_contain_text("promises no error as small as 0.5")
+    expect(sentence).to_contain_text("0 accepted automatically")
+    expect(shown.found("promise")).to_contain_text("guarantees no error as small as 0.5")
 
 
 def test_nothing_is_accepted_by_a_calibration_that_is_out_of_date(shown: Shown) -> None:
@@ -112,7 +117,7 @@ def test_nothing_is_accepted_by_a_calibration_that_is_out_of_date(shown: Shown) 
     shown.answer = {**sure, "bundle": stale}
     shown.open()
     shown.choose("a", "b")
-    expect(shown.found("budget-sentence")).to_contain_text("Accept 0 at 1")
+    expect(shown.found("budget-sentence")).to_contain_text("0 accepted automatically")
     expect(shown.found("outdated")).to_contain_text("It drifted.")
 
 
@@ -177,6 +182,84 @@ def test_a_batch_waits_for_one_photograph_and_comes_back(shown: Shown) -> None:
     shown.page.get_by_role("button", name="Back to the batch").click()
     expect(shown.found("batch")).to_be_visible()
     expect(shown.found("verdict")).to_be_hidden()
+
+
+def test_a_batch_survives_a_reload_in_the_middle(shown: Shown, tmp_path: Path) -> None:
+    """Of 500 photographs in folders and the decisions on them, nothing is lost or done twice."""
+    shown.report = {**REPORT, "errors_over_time": {"n_asked": 0}}
+    shown.replies[OPERATING_POINTS] = {"point": None}
+    names = [f"folder/{part}/image_{i:03}.png" for part in "ab" for i in range(250)]
+    for name in names:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(PICTURE)
+    (tmp_path / "folder" / "notes.txt").write_text("no image")
+    half, n_searched = threading.Event(), itertools.count(1)
+
+    def answer(request: Asked) -> dict[str, Any]:
+        if next(n_searched) == 200:
+            half.set()
+        return answer_of(f"{next(n_queries)}", UNSURE)
+
+    n_queries = itertools.count()
+    shown.answer = answer  # type: ignore[assignment] # each time another one
+    shown.open()
+    shown.found("folder-input").set_input_files(tmp_path / "folder")
+    expect(shown.found("batch-row")).to_have_count(500)
+    expect(shown.found("left-out")).to_have_text("1 files are no images and were left out.")
+    shown.found("go-through").click()
+    for _ in range(3):
+        shown.page.keyboard.press("y")
+    shown.page.keyboard.press("Escape")
+    shown.until(half.is_set)
+    shown.page.reload()
+    expect(shown.found("batch-row")).to_have_count(500)
+    expect(shown.page.get_by_role("progressbar")).to_be_hidden(timeout=120_000)
+    expect(shown.found("budget-sentence")).to_contain_text("497 to review · 3 decided")
+    assert {name for name, _ in states(shown)} == set(names)
+    assert next(n_searched) <= 500 + 2 * 3 + 2  # those that were under way at the reload
+    shown.until(lambda: len(shown.sent("/feedback")) >= 3)
+    assert len(shown.sent("/feedback")) == 3
+    shown.page.goto(f"{ORIGIN}/")  # another visit is offered it, and begins without it
+    expect(shown.found("batch")).to_be_hidden()
+    shown.page.get_by_role("button", name="Back to the batch").click()
+    expect(shown.found("batch-row")).to_have_count(500)
+    assert shown.page.url.endswith("#/shoes/batch")
+    shown.found("only").select_option("decided")
+    expect(shown.found("batch-row")).to_have_count(3)
+    for words in ("Clear the batch", "Press again to clear the batch"):
+        shown.page.get_by_role("button", name=words).click()
+    expect(shown.found("batch")).to_be_hidden()
+    shown.page.reload()
+    expect(shown.page.locator("#gallery-about")).to_contain_text("1,500 items")
+    expect(shown.page.get_by_role("button", name="Back to the batch")).to_be_hidden()
+
+
+def test_a_batch_is_accepted_unseen_here_alone(shown: Shown) -> None:
+    shown.report = {**REPORT, "errors_over_time": {"n_asked": 0}}
+    batch_of(shown, {"one": UNSURE, "two": SURE, "three": NOTHING}, None)
+    shown.found("accept-shown").click()
+    expect(shown.found("budget-sentence")).to_contain_text("0 to review")
+    assert {state for _, state in states(shown)} == {"accepted"}
+    assert shown.sent("/feedback") == []  # the service learns of what a person has looked at
+    shown.page.reload()
+    expect(shown.page.locator("[data-state=accepted]")).to_have_count(3)
+    shown.found("batch-row").first.get_by_role("button").focus()
+    shown.page.keyboard.press("ArrowDown")
+    expect(shown.found("batch-row").nth(1).get_by_role("button")).to_be_focused()
+
+
+def test_a_batch_goes_on_once_the_service_is_back(shown: Shown) -> None:
+    shown.replies[OPERATING_POINTS] = {"point": None}
+    shown.answer = answering({"one": UNSURE, "two": UNSURE})  # type: ignore[assignment] # by file
+    shown.open()
+    shown.page.route("**/search", lambda route: route.abort())
+    shown.choose("one", "two")
+    expect(shown.found("problem")).to_contain_text("The service cannot be reached")
+    expect(shown.page.locator("[data-state=waiting]")).to_have_count(2)
+    shown.page.unroute_all()
+    shown.found("stop").click()  # it says "Continue"
+    expect(shown.page.locator("[data-state=look]")).to_have_count(2)
 
 
 def test_a_file_that_is_no_image_harms_no_other(

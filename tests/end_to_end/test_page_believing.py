@@ -108,26 +108,28 @@ def said(shown: Shown, name: str) -> str:
 def test_it_says_what_was_measured_and_what_was_not(shown: Shown) -> None:
     opened(shown)
     words = said(shown, "believe")
-    assert "Measured with 1,234 held-out images, each judged by a calibration that had not" in words
-    assert "On average they are off by 2 %." in words
-    assert "Sets that shall hold a match with 90 %: 93 % did, with 1.3 items on average." in words
+    assert "Measured with 1,234 held-out images (cross-fitted)." in words
+    assert "Average calibration error (ECE): 2 %." in words
+    assert "Result sets with coverage 90 %: measured 93 %, with 1.3 items on average." in words
     assert "with 99 %" not in words  # which was not promised
-    assert "images of labels it does not hold: right in 80 % of pairs" in words
-    assert "made up" not in words
+    assert "(images of labels it does not hold): AUROC 80 %" in words
+    assert "Augmented views" not in words
 
 
 def test_it_says_when_and_with_what_and_whether_that_still_holds(shown: Shown) -> None:
     opened(shown, written_at="2026-01-02T12:00:00Z", sources=["shop", "web"])
     text = said(shown, "believe")
-    assert "brought here, on January 2, 2026" in text
+    assert "(or imported) on January 2, 2026" in text
     assert "They come from shop, web." in text
-    assert "No difference between these and later queries was found." in text
+    assert "No drift since then." in text
     shown.page.keyboard.press("Escape")
     stale = {**CALIBRATION, "status": "stale", "reason": "It drifted."}
     shown.gallery = {**GALLERY, "bundle": {"calibration": stale}}  # since the page was opened
     shown.report = {**REPORT, "status": "stale"}
     shown.found("open-report").click()
-    expect(shown.found("believe")).to_contain_text("what stands here is no promise. It drifted.")
+    expect(shown.found("believe")).to_contain_text(
+        "the numbers below are not guaranteed. It drifted."
+    )
     expect(shown.found("drift")).to_have_count(0)
 
 
@@ -135,7 +137,7 @@ def test_it_says_when_and_with_what_and_whether_that_still_holds(shown: Shown) -
     ("status", "changes", "words"),
     [
         ("drifting", {}, "Your queries differ."),
-        ("valid", {"drifted": True}, "Queries of all users together differ"),
+        ("valid", {"drifted": True}, "later queries of all users together differ"),
         ("valid", {"reason": "No scores."}, "is not tested"),
     ],
 )
@@ -148,13 +150,33 @@ def test_drift_is_described(shown: Shown, status: str, changes: dict[str, Any], 
 
 def test_users_with_an_alarm_are_counted(shown: Shown) -> None:
     opened(shown, drift={**REPORT["drift"], "n_alarmed": 3})
-    assert "Users whose queries differ from these: 3." in said(shown, "believe")
+    assert "Users whose queries drifted: 3." in said(shown, "believe")
 
 
-def test_views_are_called_made_up(shown: Shown) -> None:
+def test_drift_is_acknowledged_by_who_may(shown: Shown) -> None:
+    shown.replies["/v1/usage"] = {"scope": "admin", "key": None}
+    opened(shown, drift={**REPORT["drift"], "drifted": True})
+    shown.found("acknowledge").click()
+    expect(shown.found("believe")).to_contain_text("Acknowledged: the drift test begins anew.")
+    assert ("POST", "/v1/galleries/shoes/calibration/acknowledge", b"") in shown.asked
+    shown.replies["/v1/usage"] = {"scope": "write", "key": "k"}
+    shown.page.keyboard.press("Escape")
+    shown.open()
+    opened(shown, drift={**REPORT["drift"], "drifted": True})
+    expect(shown.found("acknowledge")).to_have_count(0)
+
+
+def test_the_numbers_of_a_drawing_are_a_table(shown: Shown) -> None:
+    opened(shown)
+    shown.found("believe").get_by_text("As a table").last.click()
+    rows = shown.found("believe").locator("table").last.locator("tbody tr")
+    expect(rows).to_have_text([f"25{NBSP}%50{NBSP}%50", f"75{NBSP}%100{NBSP}%99"])
+
+
+def test_views_are_called_easier_than_photos(shown: Shown) -> None:
     opened(shown, queries="views_of_items")
-    assert "1,234 views made of its own items" in said(shown, "believe")
-    assert "These are made up, and easier than photographs" in said(shown, "believe")
+    assert "1,234 augmented views of its own items" in said(shown, "believe")
+    assert "Augmented views are easier than real photos." in said(shown, "believe")
 
 
 def test_diagrams_show_the_numbers(shown: Shown) -> None:
@@ -184,14 +206,14 @@ def test_moving_the_line_tells_its_cost_and_changes_the_verdict(shown: Shown) ->
     cost = said(shown, "cost")
     assert cost.startswith("A match from 80 % on. Of 100 queries 70 get a match.")
     assert "Of 100 such matches 4 are wrong, at most 6 with 90 % confidence." in cost
-    assert "Of 100 queries that have no match here, 30 get one all the same." in cost
+    assert "Of 100 queries that have no match here, 30 still get one." in cost
     expect(shown.found("verdict")).to_have_attribute("data-verdict", "match")
-    assert "Above your line of 80 %: “label-1” is a true match" in said(shown, "verdict")
-    assert "Vouch stands behind" not in said(shown, "verdict")
+    assert "Above your line of 80 %: “label-1” (90 %)" in said(shown, "verdict")
+    assert "Confident match" not in said(shown, "verdict")
     assert "The service itself says: Not sure." in said(shown, "own-verdict")
     expect(shown.found("json")).to_contain_text('"verdict": "ambiguous"')  # as it was answered
     slider.press("ArrowRight")
-    assert "is not known" in said(shown, "cost")
+    assert "False-match rate unknown" in said(shown, "cost")
     slider.press("Home")
     assert "Below your line of 99 %" in said(shown, "verdict").replace(".0", "")
     shown.found("own-line").click()
@@ -218,7 +240,7 @@ def test_nothing_is_drawn_of_a_gallery_without_calibration(shown: Shown) -> None
     shown.report = {**REPORT, "status": "missing", "risk_coverage": [], "reliability": []}
     shown.open()
     shown.found("open-report").click()
-    assert "has not been calibrated" in said(shown, "believe")
+    assert "has no calibration" in said(shown, "believe")
     expect(shown.found("line")).to_have_count(0)
     expect(shown.found("believe").locator("svg")).to_have_count(0)
 

@@ -124,7 +124,7 @@ def test_a_service_that_counts_no_values_says_so(shown: Shown) -> None:
     shown.replies["/v1/galleries/shoes/facets"] = {"facets": []}
     shown.open()
     shown.page.get_by_test_id("filters").locator("summary").click()
-    expect(shown.found("filter-status")).to_have_text("No field of its items can be chosen by.")
+    expect(shown.found("filter-status")).to_have_text("The items have no fields to filter by.")
     shown.replies["/v1/galleries/shoes/facets"] = {"facets": [], "reason": NO_FACETS}
     shown.page.reload()
     shown.page.get_by_test_id("filters").locator("summary").click()

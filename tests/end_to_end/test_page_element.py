@@ -102,7 +102,7 @@ def test_it_searches_compares_decides_and_tells_its_page(
     )
     expect(shop.get_by_test_id("verdict")).to_be_visible()
     expect(shop.locator("#heard")).to_contain_text(re.compile("We have it|The answer was"))
-    picture = shop.get_by_test_id("neighbour").first.locator("img")
+    picture = shop.get_by_test_id("neighbour").first.locator("img").first
     shop.wait_for_function("image => image.naturalWidth > 0", arg=picture.element_handle())
     # The page's own styles stay outside.
     button = shop.get_by_test_id("look")
@@ -113,6 +113,8 @@ def test_it_searches_compares_decides_and_tells_its_page(
     button.click()
     expect(shop.get_by_role("dialog")).to_be_visible()
     shop.keyboard.press("y")
+    shop.keyboard.type("Ada")  # who decides is asked once
+    shop.keyboard.press("Enter")
     expect(shop.locator("#heard")).to_contain_text("Somebody decided: is, digit-")
     shop.get_by_test_id("open-browse").click()
     expect(shop.get_by_test_id("browse-status")).to_contain_text("items, by id")

@@ -467,7 +467,7 @@ def test_a_part_of_the_page_that_does_not_come_says_so(
     shown.ask(results=[result(rank) for rank in range(1, 100)])
     shown.page.evaluate("scrollTo(0, document.body.scrollHeight)")
     shown.found(button).click()
-    expect(shown.found("problem")).to_contain_text("A part of this page did not come.")
+    expect(shown.found("problem")).to_contain_text("Part of the page failed to load.")
     expect(shown.found("problem")).to_be_in_viewport()
     expect(shown.found("verdict")).to_be_visible()
     assert shown.complaints == []
@@ -478,7 +478,7 @@ def test_a_batch_whose_part_of_the_page_does_not_come_says_so(fresh: Shown) -> N
     shown.open()
     shown.page.route("**/batch/batch.js", lambda route: route.abort())
     shown.choose("a.png", "b.png")
-    expect(shown.found("problem")).to_contain_text("A part of this page did not come.")
+    expect(shown.found("problem")).to_contain_text("Part of the page failed to load.")
 
 
 def test_a_double_click_or_a_held_key_deletes_nothing(shown: Shown) -> None:
@@ -512,7 +512,7 @@ def test_a_double_click_opens_one_dialog(fresh: Shown) -> None:
 
 def test_what_is_dropped_while_another_is_cropped_takes_its_place(shown: Shown) -> None:
     shown.open()
-    shown.page.get_by_label("Crop or turn it before the search").check()
+    shown.page.get_by_label("Crop & rotate before the search").check()
     shown.choose("a.png")
     expect(shown.found("crop")).to_have_count(1)
     shown.choose("b.png")

@@ -44,7 +44,7 @@ def test_a_result_opens_with_all_that_is_known_of_it(shown: Shown) -> None:
     dialog = shown.page.get_by_role("dialog")
     expect(dialog.get_by_role("heading")).to_have_text("label-2: 2 of 2")
     expect(shown.found("facts").locator("dd")).to_have_text(
-        ["a b/c", "label-2", re.compile("^45.%"), "0.788", "Ada & Co", "7"]
+        ["a b/c", "label-2", re.compile("^45.%"), "0.788", re.compile("^75.%"), "Ada & Co", "7"]
     )
     address = "https://shop.example/Ada%20%26%20Co/a%20b%2Fc?y=7"
     expect(shown.found("record")).to_have_attribute("href", address)
@@ -129,7 +129,7 @@ def test_nothing_moves_by_itself_where_motion_is_unwanted(browser: Browser) -> N
     expect(shown.found("panes")).to_have_attribute("data-shown", "candidate")
     shown.page.keyboard.press("x")
     expect(shown.found("panes")).to_have_attribute("data-shown", "question")
-    expect(shown.found("seen")).to_have_text("You see your image")
+    expect(shown.found("seen")).to_have_text("You see your photo")
     shown.page.close()
 
 
@@ -279,7 +279,7 @@ def test_a_decision_that_the_service_refuses_says_so(shown: Shown) -> None:
 
 def test_what_is_decided_stays_on_the_page_where_nobody_listens(shown: Shown) -> None:
     dialog = looked_at(shown)
-    expect(dialog).to_contain_text("Nothing keeps decisions on this gallery")
+    expect(dialog).to_contain_text("The service does not store decisions on this gallery")
     shown.page.keyboard.press("y")
     expect(shown.found("decision")).to_have_text("It is “label-1”.")
     assert shown.sent("/feedback") == []
@@ -336,6 +336,8 @@ def test_decisions_reach_the_service_and_new_items_its_gallery(
         expect(page.get_by_role("dialog")).to_be_visible()
         with page.expect_response("**/feedback") as told:
             page.keyboard.press("y")
+            page.keyboard.type("Ada")  # who decides is asked once
+            page.keyboard.press("Enter")
         assert told.value.status == 200
         report = service.http.get("/v1/galleries/digits/calibration").json()
         assert (report["feedback"]["n"], report["feedback"]["share"]) == (1, 1)

@@ -66,7 +66,7 @@ def test_a_line_decides_where_it_can(
         ({"status": 503}, "1", "Wait 1 s, then try again.", "HTTP 503", True),
         ({"status": 404}, None, "Reload the page", "HTTP 404", False),
         ({"status": 499}, None, None, "HTTP 499", False),
-        ({"status": 500}, None, "Not your image’s fault", "HTTP 500", True),
+        ({"status": 500}, None, "Server error.", "HTTP 500", True),
         ({"status": 400, "code": "images_not_taken"}, None, "Search in another gallery",
          "HTTP 400 · images_not_taken", False),
         ({"status": 500, "remedy": "Do this.", "request_id": "r-1"}, "1", "Do this.",
@@ -97,21 +97,13 @@ def test_numbers_and_names_are_put_into_words_at_their_bounds(shared: Shown) -> 
     assert words("uncertaintySentence", {"value": 0, "percentile": 0}, 0) == (
         "None of the ordinary queries was more certain."
     )
-    # Stranger than all but one of so many as were calibrated with: no bound is meant.
-    ood = {"alpha": 0.0105, "flag": False}
-    for p, n, said in ((0.75, 1, "about 750 look"), (0.74, 1, "at most about 740 look")):
-        found = words("outlierSentence", {"p_value": p, **ood}, n)
-        assert found == (
-            f"Of 1,000 ordinary images, {said} at least this strange. "
-            "The line is at 10.5 (α = 0.0105): not flagged."
-        )
     estimate = {"estimated": 0.3, "interval": [0.2, 0.4], "is_hint": False, "used": 0.3}
     assert words("estimateSentence", estimate).endswith(
-        "(20 % to 40 %) seem to show nothing that it holds. Probabilities are for 30 %."
+        "(20 % to 40 %) are probably not in the gallery. Probabilities assume 30 %."
     )
     absent = {"share": 0.05, "origin": "adopted", "basis": "hidden_labels"}
     said = words("absentSentence", absent)
-    assert "(as the operator of the gallery says). Judged by images whose own" in said
+    assert "(set by the operator). Estimated with photos whose label was hidden" in said
     decisions = {"is": "It is “a”.", "wrong": "It is not “a”.", "none": "It is none of these."}
     for kind, said in decisions.items():
         assert words("decisionSentence", {"kind": kind, "item": {"label": None, "id": "a"}}) == said
@@ -121,28 +113,25 @@ def test_numbers_and_names_are_put_into_words_at_their_bounds(shared: Shown) -> 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({}, "first result, “label-1”: a true match with probability 90 %."),
-        ({"match_probability": None}, "first result, “label-1”."),
-        ({"label": None}, "first result: a true match with probability 90 %."),
+        ({}, "“label-1” (90 %)."),
+        ({"match_probability": None}, "“label-1”."),
+        ({"label": None}, "“item-1” (90 %)."),
     ],
 )  # fmt: skip
 def test_a_match_is_said(shared: Shown, changes: dict[str, Any], said: str) -> None:
     answer = {"results": [result(1, **changes)]}
-    assert shared.run("words", "m.VERDICTS.match.says(all[0])", answer) == (
-        f"Vouch stands behind the {said}"
-    )
-    by_line = shared.run("words", "m.VERDICTS.match.says(all[0])", {**answer, "line": 0.5})
+    says = "m.VERDICTS.match.says(all[0])"
+    assert shared.run("words", says, answer) == f"Confident match: {said}"
+    by_line = shared.run("words", says, {**answer, "line": 0.5})
     if changes.get("match_probability", 1) is not None:
         name = "item-1" if "label" in changes else "label-1"
-        assert (
-            by_line == f"Above your line of 50 %: “{name}” is a true match with probability 90 %."
-        )
+        assert by_line == f"Above your line of 50 %: “{name}” (90 %)."
 
 
 def test_a_verdict_that_the_page_does_not_know_speaks_for_itself(shared: Shown) -> None:
     code = "(() => { const { says, ...rest } = m.verdictOf(all[0]); return [rest, says()]; })()"
     found, said = shared.run("answer", code, {"verdict": "perhaps"})
-    assert (found, said) == ({"word": "perhaps", "heading": "Ranked by similarity"}, "")
+    assert (found, said) == ({"word": "perhaps", "heading": "Results by similarity"}, "")
 
 
 def test_elements_have_properties_attributes_and_children(shared: Shown) -> None:
@@ -184,36 +173,37 @@ def test_a_dialog_that_is_closed_is_gone(shared: Shown) -> None:
     ("changes", "report", "said"),
     [
         ({}, {}, "1,500 items, calibrated on 1,234 queries. First result right: 87 %."),
-        ({"outcome": None}, {"queries": "views_of_items"}, "on 1,234 views made of its own items."),
-        ({"labels": [], "n_labels": 0}, {}, "First result right: 87 %.\nHow far"),
+        ({"outcome": None}, {"queries": "views_of_items"},
+         "on 1,234 augmented views of its own items."),
+        ({"labels": [], "n_labels": 0}, {}, "First result right: 87 %.\nAccuracy"),
         ({"n_labels": 2}, {},
-         "\nLabels: boot, clog.\nHow far can it be believed?\n \nLook through it\n \n"),
+         "\nLabels: boot, clog.\nAccuracy report"),
         ({"n_labels": 4}, {}, "\nLabels: boot, clog and 2 more.\n"),
         ({"bundle": {"calibration": {**CALIBRATION, "status": "stale"}}}, {},
          "on 1,234 queries, which is out of date. First"),
         ({"bundle": {"calibration": {**CALIBRATION, "status": "missing"}}}, {},
          "1,500 items, not calibrated. First"),
         ({}, {"absent": {"estimated": 0.3, "interval": None, "is_hint": False, "used": 0.3}},
-         ("87 %.\nAbout 30 % of recent images seem to show nothing that it holds. "
-          "Probabilities are for 30 %.\nLabels")),
+         ("87 %.\nAbout 30 % of recent photos are probably not in the gallery. "
+          "Probabilities assume 30 %.\nLabels")),
         ({}, {"absent": {"estimated": None}}, "87 %.\nLabels"),
     ],
 )  # fmt: skip
 def test_a_gallery_is_described_in_lines(
     shared: Shown, changes: dict[str, Any], report: dict[str, Any], said: str
 ) -> None:
-    code = """m.galleryParts(all[0], all[1], all[2] ? { decisions: () => {} } : {})
-        .map((one) => one.textContent ?? one).join("\\n")"""
+    code = """m.galleryParts(all[0], all[1], { report: all, items: all, decisions: all[2] && all })
+        .map((one) => one.textContent).join("\\n")"""
     found = shared.run("gallery", code, {**GALLERY, **changes}, {"absent": None, **report}, True)
     assert said in found
-    assert found.endswith("\nDecisions so far")
+    assert found.endswith("\nAccuracy reportBrowse galleryReview history")
     found = shared.run("gallery", code, {**GALLERY, **changes}, {"absent": None, **report}, False)
-    assert found.endswith("\nLook through it\n ")
+    assert found.endswith("\nAccuracy reportBrowse gallery")
 
 
 PARTS = """(() => {
     const tools = { queries: "held_out_images", roundTrip: all[1] ?? 12.5, line: null, options: {},
-                    look: () => {}, more: () => {}, choose: () => {}, edit: () => {} };
+                    why: {}, look: () => {}, more: () => {}, choose: () => {}, edit: () => {} };
     const whole = document.createElement("div");
     const question = { preview: null, name: "a.png", ...all[2] };
     whole.append(...m.answerParts(all[0], question, tools));
@@ -237,29 +227,27 @@ def test_a_scale_is_drawn(shared: Shown) -> None:
     [drawing] = parts(
         shared, "[data-testid=ood] svg", as_html=True, query={**ANSWER["query"], "ood": ood}
     )
-    assert drawing == (
-        '<svg class="scale"><line class="track" x1="0" x2="100%" y1="12" y2="12"></line>'
-        '<line class="beyond" x1="66.7%" x2="100%" y1="12" y2="12"></line>'
-        '<line class="limit" x1="66.7%" x2="66.7%" y1="3" y2="21"></line>'
-        '<circle cx="100.0%" cy="12" r="7"></circle></svg>'
+    assert drawing.startswith(
+        '<svg class="scale"><circle class="other" cx="1.0%" cy="12" r="2.5"></circle>'
+    )
+    assert drawing.endswith(
+        '<circle class="other" cx="99.0%" cy="12" r="2.5"></circle>'
+        '<line class="limit" x1="99.0%" x2="99.0%" y1="3" y2="21"></line>'
+        '<circle class="query" cx="100.0%" cy="12" r="8"></circle></svg>'
     )
     ood = {**ood, "p_value": None}
     uncertainty = {**ANSWER["query"]["uncertainty"], "value": None, "percentile": None}
     query = {**ANSWER["query"], "ood": ood, "uncertainty": uncertainty}
-    unknown = (
-        '<svg class="scale"><line class="track unknown" x1="0" x2="100%" y1="12" y2="12"></line>'
-        "</svg>"
-    )
-    assert parts(shared, "svg.scale", as_html=True, query=query)[:2] == [unknown] * 2
-    assert parts(shared, ".raw", query=query) == ["laplace, –", "fusion, p = –"]
+    assert len(parts(shared, ".scale circle", query=query)) == 2 * 50
+    assert parts(shared, ".scale .query, .scale .limit, .scale .beyond", query=query) == []
 
 
 def test_what_kind_of_image_it_is_is_a_word(shared: Shown) -> None:
-    for flag, p, word in ((True, 0.001, "flagged as strange"), (False, 0.5, "ordinary"),
+    for flag, p, word in ((True, 0.001, "no, unusual"), (False, 0.5, "yes"),
                           (None, 0.5, "unknown"), (True, None, "unknown")):  # fmt: skip
         ood = {**ANSWER["query"]["ood"], "p_value": p, "flag": flag}
         found = parts(shared, "[data-testid=ood] h3", query={**ANSWER["query"], "ood": ood})
-        assert found == [f"Kind of image {word}"]
+        assert found == [f"Typical photo? {word}"]
 
 
 def test_details_say_times_and_how_to_ask_again(shared: Shown) -> None:
@@ -293,15 +281,15 @@ def test_details_say_times_and_how_to_ask_again(shared: Shown) -> None:
 def test_an_item_shows_what_is_known_of_it(shared: Shown) -> None:
     scalars = {"a": 1, "b": [2], "c": "3", "d": True, "e": 5}
     bare = result(2, label=None, metadata=None, match_probability=None)
-    found = parts(shared, "[data-testid=neighbour] .meta, [data-testid=neighbour] dt",
+    found = parts(shared, "[data-testid=neighbour] .meta, [data-testid=neighbour] .probability",
                   results=[result(1, metadata=scalars), bare])  # fmt: skip
-    assert found == ["a: 1", "c: 3", "match", "similarity", "stays", "similarity", "stays"]
-    assert parts(shared, "li.vouched .rank") == ["1"]
-    assert parts(shared, "li.vouched .rank", results=[result(2)]) == []
+    assert found == ["a: 1", "c: 3", "90 % match"]
+    assert parts(shared, "li.vouched b") == ["label-1"]
+    assert parts(shared, "li.vouched b", verdict="ambiguous") == []
     assert parts(shared, "[data-testid=look]", results=[]) == []
     assert parts(shared, ".neighbours h3", results=[]) == ["The gallery returned no items"]
     assert parts(shared, ".verdict figcaption", results=[result(1, label=None)]) == [
-        "Your imagePNG 8 × 9",
+        "Your photoPNG 8 × 9",
         "item-1first result",
     ]
 
@@ -314,13 +302,13 @@ def test_a_review_is_asked_for_of_a_first_result(shared: Shown) -> None:
 
 
 def test_how_likely_nothing_matches_is_shown_where_it_is_known(shared: Shown) -> None:
-    shown = "[data-testid=nothing] .ends"
-    assert parts(shared, shown) == ["something doesnothing does"]
+    shown = "[data-testid=nothing] h3"
+    assert parts(shared, shown) == ["Chance that it is not in the gallery 4 %"]
     assert parts(shared, shown, no_match_probability=None) == []
     assert parts(shared, shown, absent=None) == []
     assert parts(shared, shown, verdict="out_of_distribution") == []
     assert parts(shared, "[data-testid=uncertainty] .ends") == ["certainuncertain"]
-    assert parts(shared, "[data-testid=ood] .ends") == ["ordinarystrange"]
+    assert parts(shared, "[data-testid=ood] .ends") == ["typicalunusual"]
 
 
 def test_a_sample_is_a_picture_and_its_words(shared: Shown) -> None:
@@ -332,7 +320,7 @@ def test_a_sample_is_a_picture_and_its_words(shared: Shown) -> None:
     })()"""
     samples = [{"id": n, "image_url": "/v1/a", "caption": n, "belongs": n == "a"} for n in "ab"]
     asked, words, picture = shared.run("gallery", code, samples)
-    assert (asked, words) == (["a", "b"], ["a", "bdoes not belong"])
+    assert (asked, words) == (["a", "b"], ["a", "bshould be rejected"])
     assert picture == '<img alt="" draggable="false" src="http://vouch.test/v1/a">'
 
 

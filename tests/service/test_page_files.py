@@ -121,20 +121,23 @@ def test_the_documentation_needs_no_other_host(client: TestClient) -> None:
     assert not re.search(r"https?://", html)
 
 
-@pytest.mark.parametrize("tables", [(), ("german.js", "service_german.js")], ids=["en", "de"])
-def test_scripts_are_small(client: TestClient, tables: tuple[str, ...]) -> None:
-    """All that a visitor can ever load, in each language."""
-    of_languages = {"german.js", "service_german.js"}
-    scripts = [path for path in FILES if path.suffix == ".js"]
-    loaded = [path for path in scripts if path.name not in of_languages.difference(tables)]
-    size = [len(gzip.compress(client.get(address_of(path)).content)) for path in loaded]
-    assert len(size) == len(scripts) - len(of_languages) + len(tables)
-    assert sum(size) <= 62_500
-
-
-def test_scripts_are_for_readers() -> None:
-    for path in FILES:
-        assert path.suffix != ".js" or path.read_bytes().count(b"\n") < 400, path
+def test_the_first_view_is_small(client: TestClient) -> None:
+    """The document, all styles, and each script that comes without a visitor's click, in German."""
+    waiting = [PAGE / "page.js", PAGE / "german.js", PAGE / "service_german.js"]
+    first = {PAGE / "index.html", *(path for path in FILES if path.suffix in {".css", ".svg"})}
+    while waiting:
+        script = waiting.pop()
+        if script in first:
+            continue
+        first.add(script)
+        names = re.findall(
+            r'(?m)^(?:import|\}|export) .*from "(\.[^"]+)"', script.read_text("utf-8")
+        )
+        waiting += [(script.parent / name).resolve() for name in names]
+    assert PAGE / "answer.js" in first
+    assert PAGE / "batch/batch.js" not in first
+    sizes = [len(gzip.compress(client.get(address_of(path)).content)) for path in first]
+    assert sum(sizes) <= 90_000
 
 
 def test_scripts_come_compressed(client: TestClient) -> None:

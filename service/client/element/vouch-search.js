@@ -7,6 +7,7 @@ import ask from "../../http/page/ask/ask.css";
 import batch from "../../http/page/batch/batch.css";
 import believe from "../../http/page/believe/believe.css";
 import browse from "../../http/page/browse/browse.css";
+import collect from "../../http/page/collect/collect.css";
 import filters from "../../http/page/filters/filters.css";
 import page from "../../http/page/index.html";
 import look from "../../http/page/look/look.css";
@@ -18,7 +19,7 @@ let sheet; // shared by all elements; a policy against inline styles allows it
 function styleSheet() {
   if (!sheet) {
     sheet = new CSSStyleSheet();
-    sheet.replaceSync([styles, ask, batch, believe, browse, filters, look].join("\n"));
+    sheet.replaceSync([styles, ask, batch, believe, browse, collect, filters, look].join("\n"));
   }
   return sheet;
 }
@@ -81,7 +82,7 @@ export class VouchSearch extends HTMLElement {
     const name = this.getAttribute("gallery");
     const tell = (type) => (detail) => this.dispatchEvent(new CustomEvent(type, { detail }));
     this.#search = new Search(root, {
-      name, only: name !== null, target: this,
+      path: name === null ? [] : [name], only: name !== null, target: this,
       told: {
         answered: tell("vouch-answer"),
         decided: ({ kind, item, reviewer, at, state, entry: { answer } }) =>

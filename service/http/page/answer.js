@@ -7,7 +7,7 @@ import { review } from "./look/decisions.js";
 import { passes } from "./problem.js";
 import { said } from "./service_texts.js";
 import {
-  NBSP, QUERIES, VERDICTS, absentSentence, brief, count, fixed, isNumber, outlierSentence, percent,
+  NBSP, QUERIES, VERDICTS, absentSentence, brief, count, isNumber, outlierSentence, percent,
   pictureSentence,
   uncertaintySentence,
 } from "./words.js";
@@ -16,7 +16,7 @@ const SHOWN_OF_SET = 6;
 
 /** How a verdict is worded; one that this page does not know yet speaks for itself. */
 export const verdictOf = ({ verdict }) => VERDICTS[verdict] ??
-  { word: verdict, says: () => "", heading: t`Ranked by similarity` };
+  { word: verdict, says: () => "", heading: t`Results by similarity` };
 
 /** The answer with the verdict that follows from the visitor's own line, where a line can decide:
  * between match and not sure, of ordinary images and by a calibration that holds. */
@@ -33,9 +33,9 @@ export function byLine(answer, line) {
  * gallery was calibrated with, `look` looks closely at the result of a place, `edit` crops the
  * question; `line` is the probability from which the visitor wants a match, null for the gallery's
  * own; `more` gives the page of results after a cursor; `options` of the search are chosen with
- * `choose`. */
+ * `choose`; `why` remembers from one answer to the next whether its reasons are open. */
 export function answerParts(served, question, tools) {
-  const { queries, roundTrip, look, edit, line, more, options, choose } = tools;
+  const { look, edit, line } = tools;
   const answer = byLine(served, line);
   const verdict = verdictOf(answer);
   const { query, bundle: { calibration } } = answer;
@@ -47,7 +47,7 @@ export function answerParts(served, question, tools) {
       answer.results.length > 0 && el("button.primary", {
         type: "button", onclick: () => look(0), "data-testid": "look",
       }, t`Compare and decide`),
-      el("button", { type: "button", onclick: edit, "data-testid": "edit" }, t`Crop or turn it`),
+      el("button", { type: "button", onclick: edit, "data-testid": "edit" }, t`Crop & rotate`),
       el("span.note", { role: "status", "data-testid": "decision" })),
     auditPart(answer),
     calibration.status === "stale"
@@ -56,29 +56,24 @@ export function answerParts(served, question, tools) {
       ? el("p.warning", { "data-testid": "drifting" }, el("b", {}, t`Not guaranteed. `), said(calibration.reason)) : "",
     withheldPart(answer),
     ...query.image.warnings.map((text) => el("p.warning", {}, el("b", {}, t`Note. `), said(text))),
-    el("div.evidence", {}, uncertaintyPart(query.uncertainty, calibration.n_queries),
-      outlierPart(query.ood, calibration.n_queries), nothingPart(answer, verdict)),
-    calibration.status !== "missing" ? el("p.footnote", {},
-      t`“Ordinary” means like the ${count(calibration.n_queries)} ${QUERIES[queries] ?? t`queries`} this gallery was calibrated on.`) : "",
-    setPart(answer, verdict),
-    neighbourPart(answer, verdict, { look, more, options, choose }),
-    detailPart(served, question, roundTrip),
+    neighbourPart(answer, verdict, tools),
+    whyPart(answer, verdict, tools),
+    detailPart(served, question, tools.roundTrip),
   ];
 }
 
-function verdictPanel(answer, { word, says }, preview) {
+/** The pictures and the label first, then the verdict in words. */
+function verdictPanel(answer, { word, says, shows }, preview) {
   const { verdict, query: { image }, results: [first] } = answer;
   const size = `${image.format} ${image.width}${NBSP}×${NBSP}${image.height}`;
   const caption = (title, small) => el("figcaption", {}, title, el("small", {}, small));
   const name = first && brief(first.label ?? first.id);
   return el("div.verdict", { "data-testid": "verdict", "data-verdict": verdict },
-    el("div.says", {}, glyph(verdict), el("h2", {}, word), el("p", {}, says(answer)),
-      rollUpPart(answer),
-      el("code", {}, verdict)),
     el("div.pair", {},
-      el("figure", {}, picture(preview, t`Your image`), caption(t`Your image`, size)),
-      verdict === "match" && first ? el("figure", {}, picture(first.thumbnail_url, t`Item ${name}`),
-        caption(name, first.label === null ? t`first result` : first.id)) : ""));
+      el("figure", {}, picture(preview, t`Your photo`), caption(t`Your photo`, size)),
+      shows && first ? el("figure", {}, picture(first.thumbnail_url, t`Item ${name}`),
+        caption(el("b", { dir: "auto" }, name), first.label === null ? t`first result` : first.id)) : ""),
+    el("div.says", {}, el("h2", {}, glyph(verdict), word), el("p", {}, says(answer)), rollUpPart(answer)));
 }
 
 /** What an ambiguous query is all the same, where labels have parents. */
@@ -92,7 +87,7 @@ function rollUpPart({ verdict, roll_up: rolled, line }) {
 function withheldPart({ reason, verdict, guaranteed, bundle: { calibration } }) {
   if (!reason || reason === calibration.reason) return "";
   return el("p.warning", { "data-testid": "withheld" },
-    el("b", {}, verdict !== "match" ? t`A match is not vouched for. ` : guaranteed ? "" : t`Not guaranteed. `), said(reason));
+    el("b", {}, verdict !== "match" ? t`No confident match is possible. ` : guaranteed ? "" : t`Not guaranteed. `), said(reason));
 }
 
 /** Asks for a review of an answer that was drawn at random. */
@@ -117,51 +112,69 @@ function auditPart(answer) {
     t`This answer was drawn at random for review. Is the first result right? `, buttons, heard);
 }
 
-/** A line from good (left) to bad (right), both positions in 0..1, past `limit` shaded. */
-function scale(position, left, right, limit = null) {
+const DOTS = 50;
+
+/** The query as a large dot among small ones, each of which stands for 2 % of the calibration
+ * queries: from good (left) to bad (right), places in 0..1, those past `limit` marked. */
+function among(position, left, right, limit = 1) {
   const at = (x) => `${(100 * Math.min(1, Math.max(0, x))).toFixed(1)}%`;
-  const line = (name, x1) => svg("line", { class: name, x1, x2: "100%", y1: 12, y2: 12 });
-  const drawing = svg("svg", { class: "scale" },
-    line(position === null ? "track unknown" : "track", 0));
-  if (limit !== null) {
-    drawing.append(line("beyond", at(limit)),
-      svg("line", { class: "limit", x1: at(limit), x2: at(limit), y1: 3, y2: 21 }));
-  }
-  if (position !== null) drawing.append(svg("circle", { cx: at(position), cy: 12, r: 7 }));
+  const dot = (_, i) => svg("circle", {
+    class: (i + 0.5) / DOTS > limit ? "beyond" : "other", cx: at((i + 0.5) / DOTS), cy: 12, r: 2.5,
+  });
+  const drawing = svg("svg", { class: "scale" }, ...Array.from({ length: DOTS }, dot));
+  if (limit < 1) drawing.append(svg("line", { class: "limit", x1: at(limit), x2: at(limit), y1: 3, y2: 21 }));
+  if (position !== null) drawing.append(svg("circle", { class: "query", cx: at(position), cy: 12, r: 8 }));
   return el("div", { "aria-hidden": "true" }, drawing,
     el("p.ends", {}, el("span", {}, left), el("span", {}, right)));
 }
 
+/** The statistics behind the verdict, for whoever asks. */
+function whyPart(answer, verdict, { queries, why }) {
+  const { query, bundle: { calibration: { status, n_queries: n } } } = answer;
+  return el("details.why", {
+    "data-testid": "why", open: why.open, ontoggle: ({ target }) => { why.open = target.open; },
+  },
+  el("summary", {}, t`Why?`),
+  el("div.evidence", {}, outlierPart(query.ood), uncertaintyPart(query.uncertainty, n),
+    nothingPart(answer, verdict)),
+  setPart(answer, verdict),
+  status !== "missing" ? el("p.footnote", {},
+    t`This gallery was calibrated with ${count(n)} ${QUERIES[queries] ?? t`queries`}. Each small dot stands for 2 % of them; the large dot is your photo.`) : "");
+}
+
 function uncertaintyPart(uncertainty, nQueries) {
-  const { value, percentile, level, method, aleatoric } = uncertainty;
+  const { percentile, level, aleatoric } = uncertainty;
   const state = pictureSentence(aleatoric);
   return el("section", { "data-testid": "uncertainty" },
     el("h3", {}, t`Uncertainty `, el("b", {}, t([level ?? "unknown"]))),
-    scale(isNumber(percentile) ? percentile / 100 : null, t`certain`, t`uncertain`),
+    among(isNumber(percentile) ? percentile / 100 : null, t`certain`, t`uncertain`),
     el("p", {}, uncertaintySentence(uncertainty, nQueries)),
-    state && el("p", {}, state),
-    el("p.raw", {}, `${method}, ${isNumber(value) ? Number(value.toPrecision(3)) : "–"}`));
+    state && el("p", {}, state));
 }
 
-function outlierPart(ood, nQueries) {
-  const { p_value: p, alpha, method, flag } = ood;
-  const strangeness = (share) => -Math.log10(Math.max(share, 1e-3)) / 3; // 1 → 0, 0.001 → 1
+function outlierPart(ood) {
+  const { p_value: p, alpha, flag } = ood;
   const known = isNumber(p);
-  const word = !known || flag === null ? t`unknown` : flag ? t`flagged as strange` : t`ordinary`;
+  const word = !known || flag === null ? t`unknown` : flag ? t`no, unusual` : t`yes`;
   return el("section", { "data-testid": "ood" },
-    el("h3", {}, t`Kind of image `, el("b", {}, word)),
-    scale(known ? strangeness(p) : null, t`ordinary`, t`strange`, known ? strangeness(alpha) : null),
-    el("p", {}, outlierSentence(ood, nQueries)),
-    el("p.raw", {}, `${method}, p${NBSP}=${NBSP}${known ? Number(p.toPrecision(3)) : "–"}`));
+    el("h3", {}, t`Typical photo? `, el("b", {}, word)),
+    among(known ? 1 - p : null, t`typical`, t`unusual`, known ? 1 - alpha : 1),
+    el("p", {}, outlierSentence(ood)));
 }
 
 /** How likely it is that nothing matches. */
 function nothingPart({ no_match_probability: nothing, absent }, { withholds }) {
   if (!isNumber(nothing) || !absent || withholds) return "";
   return el("section", { "data-testid": "nothing" },
-    el("h3", {}, t`Nothing matches `, el("b", {}, percent(nothing))),
-    scale(nothing, t`something does`, t`nothing does`),
+    el("h3", {}, t`Chance that it is not in the gallery `, el("b", {}, percent(nothing))),
+    bar(nothing),
     el("p", {}, absentSentence(absent)));
+}
+
+function bar(share) {
+  const fill = el("span");
+  fill.style.setProperty("inline-size", `${100 * share}%`);
+  return el("div.bar", { "aria-hidden": "true" }, fill);
 }
 
 /** How few items it takes to be sure enough of a true match among them. */
@@ -170,7 +183,7 @@ function setPart({ result_set: chosen }, { withholds }) {
   if (!chosen.promised_for.length) {
     return el("p.note", { "data-testid": "set" }, said(chosen.reason));
   }
-  const names = chosen.items.slice(0, SHOWN_OF_SET).map(({ id, label }) => `“${brief(label ?? id)}”`);
+  const names = chosen.items.slice(0, SHOWN_OF_SET).map(({ id, label }) => t`“${brief(label ?? id)}”`);
   const more = chosen.items.length - names.length;
   return el("p.note", { "data-testid": "set" },
     t`If the gallery has a match, then with probability ${percent(chosen.coverage)} `,
@@ -188,8 +201,10 @@ function neighbourPart(answer, wording, { look, more, options, choose }) {
   const { results, verdict } = answer;
   const { heading, note = "", subordinate, withholds } = wording;
   const shown = [...results];
-  const item = (one, place) => neighbour(one, { verdict, withholds, look: () => look(place, shown) });
-  const list = el("ol", {}, shown.map(item));
+  const list = el("ol", {});
+  const show = () => list.replaceChildren(...byLabel(shown).map((places) =>
+    card(places, shown, { vouched: verdict === "match" && places[0] === 0, withholds, look: (place) => look(place, shown) })));
+  show();
   let cursor = answer.next_cursor;
   const further = el("button", { type: "button", "data-testid": "more", hidden: cursor === null,
     onclick: async () => {
@@ -201,9 +216,10 @@ function neighbourPart(answer, wording, { look, more, options, choose }) {
         return null;
       });
       if (!page) return;
-      list.append(...page.results.map((one, i) => item(one, shown.length + i)));
-      list.children[shown.length]?.querySelector("button").focus();
+      const before = shown.length;
       shown.push(...page.results);
+      show();
+      list.querySelector(`[data-place="${before}"]`)?.focus();
       cursor = page.next_cursor;
       further.textContent = t`More results`;
       further.hidden = cursor === null;
@@ -216,30 +232,46 @@ function neighbourPart(answer, wording, { look, more, options, choose }) {
   return el(subordinate ? "section.neighbours.subordinate" : "section.neighbours", {},
     el("h3", {}, results.length ? heading : t`The gallery returned no items`),
     note && el("p.note", {}, parts),
-    el("p.choices", {}, choices), list, el("p.actions", {}, further),
-    el("p.footnote", {}, t`“Stays”: how often the item stays in this list when your image is varied within its own uncertainty.`));
+    list, el("p.actions", {}, further), el("p.choices", {}, choices));
 }
 
-function neighbour(item, { verdict, withholds, look }) {
-  const vouched = verdict === "match" && item.rank === 1;
-  const fact = (name, value, bar) => el("div", {}, el("dt", {}, name), el("dd", {}, value), bar);
-  const probability = withholds ? null : item.match_probability;
-  const fill = el("span");
-  fill.style.setProperty("inline-size", `${100 * (probability ?? 0)}%`);
+/** The places of the results of each label, in the order of the first ones; a result without a label
+ * is by itself. */
+function byLabel(results) {
+  const groups = new Map();
+  results.forEach(({ label }, place) => {
+    const key = label ?? place;
+    groups.set(key, [...groups.get(key) ?? [], place]);
+  });
+  return [...groups.values()];
+}
+
+const STACKED = 11; // smaller pictures of a card
+
+/** A card: the pictures of one label, which have its probability in common. */
+function card(places, results, { vouched, withholds, look }) {
+  const [item] = places.map((place) => results[place]);
+  const n = places.length;
   const title = item.label ?? item.id;
-  const scalars = Object.entries(item.metadata ?? {})
+  const opens = (place, i) => {
+    const words = n > 1 ? t`Compare with ${title} (${i + 1} of ${n})` : t`Compare with ${title}`;
+    return el("button.open", {
+      type: "button", onclick: () => look(place), "aria-label": words, "data-place": place,
+    }, picture(results[place].thumbnail_url, t`Item ${title}`, true));
+  };
+  const [lead, ...others] = places.map(opens);
+  const probability = withholds ? null : item.match_probability;
+  const scalars = n > 1 ? [] : Object.entries(item.metadata ?? {})
     .filter(([, value]) => ["string", "number"].includes(typeof value)).slice(0, 2);
-  return el(vouched ? "li.vouched" : "li", { "data-testid": "neighbour" },
-    el("button.open", { type: "button", onclick: look, "aria-label": t`Compare with ${title}` },
-      picture(item.thumbnail_url, t`Item ${title}`, true)),
-    el("p.name", {}, el("span.rank", {}, String(item.rank)), el("b", { title }, title)),
-    item.label === null ? "" : el("p.id", { title: item.id }, item.id),
+  return el(vouched ? "li.vouched" : "li", { "data-testid": "neighbour" }, lead,
+    others.length ? el("div.stack", {}, others.slice(0, STACKED),
+      others.length > STACKED && el("small", {}, `+${count(others.length - STACKED)}`)) : "",
+    el("p.name", {}, el("b", { title, dir: "auto" }, title)),
+    n > 1 ? el("p.id", {}, t`${count(n)} photos`)
+      : item.label === null ? "" : el("p.id", { title: item.id }, item.id),
     scalars.map(([key, value]) => el("p.meta", { title: `${key}: ${value}` }, `${key}: ${value}`)),
-    el("dl", {},
-      probability !== null && fact(t`match`,
-        el("span", {}, percent(probability)), el("dd.bar", { "aria-hidden": "true" }, fill)),
-      fact(t`similarity`, fixed(item.similarity, 3)),
-      fact(t`stays`, percent(item.rank_stability))));
+    isNumber(probability) ? el("p.probability", {}, t`${percent(probability)} match`) : "",
+    isNumber(probability) ? bar(probability) : "");
 }
 
 /** The same question for a shell. A sample is fetched from where it lies. */

@@ -44,7 +44,7 @@ export class Problem extends Error {
 export const arrived = (module) => module.catch(() => {
   throw new Problem({
     title: t`The service cannot be reached`,
-    detail: t`A part of this page did not come.`,
+    detail: t`Part of the page failed to load.`,
     remedy: t`Check that the service is running, then reload the page.`,
   });
 });
@@ -113,9 +113,31 @@ export async function searchWith(gallery, blob, name, options = {}, signal = und
   return askJson(url, { method: "POST", body, signal });
 }
 
-/** Whether the visitor's key may change galleries; true where the service does not say. */
-export const mayWrite = () => askJson("/v1/usage")
-  .then(({ scope }) => scope === "write" || scope === "admin", () => true);
+const SCOPES = ["read", "review", "write", "admin"];
+
+/** What the visitor may do: review, write, admin; all of it where the service does not say. */
+export const permissions = () => askJson("/v1/usage").then(({ scope, key: id }) => {
+  const has = (one) => SCOPES.indexOf(scope) >= SCOPES.indexOf(one);
+  return { review: has("review") && (id !== null || scope === "admin"), write: has("write"), admin: has("admin") };
+}, () => ({ review: true, write: true, admin: true }));
+
+/** Whether the visitor's key may change galleries. */
+export const mayWrite = () => permissions().then(({ write }) => write);
+
+const TRIES = 6; // where the service is busy
+
+/** What `task` answers; it is tried again while the service says that it is busy. */
+export async function patiently(task, signal) {
+  for (let tried = 1; ; tried += 1) {
+    try {
+      return await task();
+    } catch (error) {
+      if (tried === TRIES || signal.aborted || ![429, 503].includes(error.problem?.status)) throw error;
+      const wait = Math.min(30, Number(error.retryAfter) || tried);
+      await new Promise((done) => setTimeout(done, 1000 * wait));
+    }
+  }
+}
 
 const wanted = new WeakMap(); // image → the address of what it is to show
 

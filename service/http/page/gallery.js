@@ -5,8 +5,26 @@ import { t } from "./language.js";
 import { said } from "./service_texts.js";
 import { QUERIES, brief, count, estimateSentence, isNumber, percent } from "./words.js";
 
+const LINKS = { // what a gallery's buttons open, and their names in tests
+  report: ["open-report", () => t`Accuracy report`],
+  items: ["open-browse", () => t`Browse gallery`],
+  review: ["open-review", () => t`Review queue`],
+  unknown: ["open-unknown", () => t`Unknown photos`],
+  decisions: ["open-decided", () => t`Review history`],
+  guarantees: ["open-guarantees", () => t`Set up guarantees`],
+  add: ["open-add", () => t`Add photographs`],
+};
+
+/** What is shown in place of an answer of a gallery without items. */
+export const emptyPart = (add) => el("div.empty", { "data-testid": "empty" },
+  el("h2", {}, t`This gallery is empty`),
+  el("p", {}, add ? t`Add photographs, and it finds them from then on.`
+    : t`A key that may write is needed to add photographs.`),
+  add ? el("button.primary", { type: "button", onclick: add }, t`Add photographs`) : "");
+
 /** A gallery by its description and the `report` on its calibration. `open` has what its buttons
- * open: the `report`, the `items` and, where the service keeps them, the `decisions`. */
+ * open: the `report`, the `items`, what guarantees need and, for a visitor who may, the `decisions`, the
+ * `review` queue and how photographs are added. */
 export function galleryParts(gallery, report, open) {
   const { description, n_items: n, n_labels, labels = [], bundle, outcome } = gallery;
   const { status, n_queries: nQueries } = bundle.calibration;
@@ -27,12 +45,8 @@ export function galleryParts(gallery, report, open) {
     estimate && el("p.facts", { "data-testid": "estimate" }, estimate),
     labels.length ? el("p.facts", {}, more > 0
       ? t`Labels: ${shown} and ${count(more)} more.` : t`Labels: ${shown}.`) : "",
-    el("button.link", { type: "button", onclick: open.report, "data-testid": "open-report" },
-      t`How far can it be believed?`), " ",
-    el("button.link", { type: "button", onclick: open.items, "data-testid": "open-browse" },
-      t`Look through it`), " ",
-    open.decisions && el("button.link", { type: "button", onclick: open.decisions, "data-testid": "open-decided" },
-      t`Decisions so far`),
+    el("p.links", {}, Object.entries(LINKS).filter(([name]) => open[name]).map(([name, [id, words]]) =>
+      el("button.link", { type: "button", onclick: open[name], "data-testid": id }, words()))),
   ].filter(Boolean);
 }
 
@@ -42,4 +56,4 @@ export const sampleList = (samples, ask) => samples.map((sample) =>
     type: "button", "data-testid": "sample", "data-belongs": sample.belongs,
     onclick: () => ask(sample),
   }, picture(sample.image_url, ""), el("span", {}, sample.caption,
-    !sample.belongs && el("span.stranger", {}, t`does not belong`)))));
+    !sample.belongs && el("span.stranger", {}, t`should be rejected`)))));

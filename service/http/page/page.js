@@ -6,7 +6,7 @@ import { LANGUAGES, language, speak, t, translate } from "./language.js";
 import { Search } from "./search.js";
 
 // Of what is not seen at first; linked in the document they would keep its first sight waiting.
-const LATE = ["batch/batch", "believe/believe", "browse/browse", "filters/filters", "look/look"];
+const LATE = ["batch/batch", "believe/believe", "browse/browse", "collect/collect", "filters/filters", "look/look"];
 
 connect(new URL("..", import.meta.url).href); // the service may be below a path prefix
 document.head.append(...LATE.map((name) =>
@@ -17,29 +17,24 @@ chosen.replaceChildren(...Object.entries(LANGUAGES).map(([tag, name]) =>
   el("option", { value: tag, lang: tag, selected: tag === language }, name)));
 chosen.onchange = () => speak(chosen.value);
 
-/** The gallery that a link to the page names; null where it names none that can be read. */
+/** Where the address leads: a gallery's name, a room of it such as "batch", and what is meant there. */
 function linked() {
+  const parts = location.hash.replace(/^#\/?/, "").split("/").filter(Boolean);
   try {
-    return decodeURIComponent(location.hash.slice(1)) || null;
+    return parts.map(decodeURIComponent);
   } catch {
-    return null;
+    return parts; // which leads nowhere, and is said
   }
 }
 
-// A link to another gallery, or the way back from it, leaves the page where it is.
-addEventListener("hashchange", () => {
-  const picker = document.getElementById("gallery-picker");
-  const names = [...picker.options].map(({ value }) => value);
-  const name = linked() ?? names[0];
-  if (name === picker.value || !names.includes(name)) return;
-  picker.value = name;
-  picker.dispatchEvent(new Event("change"));
-});
-
-new Search(document, {
-  name: linked(),
+const search = new Search(document, {
+  path: linked(),
   told: {
     titled: (words) => { document.title = words === null ? "Vouch" : t`${words} · Vouch`; },
-    picked: (name) => history.replaceState(null, "", `#${encodeURIComponent(name)}`),
+    // The address of what is seen, to be shared and reloaded.
+    went: (...path) => history.replaceState(null, "", `#/${path.map(encodeURIComponent).join("/")}`),
   },
 });
+
+// A link to another place, or the way back from it, leaves the page where it is.
+addEventListener("hashchange", () => search.go(linked()));

@@ -22,7 +22,7 @@ export function problemPanel(problem, retryAfter, retry) {
   const wait = Number(retryAfter) > 0 ? t`Wait ${retryAfter} s, then try again.` : null;
   const canRetry = retry && passes(status);
   const remedy = problem.remedy ?? wait ?? REMEDIES[code] ?? REMEDIES[status] ??
-    (status >= 500 && t`Not your image’s fault. If it lasts, tell whoever runs the service.`);
+    (status >= 500 && t`Server error. If it persists, contact the operator.`);
   const ids = [status > 0 && `HTTP ${status}`, code, requestId && t`request ${requestId}`];
   const idLine = ids.filter(Boolean).join(" · ");
   return el("div.problem", { "data-testid": "problem" },
@@ -50,7 +50,7 @@ export function keyForm({ detail }, use) {
       use(input.value.trim());
     },
   },
-  el("h2", {}, wasRefused ? t`That key is not accepted` : t`This service asks for a key`),
+  el("h2", {}, wasRefused ? t`This key is not accepted` : t`This service asks for a key`),
   wasRefused && el("p", {}, said(`${detail.split(". ")[0]}.`)), // then how programs send one
   el("p.remedy", {}, el("label", { htmlFor: "key-input" }, t`API key`)),
   el("p.key", {}, input, el("button", { type: "submit" }, t`Use it`)),

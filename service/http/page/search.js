@@ -2,12 +2,13 @@
 // API, one question at a time, and shows what it answers.
 
 import { answerParts, byLine, verdictOf } from "./answer.js";
-import { Problem, arrived, ask, askJson, key, searchWith } from "./api.js";
+import { Problem, arrived, ask, askJson, key, permissions, searchWith } from "./api.js";
 import { adviceOn, advicePanel } from "./ask/advice.js";
-import { takeFiles, withoutImage } from "./ask/files.js";
+import { isImage, pathOf, takeFiles, withoutImage } from "./ask/files.js";
 import { el, glyph } from "./elements.js";
 import { filterBar } from "./filters/bar.js";
-import { galleryParts, sampleList } from "./gallery.js";
+import { keepQuery, queryOf, sizeOfBatch } from "./kept.js";
+import { emptyPart, galleryParts, sampleList } from "./gallery.js";
 import { t, translate } from "./language.js";
 import { entryOf } from "./look/decisions.js";
 import { keyForm, problemOf, problemPanel } from "./problem.js";
@@ -20,28 +21,28 @@ const galleryUrl = (name) => `/v1/galleries/${encodeURIComponent(name)}`;
 
 export class Search {
   /** `root` is the document, or the shadow root, that holds what `index.html` has in `main`. `told`
-   * is told what happens: `titled(words)`, `picked(gallery)`, `answered(answer)`,
-   * `decided(decision)`. `name` is the gallery to begin with, `only` whether there is no other.
+   * is told what happens: `titled(words)`, `went(gallery, ...room)`, `answered(answer)`,
+   * `decided(decision)`. `path` is where to begin: a gallery, and a room of it; `only`: there is no
+   * other gallery.
    * Files are taken that are dropped on `target`, or pasted there. */
-  constructor(root, { name = null, only = false, target = window, told = {} } = {}) {
+  constructor(root, { path = [], only = false, target = window, told = {} } = {}) {
+    const [name = null, ...room] = path;
     Object.assign(this, {
-      told, name, only, $: (id) => root.getElementById(id), part: root.querySelector(".vouch"),
+      told, name, only, room, $: (id) => root.getElementById(id), part: root.querySelector(".vouch"),
       gallery: null, report: null, line: null, // `line`: the visitor's own, null for the gallery's
       options: {}, query: null, answer: null, retry: null, running: null, looking: null,
+      why: { open: false }, // of the reasons below an answer
     });
     translate(root);
     this.$("legend-list").replaceChildren(...Object.entries(VERDICTS).map(([verdict, words]) =>
       el("div", { "data-verdict": verdict },
         el("dt", {}, glyph(verdict), words.word), el("dd", {}, words.legend))));
-    this.$("to-batch").onclick = () => { this.clear(); this.showBatch(true); };
+    this.$("to-batch").onclick = () => this.askMany([]);
     this.$("cancel").onclick = () => {
       this.running?.abort();
       this.announce(t`Cancelled.`);
     };
-    this.$("gallery-picker").onchange = ({ target: { value } }) => {
-      this.told.picked?.(value);
-      this.open(t`Opening ${value}`);
-    };
+    this.$("gallery-picker").onchange = ({ target: { value } }) => this.go([value]);
     this.release = takeFiles(this.$, target, this.part, (files, link, how) => this.take(files, link, how));
     this.open(t`Looking up the galleries`);
   }
@@ -91,24 +92,79 @@ export class Search {
       }
       picker.append(...galleries.map(({ name, n_items: n }) =>
         el("option", { value: name }, n === null ? name : t`${name} (${count(n)} items)`)));
-      picker.closest(".picker").hidden = galleries.length < 2;
-      picker.value = (galleries.find(({ name }) => name === this.name) ?? galleries[0]).name;
+      this.name ??= galleries[0].name;
+      picker.value = this.name; // one that is not there leaves it empty
+      picker.closest(".picker").hidden = picker.value && galleries.length < 2;
+    }
+    if (!picker.value) {
+      const names = [...picker.options].map(({ value }) => t`“${value}”`).join(", ");
+      throw new Problem({
+        title: t`There is no gallery “${this.name}”`,
+        detail: t`Galleries of this service: ${names}.`,
+        remedy: t`Choose one of them.`,
+      });
     }
     const url = galleryUrl(picker.value);
-    const [gallery, report] = await Promise.all(
-      [url, `${url}/calibration`].map((one) => askJson(one, { signal })));
+    const [gallery, report, may] = await Promise.all(
+      [askJson(url, { signal }), askJson(`${url}/calibration`, { signal }), permissions()]);
     const { filter: _, ...options } = this.options; // its fields are another gallery's
-    Object.assign(this, { report, line: null, options });
-    this.gallery = { ...gallery, queries: report.queries, keeps: report.errors_over_time != null };
+    Object.assign(this, { report, may, line: null, options });
+    this.gallery = { ...gallery, queries: report.queries, maxError: report.max_error, keeps: report.errors_over_time != null };
     this.showGallery();
   }
 
-  /** Open what a button asks for; what goes wrong is told above the answer, which stays. */
-  show(opened) {
-    return opened().catch((error) => {
+  /** Go to a place: a gallery, and a room of it. */
+  go([name = this.$("gallery-picker").options[0]?.value, ...room]) {
+    if (this.gallery && name === this.gallery.name) return this.enter(room);
+    Object.assign(this, { name, room });
+    this.$("gallery-picker").value = name;
+    if (name) this.told.went?.(name, ...room);
+    this.open(t`Opening ${name}`);
+  }
+
+  /** Open a room of the gallery. */
+  enter([room = null, ...rest], gallery = this.gallery) {
+    const rooms = {
+      batch: () => this.askMany([]),
+      query: () => this.askAgain(...rest),
+      report: () => this.show(() => this.openReport(gallery), room),
+      items: () => this.show(() => this.openItems(gallery), room),
+      decisions: () => this.show(() => this.openDecisions(gallery), room),
+      guarantees: () => this.show(() => this.openGuarantees(gallery), room),
+      add: () => this.show(() => this.openAdding(gallery), room),
+      review: () => this.show(() => this.openReview(gallery), room),
+      unknown: () => this.show(() => this.openUnknown(gallery), room),
+    };
+    if (room === null) return;
+    if (Object.hasOwn(rooms, room)) return rooms[room]();
+    this.showProblem(new Problem({
+      title: t`This address leads nowhere`,
+      detail: t`The gallery “${gallery.name}” has no page “${room}”.`,
+      remedy: t`Use the links on this page.`,
+    }));
+  }
+
+  /** Say where the visitor is. */
+  went(...room) {
+    this.at = room;
+    this.told.went?.(this.gallery?.name ?? this.name, ...room);
+  }
+
+  /** Open what a button asks for, as the `room` of that name, until its dialog is closed. What goes
+   * wrong is told above the answer, which stays. */
+  async show(opened, room = null) {
+    try {
+      await opened();
+    } catch (error) {
       this.$("problem-slot").replaceChildren(problemPanel(problemOf(error).problem));
       this.bringIntoView();
-    });
+      return;
+    }
+    const dialog = room && this.part.querySelector("dialog[open]");
+    if (!dialog) return;
+    const before = this.at ?? [];
+    this.went(room);
+    dialog.addEventListener("close", () => { if (this.at?.[0] === room) this.went(...before); });
   }
 
   /** Open the picked gallery; a question that stands is asked there too. */
@@ -119,7 +175,10 @@ export class Search {
         if (!signal.aborted) this.hideGallery(); // what is shown is of the one before
         throw error;
       });
-      if (this.query) await this.search(signal);
+      const room = this.room;
+      this.room = [];
+      if (room.length) this.enter(room); // which is a task of its own
+      else if (this.query) await this.search(signal);
     });
   }
 
@@ -135,6 +194,28 @@ export class Search {
     this.roundTrip = performance.now() - started;
     this.showAnswer();
     this.told.answered?.(this.answer);
+    if (!this.told.went) return; // in another page, nothing is kept
+    const { id } = this.answer.query;
+    keepQuery(id, { blob, name }).catch(() => {});
+    this.went("query", id);
+  }
+
+  /** Ask again with a photograph that this browser keeps, or else the service for its reviewers. */
+  askAgain(id) {
+    const { gallery } = this;
+    this.attempt(t`Fetching the picture`, async (signal) => {
+      const before = await queryOf(id).catch(() => null);
+      if (before) return this.ask(before.blob, before.name);
+      const url = `${galleryUrl(gallery.name)}/review/${encodeURIComponent(id)}/image`;
+      const blob = gallery.keeps && await ask(url, { signal }).then((found) => found.blob(), () => null);
+      if (signal.aborted) return;
+      if (blob) return this.ask(blob, id.slice(0, 12));
+      throw new Problem({
+        title: t`The photo of this address is not kept`,
+        detail: t`Neither this browser nor the service has it any more.`,
+        remedy: t`Choose the photo again.`,
+      });
+    });
   }
 
   searching() {
@@ -173,18 +254,39 @@ export class Search {
     });
   }
 
-  /** Search with many photographs, one after another. */
-  askMany(files) {
+  /** Search with many photographs, one after another: those of the gallery's batch, which the browser
+   * keeps, and `files` after them. `nOthers` came with them and are no images. */
+  askMany(files, nOthers = 0) {
+    let given = files.map((blob) => ({ name: pathOf(blob), blob }));
     this.attempt(t`Opening the batch`, async (signal) => {
-      const { runBatch } = await arrived(import("./batch/batch.js"));
+      const { openBatch } = await arrived(import("./batch/batch.js"));
       if (signal.aborted) return;
       if (!this.gallery) await this.openGallery(signal);
-      this.batch?.stop();
       this.clear();
       this.showBatch(true);
-      this.batch = runBatch(files, this.gallery, this.$("batch-place"), {
-        refused: (problem) => this.showProblem(problem), within: this.part,
-      });
+      if (this.batch?.gallery.name !== this.gallery.name) {
+        this.batch?.stop();
+        this.batch = openBatch(this.gallery, this.$("batch-place"), {
+          refused: (problem) => {
+            this.showProblem(problem);
+            this.showBatch(true);
+          },
+          within: this.part,
+          cleared: () => {
+            this.batch = null;
+            this.hasBatch = false;
+            this.clear();
+            this.went();
+          },
+        });
+        await this.batch.restore().catch(() => {}); // where the browser keeps nothing
+      }
+      this.hasBatch = true;
+      this.went("batch");
+      const added = given;
+      given = []; // tried again, they are there already
+      if (added.length) await this.batch.add(added, nOthers);
+      else this.batch.run();
       this.bringIntoView();
     });
   }
@@ -198,8 +300,8 @@ export class Search {
 
   /** Take what was chosen, pasted or dropped: files, or else a link. */
   take(files, link, how) {
-    const images = files.filter(({ type }) => type.startsWith("image/"));
-    if (images.length > 1) return this.askMany(images);
+    const images = files.filter(isImage);
+    if (images.length > 1) return this.askMany(images, files.length - images.length);
     const file = images[0] ?? files[0];
     if (file) {
       const name = file.name || "pasted";
@@ -235,7 +337,7 @@ export class Search {
   /** Show the batch, or hide it behind a button while one photograph is asked about. */
   showBatch(visible) {
     this.$("batch-place").hidden = !visible;
-    this.$("to-batch").hidden = visible || !this.$("batch-place").hasChildNodes();
+    this.$("to-batch").hidden = visible || !this.hasBatch;
   }
 
   /** Show that work is under way, and for how long; return what ends it. */
@@ -298,21 +400,35 @@ export class Search {
   }
 
   hideGallery() {
-    for (const id of ["gallery-about", "filters", "sample-list"]) this.$(id).replaceChildren();
+    for (const id of ["gallery-about", "empty-place", "filters", "sample-list"]) this.$(id).replaceChildren();
     this.$("samples").hidden = true;
   }
 
   showGallery() {
-    const { gallery, gallery: { samples = [] } } = this;
+    const { gallery, may, gallery: { samples = [] } } = this;
+    const opens = (room, wanted = true) => wanted && (() => this.enter([room], gallery));
+    const add = opens("add", may.write);
     this.$("gallery-about").replaceChildren(...galleryParts(gallery, this.report, {
-      report: () => this.show(() => this.openReport(gallery)),
-      items: () => this.show(() => this.openItems(gallery)),
-      decisions: gallery.keeps && (() => this.show(() => this.openDecisions(gallery))),
+      report: opens("report"), items: opens("items"), guarantees: opens("guarantees", may.write),
+      decisions: opens("decisions", gallery.keeps),
+      review: opens("review", gallery.keeps && may.review),
+      unknown: opens("unknown", gallery.keeps && may.review), add,
     }));
+    this.$("empty-place").replaceChildren(gallery.n_items === 0 ? emptyPart(add) : "");
     this.$("filters").replaceChildren(filterBar(gallery.name, (filter) =>
       this.choose("filter", filter)));
     this.$("sample-list").replaceChildren(...sampleList(samples, (sample) => this.askSample(sample)));
     this.$("samples").hidden = !samples.length;
+    this.offerBatch();
+  }
+
+  /** Offer the batch that the browser keeps of this gallery. */
+  async offerBatch() {
+    const { name } = this.gallery;
+    const n = await sizeOfBatch(name).catch(() => 0);
+    if (this.gallery?.name !== name) return;
+    this.hasBatch = n > 0 || this.batch?.gallery.name === name;
+    this.showBatch(!this.$("batch-place").hidden);
   }
 
   showAnswer() {
@@ -321,7 +437,7 @@ export class Search {
     const { word, says } = verdictOf(shown);
     this.clear();
     this.$("result").replaceChildren(...answerParts(answer, query, {
-      queries: gallery.queries, roundTrip, line, options,
+      queries: gallery.queries, roundTrip, line, options, why: this.why,
       look: (place, items) => this.show(() => this.look(place, items)),
       more: (cursor) =>
         askJson(`${galleryUrl(gallery.name)}/search/next?${new URLSearchParams({ cursor })}`),
@@ -349,11 +465,46 @@ export class Search {
       this.line = line;
       if (this.$("result").hasChildNodes() && this.answer) this.showAnswer();
     };
-    believe(gallery, report, { line: this.line, moved, within: this.part });
+    believe(gallery, report, { line: this.line, moved, within: this.part, mayAcknowledge: this.may.admin });
   }
 
   async openItems(gallery) {
     (await arrived(import("./browse/browsing.js"))).browse(gallery, this.part);
+  }
+
+  async openGuarantees(gallery) {
+    const { openGuarantees } = await arrived(import("./collect/guarantees.js"));
+    const { report, may } = this;
+    await openGuarantees(gallery, report, { within: this.part, may, go: (room) => this.enter(room) });
+  }
+
+  async openReview(gallery) {
+    const { openReview } = await arrived(import("./look/reviewing.js"));
+    await openReview(gallery, { within: this.part, left: () => this.went() });
+  }
+
+  async openUnknown(gallery) {
+    const { openUnknown } = await arrived(import("./collect/unknown.js"));
+    await openUnknown(gallery, {
+      within: this.part, write: this.may.write, changed: () => this.renew(gallery.name),
+    });
+  }
+
+  /** Open a gallery anew, whose counts, labels or even existence have changed. */
+  renew(name) {
+    this.$("gallery-picker").replaceChildren();
+    Object.assign(this, { name, query: null });
+    this.told.went?.(name, ...this.room);
+    this.open(t`Opening ${name}`);
+  }
+
+  async openAdding(gallery) {
+    const { openAdding } = await arrived(import("./collect/adding.js"));
+    await openAdding(gallery, {
+      within: this.part,
+      changed: (name) => this.renew(name),
+      review: () => { this.room = ["guarantees"]; },
+    });
   }
 
   async openDecisions(gallery) {

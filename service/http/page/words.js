@@ -31,46 +31,48 @@ export function percent(share) {
 export const VERDICTS = {
   match: {
     word: t`Match`,
-    legend: t`Vouch stands behind the first result.`,
-    says: ({ results: [first], line }) => isNumber(line)
-      ? t`Above your line of ${percent(line)}: “${brief(first.label ?? first.id)}” is a true match with probability ${percent(first.match_probability)}.`
-      : t`Vouch stands behind the first result` + (first?.label ? `, “${brief(first.label)}”` : "") +
-      (isNumber(first?.match_probability)
-        ? t`: a true match with probability ${percent(first.match_probability)}.` : "."),
-    heading: t`Ranked by similarity`,
+    legend: t`A confident match: the first result is right, within the guaranteed error.`,
+    says: ({ results: [first], line }) => {
+      const name = brief(first?.label ?? first?.id);
+      const p = first?.match_probability;
+      return isNumber(line) ? t`Above your line of ${percent(line)}: “${name}” (${percent(p)}).`
+        : isNumber(p) ? t`Confident match: “${name}” (${percent(p)}).` : t`Confident match: “${name}”.`;
+    },
+    heading: t`Results by similarity`,
+    shows: true,
   },
   ambiguous: {
     word: t`Not sure`,
-    legend: t`Something may match. Look before you rely on it.`,
+    legend: t`Possible matches: please check them.`,
     says: ({ line }) => isNumber(line)
-      ? t`Below your line of ${percent(line)}. Compare by eye before you rely on it.`
-      : t`Something here may match, but not safely. Compare by eye before you rely on it.`,
-    heading: t`Candidates, to be checked by eye`,
+      ? t`Below your line of ${percent(line)}: please check.` : t`Possible matches – please check.`,
+    heading: t`Possible matches`,
+    shows: true,
   },
   no_match: {
     word: t`No match`,
-    legend: t`A fair question, but the gallery does not hold the answer.`,
+    legend: t`Nothing in the gallery matches the photo.`,
     says: ({ query: { ood } }) => ood.flag === false
-      ? t`An ordinary kind of image, but nothing in this gallery matches it.`
-      : t`Nothing in this gallery matches your image.`,
-    heading: t`Nearest items, none of which Vouch vouches for`,
-    note: t`Something is always nearest. That does not make it a match.`,
+      ? t`A typical photo, but nothing in this gallery matches it.`
+      : t`Nothing in this gallery matches your photo.`,
+    heading: t`Look-alikes (unverified)`,
+    note: t`The most similar items, for comparison. They are not matches.`,
     subordinate: true,
   },
   out_of_distribution: {
-    word: t`I don’t know`,
-    legend: t`Not the kind of image the model was made for.`,
-    says: () => t`This is not the kind of image the model knows. Any resemblance below is a guess.`,
-    heading: t`Nearest items, none of which Vouch vouches for`,
-    note: t`Match probabilities hold for ordinary images only, so none are shown for this one.`,
+    word: t`Not recognised`,
+    legend: t`Unlike the photos that the gallery was set up for.`,
+    says: () => t`Unlike the photos this gallery was set up for. The items below are look-alikes.`,
+    heading: t`Look-alikes (unverified)`,
+    note: t`Match probabilities are valid for typical photos only, so none are shown.`,
     subordinate: true,
     withholds: true,
   },
   not_calibrated: {
-    word: t`Can’t say`,
-    legend: t`Never calibrated, so no probability is invented.`,
-    says: () => t`This gallery has not been calibrated. Vouch ranks it but invents no probability.`,
-    heading: t`Ranked by similarity, not vouched for`,
+    word: t`Not calibrated`,
+    legend: t`No probabilities: the gallery has no calibration.`,
+    says: () => t`This gallery has no calibration, so its results have no probabilities.`,
+    heading: t`Results by similarity (unverified)`,
     note: t`No match probabilities: run \`vouch-build calibrate\` to get them.`,
   },
 };
@@ -98,7 +100,7 @@ export const REMEDIES = {
 };
 
 export function uncertaintySentence({ value, percentile }, nQueries) {
-  if (!isNumber(value)) return t`Nobody knows: the encoder gives no variance.`;
+  if (!isNumber(value)) return t`Unknown: the encoder gives no variance.`;
   if (!isNumber(percentile)) return t`Nothing to compare it with: the gallery is not calibrated.`;
   const all = nQueries ? t`${count(nQueries)} ordinary queries` : t`ordinary queries`;
   if (percentile <= 0) return t`None of the ${all} was more certain.`;
@@ -125,45 +127,41 @@ export function pictureSentence(aleatoric) {
 export const QUERIES = {
   held_out_images: t`held-out images`,
   left_out_items: t`items, each left out of its own list`,
-  views_of_items: t`views made of its own items`,
+  views_of_items: t`augmented views of its own items`,
 };
 
+const ROUGH = t` Rough estimate: no such photos were available when it was set up.`;
+
 const ABSENT_FROM = {
-  absent_labels: t`images of labels that were kept out of it`,
-  hidden_labels: t`images whose own label was hidden from it, which only resemble such images`,
-  hidden_trained_labels: t`images whose own label was hidden from it, though not from its encoder, which say little of such images`,
-  near_misses_of_views: t`its own items, each hidden from its list, which say little of such images`,
+  absent_labels: t` Estimated with photos of labels that were kept out of it.`,
+  hidden_labels: t` Estimated with photos whose label was hidden from the results.`,
+  hidden_trained_labels: ROUGH,
+  near_misses_of_views: ROUGH,
 };
 
 const SHARE_FROM = {
-  request: t` (as was asked for)`,
-  key: t` (as your key says)`,
-  adopted: t` (as the operator of the gallery says)`,
+  request: t` (set by the request)`,
+  key: t` (set by your key)`,
+  adopted: t` (set by the operator)`,
 };
 
-/** For which share of images that show nothing in the gallery a probability is given, and why. */
-export function absentSentence({ share, origin, basis }) {
-  const judged = ABSENT_FROM[basis];
-  return t`If ${percent(share)} of images show nothing that this gallery holds${SHARE_FROM[origin] ?? ""}.` +
-    (judged ? t` Judged by ${judged}.` : "");
-}
+/** For which share of photos that are not in the gallery a probability is given, and why. */
+export const absentSentence = ({ share, origin, basis }) =>
+  t`Assumes that ${percent(share)} of photos are not in the gallery${SHARE_FROM[origin] ?? ""}.` +
+    (ABSENT_FROM[basis] ?? "");
 
 /** How often nothing is found, as far as that was estimated; "" where it was not. */
 export function estimateSentence({ estimated, interval, is_hint: isHint, used }) {
   if (!isNumber(estimated)) return "";
   const range = interval ? t` (${percent(interval[0])} to ${percent(interval[1])})` : "";
-  return t`About ${percent(estimated)} of recent images${range} seem to show nothing that it holds` +
-    (isHint ? t`: a hint only. Probabilities are for ${percent(used)}.` : t`. Probabilities are for ${percent(used)}.`);
+  return t`About ${percent(estimated)} of recent photos${range} are probably not in the gallery` +
+    (isHint ? t` (a rough estimate). Probabilities assume ${percent(used)}.` : t`. Probabilities assume ${percent(used)}.`);
 }
 
-export function outlierSentence({ p_value: p, alpha, flag, reason }, nQueries) {
+export function outlierSentence({ p_value: p, alpha, flag, reason }) {
   if (!isNumber(p)) return t`Not tested: the gallery is not calibrated.`;
   if (reason) return said(reason);
-  const many = Math.round(1000 * p);
-  const bound = p * (nQueries + 1) < 1.5 ? t`at most ` : ""; // stranger than all of them
-  const strange = many < 1 ? t`fewer than 1 looks`
-    : many > 1 ? t`${bound}about ${count(many)} look` : t`${bound}about ${count(many)} looks`;
-  const line = `${count(Number((1000 * alpha).toFixed(1)))} (α${NBSP}=${NBSP}${alpha})`;
-  const told = flag ? t`The line is at ${line}, so it is flagged.` : t`The line is at ${line}: not flagged.`;
-  return `${t`Of 1,000 ordinary images, ${strange} at least this strange.`} ${told}`;
+  return flag
+    ? t`More unusual than ${percent(1 - p)} of the calibration photos. The limit is ${percent(1 - alpha)}.`
+    : t`More typical than ${percent(p)} of the calibration photos.`;
 }

@@ -5,15 +5,17 @@ import { el } from "../elements.js";
 import { t } from "../language.js";
 import { said } from "../service_texts.js";
 
-/** What speaks against searching with an image: sentences, none where nothing does. Whatever goes
- * wrong is left to the search to tell. */
+/** What makes a photograph hard to match, whatever it shows. */
+const ASKED_ABOUT = ["too_small", "too_dark", "flat", "blurred", "degraded"];
+
+/** Sentences on the quality of an image that make it hard to match; none where it is good, of whatever
+ * kind it is: that is part of the answer. A failure is left to the search to report. */
 export async function adviceOn(gallery, blob, name, signal) {
   const url = `/v1/galleries/${encodeURIComponent(gallery)}/assess`;
   try {
     const body = await imageForm(blob, name);
-    const { quality, query } = await askJson(url, { method: "POST", body, signal });
-    const hints = quality.hints.map(({ advice }) => said(advice));
-    return query.ood.flag ? [...hints, t`It is not the kind of image that this gallery knows.`] : hints;
+    const { quality } = await askJson(url, { method: "POST", body, signal });
+    return quality.hints.filter(({ code }) => ASKED_ABOUT.includes(code)).map(({ advice }) => said(advice));
   } catch (error) {
     if (error.name === "AbortError") throw error;
     return [];
@@ -24,11 +26,11 @@ export async function adviceOn(gallery, blob, name, signal) {
 export function advicePanel(sentences, { anyway, edit, again }) {
   const button = (words, act, name = "button") => el(name, { type: "button", onclick: act }, words);
   const panel = el("div.advice", { "data-testid": "advice", role: "region", "aria-labelledby": "advice-title" },
-    el("h2", { id: "advice-title" }, t`Another photograph would do better.`),
+    el("h2", { id: "advice-title" }, t`This photo may be hard to match`),
     el("ul", {}, sentences.map((text) => el("li", {}, text))),
     el("div.buttons", {},
       button(t`Search anyway`, anyway, "button.primary"),
-      button(t`Crop or turn it`, edit),
-      button(t`Take another one`, again)));
+      button(t`Crop & rotate`, edit),
+      button(t`Choose another photo`, again)));
   return panel;
 }

@@ -115,10 +115,10 @@ export async function crop(blob, within) {
   return new Promise((resolve) => {
     let wanted = false;
     const dialog = el("dialog.crop", { "aria-labelledby": "crop-title", "data-testid": "crop" },
-      el("h2", { id: "crop-title" }, t`Crop or turn it`), stage, said,
+      el("h2", { id: "crop-title" }, t`Crop & rotate`), stage, said,
       el("div.buttons", {},
         button(t`Turn left`, () => turn(3)), button(t`Turn right`, () => turn(1)),
-        button(t`One step back`, back), button(t`Whole picture`, whole),
+        button(t`Undo`, back), button(t`Reset`, whole),
         button(t`Search with this`, () => { wanted = true; dialog.close(); }, "button.primary"),
         button(t`Cancel`, () => dialog.close())));
     const closed = async () => {

@@ -11,9 +11,43 @@ const WITHOUT_IMAGE = {
 
 export const withoutImage = (how) => new Problem({
   title: WITHOUT_IMAGE[how],
-  detail: t`Searched with are image files, and links to them.`,
+  detail: t`Choose an image file or paste an image link.`,
   remedy: t`Save the image first, then drop or choose the file.`,
 });
+
+const paths = new WeakMap(); // file → its path in a folder that was dropped
+
+/** A file's path in the folder that was chosen or dropped, else its name. */
+export const pathOf = (file) => file.webkitRelativePath || paths.get(file) || file.name || "pasted";
+
+const IMAGE = /\.(avif|bmp|dng|gif|hei[cf]|jfif|jp2|jpe?g|jxl|png|tiff?|webp)$/i;
+
+/** Whether a file claims to be an image: browsers do not know the type of each format. */
+export const isImage = ({ type, name }) => (type ? type.startsWith("image/") : IMAGE.test(name));
+
+/** The files below what was dropped, folders included. */
+async function filesBelow(entry) {
+  if (entry.isFile) {
+    const file = await new Promise((resolve, reject) => entry.file(resolve, reject));
+    paths.set(file, entry.fullPath.replace(/^\//, ""));
+    return [file];
+  }
+  const reader = entry.createReader();
+  const found = [];
+  for (;;) { // it gives a hundred at a time
+    const some = await new Promise((resolve, reject) => reader.readEntries(resolve, reject));
+    if (!some.length) return found;
+    for (const one of some) found.push(...await filesBelow(one));
+  }
+}
+
+/** The files of a drop, those of folders too. */
+async function droppedFiles({ items, files }) {
+  const plain = [...files]; // both are empty once the event is over
+  const entries = [...items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
+  if (!entries.some(({ isDirectory }) => isDirectory)) return plain;
+  return (await Promise.all(entries.map(filesBelow))).flat();
+}
 
 /** Hand all that comes to `take(files, link, how it came)`; a link is null where there is none.
  * `$` finds the inputs, `target` is where may be dropped and pasted, `part` is told of a drag.
@@ -21,7 +55,7 @@ export const withoutImage = (how) => new Problem({
 export function takeFiles($, target, part, take) {
   const ending = new AbortController();
   const on = (node, name, heard) => node.addEventListener(name, heard, { signal: ending.signal });
-  for (const [id, how] of [["file-input", "chosen"], ["camera-input", "chosen"]]) {
+  for (const [id, how] of [["file-input", "chosen"], ["folder-input", "chosen"], ["camera-input", "chosen"]]) {
     on($(id), "change", ({ target: input }) => {
       if (input.files.length) take([...input.files], null, how);
       input.value = ""; // so that the same file can be chosen again
@@ -63,6 +97,7 @@ function takeDrops(on, target, part, take) {
     if (!carries(event)) return;
     event.preventDefault();
     rest();
-    take([...event.dataTransfer.files], linkOf(event.dataTransfer), "dropped");
+    const link = linkOf(event.dataTransfer);
+    droppedFiles(event.dataTransfer).then((files) => take(files, link, "dropped"));
   });
 }

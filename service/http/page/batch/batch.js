@@ -1,115 +1,187 @@
-// Many photographs at once: a table that fills while it works, and one error budget over all.
+// Many photographs at once: a table that fills while it works, and one error budget over all. The
+// browser keeps it over a reload, until it is cleared.
 
 import { verdictOf } from "../answer.js";
-import { askJson, searchWith } from "../api.js";
+import { askJson, patiently, searchWith } from "../api.js";
 import { el, glyph, picture } from "../elements.js";
 import { t } from "../language.js";
+import { addToBatch, batchOf, forgetBatch, updateRow } from "../kept.js";
 import { said } from "../service_texts.js";
-import { onDecision } from "../look/decisions.js";
+import { onDecision, resumed } from "../look/decisions.js";
 import { look } from "../look/looking.js";
 import { brief, count, decisionSentence, fixed, percent } from "../words.js";
 import { accept, sorted, stateOf } from "./budget.js";
 import { save } from "./csv.js";
 
-export const MOST = 500; // photographs
+export const MOST = 1000; // photographs
 const AT_ONCE = 3; // searches
-const TRIES = 6; // where the service is busy
 const REFRESH = 300; // ms between two looks of the table
 const BUDGETS = [0.005, 0.01, 0.02, 0.05, 0.1];
 
 const STATES = {
-  look: () => t`look at it`,
+  look: () => t`to review`,
   failed: () => t`failed`,
   waiting: () => t`waiting`,
   accepted: () => t`accepted`,
   decided: () => t`decided`,
 };
 
-/** Search with all `files` in `gallery`, and show in `place` what comes of it. `refused` is told a
- * problem that concerns all of them, such as a missing key; dialogs open `within` a part of the page. What it answers can be stopped. */
-export function runBatch(files, gallery, place, { refused, within }) {
-  const entries = files.slice(0, MOST).map((blob) => ({
-    name: blob.name || "pasted", blob, preview: URL.createObjectURL(blob), answer: null,
-    problem: null, decision: null,
-  }));
-  const stopping = new AbortController();
+/** The batch of `gallery`, shown in `place`. `refused` is told a problem that concerns all searches,
+ * such as a missing key; dialogs open `within` a part of the page; `cleared` is called when a person
+ * clears it. `add(files)` adds [{ name, blob }] and searches with them, `restore()` brings back what
+ * the browser keeps of it, `run()` goes on with that, `stop()` ends it. */
+export function openBatch(gallery, place, { refused, within, cleared }) {
+  const entries = [];
+  let running = null;
+  let last = Promise.resolve(); // of what is kept: one write after the other
   const view = batchView(entries, gallery, place, {
-    within, stop: () => stopping.abort(), tooMany: files.length > MOST ? files.length : 0,
+    within, run, stop: () => running?.abort(), clear, keep,
   });
-  const queue = [...entries];
 
-  async function work() {
-    while (queue.length && !stopping.signal.aborted) {
+  function enter(rows) {
+    for (const row of rows) {
+      const entry = { ...row, preview: URL.createObjectURL(row.blob) };
+      if (row.decision) resumed(entry, gallery, row.decision);
+      entries.push(entry);
+    }
+    view.added();
+  }
+
+  async function add(files, nOthers) {
+    const given = files.slice(0, MOST - entries.length);
+    view.left(files.length - given.length, nOthers);
+    const blank = { answer: null, problem: null, decision: null, accepted: null };
+    const rows = given.map((file) => ({ ...blank, ...file }));
+    const numbers = await addToBatch(gallery.name, rows).catch(() => null);
+    if (!numbers) view.unkept();
+    enter(rows.map((row, i) => ({ ...row, number: numbers?.[i] ?? null })));
+    run();
+  }
+
+  async function restore() {
+    enter(await batchOf(gallery.name));
+  }
+
+  /** Keep what has come of an entry. */
+  function keep(entry) {
+    if (entry.number === null) return;
+    const { number, name, answer, problem, accepted, decision: made } = entry;
+    const decision = made && (({ kind, item, reviewer, at, state, number: n, problem: why }) =>
+      ({ kind, item, reviewer, at, state, number: n, problem: why }))(made);
+    last = last.then(() => updateRow(gallery.name, { number, name, answer, problem, accepted, decision }))
+      .catch(view.unkept);
+  }
+
+  async function work(queue, { signal }) {
+    while (queue.length && !signal.aborted) {
       const entry = queue.shift();
       try {
         entry.answer = await patiently(() =>
-          searchWith(gallery.name, entry.blob, entry.name, {}, stopping.signal), stopping.signal);
+          searchWith(gallery.name, entry.blob, entry.name.split("/").at(-1), {}, signal), signal);
+        entry.problem = null;
       } catch (error) {
-        if (stopping.signal.aborted) return;
-        if (error.problem?.status === 401) {
-          stopping.abort();
+        if (signal.aborted) return;
+        if ([0, 401].includes(error.problem?.status)) { // of each that follows, too
+          running.abort();
           return refused(error);
         }
         entry.problem = error.problem?.detail ?? String(error);
       }
+      keep(entry);
       view.changed();
     }
   }
 
-  Promise.all(Array.from({ length: AT_ONCE }, work)).then(view.done);
-  return {
-    stop: () => {
-      stopping.abort();
-      view.end();
-      for (const { preview } of entries) URL.revokeObjectURL(preview);
-    },
-  };
-}
-
-/** What `task` answers; it is tried again while the service says that it is busy. */
-async function patiently(task, signal) {
-  for (let tried = 1; ; tried += 1) {
-    try {
-      return await task();
-    } catch (error) {
-      if (tried === TRIES || signal.aborted || ![429, 503].includes(error.problem?.status)) throw error;
-      const wait = Math.min(30, Number(error.retryAfter) || tried);
-      await new Promise((done) => setTimeout(done, 1000 * wait));
-    }
+  async function run() {
+    running?.abort();
+    const now = (running = new AbortController());
+    const queue = entries.filter(({ answer, problem }) => !answer && !problem);
+    view.started();
+    await Promise.all(Array.from({ length: AT_ONCE }, () => work(queue, now)));
+    if (now === running) view.ended();
   }
+
+  function stop() {
+    running?.abort();
+    view.end();
+    for (const { preview } of entries) URL.revokeObjectURL(preview);
+  }
+
+  async function clear() {
+    stop();
+    await last;
+    await forgetBatch(gallery.name).catch(() => {});
+    place.replaceChildren();
+    cleared();
+  }
+
+  return { gallery, add, restore, run, stop };
 }
 
-function batchView(entries, gallery, place, { stop, tooMany, within }) {
-  const state = { budget: 0.01, threshold: null, promise: "", accepted: new Set(), shown: 0, ended: false };
-  const progress = el("progress", { max: entries.length, value: 0, "aria-label": t`Searched` });
+function batchView(entries, gallery, place, { run, stop, clear, keep, within }) {
+  const own = gallery.maxError ?? 0.05; // the error bound that the gallery guarantees
+  const state = { budget: own, threshold: null, accepted: new Set(), shown: 0, ended: false, only: "" };
+  const title = el("h2.batch-title", {});
+  const progress = el("progress", { value: 0, "aria-label": t`Searched` });
   const sentence = el("p.budget-sentence", { role: "status", "data-testid": "budget-sentence" });
   const promise = el("p.note", { "data-testid": "promise" });
   const outdated = el("p.warning", { hidden: true, "data-testid": "outdated" });
-  const budget = el("select", { id: "budget", "data-testid": "budget" }, BUDGETS.map((share) =>
-    el("option", { value: share, selected: share === state.budget }, percent(share))));
+  const left = el("p.warning", { hidden: true, "data-testid": "left-out" });
+  const kept = el("p.note", { "data-testid": "kept" }, t`This browser keeps the batch until you clear it.`);
+  const budget = el("select", { id: "budget", "data-testid": "budget" },
+    [...new Set([...BUDGETS, own])].sort((a, b) => a - b).map((share) =>
+      el("option", { value: share, selected: share === own }, percent(share))));
+  const only = el("select", { id: "only", "data-testid": "only", onchange: () => { state.only = only.value; show(); } },
+    el("option", { value: "" }, t`all`), Object.entries(STATES).map(([name, words]) =>
+      el("option", { value: name }, words())));
   const through = el("button.primary", {
     type: "button", "data-testid": "go-through", onclick: () => goThrough(needing()[0]),
   });
-  const stopper = el("button", { type: "button", onclick: stop }, t`Stop`);
-  const rows = new Map(entries.map((entry) => [entry, row(entry, () => goThrough(entry))]));
-  const body = el("tbody", {}, [...rows.values()].map(({ element }) => element));
+  const acceptor = el("button", { type: "button", "data-testid": "accept-shown", onclick: acceptShown });
+  const stopper = el("button", { type: "button", "data-testid": "stop", onclick: () => (state.ended ? run() : stop()) });
+  const clearer = el("button.quiet", { type: "button", "data-testid": "clear-batch", onclick: () => {
+    if (clearer.classList.replace("quiet", "danger")) clearer.textContent = t`Press again to clear the batch`;
+    else clear();
+  } }, t`Clear the batch`);
+  const rows = new Map();
+  const body = el("tbody", { onkeydown: between });
   const head = [t`Photograph`, t`Answer`, t`What to do`];
   place.replaceChildren(
-    el("h2.batch-title", {}, t`${count(entries.length)} photographs`),
-    tooMany ? el("p.warning", {}, t`${count(tooMany)} were given; the first ${count(MOST)} are searched with.`) : "",
-    progress,
-    el("p.budget", {}, el("label", { htmlFor: "budget" }, t`Share that may be wrong`), budget),
+    title, left, progress,
+    el("p.budget", {}, el("label", { htmlFor: "budget" }, t`Share that may be wrong`), budget,
+      el("label", { htmlFor: "only" }, t`Show`), only),
     sentence, promise, outdated,
-    el("p.actions", {}, through,
-      el("button", {
-        type: "button", "data-testid": "export", onclick: () => save(order(), state),
-      },
-        t`Export as CSV`), stopper),
+    el("p.actions", {}, through, acceptor,
+      el("button", { type: "button", "data-testid": "export", onclick: () => save(order(), state) }, t`Export as CSV`),
+      stopper, clearer),
+    kept,
     el("table.batch", { "data-testid": "batch" },
       el("thead", {}, el("tr", {}, head.map((words) => el("th", { scope: "col" }, words)))), body));
 
   const order = () => sorted(entries, state.accepted);
+  const seen = () => order().filter((entry) => !state.only || stateOf(entry, state.accepted) === state.only);
   const needing = () => order().filter((entry) => stateOf(entry, state.accepted) === "look" && entry.answer.results.length);
+
+  /** The arrow keys go from row to row. */
+  function between(event) {
+    const by = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
+    const to = by && event.target.closest("tr")[by]?.querySelector("button");
+    if (!to) return;
+    event.preventDefault();
+    to.focus();
+  }
+
+  /** Accept each row that is shown and waits for a review, without a look at it: here alone, as the
+   * service learns from decisions that a person made of the pictures. */
+  function acceptShown() {
+    const at = new Date().toISOString();
+    for (const entry of seen()) {
+      if (stateOf(entry, state.accepted) !== "look" || !entry.answer.results.length) continue;
+      entry.accepted = at;
+      keep(entry);
+    }
+    show();
+  }
 
   /** Look at `first`, and after each decision at the next that needs it. */
   function goThrough(first) {
@@ -137,8 +209,8 @@ function batchView(entries, gallery, place, { stop, tooMany, within }) {
     if (wanted !== Number(budget.value)) return; // another one is asked for already
     Object.assign(state, { budget: wanted, threshold: point?.threshold ?? null });
     promise.textContent = point
-      ? t`This gallery promises at most ${percent(wanted)} wrong from a match probability of ${percent(point.threshold)} on, for photographs such as it was calibrated with.`
-      : t`This gallery promises no error as small as ${percent(wanted)}, so nothing is accepted unseen.`;
+      ? t`Guaranteed: at most ${percent(wanted)} wrong from a match probability of ${percent(point.threshold)} on, for photos like those of the calibration.`
+      : t`The gallery guarantees no error as small as ${percent(wanted)}, so nothing is accepted automatically.`;
     show();
   }
 
@@ -146,25 +218,37 @@ function batchView(entries, gallery, place, { stop, tooMany, within }) {
     state.shown = performance.now();
     const { accepted, wrong } = accept(entries, state.budget, state.threshold);
     state.accepted = accepted;
+    const states = entries.map((entry) => stateOf(entry, accepted));
+    const n = (name) => states.filter((one) => one === name).length;
     const searched = entries.filter(({ answer, problem }) => answer || problem).length;
-    const failed = entries.filter(({ problem }) => problem).length;
-    const left = needing().length;
     const stale = entries.find(({ answer }) => ["stale", "drifting"].includes(answer?.bundle.calibration.status));
     outdated.textContent = stale
-      ? t`Since then the calibration is out of date, and what was asked meanwhile is not accepted unseen. ${said(stale.answer.bundle.calibration.reason)}` : "";
+      ? t`Later answers are not accepted automatically: the calibration is out of date. ${said(stale.answer.bundle.calibration.reason)}` : "";
     outdated.hidden = !stale;
-    progress.value = searched;
-    progress.hidden = stopper.hidden = state.ended;
-    sentence.textContent = t`Accept ${count(accepted.size)} at ${percent(state.budget)} error; look at ${count(left)}.`
-      + (accepted.size ? ` ${t`Of those accepted ${wrong < 0.1 ? t`fewer than 0.1` : fixed(wrong, 1)} are expected to be wrong.`}` : "")
-      + (failed ? ` ${t`${count(failed)} could not be searched with.`}` : "")
-      + (state.ended ? "" : ` ${t`${count(searched)} of ${count(entries.length)} searched.`}`);
-    through.textContent = t`Go through ${count(left)}`;
+    title.textContent = t`${count(entries.length)} photographs`;
+    Object.assign(progress, { max: entries.length, value: searched, hidden: state.ended });
+    stopper.hidden = state.ended && searched === entries.length;
+    stopper.textContent = state.ended ? t`Continue` : t`Stop`;
+    sentence.textContent = [
+      t`${count(accepted.size)} accepted automatically`,
+      accepted.size ? t`expected wrong: ${wrong < 0.1 ? t`fewer than 0.1` : fixed(wrong, 1)}` : "",
+      t`${count(n("look"))} to review`,
+      n("decided") ? t`${count(n("decided"))} decided` : "",
+      n("failed") ? t`${count(n("failed"))} failed` : "",
+      searched < entries.length ? t`${count(searched)} of ${count(entries.length)} searched` : "",
+    ].filter(Boolean).join(" · ");
+    const left = needing().length;
+    through.textContent = t`Review ${count(left)}`;
     through.disabled = left === 0;
+    const bulk = state.only === "look" || !state.only ? n("look") : 0;
+    acceptor.textContent = t`Accept ${count(bulk)} unseen`;
+    acceptor.hidden = bulk === 0;
     for (const [entry, { update }] of rows) update(stateOf(entry, accepted));
     if (!body.matches(":focus-within")) { // a row that moves loses the focus
-      const wanted = order().map((entry) => rows.get(entry).element);
-      if (wanted.some((one, i) => body.children[i] !== one)) body.replaceChildren(...wanted);
+      const wanted = seen().map((entry) => rows.get(entry).element);
+      if (wanted.length !== body.children.length || wanted.some((one, i) => body.children[i] !== one)) {
+        body.replaceChildren(...wanted);
+      }
     }
   }
 
@@ -173,10 +257,32 @@ function batchView(entries, gallery, place, { stop, tooMany, within }) {
     due ??= setTimeout(() => { due = null; show(); }, Math.max(0, state.shown + REFRESH - performance.now()));
   };
   budget.onchange = () => promised().catch(() => {});
-  const unheard = onDecision(({ entry }) => rows.has(entry) && changed());
-  show();
+  const unheard = onDecision(({ entry }) => {
+    if (!rows.has(entry)) return;
+    keep(entry);
+    changed();
+  });
   promised().catch(() => {}); // without it nothing is accepted
-  return { changed, end: unheard, done: () => { state.ended = true; show(); } };
+  return {
+    changed,
+    added: () => {
+      for (const entry of entries) {
+        if (!rows.has(entry)) rows.set(entry, row(entry, () => goThrough(entry)));
+      }
+      show();
+    },
+    left: (n, nOthers) => {
+      left.hidden = !n && !nOthers;
+      left.textContent = [
+        n ? t`${count(n)} photographs were left out: a batch has at most ${count(MOST)}.` : "",
+        nOthers ? t`${count(nOthers)} files are no images and were left out.` : "",
+      ].join(" ").trim();
+    },
+    unkept: () => { kept.textContent = t`This browser cannot keep the batch: a reload would lose it.`; },
+    started: () => { state.ended = false; show(); },
+    ended: () => { state.ended = true; show(); },
+    end: () => { unheard(); clearTimeout(due); },
+  };
 }
 
 /** A row of the table, which changes when something has come of its entry. */
@@ -184,21 +290,21 @@ function row(entry, open) {
   const answer = el("td", { dir: "auto" });
   const what = el("td", {});
   const element = el("tr", { "data-testid": "batch-row" },
-    el("th", { scope: "row" }, el("button.open", {
-      type: "button", onclick: open, "aria-label": t`Look at ${brief(entry.name)}`,
-    }, picture(entry.preview, "", true)), el("span", { dir: "auto" }, brief(entry.name))),
+    el("th", { scope: "row" }, el("button.open", { type: "button", onclick: open },
+      picture(entry.preview, "", true), el("span.sr", {}, t`Look at ${brief(entry.name)}`)),
+    el("span.file", { dir: "auto" }, brief(entry.name))),
     answer, what);
   let before;
 
   function update(state) {
-    const now = `${state} ${entry.decision?.at} ${entry.decision?.state}`;
+    const now = `${state} ${entry.decision?.at} ${entry.decision?.state} ${entry.accepted}`;
     if (now === before) return;
     before = now;
     element.dataset.state = state;
     const { decision, problem } = entry;
     what.textContent = decision
       ? decisionSentence(decision) + (decision.state === "failed" ? ` ${decision.problem}` : "")
-      : problem ? `${STATES.failed()}: ${problem}` : STATES[state]();
+      : problem ? `${STATES.failed()}: ${problem}` : entry.accepted ? t`accepted unseen` : STATES[state]();
     if (entry.answer) answer.replaceChildren(...answerCell(entry));
   }
   return { element, update };

@@ -34,15 +34,22 @@ export function stateOf(entry, accepted) {
   if (entry.decision) return "decided";
   if (entry.problem) return "failed";
   if (!entry.answer) return "waiting";
-  return accepted.has(entry) ? "accepted" : "look";
+  return entry.accepted || accepted.has(entry) ? "accepted" : "look";
 }
 
-/** What needs a person first: of what is to be looked at the least decided, then what failed. */
+/** What a decision teaches most first: uncertain answers, the most undecided first; then photographs
+ * unlike the gallery; then matches, the least sure first. */
+function urgency({ answer }) {
+  const p = answer?.results[0]?.match_probability ?? null;
+  switch (answer?.verdict) {
+    case "ambiguous": return [0, p === null ? 1 : Math.abs(p - 0.5)];
+    case "match": return [2, p ?? 1];
+    default: return [1, answer?.verdict === "no_match" ? 0 : 1];
+  }
+}
+
+/** What needs a person first, then what failed, waits, is accepted, is decided. */
 export function sorted(entries, accepted) {
-  const key = (entry) => {
-    const p = certainty(entry);
-    return [PLACES[stateOf(entry, accepted)], p === null ? 1 : Math.abs(p - 0.5)];
-  };
-  return entries.map((entry, i) => [...key(entry), i, entry])
-    .sort((a, b) => a[0] - b[0] || a[1] - b[1] || a[2] - b[2]).map((row) => row[3]);
+  return entries.map((entry, i) => [PLACES[stateOf(entry, accepted)], ...urgency(entry), i, entry])
+    .sort((a, b) => a[0] - b[0] || a[1] - b[1] || a[2] - b[2] || a[3] - b[3]).map((row) => row[4]);
 }

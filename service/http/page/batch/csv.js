@@ -24,6 +24,7 @@ const COLUMNS = {
   no_match_probability: ({ answer }) => answer?.no_match_probability,
   uncertainty_percentile: ({ answer }) => answer?.query.uncertainty.percentile,
   outlier_p_value: ({ answer }) => answer?.query.ood.p_value,
+  accepted_unseen_at: ({ accepted }) => accepted,
   state: (entry, { accepted }) => stateOf(entry, accepted),
   error_budget: (_, { budget }) => budget,
   decision: ({ decision }) => decision?.kind,

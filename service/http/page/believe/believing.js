@@ -1,5 +1,6 @@
 // How far a gallery may be believed: what its calibration measured, and a line drawn elsewhere.
 
+import { askJson } from "../api.js";
 import { dialogHeader, el, openDialog } from "../elements.js";
 import { language, t } from "../language.js";
 import { said } from "../service_texts.js";
@@ -8,15 +9,15 @@ import { reliability, riskAndCoverage } from "./diagrams.js";
 
 /** Show what `report` (of `GET …/calibration`) says of `gallery`. `line` is the probability from
  * which the visitor wants a match, null for the gallery's own; `moved` is told another one. */
-export function believe(gallery, report, { line, moved, within }) {
+export function believe(gallery, report, { line, moved, within, mayAcknowledge = false }) {
   const dialog = el("dialog.believe", {
     "aria-labelledby": "believe-title", "data-testid": "believe",
   },
-  dialogHeader(el("h2", { id: "believe-title" }, t`How far can it be believed?`)),
+  dialogHeader(el("h2", { id: "believe-title" }, t`Accuracy report`)),
   outcomeParts(gallery.outcome),
   report.status === "missing"
-    ? el("p", {}, t`This gallery has not been calibrated: there is nothing to believe yet.`)
-    : [origin(report, gallery.bundle.calibration), lineParts(report, line, moved), reliabilityPart(report), rest(report)]);
+    ? el("p", {}, t`This gallery has no calibration, so there is nothing to report yet.`)
+    : [origin(report, gallery.bundle.calibration), mayAcknowledge ? acknowledging(gallery, report) : "", lineParts(report, line, moved), reliabilityPart(report), rest(report)]);
   openDialog(dialog, within);
 }
 
@@ -28,19 +29,31 @@ const outcomeParts = (outcome) => el("ul.plain", { "data-testid": "outcome" },
 function origin({ status, n_queries: n, queries, absent, drift, sources = [], written_at: at }, { reason }) {
   const day = at && new Date(at).toLocaleDateString(language, { dateStyle: "long" });
   return [
-    el("p", {}, t`Measured with ${count(n)} ${QUERIES[queries] ?? t`queries`}, each judged by a calibration that had not seen it.`,
-      queries === "views_of_items" && ` ${t`These are made up, and easier than photographs that others take.`}`,
+    el("p", {}, t`Measured with ${count(n)} ${QUERIES[queries] ?? t`queries`} (cross-fitted).`,
+      queries === "views_of_items" && ` ${t`Augmented views are easier than real photos.`}`,
       sources.length > 1 && ` ${t`They come from ${sources.map(brief).join(", ")}.`}`,
-      day && ` ${t`Calibrated, or brought here, on ${day}.`}`),
+      day && ` ${t`Calibrated (or imported) on ${day}.`}`),
     status === "stale"
-      ? el("p.warning", {}, t`The calibration is out of date: what stands here is no promise.`, reason && ` ${said(reason)}`)
+      ? el("p.warning", {}, t`The calibration is out of date: the numbers below are not guaranteed.`, reason && ` ${said(reason)}`)
       : status === "drifting" ? el("p.warning", { "data-testid": "drift" }, said(reason))
-        : drift?.reason ? el("p.note", { "data-testid": "drift" }, t`Whether queries since then differ from these is not tested.`)
-          : drift?.drifted ? el("p.warning", { "data-testid": "drift" }, t`Queries of all users together differ from these since then.`)
-            : el("p.note", { "data-testid": "drift" }, t`No difference between these and later queries was found.`),
-    drift?.n_alarmed ? el("p.note", {}, t`Users whose queries differ from these: ${count(drift.n_alarmed)}. Answers to them are not guaranteed.`) : "",
+        : drift?.reason ? el("p.note", { "data-testid": "drift" }, t`Drift is not tested.`)
+          : drift?.drifted ? el("p.warning", { "data-testid": "drift" }, t`Drift: later queries of all users together differ from the calibration queries.`)
+            : el("p.note", { "data-testid": "drift" }, t`No drift since then.`),
+    drift?.n_alarmed ? el("p.note", {}, t`Users whose queries drifted: ${count(drift.n_alarmed)}. Their answers are not guaranteed.`) : "",
     absent && el("p.note", {}, absentSentence({ share: absent.used, origin: null, basis: absent.basis })),
   ];
+}
+
+/** What an operator may do about drift: look at the queries, and go on. */
+function acknowledging(gallery, { drift }) {
+  if (!drift?.drifted && !drift?.n_alarmed) return "";
+  const status = el("span.note", { role: "status" });
+  const button = el("button", { type: "button", "data-testid": "acknowledge", onclick: async () => {
+    const url = `/v1/galleries/${encodeURIComponent(gallery.name)}/calibration/acknowledge`;
+    status.textContent = await askJson(url, { method: "POST" }).then(() => t`Acknowledged: the drift test begins anew.`,
+      ({ problem, message }) => problem?.detail ?? message);
+  } }, t`I have checked the recent queries`);
+  return el("p.actions", {}, button, status);
 }
 
 /** The slider: from the strictest line to one that calls everything a match. */
@@ -64,7 +77,7 @@ function lineParts(report, line, moved) {
   function show(ownLine) {
     const point = points[slider.value];
     cost.replaceChildren(...(wanted === undefined && ownLine
-      ? [t`The gallery promises no match at all: too few queries speak for it.`] : costs(report, point)));
+      ? [t`No error bound can be guaranteed: there are too few calibration queries.`] : costs(report, point)));
     drawing.replaceChildren(riskAndCoverage(points, point));
     slider.setAttribute("aria-valuetext", t`match from ${percent(point.threshold)}`);
     back.hidden = ownLine;
@@ -83,36 +96,45 @@ function lineParts(report, line, moved) {
   show(line === null);
   return el("section", {},
     el("h3", {}, t`Where is the line?`),
-    el("p.note", {}, t`A first result is called a match from some probability on. Move that line, and see what it costs in this gallery. Answers on this page then follow your line; the service and everybody else keep the gallery’s own.`),
+    el("p.note", {}, t`A first result is called a match from some probability on. Move that line, and see what it costs in this gallery. Answers on this page then follow your line; the service and all others keep the gallery’s own.`),
     el("label.slider", { htmlFor: "line" }, el("span", {}, t`strict`), slider, el("span", {}, t`generous`)),
-    cost, back, drawing);
+    cost, back, el("div.drawing", {}, drawing), figures([t`match from`, t`queries that get a match`, t`of these wrong`, t`at most`],
+      points.map(({ threshold, coverage, error, error_bound: bound }) => [threshold, coverage, error, bound])));
 }
+
+/** The numbers of a drawing, as a table to be copied: shares, but for what is text. */
+const figures = (head, rows) => el("details.figures", {},
+  el("summary", {}, t`As a table`),
+  el("table", {}, el("thead", {}, el("tr", {}, head.map((words) => el("th", { scope: "col" }, words)))),
+    el("tbody", {}, rows.map((row) => el("tr", {}, row.map((one) =>
+      el("td", {}, !isNumber(one) ? one ?? "–" : percent(one))))))));
 
 function costs(report, point) {
   const { threshold, coverage, error, error_bound: bound, false_match_rate: absent } = point;
-  const of = (share) => (share < 0.1 ? Math.round(1000 * share) / 10 : Math.round(100 * share));
+  const of = (share) => (share < 0.1 ? Math.round(1000 * share) / 10 : Math.round(100 * share)).toLocaleString(language);
   const confidence = Math.round(100 * (1 - report.delta));
   return [
     el("b", {}, t`A match from ${percent(threshold)} on. `),
     t`Of 100 queries ${of(Math.min(1, coverage))} get a match. Of 100 such matches ${of(error)} are wrong, at most ${of(bound)} with ${confidence} % confidence. `,
     isNumber(absent)
-      ? t`Of 100 queries that have no match here, ${of(absent)} get one all the same.`
-      : t`How often a query without a match here gets one is not known: nothing true stood for such queries.`,
+      ? t`Of 100 queries that have no match here, ${of(absent)} still get one.`
+      : t`False-match rate unknown: the calibration had no photos of absent things.`,
   ];
 }
 
 function reliabilityPart({ reliability: bins, top1_ece: ece }) {
   if (!bins.some(({ n }) => n > 0)) return "";
   return el("section", {},
-    el("h3", {}, t`Do probabilities come true?`),
-    el("p", {}, t`On average they are off by ${percent(ece)}. On the dashed line they would all be true.`),
-    reliability(bins));
+    el("h3", {}, t`Are the probabilities right?`),
+    el("p", {}, t`Average calibration error (ECE): ${percent(ece)}. On the dashed line, probabilities are exact.`),
+    reliability(bins), figures([t`match probability`, t`share that was right`, t`queries`],
+      bins.filter(({ n }) => n > 0).map(({ probability, share, n }) => [probability, share, count(n)])));
 }
 
 const SOURCES = {
   near: () => t`images of labels it does not hold`,
-  far: () => t`images of another world`,
-  corrupted: () => t`spoilt images`,
+  far: () => t`images of another kind`,
+  corrupted: () => t`corrupted images`,
 };
 
 function rest(report) {
@@ -120,16 +142,16 @@ function rest(report) {
   const told = Object.entries(report.outlier_auroc).filter(([, auroc]) => isNumber(auroc));
   const over = report.errors_over_time;
   return el("section", {},
-    el("h3", {}, t`What else it promises, and what became of it`),
+    el("h3", {}, t`Other guarantees and later reviews`),
     el("ul.plain", {},
       sets.map(({ coverage, covered, mean_size: size }) => el("li", {},
-        t`Sets that shall hold a match with ${percent(coverage)}: ${percent(covered)} did, with ${fixed(size, 1)} items on average.`)),
-      el("li", {}, t`False alarms: ${percent(report.alpha)} of ordinary images may be called strange.`),
+        t`Result sets with coverage ${percent(coverage)}: measured ${percent(covered)}, with ${fixed(size, 1)} items on average.`)),
+      el("li", {}, t`False alarms: up to ${percent(report.alpha)} of typical photos are called unusual.`),
       told.map(([kind, auroc]) => el("li", {},
-        t`Told from ordinary images, ${SOURCES[kind]?.() ?? kind}: right in ${percent(auroc)} of pairs.`)),
+        t`Unusual photos are recognised (${SOURCES[kind]?.() ?? kind}): AUROC ${percent(auroc)}.`)),
       over?.n_reviewed > 0 && el("li", {},
         t`Reviewed since: ${count(over.n_reviewed)} matches, ${count(over.n_wrong)} of them wrong.`),
-      over?.alarm && el("li", {}, t`More matches were wrong than is promised.`),
+      over?.alarm && el("li", {}, t`More matches were wrong than guaranteed.`),
       report.feedback && el("li", {},
-        t`Feedback on ${count(report.feedback.n)} results: foretold ${percent(report.feedback.probability)}, right ${percent(report.feedback.share)}.`)));
+        t`Feedback on ${count(report.feedback.n)} results: expected ${percent(report.feedback.probability)} right, found ${percent(report.feedback.share)}.`)));
 }

@@ -2,6 +2,7 @@
 
 import { svg } from "../elements.js";
 import { t } from "../language.js";
+import { percent } from "../words.js";
 
 const SIZE = 240; // of a drawing's field, in units of the drawing
 const EDGE = { left: 58, bottom: 40, top: 8, right: 24 };
@@ -10,7 +11,12 @@ const HEIGHT = SIZE + EDGE.top + EDGE.bottom;
 
 const x = (share) => EDGE.left + SIZE * share;
 const y = (share) => EDGE.top + SIZE * (1 - share);
-const percent = (share) => `${Math.round(1000 * share) / 10} %`;
+
+/** The next larger round share: the end of an axis. */
+const rounded = (share) => {
+  const unit = 10 ** Math.floor(Math.log10(share));
+  return Math.min(1, unit * ([1, 2, 4, 5, 10].find((one) => one * unit >= share - 1e-9)));
+};
 
 function frame(words, across, up, most, ...parts) {
   const text = (at, content, more = {}) => {
@@ -18,9 +24,10 @@ function frame(words, across, up, most, ...parts) {
     node.textContent = content;
     return node;
   };
-  const ticks = [0, 0.5, 1].flatMap((share) => [
+  const ticks = [0, 0.25, 0.5, 0.75, 1].flatMap((share) => [
     text({ x: x(share), y: HEIGHT - 24 }, percent(share), { "text-anchor": "middle" }),
     text({ x: EDGE.left - 6, y: y(share) + 4 }, percent(share * most), { "text-anchor": "end" }),
+    svg("path", { class: "grid", d: `M${x(0)} ${y(share)}H${x(1)}` }),
   ]);
   return svg("svg", {
     class: "diagram", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": words,
@@ -48,7 +55,7 @@ export function reliability(bins) {
  * the point of the line. */
 export function riskAndCoverage(points, at) {
   const seen = points.filter(({ coverage }) => coverage >= 0.02);
-  const most = Math.max(0.02, ...seen.map(({ error }) => error));
+  const most = rounded(Math.max(0.02, ...seen.map(({ error }) => error)));
   const place = ({ coverage, error }) => `${x(Math.min(1, coverage))} ${y(Math.min(1, error / most))}`;
   const mark = at && svg("circle", {
     class: "at", r: 7, cx: x(Math.min(1, at.coverage)), cy: y(Math.min(1, at.error / most)),

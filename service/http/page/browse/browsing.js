@@ -113,12 +113,19 @@ function windowed(cellOf) {
   let waiting = false;
 
   const columns = () => Math.max(1, Math.floor(element.clientWidth / CELL.width));
+  let before = 0; // columns that were drawn last
 
   function draw() {
     waiting = false;
     if (!source) return;
     const { items, cells } = source;
     const across = columns();
+    if (before && across !== before) { // what stood at the top stays there
+      const top = Math.floor(element.scrollTop / CELL.height) * before;
+      space.style.height = `${Math.ceil(source.items.length / across) * CELL.height}px`;
+      element.scrollTop = Math.floor(top / across) * CELL.height;
+    }
+    before = across;
     const seen = [element.scrollTop, element.scrollTop + element.clientHeight];
     const [first, last] = seen.map((y) => Math.floor(y / CELL.height));
     const begin = Math.max(0, first - BEYOND) * across;
@@ -134,7 +141,7 @@ function windowed(cellOf) {
       const cell = cells.get(place) ?? cellOf(items[place], place);
       const [row, column] = [Math.floor(place / across), place % across];
       cell.style.insetBlockStart = `${row * CELL.height}px`;
-      cell.style.insetInlineStart = `${(100 * column) / across}%`;
+      cell.style.insetInlineStart = `calc(${100 * (column + 0.5) / across}% - ${CELL.width / 2 - 4}px)`;
       if (!cells.has(place)) {
         cells.set(place, cell);
         space.append(cell);
@@ -179,10 +186,11 @@ function windowed(cellOf) {
   }
 
   element.addEventListener("scroll", ask, { passive: true });
-  addEventListener("resize", ask);
+  const sized = new ResizeObserver(ask);
+  sized.observe(element);
   const end = () => {
     source = null;
-    removeEventListener("resize", ask);
+    sized.disconnect();
   };
   return { element, show, end };
 }

@@ -16,7 +16,7 @@ let made = 0; // so that the fields of each bar have names of their own
 export function filterBar(gallery, changed) {
   const chosen = new Map(); // field → the filter on it
   const bar = (made += 1);
-  const title = el("summary", {}, t`Only some items`);
+  const title = el("summary", {}, t`Filter`);
   const fields = el("div.fields", {});
   const status = el("p.note", { role: "status", "data-testid": "filter-status" });
   const clear = el("button", { type: "button", hidden: true, onclick: () => {
@@ -33,7 +33,7 @@ export function filterBar(gallery, changed) {
   function tell() {
     const filters = [...chosen.values()];
     clear.hidden = !filters.length;
-    title.textContent = filters.length ? t`Only some items (${filters.length})` : t`Only some items`;
+    title.textContent = filters.length ? t`Filter (${filters.length})` : t`Filter`;
     changed(!filters.length ? null
       : JSON.stringify(filters.length > 1 ? { and: filters } : filters[0]));
   }
@@ -52,7 +52,7 @@ export function filterBar(gallery, changed) {
       const shown = facets.map((facet, i) => part(facet, `filter-${bar}-${i}`, choose(facet.field)));
       fields.replaceChildren(...shown.filter(Boolean));
       status.textContent = fields.hasChildNodes() ? ""
-        : reason ? said(reason) : t`No field of its items can be chosen by.`;
+        : reason ? said(reason) : t`The items have no fields to filter by.`;
     } catch (error) {
       status.textContent = error.problem?.detail ?? String(error);
       element.addEventListener("toggle", open, { once: true });

@@ -51,7 +51,7 @@ function row(gallery, decision, status) {
   const url = `/v1/galleries/${encodeURIComponent(gallery.name)}/items/${path}/thumbnail`;
   const sentence = decisionSentence({ kind: KINDS[decision.decision], item: { id, label } });
   const when = new Date(at).toLocaleString(language, { dateStyle: "medium", timeStyle: "short" });
-  const button = el("button", { type: "button", "data-testid": "take-back" }, t`Take it back`);
+  const button = el("button", { type: "button", "data-testid": "take-back" }, t`Undo it`);
   const undone = el("span.note", { hidden: decision.undone_at === null }, t`Taken back.`);
   button.hidden = decision.undone_at !== null;
   button.onclick = async () => {

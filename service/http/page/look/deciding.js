@@ -26,9 +26,9 @@ export function decidingBar({ act, gallery, view, list, tell, added, asked }) {
   }, KINDS[name](), key(name));
   const yes = decision("is");
   const opens = (words, name, form) => el("button", {
-    type: "button", "aria-keyshortcuts": KEYS[name], onclick: () => toggle(form()),
+    type: "button", "aria-keyshortcuts": KEYS[name], onclick: form,
   }, words, key(name));
-  const adds = opens(t`New…`, "add", () => forms.add());
+  const adds = opens(t`New…`, "add", () => openAdd());
   mayWrite().then((may) => { adds.hidden = !may; });
   const slot = el("div.form-slot");
   const forms = {
@@ -38,8 +38,24 @@ export function decidingBar({ act, gallery, view, list, tell, added, asked }) {
   const name = el("input", {
     type: "text", id: "reviewer", value: reviewer.get(), maxLength: 100, autocomplete: "name",
     oninput: () => reviewer.set(name.value),
+    onkeydown: (event) => {
+      if (event.key !== "Enter" || !reviewer.get()) return;
+      event.preventDefault();
+      const decision = pending;
+      pending = null;
+      yes.focus();
+      if (decision) act(decision);
+    },
   });
+  let pending = null; // a decision that waits for the name of its reviewer
   const said = el("p.note", { "data-testid": "decided" });
+
+  /** Open the form of a new item, which is a decision, too. */
+  function openAdd() {
+    if (reviewer.get()) return toggle(forms.add());
+    name.focus();
+    tell(t`Enter your name first: each decision is stored with it.`);
+  }
 
   function toggle(form) {
     slot.replaceChildren(form);
@@ -50,7 +66,7 @@ export function decidingBar({ act, gallery, view, list, tell, added, asked }) {
     slot.replaceChildren();
     const { decision: before } = view.entry;
     said.textContent = before ? t`Decided so far: ${decisionSentence(before)}` : "";
-    yes.classList.toggle("said", before?.kind === "is" && before.item.id === item.id);
+    yes.classList.toggle("said", before?.kind === "is" && before.item.id === item?.id);
   }
 
   const end = onDecision(({ state, entry, problem }) => {
@@ -58,7 +74,7 @@ export function decidingBar({ act, gallery, view, list, tell, added, asked }) {
   });
   const element = el("div.deciding", { role: "group", "aria-label": t`Your decision` },
     el("div.buttons", {}, yes, decision("wrong"), decision("none"),
-      opens(t`Another item…`, "find", forms.find),
+      opens(t`Another item…`, "find", () => toggle(forms.find())),
       adds,
       el("button.quiet", { type: "button", onclick: () => act("undo"), "data-testid": "undo" },
         t`Undo`, key("undo"))),
@@ -66,10 +82,11 @@ export function decidingBar({ act, gallery, view, list, tell, added, asked }) {
     el("p.who", {}, el("label", { htmlFor: "reviewer" }, t`Decided by`), name,
       el("span.note", {}, gallery.keeps
         ? t`Decisions are sent to the service, with this name.`
-        : t`Nothing keeps decisions on this gallery: they stay on this page.`)));
+        : t`The service does not store decisions on this gallery: they stay on this page.`)));
   return {
     element, show, end, focus: () => yes.focus(),
-    find: () => toggle(forms.find()), add: () => toggle(forms.add()),
+    askName: (decision) => { pending = decision; name.focus(); },
+    find: () => toggle(forms.find()), add: openAdd,
   };
 }
 

@@ -5,9 +5,14 @@ import { remember, remembered } from "../memory.js";
 
 const NAME = "vouch-reviewer"; // remembered by the browser
 
+let own = null; // for a browser that remembers nothing
+
 export const reviewer = {
-  get: () => remembered(NAME) ?? "",
-  set: (name) => remember(NAME, name.trim()),
+  get: () => own ?? remembered(NAME) ?? "",
+  set: (name) => {
+    own = name.trim();
+    remember(NAME, own);
+  },
 };
 
 const made = []; // all decisions, the last one last
@@ -76,6 +81,19 @@ export function decide(entry, gallery, kind, item = null) {
   });
   tell(decision);
   return decision;
+}
+
+/** Bring back a decision that was made before the page was loaded anew; one that was still to be sent
+ * is sent. */
+export function resumed(entry, gallery, saved) {
+  const decision = {
+    ...saved, entry, gallery, before: null, settled: null, replaces: null, said: worded(entry, saved.kind, saved.item),
+  };
+  entry.decision = decision;
+  if (decision.kind !== "wrong") entry.settled = decision;
+  made.push(decision);
+  made.sort((a, b) => (a.at < b.at ? -1 : 1));
+  if (gallery.keeps && decision.state === "waiting") inOrder(decision, () => send(decision));
 }
 
 /** Take the last decision back, and return it; null where there is none. */

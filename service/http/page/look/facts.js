@@ -12,9 +12,9 @@ export function facts(item, withholds) {
   return el("dl.facts-list", { "data-testid": "facts" },
     row(t`Id`, item.id),
     item.label === null ? "" : row(t`Label`, item.label),
-    probability === null ? ""
-      : row(t`True match`, percent(probability)),
+    probability === null ? "" : row(t`True match`, percent(probability)),
     isNumber(item.similarity) ? row(t`Similarity`, fixed(item.similarity, 3)) : "",
+    isNumber(item.rank_stability) ? row(t`Rank stability`, percent(item.rank_stability)) : "",
     Object.entries(item.metadata ?? {}).map(([name, value]) => row(name, textOf(value))));
 }
 

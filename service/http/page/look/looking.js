@@ -6,7 +6,7 @@ import { dialogHeader, el, openDialog, pressOnce } from "../elements.js";
 import { t } from "../language.js";
 import { brief, decisionSentence } from "../words.js";
 import { decidingBar } from "./deciding.js";
-import { decide, undo } from "./decisions.js";
+import { decide, reviewer, undo } from "./decisions.js";
 import { facts, originalUrl, recordUrl } from "./facts.js";
 import { STEP, panes } from "./panes.js";
 
@@ -14,24 +14,26 @@ export { onDecision } from "./decisions.js";
 
 const PAN = 0.12; // of a pane, by one press of an arrow key
 
-const MODES = { beside: () => t`Side by side`, flicker: () => t`In turns`, overlay: () => t`Overlaid` };
+const MODES = { beside: () => t`Side by side`, flicker: () => t`Blink`, overlay: () => t`Overlay` };
 
 /** Look at the results of `entry`, from the one at `place` on. An entry is a photograph with its
  * `answer`, `blob`, `name` and the `decision` on it.
- * `next(entry)` gives the entry to go on with after a decision, or null: the dialog, which opens
- * `within` a part of the page, closes. */
+ * `next(entry)` gives the entry to go on with after a decision, or a promise of it, or null: the dialog,
+ * which opens `within` a part of the page, closes. `progress()` says how far one is; `putBack`
+ * is told the entry that was left undecided for one whose decision was undone. */
 export function look(entry, gallery, options = {}) {
-  const { place = 0, items = entry.answer.results, next = () => null, closed = () => {}, within } = options;
+  const { place = 0, items = entry.answer.results, next = () => null, closed = () => {}, progress = () => "", putBack = () => {}, within } = options;
   const view = { entry, items, place };
   const title = el("h2", { id: "look-title", dir: "auto" });
   const status = el("p.status", { role: "status", "data-testid": "look-status" });
+  const far = el("p.note", { "data-testid": "look-progress" });
   const seen = el("span.seen", { "data-testid": "seen" });
   const pair = panes((what) => { seen.textContent = t`You see ${what}`; });
   const about = el("div.about");
   const bar = decidingBar({ act, gallery, view, list, tell, added, asked });
   const tools = toolbar(pair, seen, step);
   const dialog = el("dialog.look.whole", { "data-testid": "look", "aria-labelledby": "look-title" },
-    dialogHeader(title), tools.element, pair.element, about, bar.element, status);
+    dialogHeader(title, far), tools.element, pair.element, about, bar.element, status);
 
   function tell(text) {
     status.textContent = text;
@@ -41,14 +43,16 @@ export function look(entry, gallery, options = {}) {
 
   function showQuestion({ blob }) {
     URL.revokeObjectURL(preview);
-    preview = URL.createObjectURL(blob);
-    pair.showQuestion(preview, t`Your image`);
+    preview = blob && URL.createObjectURL(blob); // of a case without a picture there is none
+    pair.showQuestion(preview, t`Your photo`);
   }
 
   /** Show the item at the present place. */
   async function show() {
     const { items, place: at, entry: { answer } } = view;
     const item = items[at];
+    far.textContent = progress();
+    if (!item) return showNothing();
     const name = item.label ?? item.id;
     title.textContent = items.length > 1 ? t`${name}: ${at + 1} of ${items.length}` : name;
     const { withholds } = verdictOf(answer);
@@ -68,6 +72,15 @@ export function look(entry, gallery, options = {}) {
     }
     if (larger.length) note.textContent = t`Its larger picture could not be loaded; this is its thumbnail.`;
     await pair.showCandidate(item.thumbnail_url, alt, name);
+  }
+
+  /** Show a photograph for which nothing was found. */
+  function showNothing() {
+    title.textContent = view.entry.name;
+    about.replaceChildren(el("p.note", {}, t`The gallery returned no items`));
+    tools.at(0, 1);
+    bar.show(null);
+    pair.showCandidate(null, "", "");
   }
 
   function step(by) {
@@ -116,21 +129,38 @@ export function look(entry, gallery, options = {}) {
     bar.focus();
   }
 
-  function goOn() {
-    const following = next(view.entry);
+  let waits = false; // for the entry that follows: until it is there, nothing is decided
+
+  async function goOn() {
+    let following = next(view.entry);
+    if (following instanceof Promise) {
+      waits = true;
+      following = await following.finally(() => { waits = false; });
+    }
+    if (!dialog.open) return;
     if (following) take(following);
     else dialog.close();
   }
 
   /** What the keys and buttons of the bar do. */
   function act(name) {
-    const item = view.items[view.place];
+    const item = view.items[view.place] ?? null;
+    if (waits) return;
+    if (name !== "undo" && !reviewer.get()) {
+      bar.askName(name);
+      return tell(t`Enter your name first: each decision is stored with it.`);
+    }
+    if (!item && ["is", "wrong"].includes(name)) return;
     if (name === "undo") {
       const taken = undo();
       if (!taken) return tell(t`There is nothing to take back.`);
       const here = taken.gallery.name === gallery.name;
-      if (here && taken.entry !== view.entry) take(taken.entry);
-      bar.show(view.items[view.place]);
+      if (here && taken.entry !== view.entry) {
+        putBack(view.entry);
+        take(taken.entry);
+      }
+      far.textContent = progress();
+      bar.show(view.items[view.place] ?? null);
       return tell(t`Taken back.`);
     }
     tell(`${view.entry.name}: ${decisionSentence(decide(view.entry, gallery, name, item))}`);
@@ -147,7 +177,7 @@ export function look(entry, gallery, options = {}) {
   dialog.addEventListener("keydown", (event) => keys(event, { pair, step, act, tools, bar }));
   openDialog(dialog, within, () => {
     pair.stop();
-    URL.revokeObjectURL(preview);
+    if (preview) URL.revokeObjectURL(preview);
     bar.end();
     closed();
   });
@@ -186,7 +216,7 @@ function toolbar(pair, seen, step) {
     el("span.zooms", {},
       button(t`Smaller`, "−", () => pair.zoom(1 / STEP)),
       button(t`Larger`, "+", () => pair.zoom(STEP)),
-      button(t`Whole picture`, "⤢", pair.reset)),
+      button(t`Reset`, "⤢", pair.reset)),
     el("span.steps", {}, back, forth));
   set("beside");
   return {

@@ -51,7 +51,7 @@ export function panes(told) {
   /** Show the other picture, where one lies upon the other. */
   function swap() {
     element.dataset.shown = element.dataset.shown === "question" ? "candidate" : "question";
-    told(element.dataset.shown === "question" ? t`your image` : t`the item`);
+    told(element.dataset.shown === "question" ? t`your photo` : t`the item`);
   }
 
   function stop() {
@@ -81,7 +81,7 @@ export function panes(told) {
     element, zoom, move, reset, swap, mode, mix, stop,
     zoomed: () => view.scale > 1,
     turns: () => state.turning !== null,
-    showQuestion: (url, alt) => question.show(url, alt, t`Your image`),
+    showQuestion: (url, alt) => question.show(url, alt, t`Your photo`),
     showCandidate: (url, alt, caption) => candidate.show(url, alt, caption),
   };
 }

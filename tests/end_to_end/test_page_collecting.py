@@ -1,0 +1,227 @@
+"""A collection begins on the page: photographs are added, to a new gallery too. Real Chromium."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, FilePayload, Page, expect
+
+from index_builder.datasets.digits import digits
+from tests.end_to_end.processes import Service
+from tests.end_to_end.shown_page import GALLERY, REPORT, Shown
+from tests.end_to_end.test_page_late import held_back
+from tests.support.image_files import encoded
+
+pytestmark = pytest.mark.browser
+
+N_LABELS, N_OF_EACH = 4, 3
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Digits in a folder for each label, a copy of one of them, and a text."""
+    images = digits()
+    place = tmp_path / "photographs"
+    for label in map(str, range(N_LABELS)):
+        (place / label).mkdir(parents=True)
+        rows = [row for row, one in enumerate(images.labels) if one == label][:N_OF_EACH]
+        for row in rows:
+            data = encoded(images.pixels(row), "PNG")
+            (place / label / f"{row}.png").write_bytes(data)
+    (place / "0" / "copy.png").write_bytes(next((place / "0").iterdir()).read_bytes())
+    (place / "readme.txt").write_text("no image")
+    return place
+
+
+@pytest.fixture(scope="module")
+def served(digits_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    place = tmp_path_factory.mktemp("created")
+    variables = {"VOUCH_GALLERIES": str(place / "galleries")}
+    with Service(digits_bundle, place / "log", variables) as service:
+        yield service
+
+
+@pytest.fixture
+def page(browser: Browser, served: Service) -> Iterator[Page]:
+    expect.set_options(timeout=20_000)
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    wrong: list[str] = []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.goto(str(served.http.base_url))
+    yield page
+    assert wrong == []
+    page.close()
+
+
+def test_a_folder_becomes_a_gallery_that_is_searched(
+    page: Page, served: Service, folder: Path
+) -> None:
+    page.get_by_test_id("open-add").click()
+    page.get_by_label("Add to").select_option(label="New gallery…")
+    page.get_by_label("Name of the new gallery").fill("my-digits")
+    page.get_by_test_id("adding-folder").set_input_files(folder)
+    n = N_LABELS * N_OF_EACH
+    status = page.get_by_test_id("adding-status")
+    expect(status).to_have_text(f"{n} to add, {N_LABELS} labels · 1 chosen twice")
+    expect(page.get_by_test_id("adding-failed")).to_contain_text("the same photo as 0/")
+    page.get_by_test_id("add-all").click()
+    expect(status).to_contain_text(f"{n} of {n + 1} added")
+    items = served.http.get("/v1/galleries/my-digits/items").json()["items"]
+    assert {(item["id"].split("/")[0], item["label"]) for item in items} == {
+        (label, label) for label in map(str, range(N_LABELS))
+    }
+    page.get_by_role("button", name="Set up guarantees").last.click()
+    expect(page.get_by_test_id("guarantees")).to_contain_text("No calibration")
+    expect(page.get_by_test_id("guarantees")).to_contain_text(f"{n} items with {N_LABELS} labels.")
+    page.keyboard.press("Escape")
+    expect(page.get_by_test_id("gallery-picker")).to_have_value("my-digits")
+    photo = encoded(digits().pixels(digits().labels.index("2")), "PNG")
+    page.get_by_test_id("file-input").set_input_files(
+        [FilePayload(name="two.png", mimeType="image/png", buffer=photo)]
+    )
+    page.get_by_role("button", name="Search anyway").click()  # it has 8 x 8 pixels
+    expect(page.get_by_test_id("verdict")).to_have_attribute("data-verdict", "not_calibrated")
+    expect(page.get_by_test_id("neighbour").first.locator("b")).to_have_text("2")
+
+
+def test_photographs_that_were_added_are_taken_back(
+    page: Page, served: Service, folder: Path
+) -> None:
+    page.get_by_test_id("open-add").click()
+    page.get_by_label("Label of all photos").fill("seven")
+    page.get_by_test_id("adding-files").set_input_files(sorted((folder / "1").iterdir()))
+    page.get_by_test_id("add-all").click()
+    # The demo's own gallery is one bundle, which never changes.
+    expect(page.get_by_test_id("adding-problem")).to_contain_text("takes no changes")
+    page.get_by_label("Add to").select_option(label="New gallery…")
+    page.get_by_label("Name of the new gallery").fill("my-sevens")
+    page.get_by_test_id("add-all").click()
+    status = page.get_by_test_id("adding-status")
+    expect(status).to_have_text(f"{N_OF_EACH} of {N_OF_EACH} added")
+    items = served.http.get("/v1/galleries/my-sevens/items").json()["items"]
+    assert [item["label"] for item in items] == ["seven"] * N_OF_EACH
+    page.get_by_test_id("undo-adding").click()
+    expect(status).to_have_text(f"{N_OF_EACH} to add, 1 labels")
+    assert served.http.get("/v1/galleries/my-sevens/items").json()["items"] == []
+
+
+ITEMS = "/v1/galleries/shoes/items"
+
+
+def test_an_upload_goes_on_after_a_reload(shown: Shown, folder: Path) -> None:
+    shown.replies[ITEMS] = {"items": [{"id": "0/copy.png"}], "n_items": 1, "next_cursor": None}
+    held = held_back(shown, "**/items/0/*")
+    shown.open()
+    shown.found("open-add").click()
+    shown.found("adding-folder").set_input_files(folder)
+    expect(shown.found("adding-status")).to_contain_text("12 to add")
+    shown.found("add-all").click()
+    shown.until(lambda: len(held) == 2)
+    shown.page.unroute_all(behavior="ignoreErrors")
+    assert shown.page.url.endswith("#/shoes/add")
+    shown.page.reload()
+    expect(shown.found("adding-status")).to_contain_text("to add")
+    shown.found("add-all").click()
+    expect(shown.found("adding-status")).to_contain_text("1 already in the gallery")
+    expect(shown.found("add-all")).to_be_hidden()
+    put = [path for method, path, _ in shown.asked if method == "PUT"]
+    assert len(set(put)) == 11
+    assert len(put) <= 11 + 2  # those that were under way at the reload
+
+
+def test_what_fails_is_named_and_tried_again(shown: Shown, folder: Path) -> None:
+    shown.replies[ITEMS] = {"items": [], "n_items": 0, "next_cursor": None}
+    broken = {"title": "No image", "detail": "The file is broken."}
+    shown.page.route("**/items/1/*", lambda route: route.fulfill(status=422, json=broken))
+    shown.open()
+    shown.found("open-add").click()
+    shown.found("adding-folder").set_input_files(folder)
+    shown.found("add-all").click()
+    again = shown.page.get_by_role("button", name="Try the failed ones again")
+    expect(again).to_be_visible()
+    expect(shown.found("adding-status")).to_contain_text("3 failed")
+    expect(shown.found("adding-failed")).to_contain_text(".png: The file is broken.")
+    shown.page.unroute_all(behavior="ignoreErrors")
+    again.click()
+    expect(shown.found("adding-status")).to_have_text("12 of 13 added · 1 chosen twice")
+
+
+def test_an_empty_gallery_offers_to_add_photographs(shown: Shown) -> None:
+    shown.gallery = {**GALLERY, "n_items": 0, "n_labels": 0, "labels": []}
+    shown.open()
+    shown.found("empty").get_by_role("button", name="Add photographs").click()
+    expect(shown.found("adding")).to_be_visible()
+
+
+def test_who_may_not_write_is_offered_nothing_to_change(shown: Shown) -> None:
+    shown.replies["/v1/usage"] = {"scope": "read", "key": None}
+    shown.gallery = {**GALLERY, "n_items": 0}
+    shown.open()
+    expect(shown.found("empty")).to_contain_text("A key that may write is needed")
+    expect(shown.found("open-add")).to_have_count(0)
+    expect(shown.found("open-guarantees")).to_have_count(0)
+
+
+def test_what_guarantees_need_is_said(shown: Shown) -> None:
+    counts = [{"reason": "random", "state": "open", "n": 7}]
+    counts += [{"reason": "random", "state": "settled", "n": 2}]
+    shown.replies["/v1/galleries/shoes/review/summary"] = {"counts": counts, "reviewers": 1}
+    promise: dict[str, Any] = {"size_class": "one", "n_labels": 3, "threshold": None}
+    promise["reason"] = "There are 12 queries, about 90 would do."
+    shown.report = {**REPORT, "errors_over_time": {"n_asked": 0}, "status": "valid"}
+    shown.report |= {"n_queries": 1234, "matches": [promise]}
+    shown.open()
+    shown.found("open-guarantees").click()
+    dialog = shown.found("guarantees")
+    expect(dialog).to_contain_text("A calibration with 1,234 queries.")
+    expect(dialog).to_contain_text("labels with one item: There are 12 queries, about 90 would do.")
+    expect(shown.found("queue-state")).to_have_text("Review queue: 7 open, 2 decided.")
+    expect(dialog.get_by_role("button", name="Review queue")).to_be_visible()
+
+
+GROUP: dict[str, Any] = {
+    "id": "0123456789abcdef",
+    "n": 3,
+    "p_same": 0.93,
+    "medoid": "a" * 64,
+    "first_asked_at": "2026-01-02T12:00:00Z",
+    "last_asked_at": "2026-01-03T12:00:00Z",
+    "members": [
+        {"query_id": letter * 64, "p_same": 0.9, "asked_at": "", "image_url": "/v1/a"}
+        for letter in "abc"
+    ],
+}
+UNKNOWN = "/v1/galleries/shoes/unknown"
+
+
+def unknown(shown: Shown) -> None:
+    """Open the groups of a gallery: there is one."""
+    shown.report = {**REPORT, "errors_over_time": {"n_asked": 0}}
+    shown.replies[UNKNOWN] = {"n_queries": 5, "n_grouped": 3, "n_groups": 1, "groups": [GROUP]}
+    shown.open()
+    shown.found("open-unknown").click()
+    expect(shown.found("unknown-status")).to_have_text(
+        "5 photos matched nothing; 3 of them are in 1 groups."
+    )
+
+
+def test_a_group_of_unknown_photographs_is_split_named_and_taken_back(shown: Shown) -> None:
+    enrolled = [{"query_id": letter * 64, "item_id": letter} for letter in "ac"]
+    shown.replies[f"{UNKNOWN}/{GROUP['id']}/enrol"] = {"items": enrolled}
+    shown.replies |= {f"{ITEMS}/{item}": {} for item in "ac"}
+    unknown(shown)
+    group = shown.found("unknown-group")
+    group.get_by_label("Photo 2 belongs to the group").uncheck()
+    group.get_by_label("Name").fill("sandal")
+    shown.page.keyboard.press("Enter")
+    expect(group).to_contain_text("2 photos are in the gallery as “sandal”.")
+    assert shown.sent("/enrol") == [
+        {"label": "sandal", "query_ids": ["a" * 64, "c" * 64], "reviewer": "Ada"}
+    ]
+    group.get_by_role("button", name="Undo").click()
+    expect(group).to_contain_text("Taken back.")
+    deleted = [path for method, path, _ in shown.asked if method == "DELETE"]
+    assert deleted == [f"{ITEMS}/a", f"{ITEMS}/c"]
