@@ -63,7 +63,7 @@ def _index(indexing: Indexing, shown: OutcomeReport) -> None:
         with working("indexing"):
             outcome = index_collection(indexing, shown.check)
     except KeyboardInterrupt:
-        console.print("interrupted; the same command goes on from here")
+        console.print("interrupted; the same command resumes from here")
         raise typer.Exit(130) from None
     _print_table("indexed", outcome.rows(indexing.directory))
     _say(outcome.left_out)
