@@ -21,6 +21,6 @@ def children_unreached() -> Iterator[None]:
 
 
 def end_silently() -> None:
-    """Let Ctrl+C end this process, which was started by `children_unreached`, without a word."""
+    """Let Ctrl+C end this process, which was started by `children_unreached`, silently."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

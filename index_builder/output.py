@@ -40,7 +40,7 @@ def writing(what: str, kept: str = "") -> Iterator[None]:
 
 
 def read_from(entries: Iterable[T], scratch: Path) -> Iterator[T]:
-    """Give what a source has, and say what of it cannot be read; it is no error of writing.
+    """Give what a source has, and report what cannot be read; it is no error of writing.
 
     Parameters
     ----------

@@ -56,10 +56,10 @@ _output = _Output()
 
 
 class _Logger(logging.Logger):
-    """A logger of a library, which may have handlers and a level of its own."""
+    """A logger of a library, which may have its own handlers and level."""
 
     def isEnabledFor(self, level: int) -> bool:  # noqa: N802 - logging's
-        """Return whether a message is worth making."""
+        """Return whether a message would be shown."""
         return super().isEnabledFor(level) and _output.shows(self.name, level)
 
 
@@ -67,7 +67,7 @@ class _Logger(logging.Logger):
 def messages_shown() -> Iterator[None]:
     """Show warnings of Vouch and errors of other libraries, until `set_output` says otherwise.
 
-    Libraries that are imported meanwhile follow, whatever they set up themselves.
+    Libraries that are imported later follow, whatever they set up themselves.
     """
     _output.active, _output.verbose, _output.quiet, console.quiet = True, False, False, False
     handler = RichHandler(console=console, show_time=False, show_path=False)
@@ -165,7 +165,7 @@ def waiting_for(items: Iterable[T], what: str) -> Iterator[T]:
 def working(what: str) -> Iterator[None]:
     """Show ``what`` and the time it has taken so far, on a terminal, for work without a count.
 
-    Bars that `track` shows meanwhile appear below it.
+    Bars of `track` appear below it.
     """
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with Progress(

@@ -1,6 +1,6 @@
 """A last layer in closed form: features whitened by how images of one label differ.
 
-The layer is fitted to labels, so images that it was fitted to are more alike than new ones are.
+The layer is fitted to labels, so images that it was fitted to are more similar than new ones.
 `cross_fitted_whitenings` gives layers that have not seen some of the images, in the coordinates of
 the layer that has seen all of them: their embeddings can be searched for in the served gallery.
 """
@@ -148,8 +148,7 @@ def cross_fitted_whitenings(
 
     The principal directions of two fits differ by a rotation even where the fits agree. Each layer
     is therefore turned to ``weight`` by the rotation R that minimises Σ ‖R W_k φ − W φ‖² over the
-    images that both have seen (orthogonal Procrustes, Schönemann 1966). It leaves cosines as they
-    are.
+    images that both have seen (orthogonal Procrustes, Schönemann 1966). It preserves cosines.
 
     Parameters
     ----------

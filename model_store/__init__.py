@@ -14,9 +14,10 @@ algebra of uncertain distances, `errors` the whole error family.
 ::
 
     errors          the whole family
+    messages        reasons: codes with parameters, and the sentences made from them
     files           files that survive a crash, and locks
     signing         keys and signatures of Ed25519
-    feedback        what users said of matches, and queries to decide on, in SQLite
+    feedback        reviews of matches, and queries to review, in SQLite
     drift_states    drift tests, kept across restarts
     share_states    the share of absent queries, counted by all replicas
     stores          vector databases of others
@@ -31,8 +32,8 @@ algebra of uncertain distances, `errors` the whole error family.
     pairs           the uncertainty of the similarity of query and item
     truth           whether an item is a true match of a query
     verdicts        the words of answers
-    deadline        work for nobody is given up
-    half_precision  rows of numbers that are kept small
+    deadline        late work is cancelled
+    half_precision  rows of numbers that are stored small
     threads         threads of arithmetic
     processors      processors that may be used
     memory          settings of the allocator

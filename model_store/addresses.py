@@ -14,8 +14,8 @@ _NOT_AN_ADDRESS = (
 def split_address(text: str, schemes: Collection[str]) -> SplitResult:
     """Return the parts of an address such as ``redis://user:password@host:6379/0``.
 
-    A password with a character that ends it early would be taken for a host, a port or a path, and
-    shown as such. Where an ``@`` follows, that has happened.
+    An unescaped character can end a password early. Its rest would be read as a host, port or path,
+    and be shown. Where an ``@`` follows, that has happened.
 
     Raises
     ------
@@ -53,7 +53,7 @@ def require_no_user(parts: SplitResult, instead: str) -> None:
 
 
 def passwords_in(address: str) -> set[str]:
-    """Return the password of an address, as it is written and as it is meant; empty if none."""
+    """Return the password of an address, percent-encoded and decoded; empty if none."""
     try:
         user, at, _ = urlsplit(address).netloc.rpartition("@")
     except ValueError:

@@ -43,6 +43,12 @@ class Answer:
     result_set : items of `Decision.result_set`, nearest first; some may stand below the matches.
     seconds : of each stage.
     explain : how the items were found; None without a filter.
+
+    Examples
+    --------
+    >>> bundle = open_bundle(Path("bundles/demo"))
+    >>> answer = bundle.retriever.search(Path("photo.png").read_bytes(), limit=10)
+    >>> answer.decision.verdict, [match.item.id for match in answer.matches]
     """
 
     decision: Decision

@@ -23,7 +23,7 @@ class Said:
     name : its label, or its id where it has none.
     probability : of its being a true match; None without calibration.
     outlier : whether the query was flagged; None where that is not known.
-    lacking : whether the calibration promised less than was asked for, or there was none.
+    lacking : whether the calibration promised less than requested, or there was none.
     """
 
     verdict: Verdict
@@ -63,7 +63,7 @@ def reason_of_change(old: Said, new: Said) -> ChangeReason | None:
 
 @dataclass(slots=True)
 class ComparedAnswers:
-    """Counts of what two bundles have said of the same queries.
+    """Counts of the answers of two bundles to the same queries.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Until when an answer is wanted: what computes for nobody is given up."""
+"""Deadlines of answers: work whose caller has gone is cancelled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOOK_EVERY = 10_000
 
 @contextmanager
 def interrupted_when_late(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """Ask a database only for as long as somebody waits for the answer.
+    """Interrupt a database query at the deadline.
 
     Raises
     ------

@@ -62,7 +62,7 @@ def json_text(content: Mapping[str, Any]) -> str:
 def lock_between_processes(path: Path) -> FileLock:
     """Return a lock on the file ``path`` that one process at a time holds; the file stays.
 
-    The kernel lets go of it however the process ends. It belongs to the object, not to a thread.
+    The kernel releases it however the process ends. It belongs to the object, not to a thread.
     """
     return FileLock(path, mode=0o600, thread_local=False)
 
@@ -129,7 +129,7 @@ def _locked(folder: Path, *, must: bool = False) -> int | None:
 class FreeSpace:
     """The space for files whose size an archive or a server decides.
 
-    A tenth of what is free at the beginning stays free, whatever else is written meanwhile.
+    A tenth of what is free at the beginning stays free, whatever else is written at the same time.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Rows of numbers kept in half precision, each with a scale of its own."""
+"""Rows of numbers kept in half precision, each with its own scale."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def check_item_id(item_id: str) -> str:
 
     Raises
     ------
-    ValueError : it is no id: the item could not be asked for.
+    ValueError : it is no id: no request could name the item.
     """
     if not 1 <= len(item_id) <= MAX_ID_LENGTH:
         raise ValueError(f"must have 1 to {MAX_ID_LENGTH:,} characters, not {len(item_id):,}")

@@ -42,9 +42,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 def tune_malloc(kept: Kept = OF_QUERIES) -> None:
     """Have the C library keep what a query, or a block of images, frees for the next one.
 
-    By itself it gives every block of more than 128 KiB back to the system at once, which then has
+    By default it returns every block of more than 128 KiB to the system at once, which then has
     to clear fresh pages for the next: 26 page faults a query, and a tenth of what the service
-    computes beside the encoder. Other C libraries than glibc are left as they are.
+    computes beside the encoder. Other C libraries than glibc are unchanged.
     """
     with suppress(OSError, AttributeError):
         tune = ctypes.CDLL(None).mallopt
@@ -53,7 +53,7 @@ def tune_malloc(kept: Kept = OF_QUERIES) -> None:
 
 
 def raise_gc_threshold() -> None:
-    """Have Python look for unreachable cycles after more new objects than by itself.
+    """Have Python look for unreachable cycles after more new objects than by default.
 
     A query leaves none, and 700 objects come together within one: looking took 0.08 ms of each.
     """
@@ -63,7 +63,7 @@ def raise_gc_threshold() -> None:
 def freeze_garbage() -> None:
     """Have Python look for no garbage among what the process has made so far.
 
-    Looking through all that was imported takes 0.1 to 0.3 s, in which nobody is answered.
+    Looking through all that was imported takes 0.1 to 0.3 s, in which no request is answered.
     """
     gc.collect()
     gc.freeze()

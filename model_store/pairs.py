@@ -124,8 +124,8 @@ class Pairs:
     ) -> NDArray[np.float32]:
         """Return a·b / ‖b‖ (S, n) of S draws: the similarities times ‖a‖, the same for all items.
 
-        The part of ε along ĝ changes the length of b and its product with a alike; of the rest the
-        product with a is one normal number.
+        The part of ε along ĝ changes the length of b and its product with a by the same factor; of
+        the rest the product with a is one normal number.
 
         Parameters
         ----------

@@ -1,7 +1,7 @@
 """Paths that a file names: each must lie below the directory it belongs to.
 
-A manifest, an archive or an index may come from a stranger. A name in it becomes a path by `inside`
-alone.
+A manifest, an archive or an index may come from a third party. A name in it becomes a path by
+`inside` alone.
 """
 
 from __future__ import annotations

@@ -31,11 +31,12 @@ class Predictive:
     variance : (D,) float32; of the embedding before normalisation, relative to its squared norm, so
         that N(direction, diag variance) has the same directions.
     spherical_variance : 1 − R in [0, 1], with R the mean resultant length.
-    outlier_score : how alien the query is, NaN where the bundle has no detector.
+    outlier_score : how unlike the calibration images the query is, NaN if the bundle has no
+        detector.
     displacement : expected from the state of the picture, see `PictureState`; NaN where unknown.
     samples : (S, D) float32; draws of N(direction, diag variance), before normalisation.
     kind : of the query: which calibration judges it.
-    has_uncertainty : False where the encoder gives no variance: how sure it is, nobody knows.
+    has_uncertainty : False if the encoder gives no variance, so that the uncertainty is unknown.
     """
 
     direction: NDArray[np.float32]
@@ -49,7 +50,7 @@ class Predictive:
 
     def __post_init__(self) -> None:
         # Here, on the thread that predicts: NumPy lets other threads go first, and the event loop,
-        # which asks again, would wait for the search of somebody else.
+        # which asks again, would wait for the search of another request.
         object.__setattr__(self, "has_uncertainty", bool(self.variance.any()))
 
     @property

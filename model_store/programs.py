@@ -82,7 +82,7 @@ def version_line(program: str) -> str:
 
 
 def asks_for_version(arguments: Sequence[str]) -> bool:
-    """Return whether a program is asked for its version alone, which needs none of its imports."""
+    """Return whether only the version is requested, which needs no imports."""
     return list(arguments) in (["--version"], ["-V"])
 
 

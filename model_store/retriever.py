@@ -80,6 +80,12 @@ class Retriever:
     Raises
     ------
     BundleMismatch : a part was made with another encoder.
+
+    Examples
+    --------
+    >>> bundle = open_bundle(Path("bundles/demo"))
+    >>> answer = bundle.retriever.search(Path("photo.png").read_bytes(), limit=10)
+    >>> similar = bundle.retriever.search(Path("photo.png").read_bytes(), alpha=0.05)
     """
 
     def __init__(
@@ -117,7 +123,7 @@ class Retriever:
     @property
     def _correlation(self) -> Correlation:
         if self.kind == "text":
-            return INDEPENDENT  # two encoders, each with errors of its own
+            return INDEPENDENT  # two encoders, each with its own errors
         return correlation_of(self.encoder.metadata)
 
     @property
@@ -163,7 +169,7 @@ class Retriever:
         """
         if requested == "probability" and self.calibration is None:
             raise OrderUnavailable(
-                "order=probability was asked for, but the gallery is not calibrated: there are no "
+                "order=probability was requested, but the gallery is not calibrated: there are no "
                 "probabilities to list by. Leave it out or ask for order=similarity; or have the "
                 "gallery calibrated (`vouch-build calibrate`, `vouch-build index --calibrate`)."
             )
@@ -229,8 +235,7 @@ class Retriever:
         exclude : row of an item not to find.
         where : which items may be found.
         diversity : which are not listed because a nearer one stands for them.
-        expected_absent : share of queries without a match among those that are asked; None for what
-            the calibration says.
+        expected_absent : share of absent queries; None for the calibration's default.
         source : where the query comes from; None for anywhere.
         filter_means : whether the caller knows that a true match passes ``where``.
         stale : why the calibration does not hold, beside `Retriever.stale`.

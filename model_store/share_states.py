@@ -25,7 +25,7 @@ CREATE TABLE IF NOT EXISTS absent_share (
 
 @dataclass(frozen=True, slots=True)
 class SavedShare:
-    """The counts of what was served of one bundle, by any process.
+    """The counts of queries served from one bundle, by all processes.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class ShareStates:
     """A table of a SQLite file, one row a bundle.
 
     Processes that share the file share the row: each adds what it served since it did so last, and
-    goes on from the whole.
+    continues from the total.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,7 +60,7 @@ class ShareStates:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with closing(sqlite3.connect(self._path, isolation_level=None)) as connection:
             connection.execute(_SCHEMA)
-            # Nobody else may count between reading and writing.
+            # No other process may count between reading and writing.
             connection.execute("BEGIN IMMEDIATE" if no_match else "BEGIN")
             row = connection.execute(
                 "SELECT counts, n_served FROM absent_share WHERE bundle = ?", (bundle,)

@@ -81,7 +81,12 @@ def search_text(
     Raises
     ------
     TextUnavailable, InvalidText : see `embed_text`.
-    OrderUnavailable : texts are not calibrated, so that there are no probabilities to list by.
+    OrderUnavailable : texts are not calibrated, so that no probabilities exist to order by.
+
+    Examples
+    --------
+    >>> bundle = open_bundle(Path("bundles/demo"))
+    >>> answer = search_text(bundle.retriever, "a red chair", limit=5)
     """
     return retriever.find(embed_text(retriever, text).predictive, limit, **options)
 

@@ -17,7 +17,7 @@ _USABLE_PROCESSORS = usable_processors()
 def one_blas_thread() -> Iterator[None]:
     """Give BLAS one thread in the whole process, and put back what was set.
 
-    The products behind one query take microseconds, and BLAS splits them all the same. Its threads
+    The products behind one query take microseconds, and BLAS still splits them. Its threads
     then spin until the last of them has been given a core: on two cores that other processes keep
     busy, a search took 53 ms with two threads and 1.2 ms with one. Queries are served by several
     threads at once, so the cores are used without BLAS splitting each of them.
@@ -42,7 +42,7 @@ def faiss_threads(n: int) -> Iterator[None]:
 
 
 def threads_for(n_queries: int) -> int:
-    """Return how many threads a search of ``n_queries`` at once is worth.
+    """Return the number of threads for a search of ``n_queries`` at once.
 
     One query is not worth splitting: OpenMP's threads, waiting for each other, made it take three
     times as long on two cores.

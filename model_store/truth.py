@@ -37,8 +37,8 @@ class SameLabel:
 
     Attributes
     ----------
-    queries, items : (B,) and (N,) codes of labels; a query of no label of the items has one of its
-        own, and items without a label have −1, which is no query's.
+    queries, items : (B,) and (N,) codes of labels; a query whose label no item has gets a new code,
+        and items without a label have −1, which is no query's.
     """
 
     queries: NDArray[np.integer[Any]]

@@ -39,7 +39,11 @@ class VectorQuery:
     variance : (D,) of it, in squared units of ``mean``; None for zero.
     features : (F,) penultimate activations, which the outlier score is computed from.
     outlier_score : in their place, where it is known: `Predictive.outlier_score`.
-    fingerprint : of the encoder; None where nobody says.
+    fingerprint : of the encoder; None if unknown.
+
+    Examples
+    --------
+    >>> query = VectorQuery(mean=[0.6, 0.8], variance=[0.01, 0.02], outlier_score=0.3)
     """
 
     mean: Sequence[float] | NDArray[np.floating[Any]]
@@ -59,6 +63,10 @@ class NeighbourList:
     labels : (n,) None where an item has none.
     similarities : (n,) cosines; None where ``vectors`` are given.
     vectors : (n, D) of the items.
+
+    Examples
+    --------
+    >>> neighbours = NeighbourList(["a", "b"], ["cat", None], similarities=[0.9, 0.7])
     """
 
     ids: Sequence[str]
@@ -112,13 +120,25 @@ def decide_list(
     """Decide on the neighbours of a query that another store has found in the same gallery.
 
     The probabilities are those that `Retriever.find` gives to the same list. Labels that came after
-    the calibration are unknown to it, as they are there.
+    the calibration are unknown to it, as in a search.
 
     Raises
     ------
     InvalidVector : see `predictive_of`; or the list is too short, out of order, or names an item
         twice.
     UnknownSource : no calibration query comes from the source that the terms name.
+
+    Examples
+    --------
+    >>> bundle = open_bundle(Path("bundles/demo"))
+    >>> answer = bundle.retriever.search(Path("photo.png").read_bytes(), limit=200)
+    >>> found = answer.predictive
+    >>> query = VectorQuery(found.direction, found.variance, outlier_score=found.outlier_score)
+    >>> ids = [match.item.id for match in answer.matches]
+    >>> labels = [match.item.label for match in answer.matches]
+    >>> similarities = [match.similarity for match in answer.matches]
+    >>> neighbours = NeighbourList(ids, labels, similarities)
+    >>> decision = decide_list(bundle.retriever, query, neighbours, Terms(alpha=0.05))
     """
     predictive = predictive_of(retriever, query)
     similarities = _similarities(neighbours, predictive.direction)
@@ -147,11 +167,11 @@ def _as_embedded(query: VectorQuery, retriever: Retriever) -> Embeddings:
     encoder, features = retriever.encoder, query.features
     mean, variance = _mean(query.mean, encoder.dim), _variance(query.variance, encoder.dim)
     if features is None and encoder.metadata.posterior == "deterministic":
-        # Without a posterior, and without a layer of its own, an embedding is its features.
+        # Without a posterior and a last layer, an embedding is its features.
         features = mean if encoder.n_features == encoder.dim else None
     if retriever.calibration is not None and features is None and query.outlier_score is None:
         raise InvalidVector(
-            "Whether the query is an outlier is told by its features: give `features` "
+            "Outliers are detected by their features: give `features` "
             f"({encoder.n_features} numbers), or the `outlier_score` that `embed` answers with."
         )
     known = np.zeros(encoder.n_features, np.float32)
@@ -278,7 +298,7 @@ def _require_list(neighbours: NeighbourList, similarities: Floats, retriever: Re
 
 
 def _label_codes(retriever: Retriever, labels: Sequence[str | None]) -> NDArray[np.int32]:
-    """Return the labels' codes (n,): −1 for none; of those that came later, one each."""
+    """Return the labels' codes (n,): −1 for none, a new one for each later label."""
     calibration = retriever.calibration
     names = retriever.gallery.labels
     n_known = len(names) if calibration is None else len(calibration.means.directions)

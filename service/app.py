@@ -80,7 +80,7 @@ def create_api(
 ) -> FastAPI:
     """The routes, with what they work on in ``app.state.vouch`` while the application runs.
 
-    It runs once: the bundles are let go of when it has started, or the memory of those that are
+    It runs once: the bundles are released when it has started, or the memory of those that are
     exchanged while it runs would never be freed.
     """
     opened = list(bundles)
@@ -112,7 +112,7 @@ def create_api(
         lifespan=lifespan,
     )
     api.state.access = access
-    for router in ROUTERS:  # as they are: including them makes every route once more, for 0.1 s
+    for router in ROUTERS:  # their routes as they exist: `include_router` copies each, in 0.1 s
         api.router.routes.extend(router.routes)
     api.router.routes.insert(0, description_route(api, "/openapi.json"))
     add_problem_handlers(api)
@@ -141,7 +141,7 @@ def create_app(
     Parameters
     ----------
     bundles : what is served at first.
-    access : who may ask; by default what the settings say of it.
+    access : who may call; by default as configured.
     open_more : opens bundles that are activated later; by default in this process.
     shared : directory in which all workers count for Prometheus; None for one process.
     drain : begun when the service is to end.
@@ -209,7 +209,7 @@ def _kept_queries(
 
 
 async def _ended(task: asyncio.Task[None]) -> None:
-    """Cancel a task that never ends, and wait until it has let go of everything."""
+    """Cancel a task that never ends, and wait until it has released everything."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 

@@ -73,7 +73,7 @@ def read_command_line(arguments: Sequence[str]) -> Settings:
 
     Raises
     ------
-    SystemExit : help or the version was asked for; or, with status 2, one of them cannot be used.
+    SystemExit : help or the version was requested; or, with status 2, one of them cannot be used.
     """
     given = vars(_parser().parse_args(arguments))
     try:

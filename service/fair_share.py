@@ -1,4 +1,4 @@
-"""Places that callers share: whoever asks for much waits for itself, and for nobody else."""
+"""Places that callers share: a caller with many requests waits for its own only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FairShare:
     """Places to work at, which callers are given in turn; the last is never of one who has others.
 
     Of two or more places one caller holds at most all but one, so that a newcomer never waits for
-    anyone else's work to end. Whoever is next and waits for several is overtaken by nobody.
+    the work of others to end. The next in line, if it waits for several places, is not overtaken.
 
     Parameters
     ----------
@@ -41,15 +41,15 @@ class FairShare:
 
     @property
     def is_idle(self) -> bool:
-        """True while nobody has a place."""
+        """True while no place is taken."""
         return self._idle.is_set()
 
     async def idle(self) -> None:
-        """Wait until nobody has a place."""
+        """Wait until no place is taken."""
         await self._idle.wait()
 
     async def enter(self, n_places: int = 1) -> str:
-        """Wait for places, at most as many as there are; returns who has them, for `leave`."""
+        """Wait for places, at most all of them; return the holder, for `leave`."""
         who = caller.get()
         turn = _Turn(min(n_places, self._n_places), asyncio.get_running_loop().create_future())
         self._waiting.setdefault(who, deque()).append(turn)

@@ -1,7 +1,7 @@
-"""Redis as something that may be gone, slow, full, or not Redis at all.
+"""Calls of a Redis that may be gone, slow, full, or another program.
 
-Whatever it answers, nobody's request fails by it: what is asked of it is asked here, what comes
-back is given as it came, and those who asked believe of it only what they can check.
+No request fails because of its replies: all calls are made here, replies are returned unchanged,
+and callers use only what they can verify.
 """
 
 from __future__ import annotations

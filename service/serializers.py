@@ -13,6 +13,7 @@ from dataclasses import asdict
 from model_store.answers import Answer
 from model_store.decision import Assessment, Calibration, Decision, ResultSet
 from model_store.matches import Match
+from model_store.messages import Message, message
 from model_store.pairs import is_over_weights
 from service import schemas
 
@@ -115,15 +116,18 @@ def query(
     )
 
 
-def _why_none_is_flagged(assessment: Assessment, alpha: float) -> str | None:
+def _why_none_is_flagged(assessment: Assessment, alpha: float) -> Message | None:
     least = assessment.least_alpha
     if least is None or alpha >= least:
         return None
     # The reciprocal of the smallest numbers is infinite.
     needed = math.ceil(1 / alpha) - 1 if alpha > _LEAST_PLANNED else "more than a billion"
-    return (
-        f"With {round(1 / least) - 1} calibration queries no p-value is below {least:.4g}: at "
-        f"alpha = {alpha:g} no query can be flagged. It needs {needed} queries."
+    return message(
+        "alpha_too_small",
+        n_queries=round(1 / least) - 1,
+        least=float(f"{least:.4g}"),
+        alpha=alpha,
+        n_needed=needed,
     )
 
 

@@ -34,7 +34,7 @@ logger = logging.getLogger("service")
 
 
 def parse_rate(text: str) -> RateLimitItem:
-    """Read ``600/minute`` or ``5 per 10 second``; a ValueError that says so for anything else."""
+    """Read ``600/minute`` or ``5 per 10 second``; raise a ValueError for anything else."""
     try:
         rates = parse_many(text)
     except ValueError:
@@ -146,7 +146,7 @@ PREFIX = "VOUCH_"
 def _secrets_problem(folder: Path) -> str:
     """Return why a folder of secrets cannot be used, without its content; empty where it can.
 
-    Files in it that look like settings and are none, or cannot be read, would be ignored else.
+    Otherwise unknown or unreadable files in it would be ignored.
     """
     own = {f"{PREFIX.lower()}{name}" for name in Settings.model_fields}
     try:
@@ -355,7 +355,8 @@ class Settings(BaseSettings):
     drain_s: float = Field(
         0,
         ge=0,
-        description="Seconds between SIGTERM and the end of listening. /readyz says 503 meanwhile, "
+        description="Seconds between SIGTERM and the end of listening. /readyz answers 503 during "
+        "this time, "
         "so that load balancers look elsewhere. A second signal ends the service at once.",
     )
     max_image_bytes: int = Field(
@@ -474,7 +475,7 @@ class Settings(BaseSettings):
         0,
         ge=0,
         description="Seconds for which a reviewer can decide on an answered query, if feedback is "
-        "kept. Its embedding is kept in that file, and no image. 0: as long as it is cached.",
+        "kept. Its embedding is kept in that file, and no image. 0: while it is cached.",
     )
     audit_share: float = Field(
         0.05,
@@ -496,7 +497,7 @@ class Settings(BaseSettings):
     review_image: ImageKept = Field(
         "thumbnail",
         description="Image that is kept for review: thumbnail (160 pixels, no metadata), original "
-        "(the file as it was sent), or none.",
+        "(the uploaded file), or none.",
     )
     review_retention_s: int = Field(
         2_592_000, gt=0, description="Seconds until a query that is kept for review is deleted."

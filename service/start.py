@@ -99,7 +99,7 @@ def _require_certificate(settings: Settings) -> None:
     if settings.tls_cert is None:
         return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:  # without a password: nobody is there to type one
+    try:  # without a password: no user is there to type one
         context.load_cert_chain(settings.tls_cert, settings.tls_key, password="")
     except OSError as error:
         is_content = isinstance(error, ssl.SSLError)
@@ -182,7 +182,7 @@ def _listeners(settings: Settings) -> list[socket.socket]:
 
 
 def open_served(settings: Settings, encoders: SharedEncoders, path: Path) -> Bundle:
-    """Open a bundle whose encoder runs in a process of its own, as do others of that encoder."""
+    """Open a bundle whose encoder runs in a separate process, shared by bundles of that encoder."""
     return open_bundle(
         path,
         settings.provider,

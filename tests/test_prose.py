@@ -1,10 +1,8 @@
-"""The prose rule of CONTRIBUTING.md, and what that file and SECURITY.md say of the code."""
+"""CONTRIBUTING.md, VERSIONING.md and SECURITY.md name what the code has."""
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,93 +10,8 @@ import pytest
 from service.settings import Settings
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("service", "model_store", "index_builder", "vouch_search")
 CONTRIBUTING = ROOT / ".github" / "CONTRIBUTING.md"
 SECURITY = ROOT / ".github" / "SECURITY.md"
-
-RELATIVE_WORDS = frozenset(
-    "What Of Who Whom Whose Where How Whether Which When".split()  # noqa: SIM905
-)
-RULE = (
-    'A docstring begins with a verb ("Return …") if it is a function\'s, else with a noun phrase '
-    '("The …"), and with none of ' + ", ".join(sorted(RELATIVE_WORDS)) + "."
-)
-
-Docstring = tuple[int, str]
-"""The line where it begins, and its text."""
-
-
-def text_of(statement: ast.stmt) -> Docstring | None:
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-        text = statement.value.value
-        return (statement.lineno, text) if isinstance(text, str) else None
-    return None
-
-
-def docstrings(tree: ast.Module) -> Iterator[Docstring]:
-    """Of modules, classes, functions, and of what is assigned in a module or class."""
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        documented = node.body[:1]
-        if isinstance(node, ast.Module | ast.ClassDef):
-            documented = documented + [
-                after
-                for before, after in zip(node.body, node.body[1:], strict=False)
-                if isinstance(before, ast.Assign | ast.AnnAssign)
-            ]
-        yield from filter(None, map(text_of, documented))
-
-
-def riddles(source: str) -> list[Docstring]:
-    """The docstrings that break the rule."""
-    found = [
-        (line, text)
-        for line, text in docstrings(ast.parse(source))
-        if (word := re.search(r"\w+", text)) and word[0] in RELATIVE_WORDS
-    ]
-    return sorted(found)
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_no_docstring_begins_with_a_relative_word(package: str) -> None:
-    found = [
-        f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
-        for path in sorted((ROOT / package).rglob("*.py"))
-        for line, text in riddles(path.read_text(encoding="utf-8"))
-    ]
-    assert not found, "\n".join([RULE, *found])
-
-
-@pytest.mark.parametrize(
-    ("source", "line"),
-    [
-        ('"""What it is."""', 1),
-        ('"""\nWhat it is."""', 1),
-        ('class A:\n    """Who asks."""', 2),
-        ('class A:\n    def f(self):\n        """How many."""', 3),
-        ('async def f():\n    """`Whether` it runs."""', 2),
-        ('def f():\n    def g():\n        """Where it lies."""', 3),
-        ('if True:\n    def f():\n        r"""Of \\d."""', 3),
-        ('N = 1\n"""Of items."""', 2),
-        ('class A:\n    n: int = 1\n    """Which."""', 3),
-    ],
-)
-def test_the_rule_looks_at_every_docstring(source: str, line: int) -> None:
-    assert [found for found, _ in riddles(source)] == [line]
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        '"""Whatever it is."""',
-        '"""The place where."""',
-        'print("What")',
-        'def f():\n    "x"\n    "Of"',
-    ],
-)
-def test_the_rule_leaves_the_rest_alone(source: str) -> None:
-    assert riddles(source) == []
 
 
 @pytest.fixture(params=[CONTRIBUTING, SECURITY], ids=lambda path: path.name)

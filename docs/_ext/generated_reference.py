@@ -19,6 +19,7 @@ from sphinx.environment import BuildEnvironment
 from sphinx.errors import ExtensionError
 
 from model_store.errors import BuildError, VouchError
+from model_store.messages import MESSAGES
 from tests.benchmarks import measured
 
 ROOT = Path(__file__).parents[2]
@@ -325,6 +326,14 @@ def errors() -> Iterator[str]:
     )
 
 
+def reasons() -> Iterator[str]:
+    """Yield a table of the codes of reasons, with the sentence that is made of each."""
+    yield from _table(
+        ("code", "sentence"),
+        ((f"`{code}`", _inline(text.strip())) for code, text in MESSAGES.items()),
+    )
+
+
 def build_errors() -> Iterator[str]:
     """Yield a table of the errors of the index builder, which HTTP never returns."""
     family: list[type[VouchError]] = [BuildError, *_family(BuildError)]
@@ -447,4 +456,5 @@ GENERATED: dict[str, Callable[[], Iterator[str]]] = {
     "python": python,
     "glossary": glossary,
     "measured": measured.pages,
+    "reasons": reasons,
 }

@@ -9,7 +9,7 @@ from typing import Any
 from index_builder.certificates.population import ABSENCE, QUERIES
 from model_store.decision import Calibration, MatchPromise, OperatingPoint, Promises
 from model_store.decision.promises import MOST_UNKNOWN
-from model_store.decision.verdict import SETS_UNDER_A_FILTER
+from model_store.messages import message
 
 COVERAGES = (0.8, 0.9, 0.95)
 """Coverages of result sets that are listed beside the default one."""
@@ -58,7 +58,7 @@ def not_promised(calibration: Calibration) -> list[str]:
         sentences.append(ABSENCE[absence])
     if kind == "views_of_items":
         sentences.append(QUERIES[kind])
-    return list(dict.fromkeys([*sentences, SETS_UNDER_A_FILTER, OTHER_QUERIES]))
+    return list(dict.fromkeys([*sentences, message("coverage_not_under_filter"), OTHER_QUERIES]))
 
 
 def _of_source(calibration: Calibration, source: str | None) -> dict[str, Any]:
@@ -113,10 +113,10 @@ def _point(point: OperatingPoint) -> dict[str, Any]:
 
 def _shortfalls(calibration: Calibration, promised: Promises) -> list[str]:
     """Return what is missing for matches and for result sets of the default coverage and others."""
-    missing = [promise.shortfall for promise in _held(calibration, promised)]
+    missing: list[str | None] = [promise.shortfall for promise in _held(calibration, promised)]
     if promised.unknown_absence is not None:
         missing.append(
-            f"No FPIR is foretold, and with a share of more than {MOST_UNKNOWN:g} absent queries "
+            f"No FPIR is estimated, and with a share of more than {MOST_UNKNOWN:g} absent queries "
             f"probabilities may be far off: {promised.unknown_absence}."
         )
     elif promised.unknown_rate is not None:

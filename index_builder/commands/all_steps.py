@@ -39,7 +39,7 @@ from model_store.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class AllOptions:
-    """Every option of the command, as it was given."""
+    """Every given option of the command."""
 
     config: Annotated[
         str | None,
@@ -96,7 +96,7 @@ class AllOptions:
 
     @property
     def build(self) -> BuildConfig:
-        """The build that is asked for, once `prepare` has fetched what it reads.
+        """The requested build, once `prepare` has fetched what it reads.
 
         Raises
         ------

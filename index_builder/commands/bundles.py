@@ -48,7 +48,7 @@ def activate_command(
 
 def _activate(directory: Path, bundle_id: str, schemas: Container[int]) -> None:
     hold = importlib.import_module("model_store.bundles.retention").Hold
-    with working("verifying"), hold(bundle_directory(directory, bundle_id)):  # nobody removes it
+    with working("verifying"), hold(bundle_directory(directory, bundle_id)):  # it is not removed
         read_manifest(bundle_directory(directory, bundle_id), schemas)
         activate(directory, bundle_id)
 
@@ -134,7 +134,7 @@ def absent_share_command(
 def acknowledge_command(directory: DirectoryArgument) -> None:
     """End the drift alarms of a gallery, and begin the tests again; services follow in seconds.
 
-    Where queries go on to differ from the calibration queries, the alarms come back: run
+    If queries still differ from the calibration queries, the alarms return: run
     `vouch-build calibrate` with queries like them.
     """
     operator = importlib.import_module("model_store.bundles.operator")

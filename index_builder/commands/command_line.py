@@ -28,7 +28,7 @@ _WIDEST, _DESCRIPTION = 100, 10
 """Columns at most, and columns before the description of an option."""
 
 _VALUES = {"str": "TEXT", "path": "PATH", "int": "N", "float": "NUMBER"}
-"""Names for values of a type where an option has none of its own."""
+"""Names for values of a type if an option has none."""
 
 VerboseOption = Annotated[
     bool,
@@ -178,7 +178,7 @@ def _entry(param: Any, ctx: Any, width: int) -> Iterator[str]:  # noqa: ANN401
 
 
 def _notes(param: Any) -> Iterator[str]:  # noqa: ANN401
-    """Give what is said of every option in the same way."""
+    """Format the description of every option."""
     default = getattr(param.default, "value", param.default)
     if isinstance(default, bool):
         default = param.opts[0] if default and param.secondary_opts else None

@@ -160,7 +160,7 @@ def _onnx_runtime() -> Iterator[Finding]:
 def _sandbox() -> Iterator[Finding]:
     """Look, in a process that enters it, what would confine the service's decoders here.
 
-    In a process, since the builder knows no service, and nobody leaves a sandbox.
+    In a process, since the builder knows no service, and a sandbox cannot be left.
     """
     if importlib.util.find_spec("fastapi") is None:
         return  # the service is not installed here
@@ -338,7 +338,7 @@ def _run(work: Work) -> Iterator[Finding]:
     yield Finding(
         "wrong",
         f"{work.directory} is unfinished: {sound:,} of {n_blocks:,} blocks are embedded",
-        "Run the same `vouch-build index` again: it goes on from there.",
+        "Run the same `vouch-build index` again: it resumes from there.",
     )
 
 
@@ -350,7 +350,7 @@ def _is_occupied(work: Work) -> bool:
             return False
     except Timeout:
         return True
-    except OSError:  # somebody else's, whom we may not ask
+    except OSError:  # of another user, whose process we may not query
         return False
 
 

@@ -22,7 +22,7 @@ from model_store.errors import OutputError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class EncoderOptions:
-    """Every option of the command, as it was given."""
+    """Every given option of the command."""
 
     timm: Annotated[
         str | None, typer.Option(help="A model of timm, or hf-hub:NAME (the extra `timm`).")
@@ -56,7 +56,9 @@ class EncoderOptions:
     ] = None
     weights: Annotated[
         str | None,
-        typer.Option(help="A local file of weights; for --torchvision also a name of its own."),
+        typer.Option(
+            help="A local file of weights; for --torchvision also one of its weight names."
+        ),
     ] = None
     preprocess: Annotated[
         Path | None,
@@ -115,7 +117,7 @@ class EncoderOptions:
 
     @property
     def door(self) -> tuple[Door, str]:
-        """The one door that was named, and what it is to take.
+        """The named library, and its argument.
 
         Raises
         ------
@@ -171,7 +173,7 @@ def encoder_command(options: EncoderOptions) -> None:
 
     The directory that is written is for `index --encoder` and `all --encoder`. Nothing is written
     unless the vectors of real images by the library and by Vouch have a cosine of 0.9999 or more.
-    An encoder that is only named (--encoder-name) takes vectors as they are.
+    An encoder that is only named (--encoder-name) takes vectors unchanged.
     """
     options.require_consistent()
     if options.vectors is not None and options.encoder_name is not None:

@@ -71,7 +71,7 @@ _OF_LABELS = "parents", "levels", "within"
 
 @dataclass(frozen=True, slots=True)
 class CalibrateOptions:
-    """Every option of ``calibrate``, as it was given."""
+    """Every given option of ``calibrate``."""
 
     bundles: BundlesArgument = None
     queries: QueriesOption = None
@@ -125,8 +125,8 @@ def calibrate_command(options: CalibrateOptions) -> None:
     """Calibrate a bundle with one's own queries; or run the step of a configuration.
 
     A new bundle is published with the same gallery and its live changes; guarantees that are not
-    named stay as they were. With BUNDLES alone it is calibrated again, to the gallery as it is now,
-    from the queries that the bundle keeps.
+    named are kept. With BUNDLES alone it is calibrated again, to the current gallery, from the
+    queries that the bundle keeps.
     """
     shown = OutcomeReport.of(options.require, options.as_json)
     shown.show(_calibrated(options, shown))
@@ -303,7 +303,7 @@ def compare_command(
 
 
 def _write(report: dict[str, Any], out: Path | None, drawn: str | None, page: Path | None) -> None:
-    """Write a report, and what was drawn of it, where somebody wants them."""
+    """Write a report and its plots, if requested."""
     for path, text in ((out, json.dumps(report, indent=1) + "\n"), (page, drawn)):
         if path is not None and text is not None:
             with writing(str(path)):

@@ -1,6 +1,6 @@
 """The commands ``vouch-build push`` and ``vouch-build pull``; no torch is needed.
 
-What they work with is imported when they run: the help of every command is told without it.
+What they work with is imported when they run: the help of every command needs none of it.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def run_index(indexing: Indexing, shown: OutcomeReport) -> Path:
         with working("indexing"):
             outcome = index_collection(indexing, shown.check)
     except KeyboardInterrupt:
-        console.print("interrupted; the same command goes on from here")
+        console.print("interrupted; the same command resumes from here")
         raise typer.Exit(130) from None
     _print_table("indexed", outcome.rows(indexing.directory))
     _say(outcome.left_out)

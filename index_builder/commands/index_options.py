@@ -81,7 +81,7 @@ def promise(name: str) -> Any:  # noqa: ANN401 - typer's
 
 @dataclass(frozen=True, slots=True)
 class IndexOptions:
-    """Every option of the command, as it was given."""
+    """Every given option of the command."""
 
     source: Annotated[
         str | None,
@@ -128,7 +128,7 @@ class IndexOptions:
         bool,
         typer.Option(
             help="Use first sub-folders, or the column label of a manifest, as labels. Otherwise "
-            "each image is a class of its own, and the column label is metadata."
+            "each image is its own class, and the column label is metadata."
         ),
     ] = True
     root: Annotated[
@@ -270,7 +270,7 @@ class IndexOptions:
             if excluded:
                 raise UsageError(
                     f"{excluded} cannot be given with --config. Set it in the file: the gallery in "
-                    "[index], promises in [calibration]. `calibrate` is a step of its own."
+                    "[index], promises in [calibration]. `calibrate` is a separate step."
                 )
             return
         if self.source is None:

@@ -1,6 +1,6 @@
 """Commands on live galleries: items, compaction, backup and restore; no torch is needed.
 
-What they work with is imported when they run: the help of every command is told without it.
+What they work with is imported when they run: the help of every command needs none of it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from model_store.gallery import Upsert
 
 PUT_TOGETHER = 32
-"""Items of a transaction: what is interrupted goes on with the images after the last of them."""
+"""Items of a transaction: an interrupted command resumes after the last one."""
 
 Root = Annotated[Path, typer.Argument(help="The directory of bundles.")]
 
@@ -87,7 +87,7 @@ def delete_command(
 def compact_command(directory: Root) -> None:
     """Publish the current bundle with its live changes as a new one; services switch to it.
 
-    It is calibrated again to the gallery as it is, from queries that the bundle keeps.
+    It is calibrated again to the current gallery, from queries that the bundle keeps.
     """
     from index_builder.configuration.milvus import milvus_access  # noqa: PLC0415
     from index_builder.configuration.signing import signing_key  # noqa: PLC0415

@@ -40,7 +40,7 @@ def reproduce_command(
         str, typer.Option(help="Of the training: full, mixed, or auto, which is mixed on a GPU.")
     ] = "auto",
     jobs: Annotated[
-        int, typer.Option(min=1, help="Measurements at a time, each in a process of its own.")
+        int, typer.Option(min=1, help="Measurements at a time, each in a separate process.")
     ] = 1,
     allow_partial: Annotated[
         bool, typer.Option("--allow-partial", help="Take less data than was published.")

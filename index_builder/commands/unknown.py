@@ -26,7 +26,7 @@ def unknown_command(
         typer.Option(
             "--queries",
             "--vectors",
-            help="As for `evaluate`; what a manifest says of their truth is not looked at.",
+            help="As for `evaluate`; the truth in a manifest is ignored.",
         ),
     ],
     items: ItemsOption = None,

@@ -90,7 +90,7 @@ class DatasetConfig(Section):
         examples=[0.6],
         gt=0,
         lt=1,
-        description="Where the data has no split of its own: share of each label that is trained "
+        description="If the data has no predefined split: share of each label that is trained "
         "on and indexed. Half of the rest calibrates, half evaluates. Left out: all images where "
         "the last layer is fitted in closed form (each is then a query, searched for in the rest "
         "by a layer that has not seen it), 0.6 where it is trained.",
@@ -125,7 +125,7 @@ class DatasetConfig(Section):
                 if getattr(self, key):
                     yield key, f'labels = "none" leaves no labels to divide. Drop `{key}`.'
         if self.unseen_share and self.kind in {"fashion-mnist", "mnist"}:
-            yield "unseen_share", f'kind = "{self.kind}" has a split of its own. Drop it.'
+            yield "unseen_share", f'kind = "{self.kind}" has a predefined split. Drop it.'
 
 
 class OutlierConfig(Section):
@@ -434,7 +434,7 @@ def build_config(fields: Mapping[str, Any], options: Mapping[str, str]) -> Build
 
 
 def in_milvus(config: BuildConfig, uri: str | None) -> BuildConfig:
-    """The same build with its gallery in the Milvus at ``uri``; None leaves it as it is.
+    """The same build with its gallery in the Milvus at ``uri``; None keeps it.
 
     Raises
     ------
@@ -447,7 +447,7 @@ def in_milvus(config: BuildConfig, uri: str | None) -> BuildConfig:
 
 
 def parse_promises(options: Mapping[str, Any]) -> CalibrationConfig:
-    """Return what calibrated answers shall promise, the rest as it is by default.
+    """Return what calibrated answers shall promise, the rest by default.
 
     Raises
     ------

@@ -133,7 +133,7 @@ def _table(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _with(fields: Mapping[str, Any], **tables: dict[str, Any]) -> dict[str, Any]:
-    """Return ``fields`` with those ``tables`` that say something, where there are tables at all."""
+    """Return ``fields`` with those ``tables`` that are not empty, if there are tables."""
     filled = dict(fields)
     for name, table in tables.items():
         if table and isinstance(filled.get(name, table), Mapping | Section):

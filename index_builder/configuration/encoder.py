@@ -68,7 +68,7 @@ class NetworkConfig(Section):
     encoder: Annotated[str, BeforeValidator(as_text)] | None = derived(
         None,
         f"`{ENCODER_IN_THE_BOX}` with a folder",
-        description=f"A pretrained encoder, which stays as it is. {ENCODER_IN_THE_BOX}: the one "
+        description=f"A pretrained encoder, which is not trained. {ENCODER_IN_THE_BOX}: the one "
         "that comes with Vouch. Or a model of a library, as `vouch-build all --encoder` names it "
         "(timm:NAME). Or a path: what `vouch-build encoder` wrote, a bundle, or an .onnx file.",
     )
@@ -99,7 +99,7 @@ class NetworkConfig(Section):
     frozen: bool = derived(
         False,
         "`true` with an `encoder`",
-        description="Leave the trunk as it is; only the last layer learns.",
+        description="Freeze the trunk; only the last layer learns.",
     )
     last_layer: Literal["random", "whitening", "loaded"] = derived(
         "random",
@@ -168,11 +168,11 @@ class NetworkConfig(Section):
         if self.weights is not None:
             yield "weights", f"`encoder` brings its own weights. {another}"
         if not self.frozen:
-            yield "frozen", "an encoder stays as it is. Drop `frozen`, or train a `trunk`."
+            yield "frozen", "an encoder is not trained. Drop `frozen`, or train a `trunk`."
         if self.last_layer == "loaded":
             yield "last_layer", 'it needs `weights`. With `encoder`: "whitening" or "random".'
         if self.feature_norm:
-            yield "feature_norm", f"an encoder stays as it is. {another}"
+            yield "feature_norm", f"an encoder is not trained. {another}"
         if self.pooling != "average":
             yield "pooling", f"`encoder` brings its own pooling. {another}"
         if self.input_size != PHOTOGRAPH:
@@ -197,7 +197,7 @@ class NetworkConfig(Section):
         if self.pooling != "average" and (own or self.trunk == "vit_b_16"):
             yield "pooling", f"{self.trunk} has no feature map to pool. Drop `pooling`."
         if self.input_size != PHOTOGRAPH and own:
-            yield "input_size", f"{self.trunk} has an input size of its own. Drop `input_size`."
+            yield "input_size", f"{self.trunk} has a fixed input size. Drop `input_size`."
         if self.dropout_inside and (self.trunk != "small_cnn" or not self.dropout):
             yield "dropout_inside", 'it needs trunk = "small_cnn" and `dropout`, such as 0.2.'
         n_features = N_FEATURES[self.trunk]
@@ -232,8 +232,7 @@ class TrainingConfig(Section):
         "0 with pretrained features and a whitened last layer, unless [training] or "
         "`posterior.method` describes a training; else 10",
         ge=0,
-        description="Passes over the training images. 0 takes the encoder as it is loaded or "
-        "whitened.",
+        description="Passes over the training images. 0 takes the loaded encoder or whitened.",
     )
     labels_per_batch: int = Field(10, ge=2, description="Labels in a batch of training images.")
     images_per_label: int = Field(
@@ -317,7 +316,7 @@ class EncoderConfig(Section):
         now = dict(self)
         try:
             then = dict(type(self).model_validate(stored))
-        except ValidationError:  # what was stored means nothing any more
+        except ValidationError:  # stored results are no longer valid
             return set(now)
         return {part for part in now if now[part] != then[part]}
 
@@ -375,7 +374,7 @@ class EncoderConfig(Section):
             yield (
                 "training.objective",
                 (
-                    f'posterior.method = "{asked.method}" trains with a loss of its own. Drop '
+                    f'posterior.method = "{asked.method}" trains with its own loss. Drop '
                     f"`objective`, or take one of {', '.join(sorted(OF_ANY_OBJECTIVE))}."
                 ),
             )

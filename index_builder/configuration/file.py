@@ -112,15 +112,15 @@ def _of_table(node: Schema, table: str, values: Mapping[str, Any]) -> Iterator[s
     for key in sorted(keys, key=lambda one: _place_among_first(f"{table}.{one}".lstrip("."))):
         about = chosen["properties"][key]
         variants = variants_of(about)
-        if not table and (is_table(about) or is_array_of_tables(about)):  # sections of their own
+        if not table and (is_table(about) or is_array_of_tables(about)):  # separate sections
             continue
         value, text = values.get(key), about.get("description", "")
         if is_table(about):
             value = values[key]["kind"]
             text = f"{text} One of {_names(variants)}; or a table [{table}.{key}] with `kind` and "
-            text += "keys of its own, which `vouch-build config schema` lists."
+            text += "its own keys, which `vouch-build config schema` lists."
         elif others and key == (tags_of(chosen) or [""])[0]:
-            text = f"One of {_names([chosen, *others])}. Each has keys of its own, which "
+            text = f"One of {_names([chosen, *others])}. Each has its own keys, which "
             text += "`vouch-build config schema` lists; these are the default's."
         elif not set(choices_of(about)) <= set(re.findall(r"[\w-]+", text)) or bounds_of(about):
             text = f"{text} Wanted: {accepted(about)}."

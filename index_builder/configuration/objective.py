@@ -157,7 +157,8 @@ class ProxyNcaConfig(_Learning):
     kind: Literal["proxy_nca"]
     distance: Literal["cosine", "squared"] = Field(
         "cosine",
-        description="cosine: minus the similarity. squared: ‖z − p‖² of what is not normalised.",
+        description="cosine: minus the similarity. squared: ‖z − p‖² of vectors that are not "
+        "normalised.",
     )
     temperature: float = Field(
         0.0556,

@@ -55,7 +55,7 @@ def vectors_config(
 
     Parameters
     ----------
-    items : a manifest of what is known of each row; None where the table says it.
+    items : a manifest with the fields of each row; None if the table has them.
     encoder : that takes the vectors.
     made_by : the name of what made the vectors, where ``encoder`` only declares it.
     name : of the gallery; None for the table's.

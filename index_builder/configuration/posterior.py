@@ -104,7 +104,8 @@ class BayesianTripletConfig(Section):
     kl_weight: float = Field(1e-6, ge=0, description="Of the divergence from the prior.")
     normalised: bool = Field(
         True,
-        description="Compare embeddings on the unit sphere. false: as they are, as in the Gaussian "
+        description="Compare embeddings on the unit sphere. false: unnormalised, as in the "
+        "Gaussian "
         "form of the paper's supplement; what is served is their direction.",
     )
     margin: float = Field(0.0, ge=0, description="In squared distance, by which positives lead.")
@@ -208,7 +209,7 @@ class LossPredictionConfig(Section):
 
 
 class FaceEmbeddingConfig(Section):
-    """Probabilistic face embeddings: variances learned for an encoder that stays as it is."""
+    """Probabilistic face embeddings: variances learned for a fixed encoder."""
 
     method: Literal["pfe"]
     epochs: int = Field(5, ge=1, description="Of the variances, over the training images.")

@@ -119,7 +119,7 @@ class Problems:
         return _together(said, f"There are {len(said)} errors:")
 
     def _described(self, error: Any) -> Iterator[Problem]:  # noqa: ANN401 - pydantic's dictionary
-        """Give what one of pydantic's errors says of the file."""
+        """Convert one of pydantic's errors to a sentence about the file."""
         place, node, table = _walked(self._schema, error["loc"])
         name, kind = ".".join(place), error["type"]
         received = None if name == "" else _written(self._value(place))
@@ -140,7 +140,7 @@ class Problems:
             yield Problem(name, received, _wanted(node, self._value(place)))
 
     def _unknown(self, place: Sequence[str], table: Schema) -> Problem:
-        """Return what is wrong with a key that there is none of."""
+        """Return the problem of an unknown key."""
         *before, key = place
         is_one = isinstance(self._value(place), Mapping)
         what = "unknown table." if is_one else "unknown key."

@@ -20,7 +20,7 @@ from model_store.bundles.directory import GALLERY_NAME
 Schema = Mapping[str, Any]
 
 SCHEMA_FILE = Path(__file__).with_name("build.schema.json")
-"""The schema of a build's file, as it is shipped."""
+"""The shipped schema of a build's file."""
 
 _PATTERNS = {
     GALLERY_NAME: "up to 64 lower-case letters, digits, `.`, `_` and `-`, the first a letter or "

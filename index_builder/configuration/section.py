@@ -57,7 +57,7 @@ def derived(default: Any, rule: str, **constraints: Any) -> Any:  # noqa: ANN401
 
     Parameters
     ----------
-    default : where nothing else is said; ``...`` where something always is.
+    default : of the key; ``...`` where something always is.
     rule : the default in words, for people.
     constraints : as pydantic's ``Field`` takes them.
     """
@@ -65,7 +65,7 @@ def derived(default: Any, rule: str, **constraints: Any) -> Any:  # noqa: ANN401
 
 
 def as_text(value: object) -> object:
-    """Return a path as text, and anything else as it is."""
+    """Return a path as text, and anything else unchanged."""
     return str(value) if isinstance(value, Path) else value
 
 

@@ -4,7 +4,7 @@
 (Fashion-MNIST and MNIST), `folder` (one sub-folder for each label), `outliers` (other worlds).
 `image_files` tells images from the other files of a source, `unicode_text` refuses what is no text.
 `groups` and `near_duplicates` keep what belongs together on one side. Made up from them: `views`
-(what a query could look like), `corruption` (spoilt copies). `images` is what all of them give.
+(what a query could look like), `corruption` (corrupted copies). `images` is what all of them give.
 """
 
 from index_builder.datasets.images import LabelledImages

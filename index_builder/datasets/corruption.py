@@ -1,4 +1,4 @@
-"""Spoilt copies of images: out of focus, full of noise, lying on their side; and of vectors."""
+"""Corrupted copies of images: out of focus, full of noise, lying on their side; and of vectors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ N_OTHERS = 16
 
 
 def corrupted(images: LabelledImages, seed: int) -> LabelledImages:
-    """The same images, spoilt: each in one of three ways, in turn."""
+    """The same images, corrupted: each in one of three ways, in turn."""
 
     def change(pixels: Pixels, position: int) -> Pixels:
         if position % 3 == 0:

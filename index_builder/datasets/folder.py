@@ -45,7 +45,7 @@ class _Picture:
     fingerprint : see `near_duplicates`.
     losses : see `DecodedImage.losses`.
     pixels : of the whole picture; None of one that was decoded at a fraction of its size, or that
-        there is no room for.
+        does not fit into the memory budget.
     """
 
     digest: bytes
@@ -120,7 +120,7 @@ class _Room:
 
 
 def _groups(pictures: Sequence[_Picture]) -> tuple[str, ...] | None:
-    """Name the groups of copies and near-duplicates; None where every picture is one of its own."""
+    """Name the groups of copies and near-duplicates; None where no two pictures belong together."""
     digests = np.array([one.digest.hex() for one in pictures])
     copies = pairs_of_equal(np.unique(digests, return_inverse=True)[1].astype(np.int64))
     alike = pairs_among([one.fingerprint for one in pictures])

@@ -103,7 +103,7 @@ _SENTENCES = {
 """The sentence in the report for each reason."""
 
 _SAID = (Reason.other_format, Reason.linked_folder, Reason.bad_name, Reason.no_label)
-"""Reasons that a user must hear of at once: a part of the collection may be missing."""
+"""Reasons that are printed at once: a part of the collection may be missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ def is_system_file(name: str) -> bool:
 
 
 def head_of(path: Path) -> bytes:
-    """Read the first bytes of a regular file; a pipe is not waited for.
+    """Read the first bytes of a regular file; a pipe is opened without waiting for a writer.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""A collection of labelled images, decoded only when they are asked for."""
+"""A collection of labelled images, decoded on access."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class LabelledImages:
     read : gives image ``i`` of the collection's source as (H, W, 3) uint8 RGB.
     rows : (N,) the source's own positions of these images.
     groups : N names of what images show together, such as one object photographed several times:
-        no group is divided between gallery and queries. None where nobody says.
-    sources : N names of where images come from, such as a camera; None where nobody says.
-    content : of the same source as ``read``; None where nobody says what an image is, so that
-        nothing computed of it can be found again.
+        no group is divided between gallery and queries. None if unknown.
+    sources : N names of where images come from, such as a camera; None if unknown.
+    content : of the same source as ``read``; None if images have no identity, so that nothing
+        computed of them can be found again.
     metadata : N objects of what else is known of the images; None where nothing is.
-    places : (N, 3) of where images were taken, see `model_store.truth.wgs84`; NaN where nobody
-        knows. None where places say nothing of what matches.
+    places : (N, 3) of where images were taken, see `model_store.truth.wgs84`; NaN if unknown. None
+        if places do not decide what matches.
     """
 
     ids: tuple[str, ...]
@@ -79,7 +79,7 @@ class LabelledImages:
         return self.read(int(self.rows[position]), smallest_side)
 
     def contents(self) -> list[bytes] | None:
-        """Return what tells the images from all others, see `Content`; None where nobody says."""
+        """Return what tells the images from all others, see `Content`; None if unknown."""
         if self.content is None:
             return None
         return [self.content(int(row)) for row in self.rows]

@@ -1,6 +1,6 @@
 """Near-duplicates: one photograph stored again, in another size or format, or barely touched up.
 
-They are told by a fingerprint of the picture, not by the encoder, whose errors would otherwise
+They are found by a fingerprint of the picture, not by the encoder, whose errors would otherwise
 decide which queries it is tested with.
 """
 
@@ -22,12 +22,13 @@ SIDE = 16
 """Cells of a fingerprint, each way."""
 
 BLUR = 2.0
-"""Standard deviation, in cells, of what is taken away. Without it, products on a white ground are
-all alike, and chained by the hundred."""
+"""Standard deviation, in cells, of the Gaussian that is subtracted. Without it, products on a white
+ground are
+all similar, and hundreds of them form one chain."""
 
 LEAST_SIDE = 64
-"""Pixels of the longer side: smaller pictures are drawings and icons, which are alike at 16 cells
-though they show different things."""
+"""Pixels of the longer side: smaller pictures are drawings and icons, which are equal at 16 cells
+although they show different things."""
 
 LEAST_SPREAD = 4.0
 """Standard deviation in grey levels, of 255: below it there is nothing to tell pictures by."""

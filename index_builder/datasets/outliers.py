@@ -1,4 +1,4 @@
-"""Images from another world than the gallery's, to calibrate and to test with."""
+"""Images of another kind than the gallery's (far-OOD), for calibration and evaluation."""
 
 from __future__ import annotations
 

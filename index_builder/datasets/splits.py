@@ -33,7 +33,7 @@ class QuerySet:
     ----------
     matched : held-out images whose label is in the gallery.
     withheld : images of labels that are in neither training nor gallery; may be empty.
-    outliers : images from another world, or None.
+    outliers : far-OOD images, or None.
     """
 
     matched: LabelledImages
@@ -50,13 +50,13 @@ class Splits:
     gallery : what is indexed: training and validation images together; with `unseen_share`,
         images of other labels than theirs.
     training : what the encoder is trained on and its posterior fitted to; without labels, half of
-        the gallery, of which no calibration query is a view.
+        the gallery, disjoint from the images whose views are calibration queries.
     validation : what the prior precision is chosen by; the encoder has not seen them.
     calibration, evaluation : queries, which stand in no other part; without labels, views of items.
-    labelled : whether somebody knows what belongs together; else each image is its own label.
-    items_are_queries : whether the gallery holds all images of its labels, so that items, each left
-        out of its own list, are the queries with a match; ``calibration`` and ``evaluation`` then
-        have none.
+    labelled : whether labels are known; else each image is its own label.
+    items_are_queries : whether the gallery holds all images of its labels, so that items, each
+        excluded from its own results, are the queries with a match; ``calibration`` and
+        ``evaluation`` then have none.
     gallery_unseen : whether nothing was learned from the gallery's images, nor from their labels:
         then they look to the encoder as fresh queries do.
     """
@@ -200,7 +200,7 @@ def _halves(images: LabelledImages, order: NDArray[np.int64]) -> list[LabelledIm
 def _outliers(
     config: BuildConfig | SplitChoices, generator: np.random.Generator
 ) -> Iterator[LabelledImages | None]:
-    """Images from other worlds: to calibrate with, then to be tested on."""
+    """Far-OOD images: one part for calibration, one for evaluation."""
     most = config.outliers.n_images
     for part, kind in enumerate((config.outliers.calibration, config.outliers.evaluation)):
         images = outliers(kind, part, generator)
@@ -212,7 +212,7 @@ def _parts(
 ) -> tuple[LabelledImages | None, LabelledImages, LabelledImages | None]:
     """Images to learn from, where they are not the gallery's own; all others; and queries.
 
-    None for queries where the data has no split of its own.
+    None for queries if the data has no predefined split.
     """
     if config.kind == "fashion-mnist":
         return None, idx_dataset("FashionMNIST", "train"), idx_dataset("FashionMNIST", "t10k")

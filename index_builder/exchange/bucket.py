@@ -39,7 +39,7 @@ class Bucket:
 
     Raises
     ------
-    TransferError : obstore is not installed, or the environment does not say what is needed.
+    TransferError : obstore is not installed, or the environment lacks a variable.
     """
 
     def __init__(self, url: str) -> None:
@@ -134,5 +134,5 @@ class Bucket:
             raise TransferError(
                 f"{self._url} cannot {what} ({type(error).__name__}: {redacted(error)}). Is there "
                 "such a bucket, and do the credentials in the environment (AWS_…, GOOGLE_…, "
-                "AZURE_…) allow it? The same command goes on from here."
+                "AZURE_…) allow it? The same command resumes from here."
             ) from error

@@ -35,10 +35,10 @@ class Folder:
             raise TransferError(f"{name} in {self._path} cannot be copied: {error}.") from error
 
     def put(self, directory: Path, manifest: Manifest) -> str:  # noqa: ARG002 - is read again
-        """Copy a bundle there, as it is pulled from anywhere."""
+        """Copy a bundle there, as a pull would."""
         return str(pull(Folder(directory), self._path))
 
     @cached_property
     def _bundle(self) -> Path:
-        """The one bundle that is meant, whatever becomes current meanwhile."""
+        """The one bundle that is meant, whatever becomes current in between."""
         return locate(self._path)

@@ -125,7 +125,7 @@ class Hub:
 
     @cached_property
     def _info(self) -> Any:  # noqa: ANN401 - of huggingface_hub
-        """The repository as it is now."""
+        """The current state of the repository."""
         with self._reached("read"):
             return self._api.model_info(
                 self._repository, revision=self._revision, files_metadata=True
@@ -150,7 +150,7 @@ class Hub:
             raise TransferError(
                 f"{self} cannot be {what} ({type(why).__name__}: {message}). Is there such a "
                 "repository, and may the token do that? `hf auth login` keeps one. The same "
-                "command goes on from here."
+                "command resumes from here."
             ) from error
 
     def __str__(self) -> str:

@@ -113,5 +113,5 @@ def _measured(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _plain(text: str) -> str:
-    """Return text that Markdown shows as it is, in one line."""
+    """Return text that Markdown shows literally, in one line."""
     return " ".join(text.replace("<", "&lt;").replace("[", "\\[").split())

@@ -25,7 +25,7 @@ class Place(Protocol):
 
         Parameters
         ----------
-        size : bytes that it is said to have; no more are written.
+        size : its declared bytes; no more are written.
         """
 
     def put(self, directory: Path, manifest: Manifest) -> str:

@@ -44,7 +44,7 @@ def pull(
 
     Parameters
     ----------
-    trusted : public keys, one of which must have signed it; none: nobody need have.
+    trusted : public keys, one of which must have signed it; none: unsigned bundles are accepted.
     activated : whether it becomes the current bundle.
 
     Returns
@@ -54,7 +54,7 @@ def pull(
     Raises
     ------
     TransferError : nothing is there, or the way to it is broken.
-    BundleError : it is not what its manifest says, or nobody who is trusted has signed it.
+    BundleError : it is not what its manifest says, or no trusted key has signed it.
     OutputError : there is no room for it here.
     """
     content = place.read(MANIFEST_FILE)
@@ -78,7 +78,7 @@ def pull(
                 _, hold = seal(partial, manifest)
                 for left in root.glob(".*.pulling"):  # of bundles that were not fetched to the end
                     shutil.rmtree(left, ignore_errors=True)
-        with hold:  # nobody removes it before it is the current one
+        with hold:  # it is not removed before it is the current one
             if activated:
                 activate(root, manifest.id)
     return target

@@ -17,5 +17,5 @@
     parity            the library's vectors of real images against Vouch's
     texts             the same of texts
     bundle            the directory that is written
-    card              what it says of the encoder's origin
+    card              its origin
 """

@@ -44,7 +44,7 @@ from model_store.errors import EncoderSourceError
 
 @dataclass(frozen=True)
 class EncoderSource:
-    """An encoder as a door gives it, before anything is written.
+    """An encoder from a library, before it is written.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class EncoderSource:
     reference : its library's own way from an image to a vector.
     input_format : how it wants its images.
     origin : names and versions.
-    text : its text tower, where that was asked for.
+    text : its text tower, if requested.
     """
 
     write: Callable[[Path, NDArray[np.uint8]], None]

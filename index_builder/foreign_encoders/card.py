@@ -1,4 +1,4 @@
-"""The directory of an encoder, written whole or not at all, and the card with its origin."""
+"""The directory of an encoder, written atomically, and the card with its origin."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ PREPROCESS_FILES = ("preprocess_cfg.json", "preprocessor_config.json", "config.j
 
 @dataclass(frozen=True, slots=True)
 class EncoderChoices:
-    """The choices of a user at a door.
+    """The user's options for an encoder of a library.
 
     Attributes
     ----------
@@ -93,7 +93,7 @@ class EncoderChoices:
         )
 
     def decoded(self, found: InputFormat) -> InputFormat:
-        """Return how images are prepared, with the decoding that was asked for."""
+        """Return how images are prepared, with the requested decoding."""
         if not self.reduced_decoding:
             return found
         return replace(found, preprocessing=replace(found.preprocessing, decoding="reduced"))
@@ -175,7 +175,7 @@ DOORS: dict[Door, Open] = {
 
 
 def _of_torch(create: Callable[..., ForeignNetwork], choices: EncoderChoices) -> EncoderSource:
-    """Create a library's model, its random weights from a generator of its own."""
+    """Create a library's model, its random weights from a separate generator."""
     import torch  # noqa: PLC0415 - slow
 
     from index_builder.networks.initialisation import drawn_from  # noqa: PLC0415 - torch

@@ -26,7 +26,7 @@ class ForeignNetwork:
     module : standardised images (B, 3, H, W) → features (B, F); or embedding mean, variance and
         features, where it knows its own uncertainty.
     input_format : how it wants its images.
-    reference : what Vouch's answer is compared with; None where the library has no way of its own.
+    reference : what Vouch's answer is compared with; None if the library has none.
     origin : names and versions, for the card.
     text : open its text tower; None where it has none.
     """
@@ -43,7 +43,7 @@ class ContractModule(nn.Module):
 
     Parameters
     ----------
-    network : see `ForeignNetwork.module`. Without an uncertainty of its own, its features are the
+    network : see `ForeignNetwork.module`. Without its own uncertainty, its features are the
         mean, and the variance is zero.
     """
 
@@ -63,7 +63,7 @@ class ContractModule(nn.Module):
         if isinstance(found, tuple):
             mean, variance, features = found
             return mean, variance, features
-        return found, torch.zeros_like(found), found * 1.0  # each output has a name of its own
+        return found, torch.zeros_like(found), found * 1.0  # each output has its own name
 
 
 def reference_of(

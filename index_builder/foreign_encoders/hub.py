@@ -16,7 +16,7 @@ _ENDPOINT = "https://huggingface.co"
 
 
 class HubModel:
-    """A model that a library fetches; the hub is asked for an answer at once.
+    """A model that a library fetches; the hub must answer at once.
 
     Parameters
     ----------

@@ -56,7 +56,7 @@ class ForeignGraph:
 
     Attributes
     ----------
-    model : as it was read.
+    model : unchanged.
     images, found : its input, and the output that the vector is made of.
     pooling : of tokens or of a feature map.
     n_prefix : the tokens before the first patch.

@@ -118,7 +118,7 @@ def parity_images(folder: Path | None, most: int = MOST_IMAGES) -> list[ParityIm
 
 
 def labels_of(images: Sequence[ParityImage]) -> list[str] | None:
-    """Return the images' labels; None where they do not say what belongs together."""
+    """Return the images' labels; None if they are no usable labels."""
     labels = [one.label for one in images if one.label is not None]
     if len(labels) < len(images) or not 1 < len(set(labels)) < len(labels):
         return None

@@ -118,7 +118,7 @@ def precision_cost(
     Parameters
     ----------
     images : (n, H, W, 3).
-    labels : n of them; None where nobody knows what belongs together.
+    labels : n of them; None if there are no labels.
 
     Raises
     ------
@@ -128,7 +128,7 @@ def precision_cost(
     lost = ~(np.isfinite(small.mean).all(1) & small.mean.any(1))
     if lost.any():
         raise ParityError(
-            f"{int(lost.sum())} of {len(images)} images have no embedding any more: what the "
+            f"{int(lost.sum())} of {len(images)} images no longer have an embedding: what the "
             "network computes is too large or too small for such numbers (those of float16 end at "
             "65,504). Take another --precision. Nothing was written."
         )

@@ -117,7 +117,7 @@ def clip_tokenizer(simple: Any) -> Tokenizer:  # noqa: ANN401 - OpenCLIP's
 
 
 def library_tokenizer(tokenizer: Any, context_length: int) -> Tokenizer | None:  # noqa: ANN401
-    """Return a copy of what is behind a tokenizer of transformers, to a context length.
+    """Return a copy of the tokenizer behind one of transformers, to a context length.
 
     None where that is not of the `tokenizers` library.
     """

@@ -41,7 +41,7 @@ clean each in their own way: entities, ligatures, wrongly decoded characters."""
 
 @dataclass(frozen=True)
 class TextSource:
-    """A text tower as a door gives it, before anything is written.
+    """A text tower from a library, before it is written.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""The door for a module of one's own: ``module.py:factory``."""
+"""Encoders from your own module: ``module.py:factory``."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _text(module: nn.Module) -> TextSource:
 
 
 def _called(file: Path, factory: str) -> object:
-    """Import ``file`` under a name of its own, with its folder to import from, and call."""
+    """Import ``file`` under a separate name, with its folder to import from, and call."""
     name = f"vouch_encoder_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:

@@ -102,7 +102,7 @@ def _input_format(preset: Any) -> InputFormat:  # noqa: ANN401 - torchvision's
 
 
 def _load(model: nn.Module, state: Any, name: str) -> None:  # noqa: ANN401 - a mapping of tensors
-    """Load weights of which the classifier may be missing."""
+    """Load weights, which may lack the classifier."""
     try:
         found = model.load_state_dict(state, strict=False)
     except RuntimeError as error:

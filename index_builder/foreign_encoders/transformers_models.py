@@ -58,11 +58,11 @@ def transformers_network(repository: str, pooling: Pooling, *, untrained: bool) 
     Parameters
     ----------
     repository : a name on the hub, or a local directory with configuration and weights.
-    untrained : random weights; the configuration and the processor are there all the same.
+    untrained : random weights; the configuration and the processor still exist.
 
     Raises
     ------
-    EncoderSourceError : it cannot be had, needs code of its own, or is no vision model.
+    EncoderSourceError : it is not available, needs its own code, or is no vision model.
     """
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()

@@ -25,7 +25,7 @@ BLOCK = 64
 """Images of a block. What is lost when the work is killed is what was at work: a few blocks."""
 
 _READING = 2
-"""Version of what is kept of an image besides its embedding; shards of another are made again."""
+"""Version of the data kept for an image besides its embedding; shards of another are made again."""
 
 BLOCK_OF_VECTORS = 1_024
 """Vectors of a block: nothing has to be computed of them, and each block is a file that is waited
@@ -40,8 +40,8 @@ class Place:
     ----------
     path : of the file, absolute; or its URL.
     offset : of the image within it; None where the image is the whole file.
-    size : bytes; -1 where there was nothing when the source was read, 0 where nobody knows.
-    changed_ns : when the file was last written to; 0 where nobody knows.
+    size : bytes; -1 if the file was missing when the source was read, 0 if unknown.
+    changed_ns : when the file was last written to; 0 if unknown.
     box : left, top, width and height of the part that is the image, in pixels of the upright
         picture; None for all of it.
     version : in a bucket, tells this content from others of the same name.
@@ -60,7 +60,7 @@ class Place:
         return is_url(self.path)
 
     def opened(self) -> BinaryIO:
-        """Open the file; of a pipe, without waiting for somebody who writes to it."""
+        """Open the file; a pipe is opened without waiting for a writer."""
         return open(self.path, "rb", opener=_at_once)
 
     def identity(self) -> list[object]:
@@ -86,11 +86,11 @@ class Entry:
     Attributes
     ----------
     id : names it in the gallery.
-    label : what it belongs to; None where nobody says.
+    label : its label; None if unknown.
     group : what it shows together with others, such as an object photographed several times; None
-        where nobody says.
-    source : where it comes from, such as a camera or a shop; None where nobody says.
-    origin : where the source speaks of it, for people: a file, a line, a member.
+        if unknown.
+    source : where it comes from, such as a camera or a shop; None if unknown.
+    origin : the place in the source that names it, for messages: a file, a line, a member.
     """
 
     id: str
@@ -131,7 +131,7 @@ class Block:
         return hashlib.sha256(content.encode()).hexdigest()
 
     def singles(self) -> Iterator[Block]:
-        """Return each image as a block of its own."""
+        """Return each image as a separate block."""
         for name, place in zip(self.ids, self.places, strict=True):
             failures = {name: self.failures[name]} if name in self.failures else {}
             yield Block(self.number, (name,), (place,), failures)

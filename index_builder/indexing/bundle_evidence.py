@@ -1,4 +1,4 @@
-"""Calibrating and measuring a bundle, wherever it was made, with queries of one's own."""
+"""Calibration and evaluation of any bundle with the user's own queries."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Evidence:
     within: float | None = None
 
     def rule(self, gallery: Gallery, before: Calibration | None) -> TruthRule:
-        """Return what counts as a match; what is not said stays as it was ``before``."""
+        """Return what counts as a match; options that are not given keep their value ``before``."""
         hierarchy, within = self.parents.of(gallery), self.within
         if before is not None:
             hierarchy = before.hierarchy if hierarchy is None else hierarchy
@@ -99,12 +99,13 @@ def calibrate_bundle(
 ) -> Path:
     """Fit the calibration of the current bundle of ``root`` to queries, and publish it.
 
-    Changes of the gallery since are taken in, and those that come meanwhile go along.
+    Changes of the gallery since are taken in, and changes made during the calibration are carried
+    over.
 
     Parameters
     ----------
-    promises : what answers shall promise, by the names of `CalibrationConfig`; the rest is as it
-        was, or the default of a bundle that was not calibrated.
+    promises : what answers shall promise, by the names of `CalibrationConfig`; the rest keeps its
+        value, or the default of a bundle without calibration.
     check : see `Check`.
 
     Raises
@@ -122,7 +123,7 @@ def calibrate_bundle(
             fitted = _fitted(room, gallery, before, config, seed, staging)
             check(outcome_of(fitted))
             fitted.save(staging)
-            (staging / EVALUATION_FILE).unlink(missing_ok=True)  # of what was promised before
+            (staging / EVALUATION_FILE).unlink(missing_ok=True)  # of the earlier promises
             return replace(manifest, calibration=summarise(fitted), metrics=None)
 
         with Compaction(root, bundle.manifest, live, signing_key(), calibrate) as compaction:

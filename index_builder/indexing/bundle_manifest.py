@@ -1,4 +1,4 @@
-"""The manifest of what was built: one place says what a bundle says of itself."""
+"""The manifest of a built bundle, composed in one place."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def text_described(retriever: Retriever) -> dict[str, Any]:
 
 
 def summarise(calibration: Calibration) -> dict[str, Any]:
-    """Return what a manifest says of a calibration."""
+    """Return a manifest's entry for a calibration."""
     return {
         "n_queries": calibration.n_queries,
         "alpha": calibration.alpha,

@@ -1,9 +1,9 @@
-"""Calibrating a collection by itself: some of its images are queries, or views of them are made up.
+"""Calibration with the collection's own images: some are queries, or views of them are generated.
 
 With labels, about a fifth of each label's images, at most `N_QUERIES`, is put aside, whole groups
 at a time (`index_builder.indexing.holding_out`): they are in the catalogue and not in the gallery.
-Without, every image is a thing of its own, and queries are views of gallery images. From there on
-it is `vouch-build calibrate`.
+Without, every image is its own class, and queries are augmented views of gallery images. From there
+on it is `vouch-build calibrate`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def plan_of(catalogue: Catalogue, promises: CalibrationConfig, *, of_images: boo
     if not of_images and found.n_labels == 0:
         raise CalibrationError(
             "Vectors without labels cannot be calibrated with: no views can be made of them, and "
-            "nothing says what belongs together. Give labels in the table of items; or index "
+            "there are no labels. Give labels in the table of items; or index "
             "without --calibrate, and calibrate with queries whose truth is known "
             "(`vouch-build calibrate --vectors`)."
         )
@@ -71,7 +71,7 @@ def plan_of(catalogue: Catalogue, promises: CalibrationConfig, *, of_images: boo
         raise CalibrationError(
             f"All {found.n_labelled} labelled images have the same label, so that nothing tells "
             "what a query without a match looks like. Give --no-labels, which takes each image for "
-            "a thing of its own, or index without --calibrate."
+            "its own class, or index without --calibrate."
         )
     n_queries = catalogue.n_to_hold_out() if found.n_labels else catalogue.n_different()
     if n_queries < MIN_QUERIES:
@@ -98,7 +98,7 @@ def one_label(n_queries: int) -> CalibrationError:
     return CalibrationError(
         f"All {n_queries} queries would have the same label, so that nothing tells what a query "
         "without a match looks like. The other labels have one image each, or copies of one. Add "
-        "images of them; or give --no-labels, which takes each image for a thing of its own; or "
+        "images of them; or give --no-labels, which makes each image its own class; or "
         "index without --calibrate."
     )
 
@@ -117,7 +117,7 @@ def too_few_queries(n_queries: int) -> CalibrationError:
         f"A fifth of each label's images is {n_queries} queries to calibrate with; at least "
         f"{MIN_QUERIES} are needed. Copies count as one image. A label with one image, or with "
         "copies of one, gives no query; of labels with two images, two in five give one. Add "
-        "images; or give --no-labels, which takes each image for a thing of its own and calibrates "
+        "images; or give --no-labels, which makes each image its own class and calibrates "
         "with views of them; or index without --calibrate."
     )
 
@@ -147,7 +147,7 @@ def calibrate_collection(
     Raises
     ------
     CalibrationError : too few of the images could be read.
-    DatasetError : one that could be read cannot be any more.
+    DatasetError : an image that was readable before cannot be read.
     """
     with closing(sqlite3.connect(work.catalogue)) as connection:
         if not encoder.metadata.takes_images:
@@ -210,7 +210,7 @@ def _images(entries: Iterable[tuple[Any, ...]], read_place: ReadAgain) -> Labell
     labels = tuple(str(entry[0] if entry[1] is None else entry[1]) for entry in found)
     groups = tuple(str(entry[2]) for entry in found)
     sources = tuple(entry[3] or "" for entry in found)
-    contents = [bytes.fromhex(entry[4]) for entry in found]  # of the files, as they were embedded
+    contents = [bytes.fromhex(entry[4]) for entry in found]  # of the files at the time of embedding
     places = [place_of(*entry[5:]) for entry in found]
 
     def read(row: int, smallest_side: int | None) -> Pixels:
@@ -219,9 +219,9 @@ def _images(entries: Iterable[tuple[Any, ...]], read_place: ReadAgain) -> Labell
         except (OSError, NotFetched) as error:
             why = getattr(error, "strerror", None) or error
             raise DatasetError(
-                f"{ids[row]!r} was there to be indexed and cannot be read any more "
-                f"({why}). Leave the collection as it is until the command has ended; "
-                "the same command goes on from here."
+                f"{ids[row]!r} was indexed and can no longer be read "
+                f"({why}). Do not change the collection until the command has ended; "
+                "the same command resumes from here."
             ) from error
 
     return LabelledImages(

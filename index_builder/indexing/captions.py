@@ -31,7 +31,7 @@ def read_captions(path: Path, gallery: Gallery) -> Captions:
         text = text_of(fields, "text", origin)
         if text is None or not text.strip():
             raise DatasetError(
-                f"{origin}: there is no text. Say what is searched with in a column named text; "
+                f"{origin}: there is no text. Put the query into a column named text; "
                 f"here are {', '.join(map(repr, fields))}."
             )
         item = text_of(fields, "id", origin)

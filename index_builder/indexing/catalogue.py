@@ -176,7 +176,7 @@ class Catalogue:
             yield Block(number, ids, places, failures)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._connection.close()
 
     def _refuse_repeated_ids(self) -> None:
@@ -193,7 +193,7 @@ class Catalogue:
             ]
             raise DatasetError(
                 f"{n_repeated} ids stand for more than one image: {'; '.join(examples)}"
-                f"{'; …' if n_repeated > N_SHOWN else ''}. Give every image an id of its own."
+                f"{'; …' if n_repeated > N_SHOWN else ''}. Give every image its own id."
             ) from error
 
     def _origins(self, name: str) -> list[str]:

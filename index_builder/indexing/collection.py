@@ -65,7 +65,7 @@ EngineChoice = Literal["local", "ray"]
 
 _ALIKE = (
     "{n} groups of labels differ in case, spaces or Unicode form only, and count as different: "
-    "{shown}. Write them alike if they mean the same."
+    "{shown}. Use one spelling if they mean the same."
 )
 
 DEFAULT_PROMISES = CalibrationConfig()
@@ -224,7 +224,7 @@ class Outcome:
     n_quarantined, n_copies : images left out, and items whose content another one has too.
     left_out : files of the source that were not taken.
     n_held_out : images that are queries to calibrate with, and not in the gallery.
-    calibration : the calibration that was fitted; None where none was asked for.
+    calibration : the calibration that was fitted; None if not requested.
     losses : by id, of the images that lost something when they were decoded.
     failures : by id, of the images that were left out because they could not be read.
     """
@@ -266,7 +266,7 @@ class Outcome:
 def index_collection(indexing: Indexing, check: Check = accept_any) -> Outcome:
     """Embed the collection and publish it as the current bundle.
 
-    Whatever interrupts it, the same call goes on from where it was and ends with the same bundle.
+    Whatever interrupts it, the same call resumes and ends with the same bundle.
 
     Parameters
     ----------
@@ -276,7 +276,7 @@ def index_collection(indexing: Indexing, check: Check = accept_any) -> Outcome:
     ------
     DatasetError : the source is not what it should be.
     TooManyBadImages : more images than tolerated cannot be read; the quarantine report says which.
-    SourceUnavailable : the images cannot be reached, or not any more.
+    SourceUnavailable : the images cannot be reached.
     OutputError : a disk is full, or a directory read-only.
     RunInUse : another process works there.
     ConfigError, CalibrationError : see `Indexing.require_feasible`.

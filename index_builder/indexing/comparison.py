@@ -36,7 +36,7 @@ class Side:
         return {name: row for row, name in enumerate(self.evaluation.queries.ids)}
 
     def said(self, row: int) -> Said:
-        """Return what it says of a query."""
+        """Return its answer to a query."""
         return Said.of(self.evaluation.answers[row])
 
     def right(self, row: int) -> bool:

@@ -27,7 +27,7 @@ from model_store.memory import OF_INDEXING, tune_malloc
 
 N_TRIES = 2
 """An image is to blame for its decoder's end when it was alone with it so many times; once may be
-the kernel, looking for memory, or somebody with `kill`."""
+the kernel, reclaiming memory, or a user with `kill`."""
 
 _TOOK_IT_ALONG = Failure(
     "ImageTooCostly",

@@ -67,8 +67,8 @@ def embed_catalogue(
 
     Raises
     ------
-    TooManyBadImages : as soon as it is certain.
-    SourceUnavailable : the images cannot be reached any more.
+    TooManyBadImages : as soon as the limit is certain to be exceeded.
+    SourceUnavailable : the images can no longer be reached.
     OutputError : the disk is full.
     """
     of_encoder = recipe(encoder)
@@ -102,7 +102,7 @@ def embed_catalogue(
                 check()
         except SourceUnavailable as error:
             raise SourceUnavailable(
-                f"{error} {progress.sentence} The same command goes on from there."
+                f"{error} {progress.sentence} The same command resumes from there."
             ) from error
 
 

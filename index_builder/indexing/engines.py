@@ -54,7 +54,7 @@ class LocalEngine:
         self._encode = encode
         self._n_encoders = n if encoder.provider == PROVIDERS["cpu"] else 1
         self._fetching = fetching
-        # Enough that whoever is done finds more to do; each is a few megabytes.
+        # Enough that no worker waits for its next block; each is a few megabytes.
         self._n_at_work = 2 * n + self._n_encoders + (BLOCKS_AT_ONCE if fetching else 0)
 
     def shards(self, tasks: Iterable[Task]) -> Iterator[Shard]:
@@ -85,7 +85,7 @@ class LocalEngine:
                     digest = fetched.pop(one)
                     try:
                         block = one.result()
-                    except SourceUnavailable as error:  # what was fetched is worth keeping
+                    except SourceUnavailable as error:  # fetched files are kept
                         lost, waiting = error, iter(())
                         continue
                     decoding[self._decoders.submit(block)] = block, digest

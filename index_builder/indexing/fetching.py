@@ -31,7 +31,7 @@ class Fetching:
     Parameters
     ----------
     directory : for the files; those of a block are away when it is `released`.
-    limits : one byte more than they allow is fetched at most, so that a decoder can say so.
+    limits : one byte more than they allow is fetched at most, so that a decoder can report it.
     """
 
     def __init__(self, storage: Storage, directory: Path, limits: ImageLimits) -> None:
@@ -45,7 +45,7 @@ class Fetching:
 
         Raises
         ------
-        SourceUnavailable : by the future; nothing can be had from there any more.
+        SourceUnavailable : by the future; the source is no longer available.
         OutputError : by the future; there is no room.
         """
         return self._threads.submit(self._fetched, block)
@@ -109,7 +109,7 @@ class Fetching:
 def reader(storage: Storage, limits: ImageLimits) -> ReadAgain:
     """Return what decodes images again, wherever they lie.
 
-    It raises `NotFetched` or `OSError` of an image that is not there any more.
+    It raises `NotFetched` or `OSError` if the image no longer exists.
     """
 
     def read(place: Place, smallest_side: int | None) -> Pixels:

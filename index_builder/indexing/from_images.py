@@ -51,7 +51,7 @@ def build_gallery(
 
     Raises
     ------
-    DatasetError : an image cannot be read any more.
+    DatasetError : an image can no longer be read.
     """
     known = stored(encoder)
 

@@ -26,7 +26,7 @@ from model_store.images import ImageLimits
 logger = logging.getLogger(__name__)
 
 AHEAD = 64
-"""Images that are asked for before the first of them has come."""
+"""Number of images requested before the first of them has arrived."""
 
 _TOLERANCE = Tolerance(share=0.01)
 _PARTIAL = ".partial"
@@ -36,8 +36,8 @@ def copy_images(source: str, folder: Path, storage: Storage, *, labelled: bool =
     """Make ``folder`` hold the images of a source, one sub-folder for each label.
 
     An image keeps the path that it has in a folder of images; else it is called by its id. What is
-    there already, with the same size and date, is not fetched again; what the source does not have
-    any more is removed.
+    there already, with the same size and date, is not fetched again; files that are no longer in
+    the source are removed.
 
     Returns
     -------
@@ -46,7 +46,7 @@ def copy_images(source: str, folder: Path, storage: Storage, *, labelled: bool =
     Raises
     ------
     DatasetError : the source is not what it should be, or names parts of pictures.
-    SourceUnavailable : it cannot be reached any more; what was copied stays.
+    SourceUnavailable : it can no longer be reached; copied files stay.
     TooManyBadImages : more than one image in a hundred could not be had.
     OutputError : there is no room.
     """
@@ -69,7 +69,7 @@ def copy_images(source: str, folder: Path, storage: Storage, *, labelled: bool =
                     logger.warning("left out %s: %s", entry.id, why)
         except SourceUnavailable as error:
             raise SourceUnavailable(
-                f"{error} {len(wanted):,} images are copied and kept. The same command goes on "
+                f"{error} {len(wanted):,} images are copied and kept. The same command resumes "
                 "from there."
             ) from error
         for path in folder.rglob("*"):
@@ -118,8 +118,8 @@ def _path_in(folder: Path, entry: Entry, taken: set[Path]) -> Path:
     path = folder / _path_of(entry)
     if path in taken:
         raise DatasetError(
-            f"{entry.origin} and another image are both called {entry.id!r}. Give every image an "
-            "id of its own."
+            f"{entry.origin} and another image are both called {entry.id!r}. Give every image "
+            "its own id."
         )
     taken.add(path)
     return path
@@ -153,7 +153,7 @@ def _finished(
     partial = Path(file.name)
     try:
         future.result()
-    except NotFetched as error:  # what has come of it is removed with all that is not wanted
+    except NotFetched as error:  # a partial copy is removed with the other unwanted files
         return entry, path, str(error)
     finally:
         file.close()

@@ -1,4 +1,4 @@
-"""Queries of one's own: images, or vectors, with what is known to be true of each.
+"""The user's queries: images or vectors, with the truth of each.
 
 Their source is read as a collection is: ``item`` names the item of the gallery that a query shows,
 or ``label`` its label; a query with neither matches nothing there. Where places make a match,
@@ -60,7 +60,7 @@ class OwnQueries:
     Attributes
     ----------
     queries : those with a match, and the others as withheld ones.
-    failures : by id, of those that could not be read and are left out.
+    failures : by id, of the unreadable ones, which are left out.
     """
 
     queries: QuerySet
@@ -119,7 +119,7 @@ def read_gallery(
     limits: ImageLimits,
     storage: Storage,
 ) -> LabelledImages:
-    """Read again what a gallery was made of, as far as it is in the gallery; see `read_queries`.
+    """Read the source of a gallery again, restricted to its items; see `read_queries`.
 
     Raises
     ------
@@ -224,7 +224,7 @@ def _images(
     hashes: Mapping[str, str],
     read_again: ReadAgain,
 ) -> LabelledImages:
-    """Return entries as images; exact copies, where nobody names groups, are one."""
+    """Return entries as images; exact copies form one group if no groups are named."""
 
     def read(row: int, smallest_side: int | None) -> Pixels:
         return read_again(entries[row].place, smallest_side)

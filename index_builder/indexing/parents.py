@@ -46,10 +46,10 @@ class Parents:
         else:
             hierarchy, where = _of_items(gallery, self.fields), f"--levels {','.join(self.fields)}"
         if not (hierarchy.of_labels(gallery.labels) >= 0).any():
-            some = ", ".join(map(repr, gallery.labels[:3])) or "none at all"
+            some = ", ".join(map(repr, gallery.labels[:3])) or "none"
             raise DatasetError(
-                f"{where}: no label of the gallery has a parent. Its labels are {some} …; write "
-                "them as they are there."
+                f"{where}: no label of the gallery has a parent. Its labels are {some} …; use "
+                "the same spelling."
             )
         return hierarchy
 

@@ -40,7 +40,7 @@ Prepare = Callable[[Block], PreparedBlock]
 """Reads, decodes and resizes the images of a block."""
 
 BUDGET = DecodingBudget(cpu_s=10.0)
-"""The owner of a collection is no stranger: twice as long as a query may take."""
+"""Twice the time of a query: the owner of a collection is trusted."""
 
 NO_THUMBNAIL: EncodedThumbnail = b"", ""
 
@@ -93,7 +93,7 @@ def prepare_pixels(
     preprocessing: EncoderInput,
     preview_side: int | None = None,
 ) -> PreparedBlock:
-    """Prepare images that somebody else decodes, or vectors: see `LabelledImages.pixels`.
+    """Prepare images decoded elsewhere, or vectors: see `LabelledImages.pixels`.
 
     Parameters
     ----------

@@ -23,7 +23,7 @@ from model_store.errors import SourceUnavailable
 from model_store.images import ImageLimits
 from model_store.processors import ProviderChoice
 
-# Ray reports its use to its maker unless it is told not to before it is imported.
+# Ray reports its use to its maker unless this is disabled before the import.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 import ray
 
@@ -145,7 +145,7 @@ class _Worker:
             for shard in self._engine.shards(tasks):
                 made["shard"].append(shard.to_bytes())
                 made["lost"].append("")
-        except SourceUnavailable as error:  # of which Ray would make an error of its own
+        except SourceUnavailable as error:  # Ray would wrap it in its own error
             made["shard"].append(b"")
             made["lost"].append(str(error))
         return made

@@ -39,12 +39,12 @@ def recalibrate_bundle(
 ) -> Path:
     """Fit the calibration of the current bundle of ``root`` again, and publish it.
 
-    Changes of the gallery since are taken in, and those that come meanwhile go along.
+    Changes of the gallery since are taken in, and changes made during the fit are carried over.
 
     Parameters
     ----------
-    promises : what answers shall promise, by the names of `CalibrationConfig`; the rest is as it
-        was.
+    promises : what answers shall promise, by the names of `CalibrationConfig`; the rest keeps its
+        value.
     decisions : the service's file of feedback: queries that were drawn at random, and decided on,
         are calibration queries as well.
     check : see `Check`.
@@ -52,8 +52,8 @@ def recalibrate_bundle(
     Raises
     ------
     ConfigError : a promise is out of range; there is no such file.
-    CalibrationError : the bundle is not calibrated, or keeps too little; or what was fitted
-        foretold the queries worse than the calibration that there is.
+    CalibrationError : the bundle is not calibrated, or keeps too little; or the new fit predicts
+        the queries worse than the present calibration.
     WriteRefused : the bundle takes no changes, or its gallery lies in Milvus.
     """
     directory = locate(root)
@@ -120,8 +120,8 @@ def correct_bundle(root: Path, feedback: Path, check: Check = accept_any) -> Pat
 
     Raises
     ------
-    CalibrationError : too little was said of its probabilities; or the correction would foretell
-        what is said no better, and nothing is published.
+    CalibrationError : too few pairs were reviewed; or the correction would not predict the reviews
+        better, and nothing is published.
     ConfigError : there is no such file.
     WriteRefused : the bundle takes no changes, or its gallery lies in Milvus.
     """
@@ -137,9 +137,9 @@ def correct_bundle(root: Path, feedback: Path, check: Check = accept_any) -> Pat
         report = corrected.report["feedback"]
         if not report["applied"]:
             raise CalibrationError(
-                "Decisions correct nothing: of those left out, the probabilities would foretell "
-                f"none better (log loss {report['log_loss_after']:.4f}, as they are "
-                f"{report['log_loss_before']:.4f}). Nothing is published."
+                "The correction is not published: on held-out decisions the log loss is "
+                f"{report['log_loss_after']:.4f} with it and {report['log_loss_before']:.4f} "
+                "without it. Review more queries."
             )
         check(outcome_of(corrected))
         corrected.save(staging)
@@ -172,8 +172,8 @@ def calibration_of(
     before : the calibration until now.
     promises : see `recalibrate_bundle`.
     drawn : queries that were decided on.
-    must : whether to refuse, or else to leave the calibration as it was, where the bundle keeps too
-        little, or a new one foretells the queries worse.
+    must : whether to refuse, or else to keep the calibration, where the bundle keeps too
+        little, or a new one predicts the queries worse.
     check : see `Check`.
     """
     fields = {name: getattr(before, name) for name in CalibrationConfig.model_fields}
@@ -187,14 +187,15 @@ def calibration_of(
         except CalibrationError as error:
             if must:
                 raise
-            console.print(f"The calibration stays as it was. {error}", markup=False)
+            console.print(f"The calibration is unchanged. {error}", markup=False)
             return manifest
         check(outcome_of(refit.calibration))
         refit.calibration.save(staging)
-        (staging / EVALUATION_FILE).unlink(missing_ok=True)  # of what was promised before
+        (staging / EVALUATION_FILE).unlink(missing_ok=True)  # of the earlier promises
         console.print(
             f"calibrated again, with {refit.calibration.n_queries:,} queries and "
-            f"{refit.calibration.report['n_leave_one_out']:,} items left out of their own lists; "
+            f"{refit.calibration.report['n_leave_one_out']:,} items excluded from their own "
+            "results; "
             f"log loss {refit.loss_after:.4f}, before {refit.loss_before:.4f}"
         )
         return replace(manifest, calibration=summarise(refit.calibration), metrics=None)
@@ -205,8 +206,8 @@ def calibration_of(
 def _require_as_good(refit: Refit) -> None:
     if not refit.foretells_as_well:
         raise CalibrationError(
-            f"Fitted again, the calibration would foretell its queries worse (log loss "
+            f"Fitted again, the calibration would predict its queries worse (log loss "
             f"{refit.loss_after:.4f}, until now {refit.loss_before:.4f}), and is not published. "
-            "Calibrate with queries such as are asked today: `vouch-build calibrate BUNDLES "
+            "Calibrate with recent queries: `vouch-build calibrate BUNDLES "
             "--queries FILE`."
         )

@@ -85,7 +85,7 @@ def write_held_out(work: Work) -> int:
 
 
 def write_summary(work: Work, summary: Mapping[str, Any]) -> None:
-    """Write what the run is of, and how it stands; whole or as it was."""
+    """Write the source and progress of the run, atomically."""
     with replacing(work.summary) as partial:
         partial.write_text(json_text(summary), encoding="utf-8")
 

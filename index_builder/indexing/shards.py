@@ -1,4 +1,4 @@
-"""Shards: what is known of the images of a block, in a file of its own that is whole or not there.
+"""Shards: the data of the images of a block, in one file that is complete or absent.
 
 ::
 

@@ -33,14 +33,14 @@ def calibrate_bundle_texts(
 ) -> Path:
     """Fit the calibration of texts of the current bundle of ``root`` to captions, and publish it.
 
-    The calibration of images stays what it is. Changes of the gallery since are taken in, and those
-    that come meanwhile go along.
+    The calibration of images stays what it is. Changes of the gallery since are taken in, and
+    changes made during the calibration are carried over.
 
     Parameters
     ----------
     captions : see `read_captions`.
-    promises : what answers shall promise, by the names of `CalibrationConfig`; the rest is as it
-        was for texts, or else as it is for images.
+    promises : what answers shall promise, by the names of `CalibrationConfig`; the rest keeps its
+        value for texts, else that for images.
     feedback : a file that the service kept feedback in; match probabilities are corrected by it.
     check : see `Check`.
 

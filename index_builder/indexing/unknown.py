@@ -36,7 +36,7 @@ class UnknownQueries:
     name : of the gallery.
     queries : all of them, those with a match too.
     verdicts : how many queries got which.
-    unknown : (n,) places of those that match nothing.
+    unknown : (n,) indices of the absent queries.
     groups : of these, by their places among ``unknown``.
     precision : expected share of the pairs within groups that show the same identity.
     """
@@ -135,7 +135,7 @@ def group_unknown(
         gallery, calibration = bundle.retriever.gallery, bundle.retriever.calibration
         if calibration is None:
             raise CalibrationError(
-                "The bundle is not calibrated: nobody knows which queries match nothing. Give it "
+                "The bundle is not calibrated: it cannot tell which queries are absent. Give it "
                 "`vouch-build calibrate BUNDLES --queries FILE` first."
             )
         grouping = Grouping.of_gallery(gallery, seed)

@@ -34,7 +34,7 @@ class Work:
       calibration.md    all numbers of the calibration, for people
       catalogue.sqlite  the source's entries, read anew by every run
       source/           what of the source is copied or unpacked, to be read at any place
-      fetched/          images that are about to be decoded, of those that lie elsewhere
+      fetched/          remote images that are about to be decoded
       vectors.sqlite    what was computed of images that calibration asks for too
       shards/           what is embedded; see `index_builder.indexing.shards`
       bundle/           the bundle in the making
@@ -79,7 +79,7 @@ class Work:
 
     @property
     def source(self) -> Path:
-        """The directory of what is copied or unpacked of the source."""
+        """The directory of copied or unpacked files of the source."""
         return self.directory / "source"
 
     @property
@@ -123,7 +123,7 @@ def occupied(directory: Path) -> Iterator[Work]:
 
     Raises
     ------
-    RunInUse : somebody else does.
+    RunInUse : another process does.
     OutputError : it cannot be made, or written to.
     """
     with writing(f"the run directory {directory}"):

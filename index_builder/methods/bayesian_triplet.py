@@ -55,7 +55,7 @@ class BayesianTriplet(Method):
     def fit(
         self, config: EncoderConfig, members: Sequence[Trained], splits: Splits
     ) -> tuple[VarianceHeadPosterior, Report]:
-        """Return last layer and variance head as they were trained."""
+        """Return the trained last layer and variance head."""
         (trained,) = members
         layer = trained.encoder.last_layer.state_dict(prefix="last_layer.")
         unit_mean = torch.tensor(self.settings.normalised)

@@ -21,6 +21,6 @@ class Deterministic(Method):
     def fit(
         self, config: EncoderConfig, members: Sequence[Trained], splits: Splits
     ) -> tuple[PointPosterior, Report]:
-        """Return the trained last layer as it is."""
+        """Return the trained last layer unchanged."""
         (trained,) = members
         return PointPosterior.of(trained.encoder.last_layer), {}

@@ -32,7 +32,7 @@ class Ensemble(Method):
     settings: EnsembleConfig
 
     def members(self, config: EncoderConfig) -> list[EncoderConfig]:
-        """Return the configurations of deterministic encoders with seeds of their own.
+        """Return the configurations of deterministic encoders with their own seeds.
 
         The first member's seed is that of the build, so that it is the deterministic baseline; the
         others' come from that seed and the member's number, so that builds of different seeds

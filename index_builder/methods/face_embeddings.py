@@ -1,4 +1,4 @@
-"""Probabilistic face embeddings: variances learned for an encoder that stays as it is."""
+"""Probabilistic face embeddings: variances learned for a fixed encoder."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class HedgedInstance(Method):
     def fit(
         self, config: EncoderConfig, members: Sequence[Trained], splits: Splits
     ) -> tuple[UncertaintyModulePosterior, Report]:
-        """Return last layer and uncertainty module as they were trained."""
+        """Return the trained last layer and uncertainty module."""
         (trained,) = members
         layer = trained.encoder.last_layer
         module = UncertaintyModule(layer.in_features, layer.out_features)

@@ -365,7 +365,7 @@ def _norm_correlation(
 ) -> float | None:
     """Correlation, in logs, of the uncertainty Σv / ‖m‖² with ‖φ‖² / ‖m‖², its value without data.
 
-    Over validation images, or training images where there are few; None where all are alike.
+    Over validation images, or training images where there are few; None where all are equal.
     """
     images = splits.validation if len(splits.validation) >= MIN_CORRELATED else splits.training
     chosen = np.random.default_rng(seed).permutation(len(images))[:N_VALIDATION]

@@ -22,7 +22,7 @@ N_VALIDATION = 1_000
 """Validation images that vote on prior or temperature: the optimum is flat, more hardly move it."""
 
 N_VOTERS = 10_000
-"""Training images among which their neighbours are looked for, likewise."""
+"""Number of training images among which their neighbours are searched."""
 
 
 class Tempered(Posterior, Protocol):

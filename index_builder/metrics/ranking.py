@@ -23,8 +23,8 @@ def map_at_k(matches: Bools, n_relevant: Counts, k: int) -> float | None:
     """Mean over queries of AP@k = Σ_{i ≤ k} P(i) · rel(i) / min(R, k).
 
     P(i) is the share of true matches among the first i, and R how many the gallery holds: the
-    definition of the code of the Laplace metric-learning paper, but that a query of which the
-    gallery holds no match counts 1 there, and is left out here.
+    definition of the code of the Laplace metric-learning paper, except that a query without a match
+    in the gallery counts 1 there, and is left out here.
 
     Parameters
     ----------

@@ -12,7 +12,7 @@ MAX_PER_LABEL = 500
 """Items of a label whose distances are measured: 125,000 pairs say what all would."""
 
 MAX_FOR_ENTROPY = 2_000
-"""Vectors whose distances the entropy is of, likewise: two million pairs."""
+"""Vectors whose distances the entropy is of: two million pairs."""
 
 Vectors = NDArray[np.floating[Any]]
 Codes = NDArray[np.integer[Any]]

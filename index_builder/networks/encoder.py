@@ -20,14 +20,14 @@ class MetricEncoder(nn.Module):
     ----------
     trunk : computes φ: features (B, F) of images (B, 3, H, W), standardised.
     pretrained : batch normalisation keeps the statistics it was pretrained with.
-    frozen : the whole trunk stays as it is, while the last layer learns.
+    frozen : the whole trunk is fixed, while the last layer learns.
     feature_norm : normalise the features over batches, without parameters: the one more batch
         normalisation of Boudiaf et al. 2020, sec. 5.3, whose statistics are learned.
 
     Attributes
     ----------
-    stored_features : what the trunk makes of images, where nothing trains it and somebody keeps
-        that; else None.
+    stored_features : what the trunk makes of images, if it is not trained and they are stored; else
+        None.
     """
 
     pixel_mean: Tensor
@@ -61,7 +61,7 @@ class MetricEncoder(nn.Module):
         return self.trunk.preprocessing
 
     def train(self, mode: bool = True) -> MetricEncoder:
-        """Set training mode; pretrained batch normalisation keeps its statistics all the same."""
+        """Set training mode; pretrained batch normalisation keeps its statistics."""
         super().train(mode)
         if self.pretrained:
             freeze_batch_norm(self.trunk)

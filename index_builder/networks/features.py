@@ -105,7 +105,7 @@ def all_features(encoder: MetricEncoder, images: LabelledImages) -> Tensor:
 
 
 def repeatable_blocks(encoder: MetricEncoder, images: LabelledImages) -> FeatureBlocks:
-    """`feature_blocks` that can be asked for again; kept in memory where they are small."""
+    """`feature_blocks` that can be iterated again; kept in memory where they are small."""
     if len(images) * encoder.trunk.n_features * 4 <= _CACHED_BYTES:
         kept = list(feature_blocks(encoder, images))
         return lambda: kept

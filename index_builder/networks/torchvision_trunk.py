@@ -135,9 +135,9 @@ def pad_as_tensorflow(module: nn.Module) -> None:
 
 
 def freeze_batch_norm(module: nn.Module) -> None:
-    """Keep the running statistics of batch normalisation as they were pretrained.
+    """Keep the running statistics of batch normalisation of the pretraining.
 
-    Batches of few labels have statistics of their own, which fine-tuning would chase.
+    Batches of few labels have different statistics of their own, which fine-tuning would chase.
     """
     for part in module.modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):

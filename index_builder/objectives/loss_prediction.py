@@ -21,7 +21,7 @@ TEMPERATURE = 0.1
 
 
 class LossPrediction(Objective):
-    """A head is trained to predict the loss of each image; the encoder stays as it is.
+    """A head is trained to predict the loss of each image; the encoder is fixed.
 
     ``ranking``: max(0, m − sgn(l_i − l_j)(u_i − u_j)) over pairs of images with losses l and
     predictions u (pretrained visual uncertainties, Kirchhof et al. 2024; Yoo & Kweon 2019).

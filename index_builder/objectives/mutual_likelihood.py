@@ -14,7 +14,7 @@ from index_builder.posteriors import UncertaintyModule
 class MutualLikelihoodLoss(Objective):
     """Minus the mutual likelihood score of all pairs of one label, averaged (Shi & Jain 2019).
 
-    The encoder stays as it is: no gradient reaches the last layer, and the means that are compared
+    The encoder is fixed: no gradient reaches the last layer, and the means that are compared
     are its directions. Only variances are learned, and only from pairs that do match.
 
     Parameters

@@ -17,7 +17,7 @@ def positives_and_negatives(labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def squared_distances(embeddings: Tensor) -> Tensor:
-    """Squared distances (B, B) on the unit sphere, of which the root has a finite slope.
+    """Squared distances (B, B) on the unit sphere; their root has a finite slope.
 
     Parameters
     ----------

@@ -27,7 +27,7 @@ class ProxyNcaLoss(Objective):
     ----------
     embedding_dim : D.
     n_labels : the proxies.
-    distance : ``cosine``, −cos(z, p); or ``squared``, ‖z − p‖² of vectors as they are.
+    distance : ``cosine``, −cos(z, p); or ``squared``, ‖z − p‖² of unnormalised vectors.
     temperature : t.
     generator : draws the proxies.
     learning_rate : of the proxies.

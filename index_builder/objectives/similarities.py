@@ -1,6 +1,6 @@
 """Softmaxes over the similarities of a batch: N-pairs, InfoNCE, soft neighbours, SupCon, SNCA.
 
-All are written over the other images k ≠ i, positives and negatives alike, where the papers are: a
+All are written over the other images k ≠ i, positives and negatives, where the papers are: a
 denominator of negatives alone makes soft neighbours and SupCon unbounded below.
 """
 
@@ -28,7 +28,7 @@ def similarity_loss(
 def n_pairs_loss(embeddings: Tensor, labels: Tensor, norm_weight: float) -> Tensor:
     """log(1 + Σ_n exp(z_a·z_n − z_a·z_p)) of each positive pair among its negatives (Sohn 2016).
 
-    Scalar products of embeddings as they are, whose mean squared length, times ``norm_weight``, is
+    Scalar products of unnormalised embeddings, whose mean squared length, times ``norm_weight``, is
     added.
     """
     loss = info_nce(embeddings @ embeddings.T, *positives_and_negatives(labels))

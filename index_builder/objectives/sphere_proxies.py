@@ -102,7 +102,7 @@ class SphereProxyLoss(_DistributionProxies):
 
 
 class NonIsotropicProxyLoss(_DistributionProxies):
-    """Non-isotropic proxies, of which an image's direction has a density (Kirchhof et al. 2022).
+    """Non-isotropic proxies with a density for an image's direction (Kirchhof et al. 2022).
 
     Parameters
     ----------

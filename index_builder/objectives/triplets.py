@@ -1,4 +1,4 @@
-"""Triplets of a minibatch that are worth training on."""
+"""Triplets of a minibatch that are useful for training."""
 
 from __future__ import annotations
 

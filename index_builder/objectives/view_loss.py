@@ -31,7 +31,7 @@ class MonteCarloInfoNceLoss(Objective):
 
     −log 1/S Σ_s exp(κ z_i·z_p) / Σ_{k≠i} exp(κ z_i·z_k), each z a draw from the von Mises-Fisher
     distribution of its view. The length of the embedding is that distribution's concentration,
-    where the paper has a network of its own for it.
+    where the paper has a separate network for it.
 
     Parameters
     ----------

@@ -166,7 +166,7 @@ def publish_step(config: BuildConfig, run: Run, bundles: Path) -> Path:
 
 
 def plan_of(config: BuildConfig) -> Plan:
-    """Count the queries that a build will have, from its data as they are now."""
+    """Count the queries that a build will have, from its current data."""
     _loaded.cache_clear()  # a folder may have changed since it was last read
     return Plan.of_splits(splits_of(config), config.calibration)
 

@@ -93,7 +93,7 @@ class Run:
 
     @contextmanager
     def occupied(self, *, to_write: bool = True) -> Iterator[None]:
-        """Let nobody else work here; of the processes of ``torchrun``, the first stands for all.
+        """Lock the run directory; of the processes of ``torchrun``, the first stands for all.
 
         Parameters
         ----------
@@ -101,7 +101,7 @@ class Run:
 
         Raises
         ------
-        RunInUse : somebody else does.
+        RunInUse : another process does.
         OutputError : the directory cannot be made, or written to.
         """
         from index_builder.indexing.workdir import occupied  # noqa: PLC0415 - slow
@@ -147,7 +147,7 @@ def _is_first() -> bool:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write ``content`` for people and programs alike; whole, or not at all."""
+    """Write ``content`` for people and programs, atomically."""
     with replacing(path) as partial:
         partial.write_text(json_text(content), encoding="utf-8")
 

@@ -79,8 +79,8 @@ MIN_POSITIVES = 2
 def train_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
     """Images → checkpoint.safetensors, objective.safetensors and training.json.
 
-    Each member of an ensemble has them. One that was interrupted goes on with the member that it
-    was at. Under ``torchrun`` its processes train together, and the first one writes.
+    Each member of an ensemble has them. An interrupted one resumes with its current member. Under
+    ``torchrun`` its processes train together, and the first one writes.
     """
     with process_group() as group:
         if len(members_of(config, run)) > 1:
@@ -247,12 +247,12 @@ def _require_enough(images: LabelledImages) -> None:
         raise DatasetError(
             f"There are {len(images)} images to learn from, at most {most} of one label; wanted "
             f"{N_PARITY_IMAGES} or more, and a label with {MIN_POSITIVES}. Add images; or, where "
-            'each is a thing of its own, give --no-labels (dataset.labels = "none").'
+            'each is its own class, give --no-labels (dataset.labels = "none").'
         )
 
 
 def _require_input(encoder: MetricEncoder, images: LabelledImages) -> None:
-    """Refuse images where the encoder takes vectors, and vectors that are none of its own."""
+    """Refuse images where the encoder takes vectors, and vectors of other encoders."""
     expected, shape = encoder.preprocessing, images.pixels(0).shape
     wanted = "images"
     if isinstance(expected, VectorInput):

@@ -1,6 +1,6 @@
 """Posteriors: what a trained network does not know about its last layer.
 
-The map, from what is asked to what answers it:
+The map, from questions to modules:
 
 =====================  ==========================================================================
 `laplace`              a Laplace posterior of the last layer: curvature, prior, prediction

@@ -1,4 +1,4 @@
-"""Encoders with their posterior, as they are exported: images to mean, variance and features."""
+"""Exported encoders with their posterior: images to mean, variance and features."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No posterior at all: the deterministic baseline."""
+"""No posterior: the deterministic baseline."""
 
 from __future__ import annotations
 

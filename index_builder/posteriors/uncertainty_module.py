@@ -67,7 +67,7 @@ class UncertaintyModulePosterior(nn.Module):
     Parameters
     ----------
     unit_mean : whether the variance belongs beside a mean of unit length, as PFE trains it, or
-        beside the last layer's output as it is, as HIB does.
+        beside the last layer's unnormalised output, as HIB does.
     """
 
     def __init__(

@@ -93,7 +93,7 @@ def methods_named(wanted: str) -> list[str]:
 
     Raises
     ------
-    ConfigError : one that there is none of.
+    ConfigError : an unknown one.
     """
     names = [*METHODS, DECISION]
     if wanted == "all":
@@ -115,12 +115,12 @@ def run_cells(plan: Plan, jobs: int = 1) -> tuple[list[Cell], list[Failure]]:
 
     Parameters
     ----------
-    jobs : cells that are worked on at a time, each in a process of its own. What they cost is then
+    jobs : cells that are worked on at a time, each in a separate process. What they cost is then
         what it cost beside the others.
 
     Returns
     -------
-    Every cell that there is now, and what could not be measured.
+    Every cell, and those that could not be measured.
 
     Raises
     ------
@@ -225,7 +225,7 @@ def _measured_cell(plan: Plan, method: str, seed: int) -> Cell:
 
 
 def _built(plan: Plan, method: str, config: ProtocolConfig, run: Run) -> dict[str, Any]:
-    """Train, fit and export, once; the cost of each, as it was when it was done."""
+    """Train, fit and export, once; the cost of each at that time."""
     costs_file = run.directory / "costs.json"
     if costs_file.exists():
         return dict(json.loads(costs_file.read_text(encoding="utf-8")))

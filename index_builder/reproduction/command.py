@@ -19,7 +19,7 @@ COMPARISONS: Mapping[str, Callable[..., str]] = {
     "objectives": compare_objectives,
     "stereo": measure_stereo,
 }
-"""Names that ``--protocol`` takes beside `PROTOCOLS`: each has a table of its own."""
+"""Names that ``--protocol`` takes beside `PROTOCOLS`: each has its own table."""
 
 
 def reproduce(

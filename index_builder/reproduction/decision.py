@@ -60,7 +60,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A gallery as it is searched: its files opened, its features and labels learned."""
+    """A searched gallery: its files opened, its features and labels learned."""
 
     task: Task
     setup: RetrievalSetup
@@ -128,7 +128,7 @@ def decide_test(
 
 
 def decided(calibration: Calibration, observed: RetrievedQueries) -> Decided:
-    """Probabilities and outlier scores of what was observed."""
+    """Probabilities and outlier scores of the observations."""
     scores = observed.outlier_scores
     shift = prior_shift(calibration.assumed_absent, calibration.default_share)
     first, highest = np.empty(len(observed)), np.empty(len(observed))

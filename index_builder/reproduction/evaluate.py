@@ -194,7 +194,7 @@ def _spread(embeddings: Embeddings) -> Floats:
 def _of_similarity(results: RetrievalResults, outliers: dict[str, Floats]) -> Result:
     """Measure the plain similarity of the first result as a signal, for comparison.
 
-    Cut off at 0 it is a confidence as well: one that nobody has calibrated.
+    Cut off at 0 it is a confidence as well: an uncalibrated one.
     """
     doubt = 1 - results.similarities[:, 0]
     doubts = {name: 1 - values for name, values in outliers.items()}

@@ -139,11 +139,11 @@ def configured(base: Config, name: str, checkpoint: Path | None = None) -> Confi
     Parameters
     ----------
     base : of data, network, training and calibration; its posterior is replaced, but for what all
-        Laplace posteriors share. Its objective trains the methods that take any; others have a
-        loss of their own.
+        Laplace posteriors share. Its objective trains the methods that take any; others have their
+        own loss.
     name : of `METHODS`.
     checkpoint : of an encoder that ``deterministic`` has trained. A method that is
-        post-hoc as well takes it as it is; others train their own.
+        post-hoc as well takes it unchanged; others train their own.
 
     Raises
     ------

@@ -50,9 +50,9 @@ class Signals:
     Attributes
     ----------
     uncertainties : (B,) that the first result is wrong; None where the method gives none.
-    outlier_scores : (B,) how unlike the gallery's world each query is; None likewise.
-    scores_of_outliers : the same of each kind of outlier, by name.
-    confidences, outcomes : (B,) a probability, and whether its event happened; None likewise.
+    outlier_scores : (B,) how unlike the gallery's world each query is; None too. scores_of_outliers
+        : the same of each kind of outlier, by name.
+    confidences, outcomes : (B,) a probability, and whether its event happened; None too.
     acceptance : (B,) by which queries are accepted in an open set: larger is surer.
     acceptance_outliers : the same of the first kind of outliers.
     """

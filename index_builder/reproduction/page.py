@@ -78,7 +78,7 @@ def _mean(method: Method, metric: str) -> float | None:
 
 
 def _best(column: Column, methods: Sequence[Method]) -> set[int]:
-    """Places of the methods whose figure, as it is printed, is the best of a column."""
+    """Places of the methods whose printed figure is the best of a column."""
     known = {
         place: round(value, 3)
         for place, method in enumerate(methods)

@@ -31,7 +31,7 @@ class Cost:
     Attributes
     ----------
     seconds : wall time.
-    peak_bytes : most memory that the process held meanwhile, including the memory held before.
+    peak_bytes : peak memory of the process during this, including the memory held before.
     peak_gpu_bytes : most that torch held on the GPU; None where there is none.
     """
 

@@ -140,7 +140,7 @@ def full_matches(results: RetrievalResults, rows: Rows) -> NDArray[np.bool_]:
 
 
 def euclidean_matches(results: RetrievalResults, n: int) -> NDArray[np.bool_]:
-    """Rank by the Euclidean distance of embeddings as they are; a mask (B, n) of true matches.
+    """Rank by the Euclidean distance of unnormalised embeddings; a mask (B, n) of true matches.
 
     What is served is ranked by direction alone; the difference is what lengths know.
     """
@@ -168,7 +168,8 @@ def consensus_of_queries(
 ) -> tuple[Floats, NDArray[np.bool_]]:
     """Confidence of each query's consensus, and whether it is right, (B,) each.
 
-    100 samples of each query vote for the labels of their nearest candidates, as they are served.
+    100 samples of each query vote for the labels of their nearest candidates, as in a served
+    search.
     """
     of_queries, of_gallery = label_codes(results.task)
     gallery = unit_direction(results.gallery.mean)

@@ -21,7 +21,7 @@ class Column:
     Attributes
     ----------
     larger_is_better : None where neither is.
-    meaning : a sentence for somebody who does not know it.
+    meaning : a sentence for readers who do not know it.
     """
 
     metric: str
@@ -34,14 +34,14 @@ COLUMNS = (
     Column("recall_at_1", "R@1", True, "Share of queries whose first result is right."),
     Column("map_at_5", "mAP@5", True, "How many of the first five are right, and how early."),
     Column("map_at_10", "mAP@10", True, "The same of the first ten."),
-    Column("map_at_r", "mAP@R", True, "The same of as many as there are to be found."),
+    Column("map_at_r", "mAP@R", True, "The same for as many as there are true matches."),
     Column("ood_auroc", "AUROC", True, "Outliers told from ordinary queries; 0.5 is chance."),
     Column("ood_auprc", "AUPRC", True, "The same, by precision and recall."),
     Column("ood_fpr95", "FPR@95", False, "Ordinary queries refused when 95 % of outliers are."),
     Column("error_auroc", "error AUROC", True, "Wrong first results told from right ones."),
     Column("ausc", "AUSC", True, "Accuracy as the least sure queries are left out, averaged."),
     Column("aurc", "AURC", False, "Errors among the answered, averaged over how many are."),
-    Column("augrc", "AUGRC", False, "Wrong answers among all queries, averaged likewise."),
+    Column("augrc", "AUGRC", False, "Wrong answers among all queries, averaged in the same way."),
     Column("ece", "ECE", False, "How far confidence and accuracy are apart."),
     Column("brier", "Brier", False, "Squared error of the confidence."),
     Column("dir_at_far_0.1", "DIR", True, "Known ones found while 10 % of outliers are let in."),
@@ -74,7 +74,7 @@ STAGES = ("training", "fit", "evaluation")
 
 SEEN_BY_THE_DECISION_LAYER = (
     "What the decision layer has seen and the other methods have not: the gallery's labels and "
-    "features, labelled queries held out of training, some of them spoilt, and crops of a "
+    "features, labelled queries held out of training, some of them corrupted, and crops of a "
     "photograph as examples of outliers."
 )
 
@@ -188,7 +188,7 @@ def markdown(report: Report) -> str:
 
 
 def figure(value: Mapping[str, Any] | None, digits: int = 3) -> str:
-    """Mean ± standard deviation as it is printed; a dash where it is not defined."""
+    """Printed mean ± standard deviation; a dash where it is not defined."""
     if value is None or value["mean"] is None:
         return "–"
     mean = f"{value['mean']:.{digits}f}"
@@ -220,7 +220,7 @@ def _costs(methods: Sequence[Mapping[str, Any]]) -> str:
 
 
 def gibibytes(value: Mapping[str, Any]) -> str:
-    """A number of bytes as it is printed."""
+    """A printed number of bytes."""
     return "–" if value["mean"] is None else f"{value['mean'] / 2**30:.2f}"
 
 

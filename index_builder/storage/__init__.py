@@ -5,7 +5,7 @@
     urls     what a URL is, and what of it may be shown: no user, no password, no query
     storage  the way in: files are listed, copied and fetched; retries, and limits of size and time
     copies   files that are wanted whole, copied to this machine
-    library  what obstore is told, and what it says
+    library  the options and errors of obstore
     bucket   S3, Google Cloud Storage and Azure, by obstore
     web      HTTP, by httpx2
     trust    where credentials go, and which addresses data may name

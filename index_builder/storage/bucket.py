@@ -57,7 +57,7 @@ class Bucket:
 
     Raises
     ------
-    DatasetError : the extra is not installed, or the environment does not say what is needed.
+    DatasetError : the extra is not installed, or the environment lacks a variable.
     """
 
     def __init__(self, url: str, stall_s: float) -> None:
@@ -144,7 +144,7 @@ class Bucket:
                 if denied and not self._was_listed:
                     return  # keys may allow to read and not to list
                 raise SourceUnavailable(
-                    f"{self.url} is not there any more, or does not let us in ({redacted(error)})."
+                    f"{self.url} no longer exists, or denies access ({redacted(error)})."
                 ) from error
 
     async def close(self) -> None:

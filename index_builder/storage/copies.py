@@ -85,7 +85,7 @@ class Writing:
         self._known = known
 
     def begins(self, version: str, start: int) -> bool:
-        """Return whether the bytes from ``start`` are wanted; false of what is known.
+        """Return whether the bytes from ``start`` are still missing.
 
         Raises
         ------

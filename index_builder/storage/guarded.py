@@ -25,7 +25,7 @@ class Guard:
 
     Attributes
     ----------
-    is_redirected : of a task: whether another server has named the host that is asked next.
+    is_redirected : of a task: whether the next host was named by another server.
     """
 
     def __init__(self, trust: Callable[[], Trust]) -> None:
@@ -55,13 +55,13 @@ class Guard:
     async def check_redirect(self, response: httpx2.Response) -> None:
         """Refuse the host that an answer leads to; see `check`.
 
-        A server has named it, whoever has named the server.
+        The host is untrusted even if the server is trusted.
         """
         if not response.has_redirect_location:
             return
         try:
             target = response.url.join(response.headers["Location"])
-        except ValueError:  # the client says so
+        except ValueError:  # as the client reports
             return
         was_at, leads_to = ((url.host, _port(url)) for url in (response.url, target))
         if leads_to != was_at:
@@ -114,7 +114,7 @@ class _Connections:
 
 def guarded(client: httpx2.AsyncClient, guard: Guard) -> httpx2.AsyncClient:
     """Return ``client``, whose direct connections a guard checks."""
-    # The client has no option for it, and one with a transport of its own knows no proxies.
+    # The client has no option for it, and a client with a custom transport ignores proxies.
     pool: Any = client._transport._pool  # type: ignore[attr-defined]
     pool._network_backend = _Connections(pool._network_backend, guard)
     return client

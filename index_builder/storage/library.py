@@ -1,4 +1,4 @@
-"""The library that reaches buckets, obstore: what it is told, and what it says."""
+"""obstore, the library that reads buckets: its options and its errors."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class ByteSource(Protocol):
         """
 
     async def require_there(self) -> None:
-        """Find out, after a file could not be had, whether none can be had any more.
+        """Find out, after a file could not be fetched, whether the source is still available.
 
         Raises
         ------

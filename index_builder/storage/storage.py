@@ -57,7 +57,7 @@ class Storage:
 
     One thread holds all connections, so that a time that is over ends whatever was waited for: a
     name that is not resolved, a head that is sent letter by letter. Methods may be called from any
-    other thread. Nothing is connected before something is asked for.
+    other thread. The first request opens the connection.
 
     Parameters
     ----------
@@ -89,8 +89,8 @@ class Storage:
 
         Raises
         ------
-        NotFetched : by the future; it cannot be had.
-        SourceUnavailable : by the future; nothing can be had from there any more.
+        NotFetched : by the future; it is not available.
+        SourceUnavailable : by the future; the source is no longer available.
         """
         return self._begun(self._fetch(url, file, most, version))
 
@@ -231,7 +231,7 @@ class Storage:
     async def _opened(
         self, source: ByteSource, url: str, version: str, start: int = 0
     ) -> AsyncIterator[Opened]:
-        """Open a file; a server that sends nothing for a while has to be asked again."""
+        """Open a file; a server that sends nothing for a while gets another request."""
         stall_s = self.patience.stall_s
         loop = asyncio.get_running_loop()
         try:

@@ -1,7 +1,7 @@
 """Trust in addresses: where credentials go, and which addresses data may name.
 
 The operator names a source on the command line. What the source then names (an image of a table, a
-page of a IIIF manifest, the target of a redirect) was written by somebody else.
+page of a IIIF manifest, the target of a redirect) was written by a third party.
 """
 
 from __future__ import annotations

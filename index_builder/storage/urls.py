@@ -52,7 +52,7 @@ def in_bucket(url: str) -> tuple[str, str]:
 
 
 def shown(url: str) -> str:
-    """Return a URL without user, password, query and fragment; a path as it is."""
+    """Return a URL without user, password, query and fragment; a path is returned unchanged."""
     found = _URL.match(url)
     if found is None or found[1].lower() in BUCKETS:
         return url

@@ -27,7 +27,7 @@ _REASONS = {
     401: "asks for a password; put it into ~/.netrc, and name the host in VOUCH_ALLOWED_ORIGINS",
     403: "does not allow it",
     404: "has no such file",
-    410: "has no such file any more",
+    410: "no longer has this file",
     412: "has another version of it by now",
 }
 
@@ -95,7 +95,7 @@ class Web:
                 if response.status_code == 206 and not response.headers.get(
                     "Content-Range", ""
                 ).startswith(f"bytes {start}-"):
-                    raise NotFetched(f"{_host(url)} sends another part than was asked for.")
+                    raise NotFetched(f"{_host(url)} sends another part than the one requested.")
                 yield Opened(
                     start if response.status_code == 206 else 0,
                     response.headers.get("ETag") or response.headers.get("Last-Modified") or "",

@@ -1,6 +1,6 @@
 """Training by several processes at once, started by ``torchrun``.
 
-Every process draws the same batches, computes the features of its own part of each, and gathers
+Every process draws the same batches, computes the features of its part of each, and gathers
 those of the others with their graph; the loss is then of the whole batch, in every process. It is a
 loss over pairs: of parts it would be another one. `DistributedDataParallel` averages the gradients
 of the parameters, which makes them those of the whole batch: what comes back through the gathering
@@ -82,6 +82,6 @@ def process_group() -> Iterator[Group]:
     try:
         group = Group(torch.distributed.get_rank(), torch.distributed.get_world_size())
         yield group
-        group.wait()  # nobody ends before the first has written
+        group.wait()  # no process ends before the first has written
     finally:
         torch.distributed.destroy_process_group()

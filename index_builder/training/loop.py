@@ -95,7 +95,7 @@ def train(
 
     Raises
     ------
-    TrainingDiverged : the loss is no number any more.
+    TrainingDiverged : the loss is no longer a number.
     """
     sampled = partial(batches_of, objective.sampling, labels, config, generator)
     n_steps = config.epochs * sampled()[0]

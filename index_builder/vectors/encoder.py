@@ -31,7 +31,7 @@ def recipe(encoder: Encoder) -> str:
 class StoredEncoder(ForwardingEncoder):
     """An encoder that knows the images it has seen, and neither decodes nor encodes them again.
 
-    What it says of an image is the same to the last bit, whether it is known or not.
+    Its embedding of an image is the same to the last bit, whether it is known or not.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class StoredEncoder(ForwardingEncoder):
             yield positions, self._embeddings(vectors)
 
     def close(self) -> None:
-        """Let go of the encoder, and of the file."""
+        """Release the encoder, and close the file."""
         self.real.close()
         if self._vectors.known is not None:
             self._vectors.known.close()
@@ -98,7 +98,7 @@ def embedded(
 
     Parameters
     ----------
-    encoder : a `StoredEncoder` is asked only for images that it does not know.
+    encoder : a `StoredEncoder` encodes only images that it does not know.
     seen : told of each image that had to be decoded.
     """
     return stored(encoder).embedded(images, description, seen)

@@ -35,13 +35,13 @@ FEATURES = OUTPUT_NAMES[2]
 
 
 def trunk_metadata(made_of: str, preprocessing: EncoderInput) -> str:
-    """Return what the file of a trunk says of itself."""
+    """Return the metadata of a trunk's file."""
     made_of += " " + versions(("torch", "onnx", "onnxscript"))
     return json.dumps({"made_of": made_of, **input_fields(preprocessing)}, sort_keys=True)
 
 
 def head_metadata(encoder_fingerprint: str, trunk: bytes) -> str:
-    """Return what the file of a head says of itself; ``trunk`` is the content of the other file."""
+    """Return the metadata of a head's file; ``trunk`` is the content of the other file."""
     of_trunk = hashlib.sha256(trunk).hexdigest()
     return json.dumps({"encoder": encoder_fingerprint, "trunk": of_trunk}, sort_keys=True)
 

@@ -55,4 +55,4 @@ class PassedVectors:
         )
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """There is nothing to close."""

@@ -33,7 +33,7 @@ MOST_BYTES = 2**30
 class VectorFile:
     """Float32 vectors by who made them and what the image is, kept to the last bit.
 
-    Each write is one transaction of SQLite's: it is there whole or not at all. A file that is
+    Each write is one transaction of SQLite's: it is atomic. A file that is
     damaged is begun anew, since everything in it can be computed again. Safe from several threads.
 
     Parameters
@@ -67,7 +67,7 @@ class VectorFile:
         return connection
 
     def read(self, maker: str, contents: Sequence[bytes]) -> dict[bytes, Vector]:
-        """Return what ``maker`` made of ``contents``, as far as it is known."""
+        """Return what ``maker`` made of ``contents``, if it is known."""
         found: dict[bytes, Vector] = {}
         with self._lock:
             for content in contents:
@@ -93,7 +93,7 @@ class VectorFile:
             self._n_bytes += rows.nbytes
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._lock:
             self._connection.close()
 

@@ -75,7 +75,8 @@ class VectorTable:
         """
         if not isinstance(taken, VectorInput):
             raise DatasetError(
-                f"{self.path.name} holds vectors, and the encoder takes images. Say what made the "
+                f"{self.path.name} holds vectors, and the encoder takes images. Name the encoder "
+                "of the "
                 "vectors: --encoder-name NAME, in place of --encoder."
             )
         if taken.sizes != self.sizes:

@@ -3,8 +3,8 @@
 ::
 
     vouch-backup.json     which bundle, how many changes, what the log hashes to
-    bundle/…              the bundle, as it lies in its directory
-    changes.sqlite        a copy of the log of changes as it was at one moment
+    bundle/…              the bundle, a copy of its directory
+    changes.sqlite        a consistent copy of the log of changes
 
 A backup is taken while the gallery is served and written to: a bundle never changes, and SQLite
 copies the log as of one transaction. What is restored is verified to the last byte first.
@@ -113,7 +113,7 @@ def _require_new(archive: Path) -> None:
 
 
 def _copy_log(root: Path, directory: Path, bundle_id: str, copy: Path) -> BackupSummary:
-    """Copy the log as it is at one moment, and look at what it makes of the gallery."""
+    """Copy the log consistently, and read the state of the gallery from it."""
     if (directory / MILVUS_FILE).exists():
         raise ArchiveError(
             f"The gallery of {bundle_id} lies in Milvus, which a copy of files does not hold. Back "
@@ -134,9 +134,9 @@ def _copy_log(root: Path, directory: Path, bundle_id: str, copy: Path) -> Backup
 
 
 def restore(archive: Path, root: Path) -> BackupSummary:
-    """Make the directory of bundles ``root`` of an archive; it appears whole, or not at all.
+    """Make the directory of bundles ``root`` of an archive; it appears atomically.
 
-    One that is there, and empty, stays what it is: somebody may be in it, or a disk may be mounted
+    An empty one that exists is kept: somebody may be in it, or a disk may be mounted
     there. `CURRENT` is the last that it is given. What a restore that was killed left is removed.
 
     Raises
@@ -194,11 +194,11 @@ def _move_all(partial: Path, root: Path) -> None:
 
 def _unpack(archive: Path, root: Path) -> BackupSummary:
     space = FreeSpace(root)
-    with tarfile.open(archive, "r:") as tar:  # uncompressed, as it is written: nothing swells
+    with tarfile.open(archive, "r:") as tar:  # uncompressed: nothing swells
         summary = _read_summary(tar, archive)
         members = [_wanted(member) for member in tar]
         _require_space(archive, space, sum(member.size for member in members))
-        # One by one: other programs may write to the disk meanwhile.
+        # One by one: other programs may write to the disk at the same time.
         tar.extractall(root, _fitting(members, archive, space), filter="data")
     (root / SUMMARY_FILE).unlink()
     (root / BUNDLE_FOLDER).rename(bundle_directory(root, summary.bundle_id))

@@ -41,6 +41,11 @@ class Bundle:
     live : takes changes of the gallery, by way of ``root``; None where there is no root.
     hold : keeps it from being removed while it is open.
     entry : the gallery's in the folder that it was created in; None for one that was built.
+
+    Examples
+    --------
+    >>> bundle = open_bundle(Path("bundles/demo"))
+    >>> bundle.manifest.id, bundle.retriever.gallery.n_items
     """
 
     directory: Path
@@ -123,7 +128,7 @@ class Bundle:
         return replace(self, retriever=retriever, root=root, live=live)
 
     def renewed(self) -> Bundle:
-        """The bundle with its gallery as it is now."""
+        """The bundle with the current state of its gallery."""
         if self.live is None:
             return self
         snapshot = self.live.snapshot()
@@ -180,13 +185,19 @@ def open_bundle(
 
     Parameters
     ----------
-    trusted : public keys, one of which must have signed the bundle; none: nobody need have.
+    trusted : public keys, one of which must have signed the bundle; none: unsigned bundles are
+        accepted.
 
     Raises
     ------
     BundleError : missing, changed, not trusted, or of parts that do not belong together.
     EncoderError : the encoder cannot be run here.
     GalleryUnavailable : Milvus holds the gallery, and does not answer.
+
+    Examples
+    --------
+    >>> bundle = open_bundle(Path("bundles/demo"))
+    >>> answer = bundle.retriever.search(Path("photo.png").read_bytes(), limit=10)
     """
     directory = locate(path)
     hold = Hold(directory)

@@ -8,9 +8,9 @@
       changes/
         <bundle id>.sqlite    what has changed since, see `model_store.gallery.live.log`
 
-Every bundle has a log of its own. A compaction makes a new bundle from an old one and its log. The
-old bundle and its log stay as they are, so that a rollback finds the gallery of that moment. For a
-gallery in Milvus the log is that of its collection, which several bundles may have: see
+Every bundle has its own log. A compaction makes a new bundle from an old one and its log. The old
+bundle and its log are kept, so that a rollback finds the gallery of that moment. For a gallery in
+Milvus the log is that of its collection, which several bundles may have: see
 `model_store.gallery.milvus.log`.
 """
 

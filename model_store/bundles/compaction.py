@@ -3,11 +3,11 @@
 ::
 
     with Compaction(root, manifest, live) as compaction:
-        directory = compaction.prepare()     a bundle of the gallery as it is now; nobody serves it
+        directory = compaction.prepare()     a bundle of the current gallery, not yet served
         …                                    minutes may pass, changes may come
         compaction.switch()                  what came since goes along, and CURRENT names it
 
-A crash at any moment leaves the old bundle and its changes as they were; what it leaves behind is
+A crash at any moment leaves the old bundle and its changes intact; what it leaves behind is
 taken away by the next compaction.
 """
 
@@ -56,11 +56,11 @@ _N_FREE_BYTES = 2**20
 """With less than that a disk is full, whatever a library says that could not write."""
 
 Calibrate = Callable[[FaissGallery, Path, Manifest], Manifest]
-"""Calibrates a gallery: writes to the directory of its bundle, and says so in the manifest."""
+"""Calibrates a gallery: writes to the directory of its bundle, and records it in the manifest."""
 
 
 class Compaction:
-    """One compaction of a live gallery; only one goes on at a time in a directory of bundles.
+    """One compaction of a live gallery; only one runs at a time in a directory of bundles.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ class Compaction:
         self._lock.release()
 
     def prepare(self) -> Path:
-        """Write a bundle of the gallery as it is now, beside the current one.
+        """Write a bundle of the current gallery, beside the current bundle.
 
         Raises
         ------
@@ -147,8 +147,8 @@ class Compaction:
     def switch(self) -> None:
         """Give the prepared bundle the changes that have come since, and make it the current one.
 
-        Writers wait meanwhile: a change is in the old log before this begins, and so goes along, or
-        it is refused, because another bundle is the current one then.
+        Writers wait during this: a change is in the old log before this begins, and so goes along,
+        or it is refused, because another bundle is the current one then.
 
         Raises
         ------
@@ -167,7 +167,7 @@ class Compaction:
                 partial.rename(path)
                 HighWater(path).make(turn.last())
                 flush(path.parent)
-                # Somebody may have published another bundle meanwhile, without a turn at writing.
+                # Another process may have published a bundle, without a transaction at writing.
                 activate(self._root, self._prepared.name, instead_of=self._manifest.id)
             except GallerySuperseded:
                 remove_log(path)
@@ -186,7 +186,7 @@ class Compaction:
 def _write(
     staging: Path, manifest: Manifest, snapshot: GallerySnapshot, calibrate: Calibrate | None
 ) -> Manifest:
-    """Write the gallery of a snapshot, and what is said of it; returns the new manifest."""
+    """Write the gallery of a snapshot; return the new manifest."""
     before = manifest.id  # a calibration makes another manifest, which was never published
     report = write_faiss_parts(
         staging,
@@ -233,7 +233,7 @@ def _codes_until_now(gallery: FaissGallery, snapshot: GallerySnapshot) -> NDArra
 def _copy_rest(bundle: Path, staging: Path) -> None:
     """Copy what a compaction does not write anew; an `OSError` says what kept it from that.
 
-    Not by `shutil.copytree`, which gathers what went wrong into an error of its own.
+    Not by `shutil.copytree`, which collects errors into its own type.
     """
     staging.mkdir()
     for name in content_files(bundle):

@@ -12,10 +12,10 @@ from model_store.files import lock_between_processes, replacing
 
 ACTIVATION_LOCK = ".activating"
 PUBLISH_LOCK = ".publishing"
-"""Held by the publish that goes on; names the bundle that it has finished."""
+"""Held by the current publish; names the bundle that it has finished."""
 
 COMPACTION_LOCK = ".compacting"
-"""Held by the compaction that goes on; names the bundle that it has prepared."""
+"""Held by the current compaction; names the bundle that it has prepared."""
 
 RESTORING = ".restoring-"
 """Prefix of the directory that a restore unpacks to where the directory of bundles exists."""
@@ -27,7 +27,7 @@ GALLERY_NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 """The names that a gallery can have: each can be a part of an address, and a file's name."""
 
 KEPT_BUNDLES = 3
-"""Bundles that are kept where nothing else is said, the current one among them."""
+"""Number of bundles kept by default, including the current one."""
 
 _MOST_POINTER_BYTES = 1024
 """Read of a pointer at most: an id, and whatever an editor put around it."""
@@ -43,8 +43,8 @@ def is_bundle_id(name: object) -> bool:
 def bundle_directory(root: Path, bundle_id: str) -> Path:
     """Return where the bundle of that id lies in ``root``, whether it is there or not.
 
-    The only way from an id to a path: ids come from requests, archives and pointers, and one that
-    was believed could lead anywhere.
+    The only way from an id to a path: ids come from requests, archives and pointers, and an
+    unchecked one could lead anywhere.
 
     Raises
     ------
@@ -66,7 +66,8 @@ def _checked(bundle_id: str) -> str:
 def activate(root: Path, bundle_id: str, instead_of: str | None = None) -> None:
     """Point ``root/CURRENT`` at a bundle, atomically; ``root/PREVIOUS`` names the one before.
 
-    One process at a time does it. A running service that serves ``root`` changes over by itself.
+    One process at a time does it. A running service that serves ``root`` switches to it
+    automatically.
 
     Parameters
     ----------
@@ -95,7 +96,7 @@ def activate(root: Path, bundle_id: str, instead_of: str | None = None) -> None:
 def require_current(root: Path, bundle_id: str) -> None:
     """Let only the current bundle be written to.
 
-    Asked in the turn of a writer, and a compaction sets `CURRENT` in a turn of its own: so no
+    Asked in the turn of a writer, and a compaction sets `CURRENT` in a separate transaction: so no
     change is kept where it would never be looked for.
 
     Raises

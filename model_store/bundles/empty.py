@@ -1,4 +1,4 @@
-"""A new bundle with the encoder of another and a gallery of its own, mostly an empty one."""
+"""A new bundle with the encoder of another and a new gallery, usually an empty one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def write_bundle(
     ----------
     like, manifest : the bundle whose encoder it has; of its files nothing is copied that can be
         linked.
-    gallery : what the manifest is to say of it: its ``name``, say.
+    gallery : its entry in the manifest, such as its ``name``.
     shared : a directory on the file system of ``staging``, with the files that cannot be linked
         from where they are, each once.
     """

@@ -6,7 +6,7 @@
       names/<name>.json   which gallery has that name: its id, title and description
       <gallery id>/       its directory of bundles, see `model_store.bundles.directory`
       .shared/            files that galleries have in common, by digest: each is a link to one
-      .changing           held by whoever changes a name
+      .changing           held while a name is changed
 
 A name is that of a file and stands nowhere else: to create is to write that file once the bundle is
 on the disk, to rename is one rename of it, to drop is to unlink it. So a crash at any moment leaves
@@ -73,8 +73,7 @@ class GalleryFolder:
 
     Parameters
     ----------
-    path : the directory, which is made where it is not there.
-    most : galleries that there may be.
+    path : the directory, which is created if missing. most : maximum number of galleries.
 
     Raises
     ------
@@ -138,7 +137,7 @@ class GalleryFolder:
         like : the directory and the manifest of a bundle whose encoder it has.
         items : see `write_bundle`.
         key : signs its bundle.
-        admit : called when nobody else can create one, before anything is written; raises where
+        admit : called under the lock, before anything is written; raises where
             this one may not be.
 
         Raises
@@ -176,7 +175,7 @@ class GalleryFolder:
     def describe(
         self, name: str, title: str | None = None, description: str | None = None
     ) -> GalleryEntry:
-        """Give a gallery another title or description; None leaves one as it is.
+        """Give a gallery another title or description; None keeps the present one.
 
         Raises
         ------
@@ -208,7 +207,7 @@ class GalleryFolder:
         return replace(entry, name=new_name)
 
     def drop(self, name: str) -> GalleryEntry:
-        """Take a gallery's name away; `remove_nameless` takes its files, once nobody uses them.
+        """Drop a gallery's name; `remove_nameless` deletes its files, once they are unused.
 
         Raises
         ------
@@ -222,7 +221,7 @@ class GalleryFolder:
         return entry
 
     def remove_nameless(self) -> list[str]:
-        """Remove what was dropped, or never came to its end, and is not in use; returns ids."""
+        """Remove dropped and incomplete galleries that are not in use; return their ids."""
         removed = []
         with self._changing():
             named = {entry.id for entry in self.entries()}
@@ -234,7 +233,7 @@ class GalleryFolder:
             for left in (self.path / _NAMES).glob(f".*{PARTIAL}"):
                 left.unlink()
             for shared in (self.path / _SHARED).glob("*"):
-                if shared.stat().st_nlink == 1:  # no gallery has it any more
+                if shared.stat().st_nlink == 1:  # no gallery uses it
                     shared.unlink(missing_ok=True)
         return removed
 
@@ -286,7 +285,7 @@ def _errors_in_words() -> Iterator[None]:
 
 
 def _removed(root: Path) -> bool:
-    """Remove a directory of bundles, unless somebody has one of them open."""
+    """Remove a directory of bundles, unless one of them is open."""
     gone = root.with_name(f".{root.name}.removed")
     with ExitStack() as holds:
         try:

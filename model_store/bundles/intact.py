@@ -9,20 +9,20 @@ from pathlib import Path
 from model_store.bundles.manifest import Manifest, describe_file
 
 HASHED_AGAIN_AFTER_S = 86_400.0
-"""A file that nobody touched is hashed again after a day: storage may rot."""
+"""An unmodified file is hashed again after a day: storage may rot."""
 
 _Mark = tuple[int, int, int] | None
 
 
 class BundleFiles:
-    """The files of an open bundle, which nobody should touch.
+    """The files of an open bundle, which must not change.
 
     Looking at them costs a few system calls. One that was touched is hashed, and of the others, at
     most one a look, the one that was not hashed for longest.
 
     Parameters
     ----------
-    hashed_again_after_s : seconds for which a file that nobody touched is believed.
+    hashed_again_after_s : seconds for which the hash of an unmodified file is trusted.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class BundleFiles:
         self._hashing = threading.Lock()
 
     def changed(self) -> str | None:
-        """Return the name of a file that is not what the manifest says any more; None if none."""
+        """Return the name of a file that no longer matches the manifest; None if none."""
         for name, known in self._marks.items():
             if (known is None or _mark(self._directory / name) != known) and not self._whole(name):
                 return name
@@ -52,7 +52,7 @@ class BundleFiles:
             self._hashing.release()
 
     def _whole(self, name: str) -> bool:
-        """Hash a file; from then on it is believed if it is what the manifest says."""
+        """Hash a file; it is trusted afterwards if it matches the manifest."""
         path = self._directory / name
         mark = _mark(path)
         try:

@@ -1,8 +1,8 @@
 """The features of a random sample of a gallery's items, kept in its bundle.
 
 A gallery itself has no features. With those of a sample the outlier detector can be fitted again,
-and items that were put into the live gallery can be calibration queries, each left out of its own
-list: no image is needed.
+and items that were put into the live gallery can be calibration queries, each excluded from its own
+results: no image is needed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ItemFeatures:
         )
 
     def updated(self, snapshot: GallerySnapshot) -> ItemFeatures:
-        """Return a sample of the gallery as it is now, with what was put into it since its base.
+        """Return a sample of the current gallery, with the items added since its base.
 
         Items are drawn by a hash of their id: the same changes give the same sample.
         """

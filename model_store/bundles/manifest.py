@@ -4,7 +4,7 @@
 
     <bundle id>/
       manifest.json       what is here, sha256 of each file; canonical JSON
-      manifest.sig        who published it (absent: nobody says); see `signatures`
+      manifest.sig        who published it (absent: unknown); see `signatures`
       encoder.onnx        images in, Gaussian embeddings out
       text_encoder.onnx … with tokenizer.json: texts in (absent: no queries in words)
       gallery.faiss …     index, directions, norms, variances, labels, items
@@ -239,7 +239,7 @@ class _ManifestFile(_Schema):
         return self
 
     def manifest(self) -> Manifest:
-        """The manifest, as it was before it was written."""
+        """The manifest before it was written."""
         fields = self.model_dump(exclude={"id"}, exclude_unset=True)
         samples = tuple(SampleQuery(**sample) for sample in fields.pop("samples"))
         return Manifest(samples=samples, **fields)
@@ -260,7 +260,7 @@ def verify_files(directory: Path, manifest: Manifest) -> None:
             f"The bundle {directory.name} does not hold what its manifest lists: "
             f"missing {missing}, added {added}. Build or copy the bundle again."
         )
-    with ThreadPoolExecutor(usable_processors()) as pool:  # hashing lets go of the interpreter
+    with ThreadPoolExecutor(usable_processors()) as pool:  # hashing releases the interpreter's lock
         found = pool.map(describe_shared, [directory / name for name in manifest.files])
         described = dict(zip(manifest.files, found, strict=True))
     for name, wanted in manifest.files.items():
@@ -274,8 +274,8 @@ def verify_files(directory: Path, manifest: Manifest) -> None:
 def describe_shared(path: Path) -> dict[str, Any]:
     """Return what `describe_file` does; of a file with many names, which it has once for all.
 
-    The encoder of a thousand galleries is one file. It is believed as `BundleFiles` believes the
-    files of an open bundle, unless it was written to so lately that it could be again unnoticed.
+    The encoder of a thousand galleries is one file. Its hash is trusted as in `BundleFiles`, unless
+    it was written so recently that a further write could go unnoticed.
     """
     found = path.lstat()
     if found.st_nlink == 1 or not stat.S_ISREG(found.st_mode):
@@ -298,7 +298,7 @@ SETTLED_S = 2.0
 def content_files(directory: Path) -> list[str]:
     """Every file below ``directory`` that a manifest lists: all but itself and its signature.
 
-    Nor what was left of a signature that was not written to its end.
+    Nor the remains of an incomplete signature.
     """
     return [name for name in file_names(directory) if name not in _NOT_LISTED]
 

@@ -34,8 +34,8 @@ def publish(
 
     It is complete and on the disk before one rename gives it its name, so that a crash at any
     moment leaves either no bundle or a whole one. Where the same bundle is already there, nothing
-    is written; one that is damaged gives way. One process at a time publishes, and nobody removes
-    the bundle before it is the current one. What publishes that were killed left is removed.
+    is written; one that is damaged gives way. One process at a time publishes, and the bundle is
+    not removed before it is the current one. What publishes that were killed left is removed.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def _held_if_whole(directory: Path) -> Hold | None:
 def _copy(staging: Path, partial: Path) -> None:
     """Copy what a bundle holds; an `OSError` says what kept it from that.
 
-    Not by `shutil.copytree`, which gathers what went wrong into an error of its own.
+    Not by `shutil.copytree`, which collects errors into its own type.
     """
     partial.mkdir()
     for name in content_files(staging):
@@ -115,7 +115,7 @@ def seal(
 ) -> tuple[Path, Hold]:
     """Give ``directory`` its manifest and, by one rename, the name of the bundle that it is now.
 
-    It is held, since nobody but who has made it knows yet what it is for.
+    It is locked: only the process that made it knows its purpose.
 
     Parameters
     ----------

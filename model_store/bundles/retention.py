@@ -1,6 +1,6 @@
 """Retention: old bundles of a directory are removed, with their changes, and what crashes left.
 
-Whoever has a bundle open holds a lock of it: it is never taken away from under him.
+A process that has a bundle open holds a lock of it: it is never taken away from under him.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _UNFINISHED = {
 
 
 class Hold:
-    """A bundle that is in use, until `close`, or until nobody knows of this any more.
+    """A bundle that is in use, until `close`, or until this object is collected.
 
     Raises
     ------
@@ -72,10 +72,10 @@ class Hold:
                 raise
         if not (directory / MANIFEST_FILE).exists():  # it was taken away just before
             self.close()
-            raise BundleNotFound(f"The bundle {directory.name} is not there any more.")
+            raise BundleNotFound(f"The bundle {directory.name} no longer exists.")
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release it."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -107,7 +107,7 @@ def prune(
     try:
         current, previous = current_id(root), previous_id(root)
     except PointerUnreadable:
-        return []  # nobody knows which is the current one
+        return []  # it is unknown which is the current one
     if current is None:
         return []
     if not dry_run:
@@ -128,7 +128,7 @@ def prune(
 def remove_leftovers(root: Path) -> None:
     """Remove what killed processes left in a directory of bundles.
 
-    What belongs to a publish, a compaction or an activation that goes on stays: the process holds a
+    The files of a running publish, compaction or activation stay: the process holds a
     lock. Nothing is removed where it cannot be.
     """
     there = bundle_ids(root)
@@ -198,7 +198,7 @@ def _remove_noted(root: Path, lock: str) -> None:
 
 
 def _remove(root: Path, bundle_id: str) -> bool:
-    """Remove a bundle and its changes, unless somebody has it open, or has just activated it."""
+    """Remove a bundle and its changes, unless it is open or was just activated."""
     directory = bundle_directory(root, bundle_id)
     gone = root / f".{bundle_id}.removed"
     try:

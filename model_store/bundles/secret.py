@@ -21,8 +21,8 @@ _N_BYTES = 32
 def secret_of(root: Path | None, manifest: Manifest) -> bytes:
     """Return the secret of a directory of bundles, which is made where there is none.
 
-    Where it cannot be written, and for a bundle that is served by itself, it is made of the digests
-    of the bundle's files, which only who has those files knows.
+    Where it cannot be written, and for a bundle that is served without its directory, it is made of
+    the digests of the bundle's files, which only who has those files knows.
     """
     if root is not None:
         path = root / SECRET_FILE

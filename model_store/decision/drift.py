@@ -13,6 +13,7 @@ from scipy.special import betaincinv, ndtr
 
 from model_store.decision.betting import Jumper
 from model_store.decision.calibration import Calibration
+from model_store.messages import message
 
 ALARM = math.log(300)
 """Log capital at which the test fires. Densities are estimated, so that the bound of Ville (1939)
@@ -29,10 +30,7 @@ CALM = 300
 """Queries without another alarm after which an alarm ends, or twice as many as it took to be raised
 if that is more. The test begins again with each alarm, and a drift that lasts fires again."""
 
-NOT_TESTED = (
-    "The bundle keeps no outlier scores of absent queries, so that drift is not tested. Run "
-    "`vouch-build calibrate BUNDLES`, which fits the calibration again without an image."
-)
+NOT_TESTED = message("drift_not_tested")
 
 _PRESENT = 0.6
 """Share of the capital that bets on a change before the first query of the period, and stays."""

@@ -14,6 +14,7 @@ from model_store.decision.evidence import SIZE_CLASSES, Evidence
 from model_store.decision.operating import MANY_TIMES, OperatingPoint, Stream, least_queries
 from model_store.decision.recalibration import Recalibration
 from model_store.decision.result_sets import ResultSetRule
+from model_store.messages import Message, message
 
 WORST_RATE = 0.1
 """FPIR that labels of absent queries must be able to bound. Below log δ / log(1 − 0.1) of them, 22
@@ -41,7 +42,7 @@ class MatchPromise:
     size_class: str
     threshold: float
     point: OperatingPoint | None
-    shortfall: str | None
+    shortfall: Message | None
     guaranteed: bool = True
 
 
@@ -152,8 +153,8 @@ class Promises:
         of_class = self.stream.at_rows(self._first_classes == size_class)
         threshold, lacking = self._widest(of_class, self.max_error)
         if threshold is None:
-            whom = "" if n_labels == 0 else _whom(name)
-            return MatchPromise(name, math.inf, None, self._error_shortfall(of_class, whom))
+            queries = "" if n_labels == 0 else message(f"first_item_{name}")
+            return MatchPromise(name, math.inf, None, self._error_shortfall(of_class, queries))
         if self.max_false_match_rate is not None:
             by_rate = self.stream.strictest(self.max_false_match_rate)
             if by_rate is None or self.unknown_absence is not None:
@@ -162,7 +163,7 @@ class Promises:
         point = self._told(of_class.point(threshold))
         return MatchPromise(name, threshold, point, lacking, lacking is None)
 
-    def _widest(self, stream: Stream, max_error: float) -> tuple[float | None, str | None]:
+    def _widest(self, stream: Stream, max_error: float) -> tuple[float | None, Message | None]:
         """Return the threshold of an error, and why nothing is guaranteed of it; None where it is.
 
         Where too few labels tell what absent queries do, matches are given that keep the error if
@@ -176,18 +177,17 @@ class Promises:
         likely = stream.taking_absent_as_likely().widest(max_error)
         if likely is None:
             return None, None
-        return likely, (
-            "The error of matches is guaranteed for queries with a match only: "
-            f"{self.unknown_rate or self._too_few_labels_for(stream, max_error)}."
-        )
+        cause = self.unknown_rate or self._too_few_labels_for(stream, max_error)
+        return likely, message("error_bounded_for_matched_queries", cause=cause)
 
-    def _too_few_labels_for(self, stream: Stream, max_error: float) -> str:
+    def _too_few_labels_for(self, stream: Stream, max_error: float) -> Message:
         """Return how many more labels would bound an error that so many do not."""
         times = stream.multiple(max_error, of_labels=True) or MANY_TIMES
-        n_more = math.ceil((times - 1) * stream.n_labels)
-        return (
-            f"{stream.n_labels} labels of absent calibration queries are too few for a share of "
-            f"{self.expected:g} absent queries; at least {n_more} more are needed"
+        return message(
+            "absent_labels_too_few_for_share",
+            n_labels=stream.n_labels,
+            share=self.expected,
+            n_more=math.ceil((times - 1) * stream.n_labels),
         )
 
     def _rolled_up(
@@ -223,10 +223,12 @@ class Promises:
         if threshold is None:
             n = int((stream.counted & stream.chosen).sum())
             least = math.ceil(least_queries(self.max_error, stream.delta))
-            shortfall = self.doubt or (
-                f"An error of at most {self.max_error:g} among answers of the level {level} cannot "
-                f"be promised: {n} calibration queries have a match and no finer answer, at least "
-                f"{least} that are answered are needed."
+            shortfall = self.doubt or message(
+                "error_not_bounded_at_level",
+                max_error=self.max_error,
+                level=level,
+                n_queries=n,
+                n_needed=least,
             )
             return MatchPromise(name, math.inf, None, shortfall)
         point = self._told(stream.point(threshold))
@@ -238,71 +240,55 @@ class Promises:
             return point
         return replace(point, false_match_rate=None, false_match_bound=None)
 
-    def _too_few_labels(self) -> str | None:
+    def _too_few_labels(self) -> Message | None:
         """Return why the labels of absent queries are too few to say what another would do."""
         n_labels, least = self.stream.n_labels, least_labels(self.stream.delta)
         if n_labels >= least:
             return None
-        return (
-            f"{n_labels} labels of absent calibration queries are too few to know what other "
-            f"absent queries do; {least - n_labels} more are needed, in the gallery or withheld"
-        )
+        return message("absent_labels_too_few", n_labels=n_labels, n_more=least - n_labels)
 
-    def _doubt(self) -> str | None:
+    def _doubt(self) -> Message | None:
         if self.unknown_absence is not None:
-            return (
-                f"With a share of {self.expected:g} absent queries, no error among matches can be "
-                f"promised, and probabilities may be far off: {self.unknown_absence}."
-            )
-        if self.unknown_rate is not None:
-            return (
-                f"With a share of {self.expected:g} absent queries, probabilities may be far off: "
-                f"{self.unknown_rate}."
-            )
-        return None
+            code, cause = "error_and_probabilities_uncertain", self.unknown_absence
+        elif self.unknown_rate is not None:
+            code, cause = "probabilities_uncertain", self.unknown_rate
+        else:
+            return None
+        return message(code, share=self.expected, cause=cause)
 
-    def _error_shortfall(self, stream: Stream, whom: str) -> str | None:
+    def _error_shortfall(self, stream: Stream, queries: str) -> Message | None:
         if self.doubt is not None and self.unknown_absence is not None:
             return self.doubt
         n = int((stream.counted & stream.chosen).sum())
         needed = stream.queries_needed(self.max_error) if n else None
         least = math.ceil(least_queries(self.max_error, stream.delta))
-        wanted = (
-            f"at least {least} that are answered" if needed is None else f"about {needed} would do"
-        )
-        return (
-            f"An error of at most {self.max_error:g} among matches cannot be promised: there are "
-            f"{n} calibration queries with a match{whom}, {wanted}."
+        return message(
+            "error_not_bounded",
+            max_error=self.max_error,
+            n_queries=n,
+            queries=queries,
+            needed=message("answered_queries_needed", n_needed=least)
+            if needed is None
+            else message("queries_needed", n_needed=needed),
         )
 
-    def _rate_shortfall(self) -> str:
+    def _rate_shortfall(self) -> Message:
         assert self.max_false_match_rate is not None  # noqa: S101 - the caller has looked
         least = math.ceil(least_queries(self.max_false_match_rate, self.stream.delta))
-        why = self.unknown_absence or (
-            f"the absent calibration queries are of {self.stream.n_labels} labels, {least} or more "
-            "are needed"
+        cause = self.unknown_absence or message(
+            "absent_queries_too_few", n_labels=self.stream.n_labels, n_needed=least
         )
-        return (
-            f"A match for at most {self.max_false_match_rate:g} of the absent queries cannot be "
-            f"promised: {why}."
+        return message(
+            "false_matches_not_bounded",
+            max_false_match_rate=self.max_false_match_rate,
+            cause=cause,
         )
 
 
-UNKNOWN_TO_STRANGERS = (
-    "what an absent query looks like is not known from queries of labels that the encoder was "
-    "trained on; withhold some labels from training and gallery"
-)
+UNKNOWN_TO_STRANGERS = message("absent_unknown_trained_labels")
 """Why queries of labels that the encoder knows say nothing of absent ones."""
 
 
 def least_labels(delta: float) -> int:
     """Return how many labels of absent queries can bound FPIR at `WORST_RATE`."""
     return math.ceil(least_queries(WORST_RATE, delta))
-
-
-def _whom(size_class: str) -> str:
-    return {
-        "one": " whose first item is its label's only one",
-        "few": " whose first item has a label with 2 to 5 items",
-        "many": " whose first item has a label with more than 5 items",
-    }[size_class]

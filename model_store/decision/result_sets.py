@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from model_store.decision.evidence import SIZE_CLASSES, Evidence
 from model_store.decision.operating import errors_allowed
+from model_store.messages import Message, joined, message
 
 MOST_UNPROMISED = 32
 """Labels of a set that promises nothing, the likeliest: a longer list of guesses helps nobody."""
 
-_ITEMS = {"one": "one item", "few": "2 to 5 items", "many": "more than 5 items"}
 
 Floats = NDArray[np.float64]
 
@@ -65,7 +65,7 @@ class _Thresholds:
 
     thresholds: Floats | None
     promised_for: tuple[str, ...]
-    shortfall: str | None
+    shortfall: Message | None
 
 
 class ResultSetRule:
@@ -103,7 +103,7 @@ class ResultSetRule:
         """Return the size classes for which ``coverage`` is promised."""
         return self._at(coverage).promised_for
 
-    def shortfall(self, coverage: float) -> str | None:
+    def shortfall(self, coverage: float) -> Message | None:
         """Return why ``coverage`` is not promised for every label; None where it is."""
         return self._at(coverage).shortfall
 
@@ -157,23 +157,24 @@ class ResultSetRule:
                 for name, value, n in zip(SIZE_CLASSES, found, self._n_labels, strict=True)
                 if value is not None and n
             ),
-            " ".join(missing) or None,
+            joined(missing),
         )
 
-    def _why_not(self, size_class: int, coverage: float) -> str:
+    def _why_not(self, size_class: int, coverage: float) -> Message:
         rule, n_labels = self._rules[size_class], int(self._n_labels[size_class])
-        whom = ""
-        if n_labels < int(self._n_labels.sum()):
-            of = int(self._n_labels.sum())
-            whom = f" of labels with {_ITEMS[SIZE_CLASSES[size_class]]} ({n_labels} of {of} labels)"
+        queries: str = ""
+        n_all = int(self._n_labels.sum())
+        if n_labels < n_all:
+            size = message(f"size_{SIZE_CLASSES[size_class]}")
+            queries = message("labels_of_size", size=size, n_labels=n_labels, n_all=n_all)
         needed = math.ceil(math.log(self._delta) / math.log(coverage))
         if len(rule.critical) < needed:
-            return (
-                f"A coverage of {coverage:g} needs {needed} independent calibration queries with a "
-                f"match{whom}; there are {len(rule.critical)}."
+            return message(
+                "coverage_needs_queries",
+                coverage=coverage,
+                n_needed=needed,
+                queries=queries,
+                n_effective=len(rule.critical),
             )
-        reached = float((rule.critical >= 0).mean())
-        return (
-            f"Of the calibration queries with a match{whom}, the candidates hold it for "
-            f"{reached:.3f}; that is too few to promise a coverage of {coverage:g}."
-        )
+        reached = round(float((rule.critical >= 0).mean()), 3)
+        return message("coverage_out_of_reach", queries=queries, reached=reached, coverage=coverage)

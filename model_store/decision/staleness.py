@@ -9,6 +9,7 @@ import numpy as np
 from model_store.decision import Calibration
 from model_store.decision.calibration import UNKNOWN_CLASS
 from model_store.gallery import Gallery
+from model_store.messages import message
 from model_store.search import N_CANDIDATES
 
 
@@ -50,15 +51,12 @@ def staleness(calibration: Calibration, gallery: Gallery) -> str | None:
     n_changed = gallery.n_changed - int(calibrated["n_changed"])
     built = settings | {name: calibrated[name] for name in ("n_items", "n_changed")}
     if calibrated != built or abs(gallery.n_items - n_calibrated) > n_changed:
-        return (
-            f"Calibrated with the search settings {calibrated}, searched with {settings}. Run "
-            "`vouch-build calibrate BUNDLES`."
-        )
+        return message("search_changed", calibrated=calibrated, searched=settings)
     if n_changed > TOLERATED_CHANGES * n_calibrated:
-        return (
-            f"{n_changed} items have been added, replaced or removed since the gallery was "
-            f"calibrated with {n_calibrated}; up to {TOLERATED_CHANGES:.0%} are tolerated. Run "
-            "`vouch-build calibrate BUNDLES`, which fits it again without an image, unless the "
-            "service does so by itself."
+        return message(
+            "items_changed",
+            n_changed=n_changed,
+            n_calibrated=n_calibrated,
+            tolerated=round(100 * TOLERATED_CHANGES),
         )
     return None

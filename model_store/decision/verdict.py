@@ -15,24 +15,13 @@ from model_store.decision.logistic import bounded_logit
 from model_store.decision.operating import LEAST_THRESHOLD
 from model_store.decision.promises import Promises
 from model_store.decision.result_sets import ResultSet
+from model_store.messages import Message, message
 from model_store.predictive import Predictive
 from model_store.verdicts import Level, Verdict
 
 _LEVELS: tuple[tuple[float, Level], ...] = ((50.0, "low"), (90.0, "medium"))
 """Up to which percentile of the calibration queries an uncertainty is called what: half of the
 ordinary queries are low, the last tenth is high."""
-
-TEXTS_NOT_CALIBRATED = (
-    "The gallery is not calibrated for queries in words, and what it knows of images says nothing "
-    "of them. Its owner runs `vouch-build calibrate BUNDLES --captions`."
-)
-
-SETS_UNDER_A_FILTER = (
-    "A coverage is promised for searches of the whole gallery; a true match may not pass the "
-    "filter."
-)
-
-GALLERY_EMPTY = "The gallery is empty, so that no query has a match in it. Put items into it."
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -169,9 +158,9 @@ def decide(
         or math.isnan(predictive.outlier_score)
         or len(retrieved.similarities) == 0
     ):
-        reason = _unheard(calibration, terms)
+        reason: str | None = _options_without_effect(calibration, terms)
         if calibration is None and predictive.kind == "text":
-            reason = TEXTS_NOT_CALIBRATED
+            reason = message("texts_not_calibrated")
         elif calibration is not None and calibration.outdated is not None:
             reason = calibration.outdated
         return Decision(
@@ -189,12 +178,12 @@ def decide(
     assessment = assess(calibration, predictive, retrieved.uncertainty)
     shown = probabilities.final[labels]
     first = (float(shown[0]), int(found.classes[labels[0]])) if len(labels) else (0.0, 0)
-    verdict, reason = _verdict(assessment, terms, promises, *first, probabilities.nothing)
+    verdict, lacking = _verdict(assessment, terms, promises, *first, probabilities.nothing)
     guaranteed = promises.matches[first[1]].guaranteed
     return Decision(
         verdict,
         assessment,
-        reason,
+        lacking,
         ranking,
         promises.expected,
         bounded_logit(probabilities.expected[labels]),
@@ -227,19 +216,19 @@ def decide_without_items(
     return Decision(
         "out_of_distribution" if assessment.is_outlier(terms.alpha) else "no_match",
         assessment,
-        GALLERY_EMPTY,
+        message("gallery_empty"),
         absent_share=share,
         no_match_probability=1.0,
     )
 
 
-def _unheard(calibration: Calibration | None, terms: Terms) -> str | None:
-    """Return what was asked for that only a calibration could mind; None where nothing was."""
+def _options_without_effect(calibration: Calibration | None, terms: Terms) -> Message | None:
+    """Return a note on options that need a calibration; None without such options."""
     options = {"expected_absent": terms.expected_absent, "source": terms.source}
     names = [f"`{name}`" for name, value in options.items() if value is not None]
     if calibration is not None or not names:
         return None
-    return f"The gallery is not calibrated, so that {' and '.join(names)} changed nothing."
+    return message("options_without_effect", options=" and ".join(names))
 
 
 def _verdict(
@@ -313,7 +302,7 @@ def _result_set(
     if allowed is not None:
         labels = np.flatnonzero(allowed.any(axis=1))
         places = allowed.argmax(axis=1)
-        missing = missing or SETS_UNDER_A_FILTER
+        missing = missing or message("coverage_not_under_filter")
     if len(labels) == 0:
         return ResultSet(places[labels], coverage, (), missing)
     chosen = promises.sets.choose(places[labels], fitted[labels], found.classes[labels], coverage)

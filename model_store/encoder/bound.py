@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# ONNX Runtime reports its use to its maker unless it is told not to before it is imported.
+# ONNX Runtime reports its use to its maker unless this is disabled before the import.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime
 
 MOST_SIZES = 4
-"""Sizes of batches that have memory of their own: services and indexing fill batches up to one."""
+"""Sizes of batches with preallocated memory: services and indexing fill batches up to one."""
 
 GRAPH_OF_A_RUN = "gpu_graph_id"
 """The setting of a run that says which graph of CUDA it is recorded as, and repeated by."""

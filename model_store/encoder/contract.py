@@ -189,7 +189,7 @@ class Encoder(Protocol):
         """Embed ``images`` (B, H, W, 3) uint8, so many ``at_once``; by default all."""
 
     def close(self) -> None:
-        """Let go of processes and memory; nothing is encoded afterwards."""
+        """Release processes and memory; nothing can be encoded afterwards."""
 
 
 @dataclass(frozen=True, slots=True)

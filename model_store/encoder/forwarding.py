@@ -1,4 +1,4 @@
-"""An encoder in front of another, in this process or in one of its own."""
+"""An encoder in front of another, in this process or in a separate one."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from model_store.errors import EncoderContractError, ProviderUnavailable
 from model_store.images import content_of
 from model_store.processors import int8_sums_overflow, usable_processors
 
-# ONNX Runtime reports its use to its maker unless it is told not to before it is imported.
+# ONNX Runtime reports its use to its maker unless this is disabled before the import.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime
 
@@ -57,7 +57,7 @@ _ON_NVIDIA = (
 )
 
 _OPTIONS: Mapping[Provider, Mapping[str, str]] = {"cuda": {"use_tf32": "0"}}
-"""Options of providers. Unless it is told not to, CUDA rounds what it multiplies to 10 bits, and
+"""Options of providers. By default CUDA rounds factors to 10 bits, and
 answers would not be those of a gallery that was embedded on a CPU."""
 
 _GRAPHS: Mapping[Provider, str] = {"cuda": "enable_cuda_graph", "tensorrt": "trt_cuda_graph_enable"}
@@ -90,7 +90,7 @@ class OnnxEncoder:
     Raises
     ------
     EncoderContractError : inputs, outputs or metadata are not those of the contract.
-    ProviderUnavailable : another than the CPU's was asked for, and a run of the graph does not show
+    ProviderUnavailable : another than the CPU's was requested, and a run of the graph does not show
         that it ran.
     """
 
@@ -139,7 +139,7 @@ class OnnxEncoder:
         return Embeddings(*self._session.run(list(OUTPUT_NAMES), {name: images}))
 
     def close(self) -> None:
-        """Nothing but memory to let go of, which goes with the object."""
+        """Only memory is held, which is freed with the object."""
 
 
 def open_graph(
@@ -187,7 +187,7 @@ def running_provider(providers: Sequence[str], placement: Placement | None) -> s
 
 
 def require_provider(wanted: Provider, provider: str, placement: Placement | None) -> None:
-    """Refuse an encoder that does not run where it was asked to.
+    """Refuse an encoder that does not run on the requested provider.
 
     Parameters
     ----------
@@ -199,12 +199,12 @@ def require_provider(wanted: Provider, provider: str, placement: Placement | Non
     """
     if provider != PROVIDERS[wanted]:
         raise ProviderUnavailable(
-            f"The {PROVIDERS[wanted]} was asked for, but no node of the encoder runs on it here "
+            f"The {PROVIDERS[wanted]} was requested, but no node of the encoder runs on it here "
             f"(running: {provider}). {_ADVICE[wanted]}"
         )
     if placement is None:
         raise ProviderUnavailable(
-            f"The {PROVIDERS[wanted]} was asked for, but the profile of a first run does not show "
+            f"The {PROVIDERS[wanted]} was requested, but the profile of a first run does not show "
             f"where it ran. {_ADVICE[wanted]}"
         )
 
@@ -218,7 +218,7 @@ def _choose(provider: ProviderChoice, content: bytes) -> Provider:
         return "cuda" if has_gpu and _is_offered("cuda") else "cpu"
     if not _is_offered(provider):
         raise ProviderUnavailable(
-            f"The {PROVIDERS[provider]} was asked for, but this installation of ONNX Runtime "
+            f"The {PROVIDERS[provider]} was requested, but this installation of ONNX Runtime "
             f"offers only {', '.join(onnxruntime.get_available_providers())}. {_ADVICE[provider]}"
         )
     return provider

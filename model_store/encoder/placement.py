@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from model_store.encoder.bound import without_graph
 
-# ONNX Runtime reports its use to its maker unless it is told not to before it is imported.
+# ONNX Runtime reports its use to its maker unless this is disabled before the import.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime
 
@@ -40,7 +40,7 @@ class ProviderShare:
     ----------
     nodes : nodes of the graph.
     share : of all nodes that ran.
-    seconds : in their kernels, as the host sees it. A GPU's kernels are started and not waited for:
+    seconds : in their kernels, as the host sees it. A GPU's kernels run asynchronously:
         this is their cost to the host, not how long the GPU computed.
     """
 
@@ -62,7 +62,7 @@ def profile_first_run(options: onnxruntime.SessionOptions, directory: Path) -> N
 def run_profiled(
     session: onnxruntime.InferenceSession, inputs: Mapping[str, NDArray[Any]]
 ) -> Placement:
-    """Run a session once and read where its nodes ran; from then on it is not profiled any more.
+    """Run a session once and read where its nodes ran; profiling ends then.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def placement_of(events: Iterable[Mapping[str, Any]]) -> Placement:
             nodes[arguments["provider"]] += 1
             microseconds[arguments["provider"]] += event["dur"]
     if not nodes:
-        raise ValueError("the profile does not say of any node where it ran")
+        raise ValueError("the profile names no node's provider")
     return {
         provider: ProviderShare(n, n / nodes.total(), microseconds[provider] * 1e-6)
         for provider, n in nodes.most_common()

@@ -51,8 +51,8 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 class OnnxTextEncoder:
     """The text encoder in a directory, on the CPU: a text is short.
 
-    Without the `tokenizers` library it opens, since images can be searched with all the same, and
-    every text is refused.
+    Without the `tokenizers` library it opens, since image queries still work; every text is
+    refused.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ class OnnxTextEncoder:
                 f"The library `tokenizers` is not installed where texts are to be embedded. "
                 f"{how_to_install('text')}"
             )
-        # One by one: the library would tokenize several on threads of its own.
+        # One by one: the library would tokenize several on its own threads.
         read = [self._tokenizer.encode(cleaned(text, self.metadata.cleaning)) for text in texts]
         shape = len(read), self.context_length
         return Tokens(

@@ -52,5 +52,5 @@ class VectorInput:
         """Nothing is decoded, at no fraction of its size."""
 
     def __call__(self, row: Vectors) -> Vectors:
-        """Return a row as it is: nothing prepares it."""
+        """Return a row unchanged: it needs no preparation."""
         return row

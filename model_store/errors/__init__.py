@@ -1,7 +1,7 @@
 """The error family of Vouch, whole.
 
 Every error that a caller can cause or must act on is one of these; a bare ``ValueError`` remains
-a programming mistake. A message says what was received, what was wanted and what to do, and holds
+a programming mistake. A message states what was received, what was wanted and what to do, and holds
 nothing that a client of the service may not see.
 
 ::
@@ -43,20 +43,20 @@ nothing that a client of the service may not see.
     │   ├── ShadowNotFound       no bundle is tried beside the one that is served
     │   └── PathNotFound
     ├── MethodNotAllowed         the path exists, the method does not
-    ├── IdentitiesUnavailable    the gallery's labels do not say what belongs together
+    ├── IdentitiesUnavailable    the gallery has no usable labels
     ├── FeedbackNotKept          nowhere to keep it, or nothing calibrated that it could refine
     ├── Overloaded               as many requests as are taken at once are being worked on
     ├── DeadlineExceeded         no answer within the time a request may take
     ├── UploadTooSlow            the body of a request arrives too slowly
     ├── NotReady                 the service cannot answer at the moment
     ├── GalleryUnavailable       the engine that holds the gallery does not answer
-    │   └── ChangeUnconfirmed    nobody knows whether the change is kept
+    │   └── ChangeUnconfirmed    it is unknown whether the change is kept
     ├── ActivationRefused        a bundle cannot take the place of the one that is served
     ├── WriteError               a change of a gallery was not kept, and nothing of it
     │   ├── WriteRefused         the gallery takes no changes, or not this one
     │   │   └── GalleryExists    the name of a gallery is taken
     │   ├── KeyReused            the Idempotency-Key was sent before with another request
-    │   ├── GallerySuperseded    another bundle has become current meanwhile
+    │   ├── GallerySuperseded    another bundle has become current
     │   ├── StorageBusy          another process is writing
     │   ├── StorageFull          there is no room for it
     │   └── StorageFailed        the disk does not take it, or does not give it back
@@ -65,7 +65,7 @@ nothing that a client of the service may not see.
     │   └── KeysRequired         others could reach a service that asks for no key
     ├── EncoderError             the encoder cannot be used
     │   ├── EncoderContractError the ONNX file does not keep the contract of `model_store.encoder`
-    │   ├── ProviderUnavailable  the execution provider that was asked for does not run here
+    │   ├── ProviderUnavailable  the requested execution provider does not run here
     │   ├── EncoderStopped       it stopped while it worked, and is started again
     │   └── EncodingFailed       it runs, but cannot embed this image
     ├── ArchiveError             a backup cannot be made, or cannot be restored
@@ -77,17 +77,17 @@ nothing that a client of the service may not see.
     │   └── BundleMismatch       parts that do not belong together
     ├── SigningKeyError          a key to sign or to verify with cannot be read or written
     ├── InternalError            a mistake of ours; says nothing of the inside
-    └── BuildError               a step of the index builder cannot do what it was asked
+    └── BuildError               a step of the index builder failed
         ├── ConfigError          the configuration is wrong
         │   └── UsageError       options of a command contradict each other
         ├── DatasetError         the data is missing or not what it should be
         │   ├── TooManyBadImages more of the images are unreadable than was allowed
-        │   └── SourceUnavailable nothing can be read any more from where the images lie
+        │   └── SourceUnavailable the source of the images can no longer be read
         ├── OutputError          what was made cannot be written: no space, no permission
         ├── RunInUse             another process works in the run directory
         ├── WeightsError         pretrained weights are missing or do not fit
         ├── EncoderSourceError   an encoder made elsewhere cannot be brought here
-        ├── TrainingDiverged     the loss is no number any more
+        ├── TrainingDiverged     the loss is no longer a number
         ├── StepNotReady         an earlier step has not been run
         ├── ParityError          the exported encoder disagrees with the trained one
         ├── CalibrationError     too few queries, or none of a kind that is needed
@@ -95,8 +95,7 @@ nothing that a client of the service may not see.
         ├── CertificateError     a certificate or its feedback cannot be read or written
         └── TransferError        a bundle cannot be brought to another place, or from it
 
-Those of the index builder lie in `building`, those of bundles in `bundles`, the `root` in a file of
-its own.
+Those of the index builder are in `building`, those of bundles in `bundles`, the base in `root`.
 """
 
 from model_store.errors.building import (
@@ -198,7 +197,7 @@ class InvalidFilter(InvalidRequest):
 
 
 class OrderUnavailable(InvalidRequest):
-    """The gallery is not calibrated, so that there are no probabilities to list by."""
+    """The gallery is not calibrated and has no probabilities to order by."""
 
 
 class InvalidVector(InvalidRequest):
@@ -298,7 +297,7 @@ class ShadowNotFound(NotFound):
 
 
 class IdentitiesUnavailable(VouchError):
-    """The gallery's labels do not say what belongs together."""
+    """The gallery has no usable labels."""
 
 
 class FeedbackNotKept(VouchError):
@@ -330,7 +329,7 @@ class KeyReused(WriteError):
 
 
 class GallerySuperseded(WriteError):
-    """Another bundle of the gallery has become current meanwhile."""
+    """Another bundle of the gallery has become current."""
 
 
 class StorageBusy(WriteError):
@@ -366,7 +365,7 @@ class EncoderContractError(EncoderError):
 
 
 class ProviderUnavailable(EncoderError):
-    """The execution provider that was asked for does not run here."""
+    """The requested execution provider does not run here."""
 
 
 class EncoderStopped(EncoderError):
@@ -398,7 +397,7 @@ class GalleryUnavailable(VouchError):
 
 
 class ChangeUnconfirmed(GalleryUnavailable):
-    """Nobody knows whether the change is kept."""
+    """It is unknown whether the change is kept."""
 
 
 class ActivationRefused(VouchError):

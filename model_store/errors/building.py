@@ -4,7 +4,7 @@ from model_store.errors.root import VouchError
 
 
 class BuildError(VouchError):
-    """A step of the index builder cannot do what it was asked."""
+    """A step of the index builder failed."""
 
 
 class ConfigError(BuildError):
@@ -24,7 +24,7 @@ class TooManyBadImages(DatasetError):
 
 
 class SourceUnavailable(DatasetError):
-    """Nothing can be read, or not any more, from where the images lie."""
+    """The source of the images cannot be read, or no longer."""
 
 
 class OutputError(BuildError):
@@ -44,7 +44,7 @@ class EncoderSourceError(BuildError):
 
 
 class TrainingDiverged(BuildError):
-    """The loss is no number any more."""
+    """The loss is no longer a number."""
 
 
 class StepNotReady(BuildError):

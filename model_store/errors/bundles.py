@@ -20,7 +20,7 @@ class PointerUnreadable(BundleError):
 
 
 class BundleTampered(BundleError):
-    """A file differs from what the manifest says of it."""
+    """A file differs from its entry in the manifest."""
 
 
 class BundleUntrusted(BundleError):

@@ -8,8 +8,8 @@ class VouchError(Exception):
 def reason_of(error: BaseException) -> str | None:
     """Return the first cause of an error, in one line; None where its message says all.
 
-    It is for whoever runs the service: other programs have written it, who name hosts and files.
-    Some raise an error from itself, so that there is no first one.
+    It is for the operator: other programs have written it, and it may name hosts and files. Some
+    raise an error from the same error, so the chain may be endless.
     """
     causes = [error]
     while causes[-1].__cause__ is not None and causes[-1].__cause__ not in causes:

@@ -7,12 +7,12 @@
     decisions  what a reviewer decided of a query, one entry after another; the log keeps them
     answered   queries that can be decided on after they have left the cache
     exchange   decisions as CSV and JSONL
-    cases      queries that are kept to be decided on, and what was served for them
+    cases      queries kept for review, with their answers
     queue      the review queue: cases with pictures, and leases of them
-    drawn      queries that were drawn at random, as evidence of what is served
+    drawn      randomly drawn queries, as evidence about served answers
     turns      the order in which reviewers are given cases
     teaching   the queries whose decisions would teach most
-    agreement  whether reviewers who decided by themselves agree
+    agreement  agreement of independent reviewers
 """
 
 from model_store.feedback.answered import AnsweredQueries, AnsweredQuery

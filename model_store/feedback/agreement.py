@@ -1,4 +1,4 @@
-"""Agreement of reviewers who decided on a query by themselves."""
+"""Agreement of reviewers who decided on a query independently."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from model_store.feedback.file import opened
 from model_store.half_precision import HalfRows
 
 LATE_S = 3600.0
-"""Seconds after which nobody writes any more what was answered before."""
+"""Seconds after which earlier answers are no longer written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +136,9 @@ def is_forgotten(connection: sqlite3.Connection, gallery: str, query: AnsweredQu
 
 
 def forget(connection: sqlite3.Connection, gallery: str, query_id: str) -> bool:
-    """Delete what every encoder made of a query; whether there was anything.
+    """Delete the results of every encoder for a query; return whether there were any.
 
-    Whoever has answered it a moment ago, and writes it later, finds that it is not to.
+    A process that has just answered it, and writes later, finds that it must not.
     """
     _purge_forgotten(connection)
     connection.execute(

@@ -1,4 +1,4 @@
-"""Cases: queries that are kept to be decided on."""
+"""Cases: queries kept for review."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class FoundItem:
-    """An item as it was served for a case."""
+    """An item that was served for a case."""
 
     item_id: str
     label: str | None
@@ -38,7 +38,7 @@ class FoundItem:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A query that is kept to be decided on, and what was served for it.
+    """A query kept for review, and its answer.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class Case:
     reviewers : who have to agree before a decision on an answer counts.
     wanted : who have to agree before the case is settled; a contradicted one wants two.
     kept_at : seconds since 1970.
-    number : counts the cases; 0 as long as it is not kept.
+    number : counts the cases; 0 before it is stored.
     media_type : of its picture; None where there is none.
     n_bytes : of its picture.
     settled_at : when reviewers agreed; None while it is open.
@@ -82,7 +82,7 @@ class Case:
     @property
     def selection(self) -> Selection:
         """The way in which decisions come about that this case asked for."""
-        if self.reason == "contradicted":  # somebody has chosen it because it is wrong
+        if self.reason == "contradicted":  # it was chosen because it is wrong
             return "volunteered"
         return "drawn" if self.drawn else "ordered"
 
@@ -158,7 +158,7 @@ def selection(connection: sqlite3.Connection, decided: Decided) -> Selection:
 def counted(
     connection: sqlite3.Connection, gallery: str, query_id: str, newest: Decided | None = None
 ) -> list[Decided]:
-    """Return the decisions on a query that speak of pairs by now; settle its case, or open it.
+    """Return the decisions on a query that count by now; settle its case, or open it.
 
     Parameters
     ----------

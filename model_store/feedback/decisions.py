@@ -43,7 +43,7 @@ _LISTED = ", ".join(COLUMNS)
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A pair of a query and an item as it was served, and what a decision says of it.
+    """A served pair of a query and an item, and the decision on it.
 
     Attributes
     ----------
@@ -72,13 +72,13 @@ class Decided:
     gallery, bundle : what answered.
     query_id : of the answer.
     decision : see `DECISIONS`.
-    item_id, label : of the item that it names, if it names one; the label as it was then.
-    reviewer, comment : whoever decided, in their words.
+    item_id, label : of the item that it names, if it names one; the label at that time.
+    reviewer, comment : as the reviewer gave them.
     pairs : of the items that were found, those of which it says something.
     decided_at : seconds since 1970.
-    number : counts the decisions; 0 as long as it is not kept.
+    number : counts the decisions; 0 before it is stored.
     undone_at : when it was taken back; None while it holds.
-    selection : how the query came to be decided on, see `SELECTIONS`.
+    selection : how the query was chosen for review, see `SELECTIONS`.
     """
 
     gallery: str

@@ -1,7 +1,7 @@
-"""Queries that were drawn at random and decided on: fair evidence of what is served.
+"""Queries that were drawn at random and reviewed: unbiased evidence about served answers.
 
-Whoever chooses what to decide on may choose what is wrong. So only queries that were drawn before
-anybody knew their truth count, the oldest in a row, as far as nearly all of them are settled; those
+A reviewer who chooses queries may choose wrong answers. So only queries that were drawn before
+their truth was known count, the oldest in a row, as far as nearly all of them are settled; those
 in the row that are not were maybe left because they are hard.
 """
 
@@ -26,7 +26,7 @@ class DrawnQuery:
     Attributes
     ----------
     embedded : what the encoder made of it.
-    said : what enough reviewers agree on; None where nobody has decided, or they disagree.
+    said : what enough reviewers agree on; None without a decision, or if they disagree.
     """
 
     embedded: AnsweredQuery

@@ -51,7 +51,7 @@ def to_csv(decided: Iterable[Decided]) -> str:
 
 
 def from_jsonl(text: str) -> list[Decided]:
-    """Read what `to_jsonl` wrote, or somebody else did.
+    """Read decisions in the format of `to_jsonl`.
 
     Raises
     ------

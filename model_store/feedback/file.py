@@ -117,7 +117,7 @@ def opened(path: Path, *, writing: bool = False) -> Iterator[sqlite3.Connection]
 
     Parameters
     ----------
-    writing : whether what is done is one transaction that nobody else writes in between.
+    writing : whether to open a write transaction.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(path, timeout=WAIT_S)) as connection, connection:

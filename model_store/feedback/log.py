@@ -32,8 +32,8 @@ class SaidPairs:
     correct : (n,) whether users confirmed the pair.
     queries : (n,) number of the query that the pair belongs to.
     drawn : (n,) whether the pair was drawn at random for review.
-    ordered : (n,) whether the review queue gave it, by what it would teach; who speaks of a pair
-        that is neither chose to.
+    ordered : (n,) whether the review queue gave it, by what it would teach; other pairs were chosen
+        by the reviewer.
     n_others : pairs that were stored with probabilities of another origin.
     """
 
@@ -78,13 +78,13 @@ class Reviews:
 
 
 class FeedbackLog:
-    """A SQLite file; each pair counts once, with what was said of it last."""
+    """A SQLite file; each pair counts once, with its last decision."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def decide(self, decided: Decided) -> Decided:
-        """Keep a decision and what it says of pairs: durable once this returns, with its number.
+        """Store a decision and its pairs: durable once this returns, with its number.
 
         It ends the reviewer's lease of the query. Where more than one reviewer has to agree, it
         says nothing of pairs until they do.
@@ -116,7 +116,7 @@ class FeedbackLog:
             return _decide(connection, decided)
 
     def undo(self, gallery: str, number: int) -> Decided:
-        """Take a decision back: of the pairs that it spoke of, the word before it counts again.
+        """Undo a decision: the previous decision on its pairs counts again.
 
         Raises
         ------
@@ -195,7 +195,7 @@ class FeedbackLog:
         return found is not None
 
     def reviews(self, bundle: str) -> Reviews:
-        """Return what was said of the matches that were drawn for review."""
+        """Return the decisions on the matches that were drawn for review."""
         if not self.path.exists():
             return Reviews(0, ())
         with opened(self.path) as connection:
@@ -249,12 +249,12 @@ def pairs_in(connection: sqlite3.Connection, match_fingerprint: str | None) -> S
 
 
 def _decide(connection: sqlite3.Connection, decided: Decided) -> Decided:
-    """Keep a decision with how its query came to be decided on."""
+    """Store a decision with the way in which its query was chosen."""
     return _take(connection, replace(decided, selection=cases.selection(connection, decided)))
 
 
 def _take(connection: sqlite3.Connection, decided: Decided) -> Decided:
-    """Append a decision, and let those that count by now speak of their pairs."""
+    """Append a decision, and apply those that count by now to their pairs."""
     kept = decisions.add(connection, decided)
     if kept.undone_at is None:
         spoken = cases.counted(connection, kept.gallery, kept.query_id, kept)
@@ -265,9 +265,9 @@ def _take(connection: sqlite3.Connection, decided: Decided) -> Decided:
 
 
 def _hush(connection: sqlite3.Connection, gallery: str, query_id: str) -> bool:
-    """Forget what was said of a query on which several have to agree; whether it is one.
+    """Delete the pairs of a query that several reviewers decide; return whether it is one.
 
-    They may agree no more, so that only what counts by now is said again.
+    They may no longer agree, so that only decisions that count by now are applied again.
     """
     case = cases.find(connection, gallery, query_id)
     if case is None or case.reviewers == 1:
@@ -281,7 +281,7 @@ def _hush(connection: sqlite3.Connection, gallery: str, query_id: str) -> bool:
 
 
 def _say(connection: sqlite3.Connection, decided: Decided) -> None:
-    """Let a decision be the last word on the pairs that it speaks of."""
+    """Make a decision the last one on its pairs."""
     connection.executemany(
         "INSERT INTO feedback (gallery, bundle, query_id, item_id, correct, "
         "rank, match_probability, received_at, match_log_odds, match_fingerprint, "

@@ -1,4 +1,4 @@
-"""The review queue: queries that are kept to be decided on, and leases of them."""
+"""The review queue: queries kept for review, and leases of them."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ class ReviewQueue:
     ) -> list[Leased]:
         """Give a reviewer the next ``n`` cases, or fewer, for some seconds.
 
-        Nobody else gets them meanwhile, unless more than one has to decide, and nobody a case that
-        they decided on. See `model_store.feedback.turns` for their order.
+        Other reviewers do not get them during that time, unless several have to decide; no reviewer
+        gets a case again after deciding on it. See `model_store.feedback.turns` for their order.
 
         Parameters
         ----------
@@ -164,7 +164,7 @@ class ReviewQueue:
             return ended.rowcount > 0
 
     def contradict(self, new: NewCase) -> None:
-        """Have somebody else decide on a match that a reviewer has called wrong."""
+        """Ask a second reviewer about a match that a reviewer has called wrong."""
         with opened(self._path, writing=True) as connection:
             self._add(connection, new)
             connection.execute(

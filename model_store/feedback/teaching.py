@@ -2,7 +2,7 @@
 
 The stream is divided by its log-odds into strata k of equal weight W_k. After n_k decisions the
 share of right first items in a stratum is known with a variance of about σ_k² / (n_k + 1), where
-σ_k² = mean P (1 − P) by the probabilities as far as they are known; and the whole curve from
+σ_k² = mean P (1 − P) by the known probabilities; and the whole curve from
 probability to truth with
 
     V = Σ_k W_k² σ_k² / (n_k + 1).
@@ -45,9 +45,8 @@ def most_teaching(
     ----------
     log_odds : (m,) of the queries that may be chosen, oldest first; NaN where there are none: these
         come last.
-    decided : of the pairs that were decided on already.
-    stream : of what is served: of queries drawn at random, where there are such.
-    served : the correction as far as it is known.
+    decided : of the pairs with a decision.
+    stream : of served queries drawn at random, if any. served : the correction so far.
     """
     stream = stream[np.isfinite(stream)]
     edges = np.quantile(stream, np.linspace(0, 1, N_STRATA + 1)[1:-1]) if len(stream) else stream

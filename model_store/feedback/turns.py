@@ -1,7 +1,7 @@
 """The order in which cases are given to reviewers, and in which they go where there are too many.
 
-Cases on which somebody has decided, and others must, come first; then those come that would teach
-most. But one in `RANDOM_TURN` is one drawn at random, the oldest, as long as there is one; and by
+Cases with a decision that need another come first; then those come that would teach
+most. But one in `RANDOM_TURN` is one drawn at random, the oldest, while one is left; and by
 what they would teach no such cases are given: those that were decided on would be no random ones.
 """
 
@@ -31,7 +31,7 @@ MIN_DRAWN = 30
 
 
 class Waiting(NamedTuple):
-    """A case that waits for a decision; ``begun``: somebody has made one."""
+    """A case that waits for a decision; ``begun``: it has one already."""
 
     number: int
     drawn: bool

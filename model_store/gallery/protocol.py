@@ -56,7 +56,7 @@ AT_ONCE = 1_000
 """Items of a part: with their pictures some megabytes."""
 
 PREVIEWED_AT_ONCE = 100
-"""Items of a part with previews: likewise."""
+"""Items of a part with previews."""
 
 
 def in_parts(embeddings: Embeddings, items: Sequence[NewItem]) -> Iterator[Part]:
@@ -69,7 +69,7 @@ def in_parts(embeddings: Embeddings, items: Sequence[NewItem]) -> Iterator[Part]
     if len(items) != len(embeddings):
         raise ValueError(f"{len(items)} items and {len(embeddings)} embeddings, wanted as many")
     if len({item.id for item in items}) != len(items):
-        raise ValueError("item ids repeat; each item needs an id of its own")
+        raise ValueError("item ids repeat; each item needs its own id")
     order = sorted(range(len(items)), key=lambda row: items[row].id)
     nothing = embeddings.features[:0]
     for start in range(0, len(order), AT_ONCE):
@@ -182,7 +182,7 @@ class Gallery(Protocol):
     def page(self, after: int | None, limit: int) -> NDArray[np.int64]:
         """Rows of at most ``limit`` items by id, from the one after the row ``after`` on.
 
-        None for the first page. The item at ``after`` may have been removed meanwhile.
+        None for the first page. The item at ``after`` may have been removed in between.
         """
 
     def items(self, rows: NDArray[np.int64]) -> list[Item]:

@@ -22,7 +22,7 @@ from model_store.errors import (
 from model_store.gallery.protocol import Gallery, NewItem
 
 NO_NOTE: Mapping[str, Any] = MappingProxyType({})
-"""The note of whoever sends nothing along; see `Receipt`."""
+"""The note of a request without one; see `Receipt`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,7 @@ class Vector:
     Attributes
     ----------
     mean, variance : (D,) float32.
-    features : (F,) float32, kept so that the item can be a calibration query; None where nobody
-        knows them.
+    features : (F,) float32, kept so that the item can be a calibration query; None if unknown.
     """
 
     mean: NDArray[np.float32]
@@ -108,7 +107,7 @@ class Receipt:
     Attributes
     ----------
     written : of each write, in order.
-    note : JSON of whoever sent the request, to be found again when the request is sent again.
+    note : JSON of the caller, returned again when the request is sent again.
     """
 
     written: tuple[Written, ...]
@@ -129,18 +128,18 @@ class Receipt:
 class Writable(Protocol):
     """A gallery that takes changes.
 
-    Laws: a change is there whole or not at all, also after a crash; what `commit` has returned is
+    Laws: a change is atomic, also across a crash; what `commit` has returned is
     found by every search of this process; a `Retry` is carried out once.
     """
 
     def snapshot(self, version: int | None = None) -> Gallery:
-        """The gallery as it is now, or, where it keeps that, as it was after an earlier change."""
+        """The current snapshot, or, where it is kept, that of an earlier change."""
 
     def refresh(self) -> Gallery:
-        """Hear of what other processes have written; the gallery as it is now."""
+        """Read the changes of other processes; return the current snapshot."""
 
     def mark(self) -> tuple[int, int] | None:
-        """See `ChangesFile.mark`: whether there is anything to hear of, in microseconds."""
+        """See `ChangesFile.mark`: whether there are unread changes, in microseconds."""
 
     def receipt(self, retry: Retry) -> Receipt | None:
         """Return the receipt of a request that was carried out, else None; or raise `KeyReused`."""
@@ -158,7 +157,7 @@ class Writable(Protocol):
         ----------
         retry : a request that is known by it is not carried out again.
         note : see `Receipt`.
-        most_items : see `plan_writes`; of whoever writes at the same moment one comes first.
+        most_items : see `plan_writes`; of concurrent writers one comes first.
 
         Returns
         -------
@@ -169,11 +168,11 @@ class Writable(Protocol):
         ItemNotFound : an item to delete is not there.
         QuotaExceeded : there would be more items than there may be; nothing was changed.
         WriteError : nothing was changed, for a reason that is named.
-        GalleryUnavailable : the change is kept, or nobody knows whether it is.
+        GalleryUnavailable : the change is kept, or its outcome is unknown.
         """
 
     def close(self) -> None:
-        """Let go of what is held open."""
+        """Close files and connections."""
 
 
 def plan_writes(
@@ -218,7 +217,7 @@ def plan_writes(
 
 @contextmanager
 def once_kept() -> Iterator[None]:
-    """Say of what goes wrong after a change was kept that it is; a `WriteError` would deny it.
+    """Turn errors after a change was kept into ones that do not deny it, as a `WriteError` would.
 
     Raises
     ------
@@ -233,5 +232,5 @@ def once_kept() -> Iterator[None]:
         raise GalleryUnavailable(
             "The change is kept, but could not be shown to searches yet: they find it as soon as "
             "the gallery answers again. Send the request again, with the same Idempotency-Key if "
-            "it had one, to be told when they do."
+            "it had one, to learn when they do."
         ) from error

@@ -1,6 +1,6 @@
 """Grouping queries into probable identities, with a calibrated P(same).
 
-Fitted to labels held out: half of the labels are queries, of which the other half knows nothing,
+Fitted to labels held out: half of the labels are queries, unknown to the other half,
 and the other way round, several times over. First the evidence of a pair; then, of what that joins,
 P(same) by the log-odds at which average linkage joins a pair. That is what is shown, and what
 groups are cut at.
@@ -53,7 +53,7 @@ _MOST_DIFFERENT = 100_000
 """Pairs of different identities of each half that are fitted to; they weigh as all of them."""
 
 _LIKELY = 0.5
-"""Least P(same) of a pair of a group, whatever precision is asked for."""
+"""Least P(same) of a pair of a group, at any requested precision."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 Two groups whose log-odds are on average at least h are linked by a pair of at least h. So what is
 joined above h lies in one component of the graph of pairs of at least h, and each component can be
-joined by itself: SciPy's average linkage of all of its pairs, never of all pairs of all images.
+joined separately: SciPy's average linkage of all of its pairs, never of all pairs of all images.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Joined:
     rows : (m,) of the images.
     merges : (m − 1, 4) SciPy's linkage matrix; its distances are −log-odds, shifted by ``shift``.
     shift : what was added to −log-odds, so that no distance is negative.
-    log_odds : (m (m − 1) / 2,) of each pair by itself, in SciPy's order.
+    log_odds : (m (m − 1) / 2,) of each pair, in SciPy's order.
     """
 
     rows: Integers

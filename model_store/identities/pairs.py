@@ -6,7 +6,7 @@ by a cohort (S-norm with the nearest of the cohort, Matějka et al. 2017),
     ½ [(s − μ_i) / σ_i + (s − μ_j) / σ_j],
 
 with μ_i and σ_i the mean and the deviation of the cosines between image i and the nearest tenth of
-images of other identities: one that lies close to many has to lie closer to those of its own; and
+images of other identities: one that lies close to many has to lie closer to its own; and
 log(u_i u_j) of the total variances u, since an uncertain image lies far from its own too.
 """
 
@@ -60,7 +60,7 @@ class Points:
 
     @classmethod
     def of(cls, mean: NDArray[np.float32], variance: NDArray[np.float32]) -> Points:
-        """Return the images of which an encoder made ``mean`` and ``variance`` (N, D)."""
+        """Return images with the encoder's ``mean`` and ``variance`` (N, D)."""
         return cls(unit_direction(mean), variance.sum(axis=1) / (mean**2).sum(axis=1))
 
     @classmethod

@@ -2,8 +2,8 @@
 
 A second copy is how train/serve skew is born, so everything that turns an image file into the
 encoder's input is here: `decode` (what is accepted, within which limits), `containers` (what a file
-says of itself before it is decoded), `tiff` (kinds of TIFF that Pillow misreads), `depth` (samples
-of more than eight bits), `colours` (whatever was in it, as RGB), `profiles` (colour profiles),
+declares before it is decoded), `tiff` (kinds of TIFF that Pillow misreads), `depth` (samples of
+more than eight bits), `colours` (whatever was in it, as RGB), `profiles` (colour profiles),
 `statements` (colours that a file states in other ways), and `resize` (to the encoder's input, to
 thumbnails and previews).
 `budget` is what decoding one image may cost, `quality` measures whether a picture is good enough.

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 @lru_cache(maxsize=1)
 def _mapped() -> int | None:
-    """The open file in which Linux says what this process has mapped; None elsewhere.
+    """The open file in which Linux reports the mapped memory of this process; None elsewhere.
 
     It stays open: a process that decodes may have given up opening files.
     """
@@ -58,7 +58,7 @@ def spending(budget: DecodingBudget) -> Iterator[None]:
 def _limit_memory(spare_bytes: int | None) -> None:
     """Let this process map so much more than it has now; None for as much as it likes.
 
-    Only Linux says what is mapped; elsewhere the limits on bytes and pixels have to do.
+    Only Linux reports mapped memory; elsewhere the limits on bytes and pixels have to do.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     if spare_bytes is None:

@@ -62,7 +62,7 @@ def upright_rgb(
 
     Parameters
     ----------
-    statement : what the file says of its colours beside an ICC profile.
+    statement : what the file declares of its colours beside an ICC profile.
     """
     warnings: list[str] = []
     pixels = _rgb(image, _steps(image, statement or ColourStatement(), warnings))

@@ -73,8 +73,8 @@ class ImageLimits:
     ----------
     max_bytes : size of the file.
     max_pixels : width × height; 40 million is a current phone's full resolution.
-    max_frames : of an animation, or pages. Only the first is used, but a file of very many is
-        made to be expensive, not to be looked at.
+    max_frames : of an animation, or pages. Only the first is used, but a file of very many is made
+        to be expensive.
     """
 
     max_bytes: int = 20 * 2**20
@@ -187,7 +187,7 @@ def _decoded(data: bytes, limits: ImageLimits, smallest_side: int | None) -> Dec
             image = _loaded(image, data, smallest_side, warnings)
             deep = _deeper(image, data, layout, warnings)
             if is_turned and deep is image:
-                warnings.append(TURNED)  # which Pillow does by itself while it loads a TIFF
+                warnings.append(TURNED)  # Pillow does this itself while it loads a TIFF
             image = deep
         pixels, changes = upright_rgb(image, statement_of(image, data))
         if image.size != size:

@@ -48,7 +48,7 @@ class Scale:
 
     @property
     def warning(self) -> str:
-        """One sentence of what is lost."""
+        """One sentence about the loss."""
         if self.stretched:
             return (
                 "More than eight bits per channel were rescaled to eight; the values from "

@@ -66,7 +66,7 @@ class QualityHint:
     ----------
     code : stable, to switch on.
     measure, value : what was measured.
-    advice : one sentence for whoever holds the camera.
+    advice : one sentence for the photographer.
     """
 
     code: str

@@ -38,7 +38,7 @@ class Preprocessing:
     resample : interpolation; Pillow's, which averages when it shrinks.
     decoding : ``reduced`` lets `decode_image` decode a JPEG at a fraction of its size that is still
         larger than what is wanted of it; ``full``, of encoders made before there was a choice, does
-        not. Gallery and queries are decoded alike.
+        not. Gallery and queries are decoded in the same way.
     resized_side : side of the square that an image is fitted to before the crop, pixels: 256 of
         the usual 224 from 256. None for the input's own height and width.
     fill : colour of the border, ``#rrggbb``.

@@ -79,7 +79,7 @@ _SRGB_STATEMENT = ColourStatement("sRGB")
 
 
 def statement_of(image: Image.Image, data: bytes) -> ColourStatement:
-    """Return what a file says of its colours beside an ICC profile."""
+    """Return what a file declares of its colours beside an ICC profile."""
     found = _statement(image, data)
     if _lost_its_profile(image, data) and not found.profile:
         return replace(found, warning=BROKEN_PROFILE)
@@ -235,7 +235,7 @@ def _curve(kind: str, gamma: float) -> Curve:
         "2.8": lambda values: values**2.8,
         "linear": lambda values: values,
         "srgb": _srgb,
-        "video": _srgb,  # as it is displayed: of BT.1886, seen in a dim room
+        "video": _srgb,  # for display: of BT.1886, seen in a dim room
         "pq": lambda values: _pq(values) / _WHITE_CD,
         "hlg": lambda values: 1000 / _WHITE_CD * _hlg(values) ** 1.2,
     }

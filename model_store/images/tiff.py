@@ -111,7 +111,7 @@ class TiffLayout:
     extra : kinds of the samples that are no colours: 0 unspecified, 1 alpha that the colours were
         multiplied by, 2 alpha.
     n_samples : of each pixel.
-    separate : whether each channel is a plane of its own.
+    separate : whether each channel is a separate plane.
     is_raw : whether a camera wrote it, and its picture is elsewhere in the file or is no picture
         yet.
     reversed_bits : whether the lowest bit of a byte comes first.

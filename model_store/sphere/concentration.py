@@ -74,7 +74,7 @@ def concentration_of(resultant_length: ArrayLike, dim: int) -> NDArray[np.float6
 
 
 def debiased_resultant_length(resultant_length: ArrayLike, n_samples: int) -> NDArray[np.float64]:
-    """Return √max(0, (N R² − 1) / (N − 1)), of which the square is unbiased before the max.
+    """Return √max(0, (N R² − 1) / (N − 1)), whose square is unbiased before the max.
 
     The mean of N draws is too long: E R² = 1/N + (1 − 1/N) A². Uncorrected, 100 draws from the
     uniform distribution at D = 512 look like κ = 52.

@@ -203,4 +203,4 @@ def _debye_corrections() -> NDArray[np.float64]:
 
 
 CORRECTIONS = _debye_corrections()
-"""See `_debye_corrections`; whoever writes A_D in another array library needs them."""
+"""See `_debye_corrections`; an implementation of A_D in another array library needs them."""

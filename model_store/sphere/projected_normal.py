@@ -49,7 +49,7 @@ def spherical_variance(
 
     Returns
     -------
-    (...), in [0, 1]: 0 for a certain direction, 1 for none at all.
+    (...), in [0, 1]: 0 for a certain direction, 1 for a uniform one.
     """
     return 1 - resultant_length_of_gaussian(mean, variance)
 

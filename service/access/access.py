@@ -39,7 +39,7 @@ from service.settings import Settings, parse_rate
 
 _KEYLESS = (
     "programs of this machine are admins without a key; so are all clients of a proxy on this "
-    "machine that adds no header of its own: set VOUCH_KEYS behind a proxy"
+    "machine that adds no headers: set VOUCH_KEYS behind a proxy"
 )
 
 SECURITY_SCHEMES = {
@@ -190,7 +190,7 @@ class Access:
         return standing
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         await self._rates.close()
 
     def _caller(self, request: Request) -> Caller:
@@ -222,7 +222,7 @@ class Access:
         if self._elsewhere is None:
             raise self._challenge(
                 request,
-                "Without keys this service is for programs of its own machine alone, and the "
+                "Without keys this service accepts programs of this machine only, and the "
                 "request comes from elsewhere, or through a proxy.",
             )
         return self._elsewhere
@@ -370,7 +370,7 @@ def open_access(settings: Settings) -> Access:
         rate,
         settings.cors_origins,
         elsewhere="write" if settings.anonymous else None,
-        # Where a container publishes its port, who connects to it is never of its own machine.
+        # If a container publishes its port, no client is on its own machine.
         local_only=keyless == "admin" and settings.published_host is None,
     )
 

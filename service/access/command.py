@@ -124,7 +124,7 @@ def _find(keys: Sequence[ApiKey], key_id: str) -> ApiKey:
     for key in keys:
         if key.id == key_id:
             return key
-    # Whoever pastes the whole key has pasted a secret.
+    # A pasted whole key is a secret.
     shown = repr(key_id) if re.fullmatch(r"\w{1,12}", key_id, re.ASCII) else "with that id"
     raise KeysError(f"There is no key {shown}. `vouch-keys list` shows which there are.")
 

@@ -47,8 +47,9 @@ GalleryPattern = Annotated[str, Field(pattern=r"^[a-z0-9*][a-z0-9*._-]{0,63}$")]
 class ApiKey(BaseModel):
     """A key as the file stores it: the hash of its secret, and what it allows.
 
-    The secret is 256 random bits: nobody can try them all, however fast the hash, so SHA-256 is
-    enough. A slow hash is for secrets that people choose, and would slow down every request here.
+    The secret is 256 random bits: no attacker can try them all, however fast the hash, so SHA-256
+    is enough. A slow hash is for secrets that people choose, and would slow down every request
+    here.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -168,10 +169,10 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
 
 
 def change_keys(path: Path, change: Callable[[Sequence[ApiKey]], Sequence[ApiKey]]) -> None:
-    """Rewrite the file whole or not at all; one writer at a time.
+    """Rewrite the file atomically; one writer at a time.
 
     The new content is written beside the file, which only one writer can begin, and takes its place
-    by a rename. Mode and owner stay as they are; a new file can be read by its owner alone.
+    by a rename. Mode and owner are kept; a new file can be read by its owner alone.
     """
     path = path.resolve()  # a link stays one
     draft = path.with_name(f"{path.name}.new")
@@ -228,7 +229,7 @@ class Keyring:
 
         Raises
         ------
-        Unauthenticated : saying no more than whoever holds the secret may know.
+        Unauthenticated : with details only for the holder of the secret.
         """
         self._look()
         key_id, secret = _parse(presented)
@@ -253,7 +254,7 @@ class Keyring:
             keys = read_keys(self._path)
         except KeysError as error:
             if found != self._complained_of:
-                logger.warning("the keys stay as they were: %s", error)
+                logger.warning("the earlier keys stay in use: %s", error)
             self._complained_of = found
             return
         self._keys = {key.id: key for key in keys}
@@ -262,7 +263,7 @@ class Keyring:
 
 
 def _parse(presented: str) -> tuple[str, str]:
-    """Id and secret; what is no key at all has an id that nobody has."""
+    """Id and secret; a malformed key gets an id that no key has."""
     prefix, _, rest = presented.partition("_")
     key_id, _, secret = rest.partition("_")
     return (key_id if prefix == PREFIX else ""), secret

@@ -104,8 +104,8 @@ class Rates:
     A caller may so ask for two periods' worth in quick succession where one period ends and another
     begins. In return a count is one number: one round trip to Redis, and an exact ``Retry-After``.
 
-    This process remembers how far a caller had come. A Redis that is killed, or comes back empty,
-    forgives nobody what was asked here; while it is gone, replicas only stop knowing of each other.
+    This process remembers how far a caller had come. If Redis is killed or restarts empty, requests
+    counted here still count; while it is gone, replicas only stop knowing of each other.
     """
 
     def __init__(self, redis_url: str | None, timeout_s: float) -> None:
@@ -133,9 +133,9 @@ class Rates:
             )
 
     async def count(self, caller: str, rate: RateLimitItem, n: int = 1) -> Standing:
-        """Count ``n`` requests of ``caller``, who is a key's id or an address; never raises.
+        """Count ``n`` requests of ``caller``, a key's id or an address; never raises.
 
-        Of none, it is told how many there were.
+        ``n`` = 0 only reads the count.
         """
         length = rate.get_expiry()
         period, passed = divmod(time.time(), length)
@@ -145,7 +145,7 @@ class Rates:
         return Standing(rate.amount, tally.settle(before, shared, n), length - passed)
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         if self._pool is not None:
             await self._pool.aclose()
 

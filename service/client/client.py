@@ -53,6 +53,12 @@ class VouchClient:
     Raises
     ------
     ValueError : ``api_key`` cannot be sent; the message does not repeat it.
+
+    Examples
+    --------
+    >>> with VouchClient("http://127.0.0.1:8080") as vouch:
+    ...     answer = vouch.search("demo", Path("photo.png"), limit=3)
+    ...     print(answer.verdict, answer.results[0].id)
     """
 
     def __init__(
@@ -115,6 +121,10 @@ class VouchClient:
         Raises
         ------
         VouchProblem : such as ``corrupt_image``, or an option out of range.
+
+        Examples
+        --------
+        >>> answer = vouch.search("demo", Path("photo.png"), limit=3, filter={"label": "chair"})
         """
         path = path_of(gallery, "search")
         files = [("image", image_file(image))]
@@ -232,6 +242,10 @@ class VouchClient:
         Raises
         ------
         VouchProblem : such as ``corrupt_image``, or ``write_refused``; nothing was changed.
+
+        Examples
+        --------
+        >>> vouch.put_item("demo", "chair-7", Path("photo.png"), label="chair")
         """
         fields = {"metadata": json.dumps(dict(metadata or {}))}
         if label is not None:
@@ -282,6 +296,10 @@ class VouchClient:
 
         Where ``answer.audit`` is true it was drawn at random for review, and its first result is
         what is asked about: please say so whether it is right or wrong.
+
+        Examples
+        --------
+        >>> vouch.feedback(answer, answer.results[0].id, correct=True)
         """
         said = schemas.FeedbackRequest(query_id=answer.query.id, item_id=item_id, correct=correct)
         path = path_of(answer.gallery, "feedback")

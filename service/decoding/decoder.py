@@ -30,9 +30,9 @@ class Prepared:
     ----------
     pixels : (H, W, 3) uint8 at the encoder's input size.
     format, width, height, warnings : as in `model_store.images.DecodedImage`.
-    measures : `model_store.images.quality.quality_measures` of the picture in its own size, where
-        they were asked for.
-    thumbnail : a small picture of it, likewise.
+    measures : `model_store.images.quality.quality_measures` of the picture in its own size, if
+        requested.
+    thumbnail : a small picture of it.
     preview : a larger one, JPEG; see `encode_preview`.
     """
 

@@ -24,7 +24,7 @@ _ERRORS = {error.__name__: error for error in ImageError.__subclasses__()}
 def request_message(
     preprocessing: Preprocessing, *, measured: bool, thumbnail: bool, preview_side: int | None
 ) -> bytes:
-    """The header of what a decoder is asked; the encoders that are served ask for the same."""
+    """The header of a request to a decoder; the served encoders use the same."""
     header = {
         "preprocessing": asdict(preprocessing),
         "measured": measured,
@@ -71,12 +71,12 @@ def read_started(message: bytes) -> tuple[str, ...]:
 
     Raises
     ------
-    EOFError : it says what no decoder says.
+    EOFError : it sends what no decoder sends.
     """
     try:
         return tuple(_Started.model_validate_json(message).sandbox)
     except ValidationError as error:
-        raise EOFError("a decoder answered what is no answer") from error
+        raise EOFError("a decoder sent a malformed answer") from error
 
 
 def read_reply(
@@ -95,7 +95,7 @@ def read_reply(
         if isinstance(answer, _Refused):
             return _ERRORS[answer.error](answer.detail)
     except (ValidationError, KeyError) as error:
-        raise EOFError("a decoder answered what is no answer") from error
+        raise EOFError("a decoder sent a malformed answer") from error
     return Prepared(
         pictures.read((preprocessing.height, preprocessing.width, 3)),
         answer.format,

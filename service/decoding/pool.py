@@ -1,7 +1,7 @@
 """The pool of decoders: a file that crashes, hangs or bloats its decoder costs one request.
 
 A process pool from a library was tried first (pebble 5): its workers share one pipe, and killing
-one of them ended the pool. Here every decoder has a socket of its own, so nothing that happens to
+one of them ended the pool. Here every decoder has its own socket, so nothing that happens to
 one reaches another.
 """
 
@@ -186,7 +186,7 @@ class DecoderPool:
 
         Parameters
         ----------
-        who : had a place, and leaves it when there is a decoder again for whoever comes next.
+        who : had a place, and leaves it when there is a decoder again for the next request.
         """
         restarted = self._spawn(self._restart())
         if who is not None:

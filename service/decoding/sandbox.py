@@ -33,8 +33,8 @@ _COMPUTING = (
     *("getpid", "gettid", "getrusage", "sched_getaffinity", "poll", "ppoll"),
     *("exit", "exit_group", "restart_syscall"),
 )
-"""Nothing of it opens, connects, or names another process; `newfstatat` says of a file that it is
-there, and how large."""
+"""Nothing of it opens, connects, or names another process; `newfstatat` reveals only that a file
+exists, and its size."""
 
 _NOT_THERE = ("clone3", "rseq", "membarrier")
 """System calls that libraries do without where a kernel does not have it."""

@@ -45,8 +45,8 @@ PREFIX = struct.Struct("!II")
 
 
 NICE = 5
-"""Costly images of one caller keep all decoders but one computing: whoever answers and encodes goes
-before them on cores that are few."""
+"""Costly images of one caller keep all decoders but one computing: on few cores, answering and
+encoding take precedence over them."""
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # the service says when it is over
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICE)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would keep somebody's picture
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would contain a user's picture
     _silence_libraries()
     channel, pictures = socket.socket(fileno=int(sys.argv[1])), SharedPixels(int(sys.argv[2]))
     fields, _ = _receive(channel)

@@ -32,7 +32,7 @@ class Batches:
 
     Attributes
     ----------
-    size : images encoded at once at most, as measured.
+    size : maximum batch size, as measured.
     turn : see `MicroBatcher`.
     alone : whether a turn is best given while nothing else is computed: the encoder shares its only
         processor, and each change between what encodes and what answers empties its caches.
@@ -47,7 +47,7 @@ def largest_useful_batch(encoder: Encoder, limit: int) -> int:
     """Measure how many images are best encoded at once, ``limit`` at most.
 
     More than one only where that is faster *and* gives each image the very bits it is given alone:
-    an answer must not depend on who else asks at the moment, nor on the replica that is asked.
+    an answer must not depend on who else asks at the moment, nor on the replica.
     """
     images = _noise(encoder, limit)
     alone = Embeddings.concatenate([encoder.encode(images[i : i + 1]) for i in range(limit)])

@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 _ENDS = "The service ends. Send the image again."
 
 _LOOP_TURNS = 10
-"""Turns of the event loop in which those whose images were encoded search and answer, and what
-comes meanwhile is read and begins to be decoded."""
+"""Turns of the event loop in which those whose images were encoded search and answer, and new
+requests are read and decoded."""
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
@@ -51,10 +51,10 @@ class _Waiting:
 class MicroBatcher:
     """Encodes what waits as soon as the encoder is idle, up to ``size`` images at once.
 
-    Nobody waits for a batch to fill. Whoever has gone away (a cancelled `encode`) is left out.
-    Images over which the encoder fails are halved until the one that spoils them is alone; those
-    over which it *stops* are encoded one by one once it has answered a canary, and the one over
-    which it stops again has failed.
+    No request waits for a batch to fill. A request that has gone away (a cancelled `encode`) is
+    left out. Images over which the encoder fails are halved until the one that spoils them is
+    alone; those over which it *stops* are encoded one by one once it has answered a canary, and the
+    one over which it stops again has failed.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class MicroBatcher:
         self._queue: deque[_Waiting] = deque()
         self._more = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="encode")
-        # A context of its own: a batch belongs to none of the requests, nor to one that had the
+        # A separate context: a batch belongs to none of the requests, nor to one that had the
         # bundle activated.
         self._runs = asyncio.create_task(self._run(), context=Context())
         self._closed = False
@@ -118,7 +118,7 @@ class MicroBatcher:
         return await one.answer
 
     async def close(self) -> None:
-        """Stop; what still waits is told so."""
+        """Stop; waiting requests get an error."""
         self._closed = True
         self._runs.cancel()
         with suppress(asyncio.CancelledError):
@@ -152,7 +152,7 @@ class MicroBatcher:
                 await self._recover()
 
     async def _wait_for_others(self, patience_s: float) -> None:
-        """Let what else computes come to its end, such as searches with what was just encoded."""
+        """Wait for other work, such as searches with the images that were just encoded."""
         if not self._shares:
             return
         with suppress(TimeoutError):

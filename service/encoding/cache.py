@@ -59,7 +59,7 @@ class CacheEntry:
 
 
 def _seal(key: str, body: bytes, secret: bytes) -> bytes:
-    """Bind an entry to its key; with a secret, nobody else can."""
+    """Bind an entry to its key; with a secret, only this service can."""
     named = hashlib.sha256(key.encode()).digest()
     return hmac.digest(hashlib.sha256(secret).digest(), named + body, "sha256")
 
@@ -73,7 +73,7 @@ class Cache(Protocol):
 
     @property
     def state(self) -> str:
-        """For people: which store, and whether it can be reached."""
+        """A sentence on the store and its state."""
 
     @property
     def is_reachable(self) -> bool:
@@ -89,7 +89,7 @@ class Cache(Protocol):
         """Delete the entry, if possible."""
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
 
 
 class ProcessCache:
@@ -136,7 +136,7 @@ class ProcessCache:
         self._bytes -= removed[1] if removed else 0
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """There is nothing to close."""
 
 
 class RedisCache:
@@ -207,7 +207,7 @@ class RedisCache:
         await self._calls.ask(lambda: self._redis.delete(key))
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         await self._redis.aclose()
 
 
@@ -237,7 +237,7 @@ def key_prefix(retriever: Retriever, gallery: str = "") -> str:
 
     Parameters
     ----------
-    gallery : id of one whose users are to learn nothing of what others have asked elsewhere.
+    gallery : id of one whose users must not learn about requests to other galleries.
     """
     digest = hashlib.sha256(retriever.encoder.fingerprint.encode() + gallery.encode())
     if retriever.text is not None:

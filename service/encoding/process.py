@@ -1,7 +1,7 @@
-"""The encoder in a process of its own: when it dies, the service does not.
+"""The encoder in a separate process: when it dies, the service does not.
 
 ONNX Runtime and a GPU's driver can end the process they run in. Here that process does nothing
-else: what it was at work on fails with an error that says so, and it is started again.
+else: its current work fails with an error, and it is restarted.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class EncoderProcess(EncoderProxy):
     def close(self) -> None:
         """End the child, whatever it is at work on."""
         self._closed = True
-        self._process.kill()  # whoever waits for it, holding the lock, then waits no longer
+        self._process.kill()  # a waiter that holds the lock then stops waiting
         with self._lock:
             self._end()
         atexit.unregister(self.close)

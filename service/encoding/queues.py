@@ -66,11 +66,11 @@ class EncoderQueues:
         limits: BatchLimits,
         observe: Callable[[BatchRecord], None],
     ) -> EncoderQueue:
-        """Return the queue of ``encoder``, which is measured if nobody has one yet.
+        """Return the queue of ``encoder``, which is measured if it is new.
 
         Parameters
         ----------
-        observe : told of every batch, where the queue is a new one.
+        observe : called for every batch, where the queue is a new one.
 
         Raises
         ------
@@ -85,7 +85,7 @@ class EncoderQueues:
         return queue
 
     async def leave(self, encoder: Encoder) -> None:
-        """Give the queue back; the last one closes it, and what waits is told so."""
+        """Give the queue back; the last one closes it, and waiting requests get an error."""
         key = id(_real(encoder))
         queue = self._queues[key]
         queue.n_users -= 1
@@ -118,7 +118,7 @@ async def _opened(
 
 
 def measured(encoder: Encoder, limits: BatchLimits) -> Batches:
-    """Measure how many images are worth encoding at once, and how many batches in a row."""
+    """Measure the best batch size, and the best number of batches in a row."""
     fitting = max(1, limits.max_pixels // math.prod(encoder.metadata.input.shape[:2]))
     size, turn = min(limits.max_batch, fitting), 1
     n_processors = 0

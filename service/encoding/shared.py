@@ -35,8 +35,8 @@ class SharedEncoder(ForwardingEncoder):
         self._closing = threading.Lock()
 
     def close(self) -> None:
-        """Let go of it; the last one closes it."""
-        if self._closing.acquire(blocking=False):  # once, however often it is asked
+        """Release it; the last one closes it."""
+        if self._closing.acquire(blocking=False):  # once, however often it is called
             self._let_go()
 
 
@@ -58,7 +58,7 @@ class SharedEncoders:
 
     Parameters
     ----------
-    open_encoder : opens one that nobody has yet.
+    open_encoder : opens one that is not open yet.
     """
 
     def __init__(self, open_encoder: OpenFound) -> None:

@@ -17,9 +17,9 @@ class _Flight(Generic[T]):
 
 
 class SingleFlight(Generic[T]):
-    """Whoever asks for a key that is being worked on waits for that work's outcome.
+    """A request for a key that is being computed waits for that outcome.
 
-    The work goes on as long as anybody waits for it; it ends when the last of them has gone away.
+    The work continues while a request waits for it; it ends when the last of them has gone away.
 
     Parameters
     ----------
@@ -50,6 +50,6 @@ class SingleFlight(Generic[T]):
                 flight.work.cancel()
 
     def _remove(self, key: str, flight: _Flight[T]) -> None:
-        """Let nobody join work any more, unless it is another by now: cancelled work ends later."""
+        """Close the work to new requests, unless newer work has replaced it."""
         if self._flights.get(key) is flight:
             del self._flights[key]

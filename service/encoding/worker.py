@@ -18,7 +18,8 @@ from service.processes.shared_pixels import SharedPixels
 
 def main() -> None:
     """The child's whole life; given are the file numbers of its pipe, and of its images."""
-    # Whoever stops the service may signal its whole group; the service then drains, and needs us.
+    # A signal that stops the service may go to its whole group; the service then drains, and needs
+    # us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     log_as_json()

@@ -20,12 +20,12 @@ MOST_OF_ONE_CALLER = 3 / 4
 
 
 def is_counted(path: str) -> bool:
-    """Return whether ``path`` computes; health must be answered when much goes on."""
+    """Return whether ``path`` computes; health must be answered under load."""
     return path.startswith("/v1/")
 
 
 class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
+    """The caller has gone."""
 
 
 class Admission:
@@ -33,7 +33,7 @@ class Admission:
 
     A request beyond the bound is refused at once, before its body is read, and so is one of a
     caller that has its share of places; one that is not answered in time, and one whose client has
-    gone, is cancelled wherever it waits, so that the encoder never works for nobody.
+    gone, is cancelled wherever it waits, so that the encoder does no useless work.
 
     Parameters
     ----------
@@ -84,13 +84,13 @@ class Admission:
     def _enter(self, account: str) -> None:
         if self._n >= self._max_in_flight:
             raise Overloaded(
-                f"The service is at work on {self._n} requests, as many as it takes. "
-                "Send the request again a little later."
+                f"Too many concurrent requests: {self._n} are in progress, the maximum of this "
+                "service. Retry later."
             )
         if self._n_of[account] >= self._most:
             raise Overloaded(
-                f"The service is at work on {self._most} requests of yours, as many as it takes of "
-                "one caller. Send the request again a little later."
+                f"Too many concurrent requests of this caller: {self._most} are in progress, the "
+                "maximum of one caller. Retry later."
             )
         self._n += 1
         self._n_of[account] += 1
@@ -141,7 +141,7 @@ async def _while_wanted(
     async def noting_the_start(message: Message) -> None:
         nonlocal answering, gone
         answering = True
-        if gone and not deadline.expired():  # the answer was on its way: it is given to its end
+        if gone and not deadline.expired():  # the answer was on its way: it is completed
             gone = False
             deadline.reschedule(until)
         await send(message)

@@ -34,7 +34,7 @@ def body_of(*accepted: str, required: bool = True) -> Callable[[Request], Awaita
 
     Parameters
     ----------
-    required : whether the type must be named at all.
+    required : whether the type is required.
     """
 
     async def check(request: Request) -> None:
@@ -57,7 +57,7 @@ def body_of(*accepted: str, required: bool = True) -> Callable[[Request], Awaita
 def from_base64(text: str, max_bytes: int) -> bytes:
     """The bytes of an image in base64 (RFC 4648 §4, padded), or in a ``data:`` URI of it.
 
-    What a data URI says of the media type is not believed: the bytes tell.
+    The media type of a data URI is ignored: the bytes decide.
 
     Raises
     ------
@@ -73,7 +73,7 @@ def from_base64(text: str, max_bytes: int) -> bytes:
             "Send a smaller or more compressed image."
         )
     try:
-        # Piece by piece: of a large one nobody else would be answered meanwhile.
+        # Piece by piece: a large one would delay all other requests.
         pieces = range(start, len(text), PIECE)
         decoded = [base64.b64decode(text[at : at + PIECE], validate=True) for at in pieces]
     except (binascii.Error, ValueError):

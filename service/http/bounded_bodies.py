@@ -129,7 +129,7 @@ class BoundedBodies:
         if path.endswith(("/feedback", "/review/leases")):
             return _Bound(0, "feedback", limits.FORM_ALLOWANCE)
         if _PATH_OF_GALLERIES.fullmatch(path):
-            return _Bound(0, "what is said of a gallery", limits.FORM_ALLOWANCE)
+            return _Bound(0, "the description of a gallery", limits.FORM_ALLOWANCE)
         image = self._max_image_bytes
         in_base64 = 4 * -(-image // 3)
         most = in_base64 if path.endswith("/search/json") else image

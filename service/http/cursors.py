@@ -1,8 +1,8 @@
-"""Cursors: where a list goes on, bound to the bundle that the list is of.
+"""Cursors: the position in a list, bound to the bundle of the list.
 
 A cursor is opaque to clients: URL-safe base64 of a few fields and a signature of them (HMAC). A
-cursor into the results of a query names an earlier state of the gallery, which nobody but the
-service may choose; and it is taken for a while only. It holds nothing secret.
+cursor into the results of a query names an earlier state of the gallery, which only the service may
+choose; and it is taken for a while only. It holds nothing secret.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from service.schemas import SearchOptions, ShareOrigin
 _SIGNATURE_BYTES = 16
 
 LIFE_S = 3600
-"""Seconds that a cursor is taken for: whoever reads a list asks for its next page sooner."""
+"""Seconds for which a cursor is valid: clients that read a list request its next page sooner."""
 
 MAX_LENGTH = 5_000
 """Characters of a cursor; those of the service are shorter, whatever filter they carry. Of any
@@ -53,8 +53,8 @@ class ItemsCursor(BaseModel):
 class SearchCursor(BaseModel):
     """The place in a query's results where the next page begins: after the first ``start``.
 
-    ``version`` is that of the gallery at the first page: later pages show the gallery as it was
-    then. ``options.expected_absent`` is the share used for the first page, ``share_origin`` its
+    ``version`` is that of the gallery at the first page: later pages show the gallery of that
+    moment. ``options.expected_absent`` is the share used for the first page, ``share_origin`` its
     origin, and ``options.order`` the order of the first page.
     """
 

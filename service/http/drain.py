@@ -16,7 +16,7 @@ class Drain:
 
     Attributes
     ----------
-    seconds : between the signal and the moment when no connection is accepted any more.
+    seconds : between the signal and the moment when connections are no longer accepted.
     begun : whether the signal has come.
     """
 

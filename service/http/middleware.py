@@ -24,7 +24,7 @@ from service.observability.records import UNMATCHED, RequestRecord, Tracing, rec
 logger = logging.getLogger("service.requests")
 
 CLIENT_GONE = 499
-"""Written to the log for a request whose client has gone; nobody receives it."""
+"""Written to the log for a request whose client has gone; it is not sent."""
 
 
 def content_security_policy(

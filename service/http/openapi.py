@@ -100,7 +100,7 @@ def _also(answers: dict[str, Any], *errors: type[VouchError]) -> None:
 
 
 def _type_uploads(node: object) -> None:
-    """Say of every upload, wherever it stands, that it is binary."""
+    """Mark every upload as binary."""
     if isinstance(node, dict):
         if node.get("contentMediaType") == "application/octet-stream":
             node["format"] = "binary"
@@ -112,7 +112,7 @@ def _type_uploads(node: object) -> None:
 
 
 def _remove_null_from_text(found: dict[str, Any]) -> None:
-    """Say of no option of a form or an address that it may be null: both hold nothing but text."""
+    """Remove null from the options of forms and addresses: both hold nothing but text."""
     for methods in found["paths"].values():
         for operation in methods.values():
             options = [one["schema"] for one in operation.get("parameters", ())]

@@ -130,7 +130,7 @@ def problem_response(
     errors: list[FieldError] | None = None,
     headers: dict[str, str] | None = None,
 ) -> JSONResponse:
-    """Say what went wrong."""
+    """Describe the error."""
     problem = problem_document(request, error, errors)
     record = current_record()
     if record is not None:
@@ -205,7 +205,7 @@ def internal_error(request_id: str) -> InternalError:
 
 
 def _in_words(entry: dict[str, Any]) -> str:
-    """Say what is wrong with one field."""
+    """Describe the error of one field."""
     text = str(entry["msg"]).removeprefix("Value error, ")
     return "Must be sent as a file, with a file name." if "UploadFile" in text else text
 
@@ -262,7 +262,7 @@ def _allowed(request: Request) -> str:
 
 
 def _as_family(request: Request, error: HTTPException, headers: Mapping[str, str]) -> VouchError:
-    """Convert an error that Starlette raises by itself to one of Vouch's."""
+    """Convert an error that Starlette raises to one of Vouch's."""
     if error.status_code == 404:
         return PathNotFound(
             f"There is nothing at {_asked_path(request)}. See /docs for what there is."

@@ -27,7 +27,7 @@ class State:
     shadows : bundles that are tried beside those that are served.
     n_workers : returns how many processes answer.
     drain : begun when the service is to end.
-    unknown : groups of kept queries that matched nothing, as far as they are remembered.
+    unknown : groups of kept queries that matched nothing, while they are cached.
     """
 
     galleries: Galleries

@@ -93,7 +93,7 @@ class UnderstoodRoute(APIRoute):
 def _check_address(route: APIRoute, request: Request) -> None:
     """Refuse an address that would be decoded to the same text as another one.
 
-    Servers replace bytes that are no UTF-8, leave a bare `%` as it is, and take `%2F` for a slash
+    Servers replace bytes that are no UTF-8, leave a bare `%` unchanged, and take `%2F` for a slash
     between the parts of a path: then several addresses would name one item, or its picture.
 
     Raises

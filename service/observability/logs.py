@@ -85,7 +85,7 @@ def log_as_json(level: int = logging.INFO, secrets: Iterable[str] = ()) -> None:
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)
     sys.excepthook = lambda *error: sys.stderr.write(redact("".join(format_exception(*error))))
-    # It warns of each malformed form: whoever sends them would write the log.
+    # It warns of each malformed form: a client could fill the log.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 

@@ -50,11 +50,11 @@ def _of(metric: MetricT, *labels: str) -> MetricT:
 
 CREATED = "(created)"
 """The label of galleries that were created while the service runs, all together: there may be
-thousands, and whose they are is nobody else's business."""
+thousands, and their owners are private."""
 
 
 def counted_as(bundle: Bundle) -> str:
-    """Return the value of the label `gallery` of what is counted for the gallery of a bundle."""
+    """Return the value of the label `gallery` for the gallery of a bundle."""
     return bundle.name if bundle.entry is None else CREATED
 
 
@@ -62,7 +62,7 @@ _FLAGS = {True: "yes", False: "no", None: "unknown"}
 
 
 class Telemetry:
-    """The service's metrics, in a registry of their own.
+    """The service's metrics, in a separate registry.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class Telemetry:
 
     Attributes
     ----------
-    exposed : the registry of what Prometheus is told.
+    exposed : the registry that Prometheus reads.
     """
 
     def __init__(self, shared: Path | None = None) -> None:
@@ -209,7 +209,7 @@ class Telemetry:
         )
         self.review_cases = self._counter(
             "vouch_review_cases_total",
-            "Queries kept to be decided on, expired, displaced by the bounds, and lost before.",
+            "Review cases: kept, expired, displaced by the limits, and lost before.",
             "gallery",
             "outcome",
         )
@@ -280,7 +280,7 @@ class Telemetry:
         )
         self.activations = self._counter(
             "vouch_bundle_activations_total",
-            "Attempts to serve another bundle: activated, or refused; compacted by themselves.",
+            "Attempts to serve another bundle: activated or refused; automatic compactions.",
             "gallery",
             "outcome",
         )

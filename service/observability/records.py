@@ -55,8 +55,8 @@ class RequestRecord:
     gallery : that it was about; None where it named none that is served.
     key_id, key_name : of the API key that let it in; never its secret.
     code : of the problem that it ended with.
-    reason : for a problem of the service, which its client is not told.
-    seconds : from its begin to its end.
+    reason : for a problem of the service, which the client does not see. seconds : from start to
+        end.
     """
 
     request_id: str
@@ -112,7 +112,7 @@ class Tracing(Protocol):
         """Begin the trace of a request, in the trace of its caller; call the result at its end."""
 
     async def close(self) -> None:
-        """Send what has not been sent, for as long as that may take."""
+        """Send the outstanding spans, within the timeout."""
 
 
 _current: ContextVar[RequestRecord | None] = ContextVar("request", default=None)

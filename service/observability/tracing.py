@@ -2,7 +2,7 @@
 
 The only room that knows OpenTelemetry, and imported only where `VOUCH_OTLP_ENDPOINT` names a
 collector. The tracer stays here instead of becoming the process's: frameworks that look for that
-one would add spans of their own, with the values of what was sent.
+one would add their own spans, with the values of requests.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ AFTER_ENCODING = ("search", "decide", "items")
 
 
 class OtlpTracing:
-    """Sends one trace a request to a collector, by OTLP over HTTP, from a thread of its own.
+    """Sends one trace a request to a collector, by OTLP over HTTP, from a separate thread.
 
     Spans wait in a bounded queue; where the collector is slow or gone, the oldest are dropped and
     requests notice nothing. A caller's `traceparent` is continued, its decision to sample included;
@@ -108,7 +108,7 @@ def stage_times(search: SearchRecord) -> Iterator[tuple[str, int, int]]:
 
     Stages were measured by their lengths. They follow one another from the begin of the search, and
     those after the encoding end with the answer; what lies between was waiting for a thread. A
-    search that joined the encoding of the same image for somebody else began in the middle of it:
+    search that joined the encoding of the same image for another request began in the middle of it:
     `decode` and `encode` then begin before the search itself did.
     """
     lengths = {stage: round(1e9 * seconds) for stage, seconds in search.seconds.items()}

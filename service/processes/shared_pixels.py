@@ -50,7 +50,7 @@ class SharedPixels:
         return pixels
 
     def close(self) -> None:
-        """Let go of the file; it is gone once both processes have."""
+        """Close the file; it is deleted once both processes have closed it."""
         self._file.close()
 
 

@@ -13,11 +13,12 @@
     galleries    galleries and their calibration reports
     created      galleries created, described, renamed and dropped; usage
     feedback     users' feedback on matches
-    review       queries that are kept to be decided on
+    review       queries kept for review
     unknown      those of them that matched nothing, in groups
     shadow       a bundle that is tried beside the one that is served
     operations   liveness and readiness
     problems     errors, as RFC 9457 has them
+    reasons      the code of a reason, beside its sentence
     requests     the base of what clients send
     keywords     the options of searches as keyword arguments of Python
 """

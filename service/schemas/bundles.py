@@ -6,13 +6,15 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from service.schemas.reasons import HasReason
+
 CalibrationStatus = Literal["valid", "drifting", "stale", "missing"]
 """`drifting`: the caller's recent queries differ from the calibration queries; verdicts are given
 without a guarantee. `stale`: fitted for another gallery or search than is served now, or reviews
 show too many errors; its numbers are shown without a guarantee."""
 
 
-class CalibrationState(BaseModel):
+class CalibrationState(HasReason):
     """The state of a bundle's calibration.
 
     A stale calibration still gives probabilities, but no verdict `match` and no guarantee. A

@@ -13,7 +13,7 @@ from service.schemas.problems import Problem
 from service.schemas.requests import RequestModel
 
 MAX_METADATA_BYTES = 16 * 2**10
-"""As JSON. What is larger belongs into a store of its own, under the item's id."""
+"""As JSON. Larger data belong into a separate store, under the item's id."""
 
 MAX_CHANGES = 32
 """Items of a batch, as of a batch of searches."""
@@ -91,7 +91,7 @@ class BatchOptions(RequestModel):
     @classmethod
     def _have_ids_of_their_own(cls, items: list[BatchEntry]) -> list[BatchEntry]:
         if len({item.id for item in items}) != len(items):
-            raise ValueError("ids repeat; each item of a batch needs one of its own")
+            raise ValueError("ids repeat; each item of a batch needs its own")
         return items
 
 

@@ -35,7 +35,7 @@ class NewGallery(RequestModel):
 
 
 class GalleryChange(RequestModel):
-    """A new title or description of a gallery; the one that is left out stays as it is."""
+    """A new title or description of a gallery; the one that is left out is kept."""
 
     title: Title | None = None
     description: Description | None = None
@@ -48,7 +48,7 @@ class GalleryRename(RequestModel):
 
 
 class GalleryDropped(BaseModel):
-    """A gallery that is not there any more."""
+    """A dropped gallery."""
 
     gallery: str
 

@@ -81,7 +81,7 @@ class FeedbackAnswer(BaseModel):
     rank: int | None = Field(description="Of the item; null where it was not found.")
     match_probability: float | None = Field(description="What was served for the pair.")
     audited: bool = Field(
-        description="Whether a pair it speaks of was drawn at random for review, and counts in "
+        description="Whether one of its pairs was drawn at random for review, and counts in "
         "`errors_over_time` of `GET …/calibration`."
     )
     item: ItemWritten | None = Field(None, description="What the query has become, if it has.")
@@ -94,14 +94,14 @@ class Decision(BaseModel):
     query_id: str
     decision: DecisionKind
     item_id: str | None
-    label: str | None = Field(description="Of the item, as it was when it was decided.")
+    label: str | None = Field(description="Of the item, at the time of the decision.")
     reviewer: str | None
     comment: str | None
     bundle: str = Field(description="What answered.")
     decided_at: datetime
     undone_at: datetime | None = Field(description="When it was taken back; null: it holds.")
     selection: Selection = Field(
-        description="How the query came to be decided on: the review queue gave it, `drawn` at "
+        description="How the query was chosen for review: the review queue gave it, `drawn` at "
         "random or `ordered` by what a decision would teach; or it was `volunteered`."
     )
 
@@ -131,7 +131,7 @@ class ErrorsOverTime(BaseModel):
     max_error: float = Field(description="Share of matches that may be wrong.")
     audit_share: float = Field(description="Share of matches drawn for review.")
     n_asked: int = Field(description="Matches drawn, with this bundle.")
-    n_reviewed: int = Field(description="Of them somebody spoke of.")
+    n_reviewed: int = Field(description="Reviewed ones among them.")
     n_wrong: int = Field(description="Of them are wrong.")
     error_interval: tuple[float, float] = Field(
         description="95 % confidence sequence of the error rate, if that does not change: it holds "
@@ -149,13 +149,13 @@ class ErrorsOverTime(BaseModel):
 class FeedbackCorrection(BaseModel):
     """The change of match probabilities that users' feedback on earlier matches made."""
 
-    n: int = Field(description="Pairs that users had spoken of.")
+    n: int = Field(description="Pairs with feedback.")
     confirmed: int
     n_drawn: int = Field(0, description="Of the pairs, those drawn at random for review.")
     n_ordered: int = Field(0, description="Of the pairs, those that the review queue chose.")
     n_others: int = Field(description="Further pairs, served with other probabilities: left aside.")
     applied: bool = Field(
-        description="Whether the correction foretells what users say better than none, "
+        description="Whether the correction predicts feedback better than none, "
         "cross-fitted; else nothing is corrected."
     )
     slope: float = Field(description="On log-odds; 1 where nothing is corrected.")

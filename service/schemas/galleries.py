@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 from model_store.verdicts import Absence, Order, OutcomeBasis, OutcomeSeverity
 from service.schemas.bundles import BundleState, CalibrationState, CalibrationStatus
 from service.schemas.feedback import ErrorsOverTime, FeedbackCorrection, FeedbackSummary
+from service.schemas.reasons import HasReason
 from service.schemas.requests import RequestModel
 
 
@@ -18,9 +19,7 @@ class GalleryName(BaseModel):
 
     name: str
     title: str = Field(description="For people; empty where there is none.")
-    n_items: int | None = Field(
-        description="Null for a created gallery that nobody has asked for lately."
-    )
+    n_items: int | None = Field(description="Null for a created gallery without recent requests.")
     bundle_id: str
 
 
@@ -71,7 +70,7 @@ class OperatingPoint(BaseModel):
     false_match_bound: float | None = Field(description="Upper confidence bound of it.")
 
 
-class MatchPromise(BaseModel):
+class MatchPromise(HasReason):
     """From which probability on first results of one kind of label are called a match."""
 
     size_class: Literal["one", "few", "many"] = Field(
@@ -102,7 +101,7 @@ class AbsentState(BaseModel):
     adopted_at: str | None = Field(description="When that was.")
     estimated: float | None = Field(
         description="Maximum likelihood over the queries that were served and not out of "
-        "distribution; null as long as they are too few."
+        "distribution; null while they are too few."
     )
     interval: tuple[float, float] | None = Field(
         description="95 % interval of the estimate, by sampling alone."
@@ -119,10 +118,10 @@ class AbsentState(BaseModel):
     )
 
 
-class DriftReport(BaseModel):
+class DriftReport(HasReason):
     """The tests of whether served queries still resemble the calibration queries.
 
-    The queries of each key, or of each address where there are no keys, are tested by themselves:
+    The queries of each key, or of each address where there are no keys, are tested separately:
     an alarm withdraws the guarantees from answers to that caller. All queries together are tested
     as well, for the operator; that alarm changes no answer. A change of the share of absent queries
     is no drift.
@@ -204,13 +203,13 @@ class CalibrationReport(BaseModel):
         "likewise; null for any."
     )
     delta: float | None = Field(
-        description="Each promise, for one level chosen beforehand, is kept with probability "
+        description="Each promise, for one level chosen in advance, is kept with probability "
         "1 − delta over calibrations."
     )
     absent: AbsentState | None
     drift: DriftReport
     order: Order | None = Field(
-        description="Of the lists whose first results are spoken of: by which they come first."
+        description="The order of the lists whose first results are described."
     )
     sources: list[str] = Field(description="Where calibration queries come from.")
     matches: list[MatchPromise]
@@ -234,7 +233,7 @@ class CalibrationReport(BaseModel):
         description="How well the outlier score tells `near` calibration images, of unknown "
         "labels, from ordinary queries; cross-fitted."
     )
-    feedback: FeedbackSummary | None = Field(description="None as long as nobody said anything.")
+    feedback: FeedbackSummary | None = Field(description="None without feedback.")
     errors_over_time: ErrorsOverTime | None = Field(
         description="Of verdict `match`. None where the service keeps no feedback."
     )
@@ -327,7 +326,8 @@ class GalleryDetail(BaseModel):
         description="Measured on queries used for nothing else when the bundle was built."
     )
     outcome: GalleryOutcome = Field(
-        description="As it was calibrated; `bundle.calibration` says whether that still holds."
+        description="At the time of calibration; `bundle.calibration` says whether that still "
+        "holds."
     )
     samples: list[Sample]
     record_url: str | None = Field(
@@ -363,7 +363,7 @@ class Facet(BaseModel):
     )
 
 
-class FacetList(BaseModel):
+class FacetList(HasReason):
     """The fields that a gallery can be filtered by at once."""
 
     gallery: str

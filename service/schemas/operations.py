@@ -21,7 +21,7 @@ class ProviderShare(BaseModel):
 
 
 class ReadyGallery(BaseModel):
-    """A gallery that has answered a canary lately."""
+    """A gallery that has answered a recent canary."""
 
     name: str
     bundle_id: str
@@ -30,13 +30,13 @@ class ReadyGallery(BaseModel):
     placement: dict[str, ProviderShare] | None = Field(
         description="Which provider ran how much of the encoder; null where only the CPU could."
     )
-    batch_size: int = Field(description="Images encoded at once at most, as measured at the start.")
+    batch_size: int = Field(description="Maximum batch size, as measured at the start.")
     canary_ms: float = Field(description="What the last canary took to encode and search.")
     canary_age_s: float = Field(description="How long ago it was answered.")
 
 
 class Ready(BaseModel):
-    """The service can answer: a canary was lately encoded and searched in every gallery."""
+    """The service can answer: a recent canary was encoded and searched in every gallery."""
 
     status: Literal["ready"] = "ready"
     galleries: list[ReadyGallery]

@@ -1,10 +1,11 @@
-"""Schemas of what is known of a query before any neighbour is looked at."""
+"""Schemas of a query, before its neighbours."""
 
 from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
 from model_store.verdicts import Level
+from service.schemas.reasons import HasReason
 
 
 class PictureState(BaseModel):
@@ -45,7 +46,7 @@ class Uncertainty(BaseModel):
     method: str = Field(description="The posterior the variance comes from.")
 
 
-class OutOfDistribution(BaseModel):
+class OutOfDistribution(HasReason):
     """The outlier test of a query against the images that the gallery was calibrated with."""
 
     flag: bool | None = Field(
@@ -54,7 +55,7 @@ class OutOfDistribution(BaseModel):
     )
     reason: str | None = Field(description="Why `alpha` cannot flag any query; else null.")
     p_value: float | None = Field(
-        description="Share of ordinary queries that look at least as alien as this one."
+        description="Share of ordinary queries that look at least as unusual as this one."
     )
     alpha: float = Field(description="Share of ordinary queries that may be flagged by mistake.")
     method: str
@@ -79,7 +80,7 @@ class QueryText(BaseModel):
 class Query(BaseModel):
     """The query, before any neighbour is looked at."""
 
-    id: str = Field(description="Of what was sent; what feedback refers to.")
+    id: str = Field(description="Hash of the upload; feedback refers to it.")
     uncertainty: Uncertainty
     ood: OutOfDistribution
     image: QueryImage | None = Field(description="null for a vector or a text.")

@@ -63,6 +63,6 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def _kinds(annotation: Any) -> set[Any]:  # noqa: ANN401 - any type
-    """Return a type and the members of a union; containers are types of their own."""
+    """Return a type and the members of a union; containers are separate types."""
     members = get_args(annotation)
     return set(members) if type(None) in members else {annotation}

@@ -1,4 +1,4 @@
-"""Schemas of the review queue: queries that are kept to be decided on."""
+"""Schemas of the review queue: queries kept for review."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REASONS = (
 
 
 class FoundItem(BaseModel):
-    """An item as it was served for the query."""
+    """An item that was served for the query."""
 
     id: str
     label: str | None
@@ -30,7 +30,7 @@ class FoundItem(BaseModel):
 
 
 class ReviewCase(BaseModel):
-    """A query that is kept to be decided on, with what was served for it.
+    """A query kept for review, with its answer.
 
     Decide by `POST …/feedback` with its `query_id`.
     """
@@ -62,12 +62,12 @@ class LeaseRequest(RequestModel):
 
     reviewer: str = Field(min_length=1, max_length=200, description="Who will decide.")
     limit: int = Field(1, ge=1, le=100)
-    seconds: int = Field(600, ge=1, le=86_400, description="For which nobody else gets them.")
+    seconds: int = Field(600, ge=1, le=86_400, description="Length of the lease.")
     reasons: list[CaseReason] | None = Field(None, description="Left out: of any reason.")
 
 
 class LeasedCase(BaseModel):
-    """A case that nobody else gets until then."""
+    """A case that other reviewers do not get until then."""
 
     case: ReviewCase
     until: datetime
@@ -108,7 +108,7 @@ class LeaseEnded(BaseModel):
 
 
 class CaseForgotten(BaseModel):
-    """A query of which nothing is kept any more but decisions on it, which have no image."""
+    """A query of which only decisions are kept, which have no image."""
 
     query_id: str
 

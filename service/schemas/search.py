@@ -14,6 +14,7 @@ from service.schemas.galleries import EncoderState
 from service.schemas.items import ItemDetail
 from service.schemas.problems import Problem
 from service.schemas.queries import Query, Uncertainty
+from service.schemas.reasons import HasReason
 from service.schemas.requests import RequestModel
 
 ShareOrigin = Literal["request", "key", "adopted", "bundle"]
@@ -202,16 +203,16 @@ class SetItem(BaseModel):
     label: str | None
 
 
-class ResultSet(BaseModel):
+class ResultSet(HasReason):
     """As few items as hold a true match with a stated probability.
 
     Items of one label are right or wrong together: the nearest of each likely label stands for all.
-    Promised for queries that have a match in the gallery and are such as the gallery was calibrated
-    with, in nine of ten calibrations (exact binomial test); for one coverage chosen beforehand.
+    Promised for queries that have a match in the gallery and are like the calibration queries, in
+    nine of ten calibrations (exact binomial test); for one coverage chosen in advance.
     """
 
     items: list[SetItem] = Field(description="Nearest first; some may stand below the results.")
-    coverage: float = Field(description="What was asked for.")
+    coverage: float = Field(description="The requested coverage.")
     promised: bool = Field(
         description="Whether one of them is a true match so often, whatever the query's label."
     )
@@ -268,7 +269,7 @@ class AbsentShare(BaseModel):
     )
 
 
-class SearchAnswer(BaseModel):
+class SearchAnswer(HasReason):
     """The answer to one query."""
 
     request_id: str
@@ -301,7 +302,7 @@ class SearchAnswer(BaseModel):
     )
     audit: bool = Field(
         description="This answer was drawn at random for review: please say whether `results[0]` "
-        "is right, by `POST …/feedback`. Only what is said of such answers counts as the error "
+        "is right, by `POST …/feedback`. Only feedback on such answers counts as the error "
         "rate of `match`."
     )
     bundle: BundleState
@@ -310,7 +311,7 @@ class SearchAnswer(BaseModel):
 
 
 class QualityHint(BaseModel):
-    """One reason why a picture may be a poor query, for whoever holds the camera."""
+    """One reason why a picture may be a poor query, for the photographer."""
 
     code: str = Field(
         description="`too_small`, `too_dark`, `flat`, `blurred`, `extreme_aspect` or `degraded`."
@@ -357,7 +358,7 @@ class BatchAnswer(BaseModel):
     items: list[BatchItem] = Field(description="One for each file, in the order of the files.")
 
 
-class SimilarAnswer(BaseModel):
+class SimilarAnswer(HasReason):
     """The items most similar to an item of the gallery, without the item itself."""
 
     request_id: str
@@ -373,7 +374,7 @@ class SimilarAnswer(BaseModel):
 
 
 class EmbeddingAnswer(BaseModel):
-    """An image's embedding as a distribution, for those who have a store of their own.
+    """An image's embedding as a distribution, for your own store.
 
     Before normalisation the embedding is Gaussian. Scaled to a mean of length 1 it is
     N(`direction`, diag `variance`), and what is compared are its directions.
@@ -391,7 +392,8 @@ class EmbeddingAnswer(BaseModel):
     )
     spherical_variance: float = Field(description="1 − mean resultant length of the embedding.")
     outlier_score: float | None = Field(
-        description="Larger is more alien; null without calibration. Its p-value: `query.ood`."
+        description="Larger is less like the calibration images; null without calibration. Its "
+        "p-value: `query.ood`."
     )
     encoder: EncoderState
     bundle: BundleState

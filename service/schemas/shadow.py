@@ -110,7 +110,7 @@ class ShadowReport(BaseModel):
     bundle_id: str = Field(description="What is tried.")
     live_bundle_id: str = Field(description="What it is compared with.")
     share: float = Field(description="Of the queries with images that are drawn.")
-    persisted: bool = Field(description="Whether it goes on after a restart.")
+    persisted: bool = Field(description="Whether it continues after a restart.")
     since: datetime
     ended_at: datetime | None
     n_compared: int

@@ -71,7 +71,7 @@ class UnknownGroups(BaseModel):
         description="Share of the pairs within groups that are expected to show the same identity."
     )
     n_labels: int = Field(description="Labels of the gallery that P(same) was learned from.")
-    asked: list[AskedOn] = Field(description="Days on which what is not there was asked for.")
+    asked: list[AskedOn] = Field(description="Days on which it was searched for.")
     sizes: list[GroupSize] = Field(description="The largest first.")
     groups: list[UnknownGroup] = Field(description="The largest first, at most `limit`.")
 
@@ -110,7 +110,7 @@ class EnrolRequest(RequestModel):
     @classmethod
     def _are_distinct(cls, item_ids: dict[str, str]) -> dict[str, str]:
         if len(set(item_ids.values())) != len(item_ids):
-            raise ValueError("ids repeat; each item needs one of its own")
+            raise ValueError("ids repeat; each item needs its own")
         return item_ids
 
 

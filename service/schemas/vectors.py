@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 from model_store.verdicts import Verdict
 from service.schemas.bundles import BundleState
 from service.schemas.queries import Query
+from service.schemas.reasons import HasReason
 from service.schemas.requests import RequestModel
 from service.schemas.search import (
     GUARANTEED,
@@ -128,13 +129,13 @@ class DecidedNeighbour(BaseModel):
     match_probability: float | None
 
 
-class DecisionAnswer(BaseModel):
+class DecisionAnswer(HasReason):
     """The decision on the neighbours of a query that another store has found."""
 
     request_id: str
     gallery: str = Field(description="Whose calibration decided.")
     verdict: Verdict
-    reason: str | None = Field(description="Why less is promised than was asked for; else null.")
+    reason: str | None = Field(description="Why less is promised than requested; else null.")
     guaranteed: bool = GUARANTEED
     roll_up: RollUp | None = ROLL_UP
     no_match_probability: float | None

@@ -3,9 +3,9 @@
 ::
 
     registry          galleries by name: leases, hot swap, compaction
-    created           galleries that are created, renamed and dropped meanwhile
-    served            what is open, and who is at work with it
-    opening           bundles opened: in place of others, or when they are asked for
+    created           galleries that are created, renamed and dropped at run time
+    served            open engines, and the requests that use them
+    opening           bundles opened: in place of others, or on demand
     lease             a gallery as one request has found it, and the questions that it answers
     engine            one gallery at work: decodes, encodes, caches and computes
     threads           the threads that search and decide, each in its caller's turn
@@ -14,11 +14,11 @@
     resources         the parts that engines share
     writer            live writes
     following         what a replica may answer with: `CURRENT`, followed
-    current_bundle    what an activation did, and having `CURRENT` say so
-    recalibration     calibrations that do not fit any more, fitted again by another process
+    current_bundle    what an activation did, and writing it to `CURRENT`
+    recalibration     calibrations that are stale, fitted again by another process
     health            canaries
-    retained          embeddings of answered queries, to be decided on later
-    reviewing         queries that are kept to be decided on
+    retained          embeddings of answered queries, for later decisions
+    reviewing         queries kept for review
     enrolment         items that were queries
     unknown           those of them that matched nothing, in groups
     watch             drift, errors and shares over time, kept across restarts

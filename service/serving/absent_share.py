@@ -112,7 +112,7 @@ class AbsentShareWatch:
             self._estimate_anew()
 
     def unsaved(self) -> list[float]:
-        """Return P(no match) of what was served since it was asked for last, oldest first."""
+        """Return P(no match) of the queries served since the last call, oldest first."""
         unsaved = list(self._unsaved)
         self._unsaved.clear()
         return unsaved

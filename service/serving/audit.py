@@ -7,22 +7,17 @@ from collections import deque
 
 from model_store.decision import Calibration, ErrorTest
 from model_store.feedback import FeedbackLog
-
-TOO_MANY_ERRORS = (
-    "Of {n} matches drawn at random and reviewed {n_wrong} are wrong: more than the accepted share "
-    "of {max_error:g} explains. Calibrate again, with queries like those served, or with the "
-    "feedback that was given (`vouch-build calibrate --feedback`)."
-)
+from model_store.messages import Message, message
 
 
 def is_drawn(purpose: str, query_id: str, share: float) -> bool:
-    """Return whether a query is of a random share: by a hash, alike on every replica."""
+    """Return whether a query is of a random share: by a hash, the same on every replica."""
     drawn = hashlib.blake2b(f"{purpose}:{query_id}".encode(), digest_size=8).digest()
     return int.from_bytes(drawn, "big") < share * 2**64
 
 
 class Audit:
-    """Draws matches for review, and tests what was said of them.
+    """Draws matches for review, and tests the decisions on them.
 
     A match is drawn by a hash of its query and of the bundle, so that every replica draws the same,
     whether it was cached or not. What was drawn is kept in the feedback's file, which replicas may
@@ -32,7 +27,7 @@ class Audit:
     ----------
     bundle_id : what answers.
     calibration : of the bundle; without one nothing is drawn.
-    log : keeps feedback; without one nothing is drawn, for nobody could answer.
+    log : keeps feedback; without one nothing is drawn.
     share : of matches to draw.
     """
 
@@ -55,23 +50,27 @@ class Audit:
         return self._log is not None
 
     @property
-    def reason(self) -> str | None:
+    def reason(self) -> Message | None:
         """Why matches are not to be relied on; None while there is no evidence against them."""
         if not self.test.alarmed:
             return None
-        counts = {"n": self.test.n, "n_wrong": self.test.n_wrong}
-        return TOO_MANY_ERRORS.format(**counts, max_error=self.max_error)
+        return message(
+            "too_many_errors",
+            n=self.test.n,
+            n_wrong=self.test.n_wrong,
+            max_error=self.max_error,
+        )
 
     def draws(self, query_id: str) -> bool:
         """Return whether a match of the query is drawn for review."""
         return self._log is not None and is_drawn(self._bundle_id, query_id, self.share)
 
     def ask(self, query_id: str, item_id: str) -> None:
-        """Note that a match was drawn, and that its answer says so; `keep` writes it."""
+        """Note that a match was drawn for review; `keep` writes it."""
         self._asked.append((query_id, item_id))
 
     def keep(self) -> None:
-        """Write what was drawn, and hear what was said of it, here and in other processes."""
+        """Write drawn matches, and read the decisions on them, from this and other processes."""
         if self._log is None:
             return
         drawn = [self._asked.popleft() for _ in range(len(self._asked))]

@@ -18,7 +18,7 @@ from service.serving.registry import Galleries
 logger = logging.getLogger(__name__)
 
 REMOVED_EVERY_S = 60.0
-"""Between looks for galleries that were dropped and that nobody uses any more."""
+"""Seconds between checks for dropped galleries that are no longer used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class CreatedGalleries:
         logger.info("gallery created", extra={"fields": {"gallery": name, "id": made.id}})
 
     def n_visible(self, visible: Callable[[str], bool]) -> int:
-        """Return the number of created galleries that somebody can see."""
+        """Return the number of created galleries that a caller can see."""
         entries = [] if self._folder is None else self._folder.entries()
         return sum(visible(entry.name) for entry in entries)
 
@@ -163,7 +163,7 @@ class CreatedGalleries:
         logger.info("gallery renamed", extra={"fields": fields})
 
     async def drop(self, name: str) -> None:
-        """Drop a gallery; its files are removed when nobody uses them any more.
+        """Drop a gallery; its files are removed when they are no longer used.
 
         Raises
         ------
@@ -176,7 +176,7 @@ class CreatedGalleries:
         logger.info("gallery dropped", extra={"fields": fields})
 
     async def clean_up(self) -> None:
-        """Remove the files of what was dropped, for ever, whatever is met."""
+        """Remove the files of dropped galleries in a loop that survives errors."""
         while self._folder is not None:
             try:
                 for gone in await asyncio.to_thread(self._folder.remove_nameless):

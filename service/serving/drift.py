@@ -12,15 +12,11 @@ import numpy as np
 from model_store.decision import Calibration, DriftTest, reference_of
 from model_store.decision.drift import NOT_TESTED, PERIOD
 from model_store.drift_states import ALL_CALLERS, SavedDrift
+from model_store.messages import message
 
 logger = logging.getLogger(__name__)
 
-DRIFTED = (
-    "Your recent queries differ from the calibration queries, so that the guarantees do not hold "
-    "for them: probabilities may be wrong. The operator looks at the queries, and either "
-    "acknowledges them (`POST …/calibration/acknowledge`) or runs `vouch-build calibrate` with "
-    "queries like them."
-)
+DRIFTED = message("drifted")
 
 MAX_STREAMS = 256
 """Callers whose queries are tested; the one that was idle for longest is dropped."""

@@ -118,7 +118,7 @@ class SearchEngine:
 
     @cached_property
     def outcome(self) -> Outcome:
-        """The outcome of the gallery's calibration, as it was fitted."""
+        """The outcome of the gallery's calibration, at the time of the fit."""
         return outcome_of(self.bundle.retriever.calibration, self.bundle.manifest.metrics)
 
     @classmethod
@@ -156,7 +156,7 @@ class SearchEngine:
         return engine
 
     async def close(self) -> None:
-        """Stop, and let go of the encoder."""
+        """Stop, and release the encoder."""
         self.closed = True
         if self.shadow is not None:
             await self.shadow.close("The bundle that it was compared with is served no more.")
@@ -236,7 +236,7 @@ class SearchEngine:
         mark = live.mark()
         if mark is None or mark != self._heard:
             await self.renew()
-            self._heard = mark  # not sooner: whoever comes meanwhile waits for it as well
+            self._heard = mark  # not sooner: requests that arrive now wait for it as well
 
     async def renew(self) -> None:
         """Let those who come now find what has been written to the gallery.
@@ -250,8 +250,8 @@ class SearchEngine:
             return
         await asyncio.to_thread(live.refresh)
         renewed = await asyncio.to_thread(self.bundle.renewed)
-        if renewed.version > self.bundle.version:  # whoever was faster may have come further
-            self.bundle = replace(renewed, entry=self.bundle.entry)  # described anew meanwhile
+        if renewed.version > self.bundle.version:  # another thread may be further ahead
+            self.bundle = replace(renewed, entry=self.bundle.entry)  # described anew in between
 
     @property
     def _retriever(self) -> Retriever:
@@ -369,7 +369,7 @@ class SearchEngine:
         await self._cache.remove(self._key(query_id))
 
     async def _remembered(self, key: str) -> CacheEntry | None:
-        """Return what is cached under a key, if it can be of this encoder at all."""
+        """Return the cache entry of a key, if it can be of this encoder."""
         entry = await self._cache.get(key)
         shape = N_SAMPLES, self._retriever.encoder.dim
         return entry if entry is not None and entry.predictive.samples.shape == shape else None
@@ -422,7 +422,7 @@ class SearchEngine:
         thumbnail: bool = False,
         preview_side: int | None = None,
     ) -> Prepared:
-        """An uploaded image at the encoder's input size, and what else is asked of it."""
+        """An uploaded image at the encoder's input size, and the other requested parts."""
         return await self._decoder.decode(
             data,
             self._retriever.encoder.metadata.preprocessing,

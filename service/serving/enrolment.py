@@ -40,7 +40,7 @@ async def item_of_query(lease: Lease, query_id: str, item: ItemOfQuery) -> Upser
 
 
 async def picture_of_case(lease: Lease, query_id: str) -> tuple[Thumbnail, bytes]:
-    """Return thumbnail and preview, as items have them, of what is kept of a query's image."""
+    """Return thumbnail and preview, as items have them, from the stored part of a query's image."""
     reviews = lease.engine.reviews
     if reviews.queue is None:
         return NO_PICTURE

@@ -7,10 +7,10 @@ log, finds whatever was acknowledged anywhere. One that serves another does not,
 `CURRENT` names                          answers come from
 ======================================== ==================================================
 what is served                           it
-a bundle that nobody has written to yet  what is served, while the other is opened, or refused
+a bundle without writes  what is served, while the other is opened, or refused
 a bundle that has a log of changes       nothing, until the other is opened: `NotReady`
 what was overruled here                  what was activated here (`CURRENT` cannot be written)
-nothing, or cannot be read               what is served: nobody can write to anything then
+nothing, or cannot be read               what is served: no write is possible then
 ======================================== ==================================================
 
 A compaction leaves its bundle a log from the beginning. What `CURRENT` names is looked at before
@@ -83,7 +83,7 @@ class Following:
             return None
         named = await self.named(bundle)
         if named == served:
-            if mark == _mark(root):  # else it was written meanwhile: the next look finds it
+            if mark == _mark(root):  # else it was written in between: the next check finds it
                 self._confirm(name, served, mark)
             return None
         if named is None or self._is_overruled(name, named):
@@ -93,7 +93,7 @@ class Following:
         return named if is_ahead else None
 
     async def changed_over(self, name: str, patience_s: float | None = None) -> bool:
-        """Wait until changing over has come to its end; False where it has not, or none goes on."""
+        """Wait until the change-over has ended; False if it has not, or none is running."""
         task = self._switches.get(name)
         if task is None or task.done() or (patience_s is not None and patience_s <= 0):
             return False
@@ -133,7 +133,7 @@ class Following:
         reason = self.refused.get(name)
         how = f"refuses it: {reason}" if reason else "is opening it. Send the request again"
         return NotReady(
-            f"The gallery {name!r} goes on in the bundle {ahead}, in which changes may have been "
+            f"The gallery {name!r} continues in the bundle {ahead}, in which changes may have been "
             f"acknowledged that this service does not have. It {how.rstrip('.')}."
         )
 
@@ -150,7 +150,7 @@ class Following:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _confirm(self, name: str, served: str, mark: Mark | None) -> None:
-        """Take it that `CURRENT` names what is served, as long as it is not written again."""
+        """Assume that `CURRENT` names the served bundle until it is written again."""
         if mark is not None:
             self._confirmed[name] = served, mark
         self._lift(name, served)
@@ -175,7 +175,7 @@ class Following:
             self.obey(name)
 
     def _begin(self, name: str, named: str, *, again: bool) -> None:
-        """Change over, unless that goes on, or was tried already; ``again`` after a while."""
+        """Change over, unless this is running or was tried already; ``again`` after a while."""
         task = self._switches.get(name)
         if task is not None and not task.done():
             return

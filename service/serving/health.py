@@ -22,7 +22,7 @@ async def look_at_files(engine: SearchEngine) -> None:
     """Note that a file of the engine's bundle was changed, cut or removed under it."""
     began = time.monotonic()
     changed = await asyncio.to_thread(engine.files.changed)
-    if began < engine.files_looked_at:  # a large file was hashed, and others have looked meanwhile
+    if began < engine.files_looked_at:  # others have checked while a large file was hashed
         return
     engine.files_looked_at = began
     if changed != engine.changed_file and changed is not None:
@@ -41,14 +41,14 @@ def require_whole(engine: SearchEngine) -> None:
 
 
 def require_canaries(engines: Sequence[SearchEngine], period_s: float) -> None:
-    """Raise `NotReady` where an engine has not answered a canary lately, one a period."""
+    """Raise `NotReady` if an engine has not answered a recent canary, one a period."""
     oldest = time.monotonic() - STALE_AFTER_PERIODS * period_s
     silent = [
         engine.bundle.name for engine in engines if not engine.running or engine.canary_at < oldest
     ]
     if silent:
         raise NotReady(
-            f"No canary was answered lately by: {', '.join(silent)}. The encoder is being "
+            f"No recent canary was answered by: {', '.join(silent)}. The encoder is being "
             "started again, or the service is overloaded; the log says which."
         )
 

@@ -41,9 +41,9 @@ class Lease:
 
     Attributes
     ----------
-    engine : encodes and computes for whoever asks.
-    bundle : the bundle with the gallery as it was when the request came, or after some change.
-    caller : whose queries are tested for drift together; empty for nobody's.
+    engine : encodes and computes for all requests.
+    bundle : the bundle with the gallery at the moment when the request came, or after some change.
+    caller : whose queries are tested for drift together; empty for none.
     """
 
     engine: SearchEngine
@@ -51,11 +51,11 @@ class Lease:
     caller: str = ""
 
     def at(self, version: int) -> Lease:
-        """Return the same with the gallery as it was after the change ``version``."""
+        """Return the same with the gallery after the change ``version``."""
         live = self.engine.bundle.live
         if live is None or version == self.bundle.version:
             return self
-        live.refresh()  # another replica may have been asked first, and be ahead
+        live.refresh()  # another replica may have answered first, and be ahead
         retriever = self._retriever.with_gallery(live.snapshot(version))
         return replace(self, bundle=replace(self.bundle, retriever=retriever))
 
@@ -161,7 +161,7 @@ class Lease:
     async def _searched(
         self, encoded: Encoded, parameters: SearchParameters, started: float
     ) -> SearchResult:
-        """Search and decide for a query that is embedded, and watch what comes of it."""
+        """Search and decide for an embedded query, and record the outcome."""
         parameters, origin = self._with_share(parameters)
         answer = await self._found(encoded.predictive, parameters)
         watch = self.watch
@@ -211,13 +211,13 @@ class Lease:
         )
 
     async def review(self, review: Review) -> tuple[Decided, Answered]:
-        """Return a decision on a query, with what was served for the items that it speaks of.
+        """Return a decision on a query, with the served values of its items.
 
         Raises
         ------
         FeedbackNotKept : the gallery is not calibrated.
-        QueryNotFound : the query is not known any more, or never was.
-        ItemNotFound : the gallery has no such item; or the query did not find it, which is asked
+        QueryNotFound : the query is not, or no longer, known.
+        ItemNotFound : the gallery has no such item; or the query did not find it, which is required
             of an item that is confirmed or rejected.
         """
         retriever = self._retriever
@@ -244,7 +244,7 @@ class Lease:
         return decided, Answered(review.query_id, answer, lease._fingerprint())
 
     async def again(self, query_id: str, parameters: SearchParameters) -> SearchResult:
-        """Answer anew for a query that was asked before; nothing is encoded.
+        """Answer an earlier query again; nothing is encoded.
 
         Raises
         ------
@@ -307,7 +307,7 @@ class Lease:
         return SimilarItems(item, answer, answer.seconds | {"total": time.perf_counter() - started})
 
     def _with_share(self, parameters: SearchParameters) -> tuple[SearchParameters, ShareOrigin]:
-        """Return what is asked with the share of absent queries that is used, and its origin."""
+        """Return the request with the share of absent queries that is used, and its origin."""
         if self.watch.absent is None:
             return parameters, "bundle"
         share, origin = self.watch.absent.choose(parameters.expected_absent, parameters.of_key)
@@ -343,7 +343,7 @@ class Lease:
         return self._find(predictive, self._with_share(SearchParameters(N_CANDIDATES))[0])
 
     def _reviewed(self, answer: Answer, review: Review) -> tuple[str | None, tuple[Pair, ...]]:
-        """Return the label of the item that a decision names, and the pairs that it speaks of.
+        """Return the label of the item that a decision names, and its pairs.
 
         Where it is another item than the first, or none, the first is no match.
         """

@@ -57,7 +57,7 @@ _GAUGES: tuple[tuple[str, str, list[str]], ...] = (
     ),
     (
         "vouch_audited_matches",
-        "Matches drawn at random for review that somebody spoke of.",
+        "Matches drawn at random for review that were reviewed.",
         ["gallery"],
     ),
     ("vouch_audited_errors", "Of them are wrong.", ["gallery"]),
@@ -69,7 +69,7 @@ _GAUGES: tuple[tuple[str, str, list[str]], ...] = (
     ("vouch_error_alarm", "1 where that evidence ever was so strong.", ["gallery"]),
     (
         "vouch_review_queue",
-        "Queries that are kept to be decided on.",
+        "Queries kept for review.",
         ["gallery", "reason", "state"],
     ),
     (
@@ -116,7 +116,7 @@ _GAUGES: tuple[tuple[str, str, list[str]], ...] = (
 
 
 class GalleryMetrics(Collector):
-    """Looks at the galleries whenever metrics are read, so that nothing is told of one that went.
+    """Reads the galleries whenever metrics are read, so that closed ones are not reported.
 
     Read on the event loop only, as `/metrics` does.
     """

@@ -1,4 +1,4 @@
-"""Opening bundles: one that takes the place of another, and galleries when they are asked for."""
+"""Opening bundles: replacements, and galleries on demand."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Opener:
             opened.retriever.encoder.close()
             raise ActivationRefused(
                 f"The bundle {directory.name} holds the gallery {opened.built_as!r}, not "
-                f"{now.built_as!r}. Publish it into a directory of its own."
+                f"{now.built_as!r}. Publish it into a separate directory."
             )
         try:
             return await self.start(replace(opened, entry=now.entry))
@@ -96,7 +96,7 @@ def directory_of(now: Bundle, bundle_id: str) -> Path:
 
 
 class OnDemand:
-    """Opens the galleries of a folder when they are asked for, each once.
+    """Opens the galleries of a folder on demand, each once.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ class OnDemand:
     async def open(self, entry: GalleryEntry, opened: Callable[[SearchEngine], None]) -> None:
         """Open a gallery, once for all who wait for it, and tell ``opened`` of its engine.
 
-        Once begun it is brought to its end, whether the caller waits for it or not.
+        Once begun it is completed, whether the caller waits for it or not.
 
         Raises
         ------
@@ -140,7 +140,7 @@ class OnDemand:
             async with self._turns:
                 bundle = await self._opened(folder, entry)
                 opened(await self._opener.start(replace(bundle, entry=entry)))
-        finally:  # here, not by a callback: nobody is to find it done, and wait for it in vain
+        finally:  # here, not by a callback: no request may find it done, and wait for it in vain
             self._opening.pop(entry.id, None)
 
     async def _opened(self, folder: GalleryFolder, entry: GalleryEntry) -> Bundle:

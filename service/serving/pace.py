@@ -1,4 +1,4 @@
-"""Work that is quick enough for the event loop, told by what it took lately."""
+"""Work that is quick enough for the event loop, by its recent times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ N_QUICK = 16
 
 
 class Pace:
-    """Tells by what some work took lately whether it is quick; starts without knowing.
+    """Estimates from recent times whether some work is quick; starts without knowing.
 
     It is once it has taken less than `QUICK_S` of a processor `N_QUICK` times in a row, and so
     little by the clock at least once: what always waits, such as for a disk, is not quick, however

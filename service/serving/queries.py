@@ -86,7 +86,7 @@ class Encoded:
     Attributes
     ----------
     query_id : hash of what was sent.
-    image, predictive : what is known of a picture; of a vector or a text there is none.
+    image, predictive : of a picture; of a vector or a text there is none.
     cache : whether that was known before.
     seconds : of each stage.
     text : what is known of a query in words.
@@ -107,7 +107,7 @@ class SearchResult:
     Attributes
     ----------
     query_id : hash of what was sent.
-    share_origin : who named the share of absent queries that the probabilities are for.
+    share_origin : the origin of the share of absent queries that the probabilities are for.
     seconds : of each stage, in their order, and ``total``.
     audit : whether the answer was drawn at random for review.
     gone : ids of items that were deleted or replaced since the state of the gallery that was
@@ -204,7 +204,7 @@ def page_of(bundle: Bundle, after: int | None, limit: int, where: Filter | None 
     """
     gallery = bundle.retriever.gallery
     if after is not None and after >= gallery.n_rows and bundle.live is not None:
-        gallery = bundle.live.refresh()  # another replica was asked first, and is ahead
+        gallery = bundle.live.refresh()  # another replica has answered first, and is ahead
     if after is not None and after >= gallery.n_rows:
         return Page([], None)
     allowed = None if where is None else gallery.matching(where)

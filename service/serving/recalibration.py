@@ -1,4 +1,4 @@
-"""Calibrations that do not fit their gallery any more are fitted again, by a process of its own.
+"""Stale calibrations are fitted again, by a separate process.
 
 Some are stale, since too much has changed; others do not know a label that was enrolled, and would
 give no match to what shows it, or still know one that was deleted, whose queries are absent now.
@@ -120,7 +120,7 @@ class Recalibrator:
         return last is None or not last.succeeded or now - last.at >= LABELS_S
 
     async def _run(self, root: Path) -> tuple[int, str]:
-        """Run the command to its end; its exit status, and the end of what it said."""
+        """Run the command; return its exit status and the end of its output."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         if self._signing_key is not None:
             environment["VOUCH_SIGNING_KEY"] = str(self._signing_key)

@@ -43,7 +43,7 @@ SWITCH_TIMEOUT_S = 5.0
 """Seconds that a request waits for a bundle that is being opened; half of what it may take."""
 
 MOST_OPEN = 1_000
-"""Created galleries that are held open at once where nothing else is said."""
+"""Default for the number of created galleries that are open at once."""
 
 LOOKED_AT_EVERY_S = 60.0
 """Each created gallery that is open; all others every period."""
@@ -52,7 +52,7 @@ LOOKED_AT_EVERY_S = 60.0
 class Galleries:
     """Engines by the name of their gallery.
 
-    A request works with the engine it was given to its end, whatever is activated meanwhile: no
+    A request keeps its engine until it ends, whatever is activated in between: no
     answer is made of two bundles. An engine is closed when the last request has returned it.
 
     Parameters
@@ -61,11 +61,11 @@ class Galleries:
     start : an open bundle to an engine that has answered a canary.
     period_s : between canaries, and between looks at `CURRENT`.
     observe : told of every attempt to serve another bundle: its gallery, `activated` or `refused`.
-    compact_after : changes of a gallery after which it is compacted; 0: never by itself.
+    compact_after : changes of a gallery after which it is compacted; 0: never automatically.
     keep_bundles : see `prune`; of those that were compacted.
     signing_key : the file of the key that compacted bundles are signed with.
-    folder : galleries that were created while they were served; each is opened when it is asked
-        for, and closed when others are that were asked for later.
+    folder : galleries that were created while they were served; each is opened on demand, and the
+        least recently used are closed.
     most_open : of them at once.
     """
 
@@ -122,7 +122,7 @@ class Galleries:
         Raises
         ------
         GalleryNotFound
-        NotReady : the gallery goes on in another bundle, which is not open yet; see `Following`.
+        NotReady : the gallery continues in another bundle, which is not open yet; see `Following`.
         StorageFailed : what was written to the gallery cannot be read.
         """
         with self._served.held(await self._answering(name)) as served:
@@ -135,7 +135,7 @@ class Galleries:
         while True:
             served = await self._served.find(name)
             ahead = await self._following.ahead(served.engine.bundle)
-            if self._served.get(name) is not served:  # exchanged meanwhile, and closed perhaps
+            if self._served.get(name) is not served:  # exchanged in between, and perhaps closed
                 continue
             if ahead is None:
                 return served
@@ -158,8 +158,8 @@ class Galleries:
         To ``follow`` `CURRENT` is to serve what it names, if it still does when its turn comes.
 
         Nothing is exchanged before the new engine has answered a canary: whatever is wrong with the
-        new bundle, the old one is served on. Once begun it is brought to its end, whether the
-        caller waits for it or not: a large bundle may take longer to open than a request may last.
+        new bundle, the old one is served on. Once begun it is completed, whether the caller waits
+        for it or not: a large bundle may take longer to open than a request may last.
 
         Raises
         ------
@@ -197,9 +197,9 @@ class Galleries:
         return Switched(bundle_id, now.manifest.id, persisted)
 
     def _exchange(self, name: str, opened: SearchEngine) -> None:
-        """Serve another engine from now on; the one before ends when nobody uses it any more."""
+        """Serve another engine from now on; the previous one ends with its last request."""
         served, bundle_id = self._served.get(name), opened.bundle.manifest.id
-        if served is None:  # dropped, renamed or closed meanwhile
+        if served is None:  # dropped, renamed or closed in between
             self._spawn(opened.close())
             return
         before = served.engine.bundle.manifest.id
@@ -217,9 +217,9 @@ class Galleries:
         note: Mapping[str, Any],
         most_items: int | None = None,
     ) -> Receipt:
-        """Change the gallery; see `Writable.commit`. Whoever searches afterwards finds it.
+        """Change the gallery; see `Writable.commit`. Later searches find it.
 
-        Once begun it is brought to its end, whether the caller waits for it or not.
+        Once begun it is completed, whether the caller waits for it or not.
 
         Parameters
         ----------
@@ -228,7 +228,7 @@ class Galleries:
         Raises
         ------
         ItemNotFound, WriteError, QuotaExceeded : nothing was changed.
-        GalleryUnavailable : the change is kept, or nobody knows whether it is.
+        GalleryUnavailable : the change is kept, or its outcome is unknown.
         """
         changing = self._commit(lease, writes, retry, note, most_items)
         return await asyncio.shield(self._spawn(changing))
@@ -254,7 +254,7 @@ class Galleries:
         return receipt
 
     async def compact(self, name: str) -> Switched:
-        """Serve a new bundle of what is served now and its changes; once begun it is ended.
+        """Serve a new bundle of the served one and its changes; once begun it is completed.
 
         Raises
         ------
@@ -276,7 +276,7 @@ class Galleries:
             return Switched(before, before, persisted=True)
         key = None if self._signing_key is None else read_private_key(self._signing_key)
         with Compaction(root, now.manifest, live, key) as compaction:
-            # Also where the service ends: the thread goes on, and needs what it works at.
+            # Also when the service ends: the thread continues, and needs its files.
             directory = await run_to_its_end(compaction.prepare)
             opened = await self._opener.successor(now, directory)
             try:
@@ -296,7 +296,7 @@ class Galleries:
         Raises
         ------
         GalleryNotFound
-        ActivationRefused : nothing was served before, or it cannot be served any more.
+        ActivationRefused : nothing was served before, or it can no longer be served.
         """
         root = (await self._served.find(name)).engine.bundle.root
         before = self._previous.get(name) or (None if root is None else previous_id(root))
@@ -340,7 +340,7 @@ class Galleries:
         return created[self._n_looks % n_turns :: n_turns]
 
     async def _look_after(self, engine: SearchEngine) -> None:
-        """Hear of what others have written, and compact what has become much."""
+        """Read the changes of others, and compact long logs."""
         name = engine.bundle.name
         try:
             await engine.renew()
@@ -359,7 +359,7 @@ class Galleries:
     async def require_current(self) -> None:
         """Raise `NotReady` where changes may have been acknowledged that are not found here.
 
-        One of many created galleries is no reason: who asks for it is told.
+        A created gallery does not make the service unready: its requests get an error.
 
         Raises
         ------
@@ -373,7 +373,7 @@ class Galleries:
             await engine.catch_up()
 
     def require_ready(self) -> None:
-        """Raise `NotReady` unless every gallery has answered a canary lately, from whole files."""
+        """Raise `NotReady` unless every gallery has answered a recent canary, from intact files."""
         for engine in self.fixed():
             require_whole(engine)
         require_canaries(self.fixed(), self._period_s)

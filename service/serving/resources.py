@@ -29,7 +29,7 @@ class EngineResources:
     audit_share : share of matches to draw for review, where feedback is kept.
     on_drift : see `SearchEngine.on_drift`.
     answered : keeps what was made of queries; None where they are remembered as long as cached.
-    reviews, review_terms : queries that are kept to be decided on, and which; None: none are.
+    reviews, review_terms : the review queue and its terms; None without one.
     queues : of the encoders.
     """
 

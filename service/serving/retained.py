@@ -30,7 +30,7 @@ class RetainedQueries:
         self._writing = asyncio.Lock()
 
     def note(self, query_id: str, embeddings: Embeddings) -> None:
-        """Keep a query of which the encoder made ``embeddings``, of one image."""
+        """Keep a query of one image with its ``embeddings``."""
         if self._kept is None:
             return
         parts = (embeddings.mean, embeddings.variance, embeddings.features)
@@ -49,7 +49,7 @@ class RetainedQueries:
         return None if found is None else Embeddings(*(part.whole() for part in found.rows()))
 
     async def keep(self) -> None:
-        """Write what waits; forget what has been kept for long enough."""
+        """Write waiting queries; delete expired ones."""
         if self._kept is None:
             return
         if not self._kept.keeps_all:  # those under review have been written with their cases

@@ -1,4 +1,4 @@
-"""The queries of a gallery that are kept to be decided on, for as long as their owner says."""
+"""The queries of a gallery that are kept for review, for the configured time."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ MOST_WAITING_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class ReviewTerms:
-    """The owner's choice of what is kept.
+    """The owner's choice of the queries that are kept.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ class ReviewedGallery:
 class ReviewKeeper:
     """Keeps queries of one gallery for review; written every few seconds, and before a lease.
 
-    What a crash loses are the queries since; of what was decided nothing is lost.
+    What a crash loses are the queries since; no decision is lost.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ class ReviewKeeper:
         self._waiting_bytes += len(data)
 
     async def keep(self) -> None:
-        """Write what waits, and let go of what has been kept for long enough."""
+        """Write waiting cases, and delete expired ones."""
         if self.queue is None:
             return
         async with self._writing:
@@ -152,7 +152,7 @@ class ReviewKeeper:
                 self._gallery.observe(outcome, n)
 
     async def contradict(self, decided: Decided, answered: Answered) -> None:
-        """Have somebody else look at a match that a decision calls wrong."""
+        """Ask another reviewer about a match that a decision calls wrong."""
         wrong = any(pair.rank == 1 and not pair.correct for pair in decided.pairs)
         if (
             self.queue is None
@@ -163,7 +163,7 @@ class ReviewKeeper:
             return
         await self.keep()
         embeddings = await self._gallery.find(decided.query_id)
-        if embeddings is None:  # then nobody could decide on it once it has left the cache
+        if embeddings is None:  # then it could not be decided on once it has left the cache
             return
         case = self._case(answered, decided.bundle, "contradicted", drawn=False)
         new = NewCase(case, _embedded(case, embeddings), None)

@@ -24,7 +24,7 @@ class Served:
     Attributes
     ----------
     retired : whether it is closed when the last of them has returned it.
-    asked_at : when somebody asked for it last, by the monotonic clock.
+    asked_at : the time of the last request, by the monotonic clock.
     """
 
     engine: SearchEngine
@@ -44,8 +44,8 @@ class ServedGalleries:
     Parameters
     ----------
     on_demand : opens created galleries.
-    most_open : of them at once; those that nobody has asked for, for longest, make room.
-    forget : told the name of every gallery that is served no more.
+    most_open : of them at once; the least recently used make room.
+    forget : called with the name of every gallery that is served no more.
     """
 
     def __init__(self, on_demand: OnDemand, most_open: int, forget: Callable[[str], None]) -> None:
@@ -101,7 +101,7 @@ class ServedGalleries:
 
     @contextmanager
     def held(self, served: Served) -> Iterator[Served]:
-        """Keep an engine from being closed meanwhile."""
+        """Keep an engine from being closed."""
         served.leases += 1
         try:
             yield served
@@ -116,7 +116,7 @@ class ServedGalleries:
                 self.retire(name)
 
     def retire(self, name: str) -> None:
-        """Serve a gallery no more; its engine ends when nobody uses it."""
+        """Stop serving a gallery; its engine ends with its last request."""
         served = self._served.pop(name)
         self._forget(name)
         served.retired = True
@@ -130,7 +130,7 @@ class ServedGalleries:
             await served.engine.close()
 
     async def _open(self, entry: GalleryEntry, until: float) -> None:
-        """Have a gallery opened; once begun that comes to its end, whoever waits for it."""
+        """Open a gallery; once begun that is completed, whether a request waits for it or not."""
         try:
             async with asyncio.timeout(until - time.monotonic()):
                 await self._on_demand.open(entry, self._opened)
@@ -145,7 +145,7 @@ class ServedGalleries:
             (served.asked_at, name)
             for name, served in self._served.items()
             if served.entry is not None and served.engine is not engine and not served.leases
-        )  # not the new one either: whoever had it opened is still to be given it
+        )  # not the new one either: the request that opened it has yet to get it
         created = self.engines(created=True)
         n_open = sum(1 + (one.shadow is not None) for one in created)  # which is another bundle
         for _, name in idle[: max(0, n_open - self._most_open)]:

@@ -83,7 +83,7 @@ class Tried:
     Attributes
     ----------
     answer : to an image.
-    close : lets go of it.
+    close : releases it.
     """
 
     answer: Callable[[bytes, SearchParameters], Awaitable[Answer]]
@@ -98,7 +98,7 @@ class _Asked:
 
 
 class Shadow:
-    """Puts queries to a bundle that is tried, and counts what it says of them.
+    """Sends queries to a bundle that is tried, and counts its answers.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ class Shadow:
 
     Attributes
     ----------
-    ended : why nothing is put to it any more; None while something is.
+    ended : why it gets no more queries; None while it does.
     ended_at, since : seconds since 1970.
     n : queries that were drawn, by what became of them.
     recent : answers that changed, oldest first; empty once it has ended.
@@ -135,7 +135,7 @@ class Shadow:
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._more = asyncio.Event()
         self._failures: set[str] = set()
-        # A context of its own: nothing of it belongs to the request that began it.
+        # A separate context: nothing of it belongs to the request that began it.
         self._works = asyncio.create_task(self._work(), context=Context()) if tried else None
 
     @property
@@ -176,7 +176,7 @@ class Shadow:
         self.recent.extend(kept)
 
     async def close(self, why: str) -> None:
-        """Put nothing to it any more, and let go of it; its counts stay."""
+        """Send no more queries, and release it; its counts stay."""
         if self.ended is not None:
             return
         self.ended, self.ended_at = why, time.time()
@@ -199,7 +199,7 @@ class Shadow:
                 is_spare = await self._spared()
                 query_id = next(iter(self._waiting), None)
                 asked = None if query_id is None else self._take(query_id)
-                if query_id is None or asked is None:  # forgotten meanwhile
+                if query_id is None or asked is None:  # forgotten in between
                     continue
                 if is_spare:
                     await self._compare(query_id, asked)
@@ -221,13 +221,13 @@ class Shadow:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 answer = await self._tried.answer(asked.data, asked.parameters)
             new = Said.of(answer)
-        except Exception as error:  # of any kind: nobody waits for it
+        except Exception as error:  # of any kind: no caller waits for it
             self._count("failed")
             self._log_once(type(error).__name__)
             return
         reason = self.compared.add(asked.said, new)
         self._count("compared", (asked.said, new, reason))
-        if reason is not None and query_id in self._seen:  # else it was forgotten meanwhile
+        if reason is not None and query_id in self._seen:  # else it was forgotten in between
             self.recent.append(ChangedAnswer(query_id, time.time(), reason, asked.said, new))
 
     def _take(self, query_id: str) -> _Asked | None:

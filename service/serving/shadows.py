@@ -66,7 +66,7 @@ class ReadOnlyCache:
         """Delete nothing: there is nothing of a shadow's."""
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """There is nothing to release."""
 
 
 class Shadows:
@@ -109,9 +109,9 @@ class Shadows:
             await asyncio.sleep(self._period_s)
 
     async def start(self, engine: SearchEngine, terms: ShadowTerms) -> Shadow:
-        """Try a bundle of an engine's gallery; once begun it is brought to its end.
+        """Try a bundle of an engine's gallery; once begun it is completed.
 
-        The same bundle on the same share goes on as it is.
+        The same bundle with the same share continues.
 
         Raises
         ------
@@ -122,7 +122,7 @@ class Shadows:
         return await asyncio.shield(self._spawn(self._start(engine, terms)))
 
     async def end(self, engine: SearchEngine) -> Shadow:
-        """End the shadow of an engine's gallery, and return what came of it.
+        """End the shadow of an engine's gallery, and return its result.
 
         Raises
         ------
@@ -131,7 +131,7 @@ class Shadows:
         return await asyncio.shield(self._spawn(self._end(engine)))
 
     def of(self, engine: SearchEngine) -> Shadow:
-        """Return the shadow of an engine's gallery, or the last one, if it ended by itself.
+        """Return the shadow of an engine's gallery, or the last one, if it has ended.
 
         Raises
         ------
@@ -149,7 +149,7 @@ class Shadows:
         return shadow
 
     def is_persisted(self, engine: SearchEngine) -> bool:
-        """Return whether the shadow of a gallery goes on after a restart."""
+        """Return whether the shadow of a gallery continues after a restart."""
         return engine.bundle.key not in self._unwritten
 
     async def close(self) -> None:
@@ -177,7 +177,7 @@ class Shadows:
             return shadow
 
     async def _follow(self, engine: SearchEngine, terms: ShadowTerms | None) -> None:
-        """Do as `SHADOW` says, unless somebody is just changing it."""
+        """Apply `SHADOW`, unless another process is changing it."""
         if self._changing.locked() or not _differs(engine, terms):
             return
         async with self._changing:
@@ -269,7 +269,7 @@ class Shadows:
         self._last[engine.bundle.key] = shadow
         if before is not None:
             await before.close(REPLACED)
-        if engine.closed:  # meanwhile, with the shadow before
+        if engine.closed:  # in between, with the previous shadow
             await shadow.close(REPLACED)
         elif shadow.ended is None:
             _log("shadow started", shadow)
@@ -299,7 +299,7 @@ def _require_common_item(live: Bundle, tried: Bundle) -> None:
             return
         after = int(rows[-1])
     raise ActivationRefused(
-        f"The bundle {tried.manifest.id} has no item of the gallery {live.name!r} as it is served: "
+        f"The bundle {tried.manifest.id} has no item of the gallery {live.name!r} as served: "
         "no answer of the one could be compared with one of the other."
     )
 

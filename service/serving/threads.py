@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 async def run_to_its_end(work: Callable[[], T]) -> T:
-    """Run ``work`` on a thread; whoever is cancelled meanwhile goes on once it has ended."""
+    """Run ``work`` on a thread; a caller that is cancelled continues once it has ended."""
     running = asyncio.create_task(asyncio.to_thread(work))
     try:
         return await asyncio.shield(running)

@@ -84,7 +84,7 @@ class UnknownQueries:
 class UnknownGroups:
     """Groups the kept queries of galleries; what was found is remembered until something changes.
 
-    It takes seconds, on one thread of its own at a time, and none of those that answer queries.
+    It takes seconds, on a separate thread, one at a time.
     """
 
     def __init__(self) -> None:
@@ -101,11 +101,11 @@ class UnknownGroups:
 
         Raises
         ------
-        IdentitiesUnavailable : the gallery's labels do not say what belongs together.
+        IdentitiesUnavailable : the gallery has no usable labels.
         """
         await self._turn.acquire()
         grouping = asyncio.create_task(asyncio.to_thread(self._of, bundle, queue, precision))
-        # The thread has the turn, not who asks: it goes on where nobody waits for it any more.
+        # The thread holds the lock, not the request: it continues when no request waits for it.
         grouping.add_done_callback(lambda _: self._turn.release())
         return await asyncio.shield(grouping)
 

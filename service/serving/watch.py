@@ -36,13 +36,13 @@ class Watch:
     Parameters
     ----------
     log : keeps feedback; without one drift and the share of absent queries are kept in memory only,
-        each process by itself, and nothing is drawn.
+        for each process, and nothing is drawn.
     audit_share : share of matches to draw for review.
     kind : of the queries.
 
     Attributes
     ----------
-    key : names the bundle and the kind in that file, and what users said of answers.
+    key : names the bundle and the kind in that file, and feedback on answers.
     """
 
     def __init__(
@@ -89,19 +89,19 @@ class Watch:
         await self._share()
 
     async def hear(self) -> None:
-        """Hear of reviews."""
+        """Reload reviewer decisions."""
         async with self._keeping:
             await asyncio.to_thread(self._try_to, self.audit.keep)
 
     async def keep(self) -> None:
-        """Write what was seen since it was written last, and hear of reviews."""
+        """Write new observations, and reload reviewer decisions."""
         async with self._keeping:
             seen = self.drift.unsaved()
             await asyncio.to_thread(self._try_to, lambda: self._keep(seen))
             await self._share()
 
     async def _share(self) -> None:
-        """Add the queries without a match to those that others have served, and hear of these."""
+        """Add the queries without a match to those of other processes, and read theirs."""
         if self._shares is None or self.absent is None:
             return
         served, heard = self.absent.unsaved(), list[SavedShare]()

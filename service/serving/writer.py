@@ -70,7 +70,7 @@ class WriteContext:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The writes that come of a request, and the problems of uploads that none comes of.
+    """The writes of a request, and the problems of uploads without a write.
 
     Attributes
     ----------

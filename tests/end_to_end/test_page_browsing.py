@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import Browser, expect
 
-from service.http.answers.galleries import NO_FACETS
+from model_store.messages import message
 from tests.end_to_end.processes import Service
 from tests.end_to_end.shown_page import Shown
 from tests.end_to_end.stage import Asked
@@ -125,10 +125,13 @@ def test_a_service_that_counts_no_values_says_so(shown: Shown) -> None:
     shown.open()
     shown.page.get_by_test_id("filters").locator("summary").click()
     expect(shown.found("filter-status")).to_have_text("The items have no fields to filter by.")
-    shown.replies["/v1/galleries/shoes/facets"] = {"facets": [], "reason": NO_FACETS}
+    shown.replies["/v1/galleries/shoes/facets"] = {
+        "facets": [],
+        "reason": message("fields_not_counted"),
+    }
     shown.page.reload()
     shown.page.get_by_test_id("filters").locator("summary").click()
-    expect(shown.found("filter-status")).to_have_text(NO_FACETS)
+    expect(shown.found("filter-status")).to_have_text(message("fields_not_counted"))
 
 
 def test_an_item_is_deleted_when_that_is_said_twice(shown: Shown) -> None:

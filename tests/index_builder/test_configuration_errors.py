@@ -151,7 +151,11 @@ def test_load_config_typo_says_place_received_and_accepted(
 CONTRADICTIONS = [
     (DIGITS + "labels = 'none'", "4: dataset.labels", 'is for kind = "folder"'),
     (FOLDER + "labels = 'none'\nunseen_share = 0.5", "4: dataset.unseen_share", "no labels"),
-    ('[dataset]\nkind = "mnist"\nunseen_share = 0.5', "3: dataset.unseen_share", "its own"),
+    (
+        '[dataset]\nkind = "mnist"\nunseen_share = 0.5',
+        "3: dataset.unseen_share",
+        "predefined split",
+    ),
     ('[dataset]\nkind = "folder"', "1: dataset.path", "needs `path`"),
     (DIGITS + 'path = "photographs"', "4: dataset.path", "has no path"),
     (FOLDER + "items = 'a.csv'\nkind = 'folder'", "3: dataset.items", 'kind = "vectors"'),
@@ -216,7 +220,7 @@ CONTRADICTIONS = [
     (
         DIGITS + '[training]\nobjective = "supcon"\n[posterior]\nmethod = "hib"',
         "5: training.objective",
-        "a loss of its own",
+        "its own loss",
     ),
     (
         DIGITS + '[training.objective]\nkind = "triplet"\nform = "soft"\nmining = "semihard"',

@@ -163,7 +163,7 @@ def test_a_kind_alone_is_an_objective_with_the_papers_settings() -> None:
         ),
         (
             {"training": {"objective": "supcon"}, "posterior": {"method": "hib"}},
-            "trains with a loss of its own",
+            "trains with its own loss",
         ),
     ],
 )

@@ -431,7 +431,7 @@ class TestFiles:
 
     def test_a_log_that_is_not_there_is_damaged_where_it_is_read(self, tmp_path: Path) -> None:
         log = ChangesFile(tmp_path / "changes.sqlite", "b", "the-encoder")
-        with pytest.raises(LogDamaged, match="not there any more"):
+        with pytest.raises(LogDamaged, match="no longer exists"):
             log.column(parse_field("a"), np.array([1]))
 
 

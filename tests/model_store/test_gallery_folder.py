@@ -19,7 +19,6 @@ from model_store.bundles.galleries import GalleryEntry, GalleryFolder
 from model_store.bundles.manifest import Manifest, read_manifest
 from model_store.bundles.publish import publish
 from model_store.bundles.retention import Hold
-from model_store.decision.verdict import GALLERY_EMPTY
 from model_store.errors import (
     BundleTampered,
     GalleryExists,
@@ -28,6 +27,7 @@ from model_store.errors import (
     WriteRefused,
 )
 from model_store.gallery import FaissGallery, NewItem, read_filter, write_faiss_gallery
+from model_store.messages import message
 from model_store.retriever import Retriever
 from tests.laws.gallery_laws import random_embeddings
 from tests.support.bundle_copies import flip_a_byte
@@ -93,7 +93,10 @@ def test_query_of_an_empty_gallery_has_no_match(
     images = np.zeros((1, 5, 5, 3), dtype=np.uint8)
     answer = retriever.find(retriever.embed(images)[0], limit=3)
     assert (answer.matches, answer.decision.verdict) == ((), "no_match")
-    assert (answer.decision.reason, answer.decision.no_match_probability) == (GALLERY_EMPTY, 1.0)
+    assert (answer.decision.reason, answer.decision.no_match_probability) == (
+        message("gallery_empty"),
+        1.0,
+    )
     assert answer.decision.match_probabilities is None
 
 

@@ -367,7 +367,7 @@ class TestTrouble:
         live.log._writer = sqlite3.connect(
             path, isolation_level=None, check_same_thread=False, factory=Unconfirmed
         )
-        with pytest.raises(ChangeUnconfirmed, match="so that nobody knows"):
+        with pytest.raises(ChangeUnconfirmed, match="so that it is unknown"):
             live.commit([some_upsert("b")], Retry("key", "request"))
         assert live.refresh().version == opened(base, path).snapshot().version == 1
         live.close()
@@ -463,7 +463,7 @@ class TestDamage:
             ("DELETE FROM changes WHERE sequence > 7", "ends with change 7, though 12"),
             ("DELETE FROM changes", "ends with change 0, though 12"),
             ("UPDATE changes SET sequence = 13 WHERE sequence = 12", "change 12 is missing"),
-            ("UPDATE outcomes SET outcome = 'other'", "what came of a request differs"),
+            ("UPDATE outcomes SET outcome = 'other'", "the outcome of a request differs"),
             ("UPDATE meta SET value = 'x' WHERE key = 'start'", "at which change it begins"),
             ("UPDATE meta SET value = '²' WHERE key = 'start'", "at which change it begins"),
             ("UPDATE meta SET value = '-1' WHERE key = 'start'", "at which change it begins"),

@@ -78,7 +78,7 @@ async def test_one_beyond_the_bound_is_refused_before_it_is_read() -> None:
     serve = serving(endpoint)
     taken = [serve(Connection()) for _ in range(2)]
     await asyncio.sleep(0.01)
-    with pytest.raises(Overloaded, match="2 requests"):
+    with pytest.raises(Overloaded, match="2 are in progress"):
         await serve(Connection())
     assert endpoint.begun == 2
     endpoint.may_answer.set()
@@ -105,7 +105,7 @@ async def test_one_caller_leaves_places_for_others() -> None:
     serve = serving(endpoint, max_in_flight=8, account_of=lambda scope: scope["method"])
     taken = [serve(Connection("POST")) for _ in range(6)]
     await asyncio.sleep(0.01)
-    with pytest.raises(Overloaded, match="6 requests of yours"):
+    with pytest.raises(Overloaded, match="of this caller: 6 are in progress"):
         await serve(Connection("POST"))
     others = [serve(Connection("GET")) for _ in range(2)]
     await asyncio.sleep(0.01)

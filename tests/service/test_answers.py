@@ -94,6 +94,7 @@ class TestASearch:
                 "status": "valid",
                 "n_queries": calibration.n_queries,
                 "reason": None,
+                "reason_code": None,
             },
         }
         assert decision.result_set is not None
@@ -103,6 +104,7 @@ class TestASearch:
             "promised": True,
             "promised_for": ["many"],
             "reason": None,
+            "reason_code": None,
         }
         assert served["reason"] == decision.reason
         assert "2 labels of absent calibration queries are too few" in served["reason"]
@@ -205,6 +207,8 @@ class TestASearch:
         assert ood["flag"] is None
         assert f"With {len(calibration.outlier_scores)} calibration queries" in ood["reason"]
         assert f"It needs {math.ceil(1 / (0.99 * least)) - 1} queries" in ood["reason"]
+        assert ood["reason_code"]["code"] == "alpha_too_small"
+        assert ood["reason_code"]["parameters"]["n_queries"] == len(calibration.outlier_scores)
         assert too_small["verdict"] != "out_of_distribution"
         assessed = assess(client, stranger, alpha=0.99 * least).json()
         assert assessed["query"]["ood"] == ood
@@ -212,7 +216,7 @@ class TestASearch:
         assert "It needs more than a billion queries" in tiny["reason"]
         enough = search(client, stranger, alpha=least).json()["query"]["ood"]
         assert enough["flag"] is (enough["p_value"] <= least)
-        assert enough["reason"] is None
+        assert enough["reason"] is enough["reason_code"] is None
 
     def test_an_image_from_another_world_is_flagged(
         self, client: TestClient, stranger: bytes
@@ -269,6 +273,7 @@ class TestWithoutCalibration:
                 "status": "missing",
                 "n_queries": 0,
                 "reason": None,
+                "reason_code": None,
             }
             assert answer["result_set"] is None
             uncertainty = answer["query"]["uncertainty"]

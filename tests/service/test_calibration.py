@@ -55,6 +55,7 @@ class TestTheCalibration:
         }
         assert report["drift"] == {
             "reason": None,
+            "reason_code": None,
             "n_served": 0,
             "log_capital": 0.0,
             "drifted": False,

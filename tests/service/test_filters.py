@@ -12,9 +12,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle
-from model_store.decision.verdict import SETS_UNDER_A_FILTER
 from model_store.gallery import parse_filter
 from model_store.gallery.filters.grammar import MAX_BYTES
+from model_store.messages import message
 from service.http.cursors import MAX_LENGTH
 from tests.end_to_end.questions import search, search_batch, search_json, search_raw
 
@@ -155,7 +155,7 @@ def test_a_filter_that_is_known_to_hold_the_match_conditions_on_it(
 def test_no_coverage_is_promised_of_a_part_of_the_gallery(client: TestClient, digit: bytes) -> None:
     chosen = search(client, digit, filter=json.dumps(WHERE)).json()["result_set"]
     assert (chosen["promised"], chosen["promised_for"]) == (False, [])
-    assert chosen["reason"] == SETS_UNDER_A_FILTER
+    assert chosen["reason"] == message("coverage_not_under_filter")
     assert {item["label"] for item in chosen["items"]} <= {"1", "7"}
 
 

@@ -411,7 +411,7 @@ class TestWhileTheServiceRuns:
             for _ in range(3):
                 assert keyring.find(text).scope == "read"
         [record] = caplog.records
-        assert "the keys stay as they were" in record.message
+        assert "the earlier keys stay in use" in record.message
         if harm == "unreadable":
             keys_file.path.rmdir()
         else:

@@ -200,7 +200,12 @@ class TestCalibrated:
         assert of_texts["n_queries"] == 300 != of_images["n_queries"]
         assert of_texts["max_error"] == 0.2 != of_images["max_error"]
         text = judged.get("/v1/galleries/digits").json()["text"]
-        assert text["calibration"] == {"status": "valid", "n_queries": 300, "reason": None}
+        assert text["calibration"] == {
+            "status": "valid",
+            "n_queries": 300,
+            "reason": None,
+            "reason_code": None,
+        }
         points = [
             judged.get(
                 "/v1/galleries/digits/calibration/operating-points",

@@ -1,6 +1,6 @@
 """The sources of a collection: a folder, a manifest, an archive, and what data sets come as.
 
-Each gives its entries in an order of its own that is always the same, and looks at no pixel.
+Each yields its entries in a fixed order and reads no pixel.
 
 ::
 

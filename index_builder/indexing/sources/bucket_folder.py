@@ -18,7 +18,7 @@ from index_builder.storage.urls import in_bucket
 from model_store.images import SUFFIXES
 
 AHEAD = 64
-"""Files whose first bytes are asked for before those of the first have come."""
+"""Number of files whose first bytes are requested before those of the first have arrived."""
 
 _PARQUET = """
 SELECT name FROM files WHERE name LIKE '%.parquet' AND name NOT LIKE ? AND name LIKE ? ORDER BY name
@@ -32,7 +32,7 @@ SELECT name, size, changed_ns, version FROM files ORDER BY replace(name, '/', ch
 class BucketFiles:
     """The files below ``folder`` in a bucket, in the order in which a folder on a disk is read.
 
-    A bucket gives them in an order of its own, and a million of them: they are sorted in a file.
+    A bucket lists them in another order, and there may be a million: they are sorted in a file.
     The first bytes are fetched of files that are not called as images are.
 
     Raises
@@ -45,7 +45,7 @@ class BucketFiles:
         prefix = f"{key.strip('/')}/" if key.strip("/") else ""
         self._url = f"{bucket}/{prefix}"
         self._storage = storage
-        self._table = sqlite3.connect("")  # a file that nobody else sees, away when it is closed
+        self._table = sqlite3.connect("")  # a private file, deleted when it is closed
         self._table.execute(
             "CREATE TABLE files (name TEXT, size INTEGER, changed_ns INTEGER, version TEXT)"
         )

@@ -26,7 +26,7 @@ class CocoAnnotations:
     ----------
     name, content : of the file; the content is JSON.
     places : the folder that file names start from and must not leave.
-    labelled : whether categories say what belongs together; else they are metadata.
+    labelled : whether categories are labels; else they are metadata.
     """
 
     name: str

@@ -59,7 +59,7 @@ def local_files(folder: Path, root: Path, left_out: LeftOut) -> Iterator[NamedFi
 
     Raises
     ------
-    DatasetError : when a file is asked for that a link leads out of ``root`` to.
+    DatasetError : when a file is opened that a link resolves to a place outside ``root``.
     """
     places = LocalPlaces(root, folder)
 

@@ -19,7 +19,7 @@ from index_builder.storage import shown
 from model_store.errors import DatasetError
 
 LONGEST_SIDE = 1024
-"""Pixels of an image that an image service is asked for: more than encoders look at, and a
+"""Pixels of an image that are requested from an image service: more than encoders look at, and a
 thousandth of some scans."""
 
 Json = Mapping[str, Any]
@@ -42,12 +42,12 @@ class IiifManifest:
     The id is the canvas's, the label too: a page, a side, a detail. The metadata of the manifest
     and of the canvas are its metadata, and ``manifest`` is the manifest's label. An image with an
     Image API service of level 1 or 2 is fetched with a longest side of `LONGEST_SIDE` pixels, any
-    other as it is.
+    other unchanged.
 
     Attributes
     ----------
     name, content : of the file; the content is JSON.
-    labelled : whether labels say what belongs together; else they are metadata.
+    labelled : whether labels are used as labels; else they are metadata.
     """
 
     name: str

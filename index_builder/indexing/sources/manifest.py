@@ -25,7 +25,7 @@ from model_store.installation import how_to_install
 
 MANIFEST_SUFFIXES = (".csv", ".jsonl", ".ndjson", ".parquet")
 COLUMNS = frozenset({"id", "path", "label", "metadata", "group", "source", "bbox"})
-"""Columns with a meaning of their own; every other column is metadata."""
+"""Columns with a defined meaning; every other column is metadata."""
 
 _LEAST_MISSPELT = 4
 """Letters of a name below which a letter more or less makes another word."""
@@ -49,11 +49,11 @@ class ImageManifest:
     (where it comes from) and ``bbox`` (left, top, width and height of the part to take, in pixels;
     written as JSON in text) may be left out.
     Every other column is a field of the metadata by its name, unless ``metadata`` has it already;
-    in CSV what is written as a plain number is one, and what is empty is left out.
+    in CSV what is written as a plain number is one, and empty fields are left out.
 
     Attributes
     ----------
-    labelled : whether labels say what belongs together; else each image is a thing of its own, and
+    labelled : whether labels are used; else each image is its own class, and
         its label a field of the metadata.
     texts : columns that are text, see `lines_of`.
     """
@@ -113,7 +113,7 @@ def require_names(fields: Mapping[str, Any], origin: str, known: frozenset[str] 
         names = ", ".join(f"{name!r} (is `{one}` meant?)" for name, one in meant)
         raise DatasetError(
             f"{origin}: the columns have names that are nearly those with a meaning: {names}. "
-            "Rename them; a column of metadata needs a name that is less alike."
+            "Rename them; a column of metadata needs a name that is less similar."
         )
 
 
@@ -218,14 +218,14 @@ def _in_short(box: Box) -> str:
 
 
 def without_label(entry: Entry) -> Entry:
-    """Return the entry with its label among the metadata, unless that has one of its own."""
+    """Return the entry with its label among the metadata, unless the metadata has one."""
     if entry.label is None:
         return entry
     return replace(entry, label=None, metadata={"label": entry.label, **entry.metadata})
 
 
 def text_of(fields: Mapping[str, Any], name: str, origin: str) -> str | None:
-    """A field as text; numbers are taken as they are written, what is empty is not there."""
+    """A field as text; numbers keep their notation; an empty field is None."""
     value = fields.get(name)
     if value is None or value == "":
         return None
@@ -237,7 +237,7 @@ def text_of(fields: Mapping[str, Any], name: str, origin: str) -> str | None:
 
 
 def _metadata(fields: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
-    """Return the fields of the columns without a meaning of their own, and of ``metadata``."""
+    """Return the fields of the other columns, and of ``metadata``."""
     columns = {
         name: _plain(value)
         for name, value in fields.items()

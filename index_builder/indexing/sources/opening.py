@@ -46,7 +46,7 @@ def open_source(
 
     A folder of images, or of Parquet files with images; a manifest in CSV, JSONL or Parquet;
     annotations of COCO; a manifest of IIIF; a tar of images. A folder may be in a bucket, and all
-    others there or on the web; nothing is fetched before the entries are asked for.
+    others there or on the web; nothing is fetched before the entries are read.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def open_vectors(path: Path, items: Path | None, *, labelled: bool = True) -> Ve
 
     Parameters
     ----------
-    items : a manifest of what is known of each row; None where that stands in the table.
+    items : a manifest with the fields of each row; None if the table has them.
     labelled : as for `open_source`.
 
     Raises
@@ -121,7 +121,7 @@ def _open_file(path: Path, places: Places, *, labelled: bool, texts: Collection[
         return ImageManifest(path, places, labelled, texts)
     if _ends_with(path.name, VECTOR_SUFFIXES):
         raise DatasetError(
-            f"{path.name} holds vectors, not images. Say what made them: --encoder-name NAME, in "
+            f"{path.name} holds vectors, not images. Name their encoder: --encoder-name NAME, in "
             "place of --encoder."
         )
     # What a server calls a IIIF manifest is often not called .json.

@@ -37,7 +37,7 @@ class ParquetImages:
     Attributes
     ----------
     paths : of the files, in their order.
-    labelled : whether labels say what belongs together; else they are metadata.
+    labelled : whether labels are used as labels; else they are metadata.
     folder : the folder that was named, whose other files are left out; None of named files.
     """
 

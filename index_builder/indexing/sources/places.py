@@ -17,7 +17,7 @@ from index_builder.storage.urls import WEB, joined, scheme_of
 from model_store.errors import DatasetError
 
 MISSING = -1
-"""The size of what is not there."""
+"""The size of a missing file."""
 
 
 def named(path: str) -> str:

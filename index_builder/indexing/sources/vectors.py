@@ -28,12 +28,12 @@ ROWS_FILE = "vectors.f32"
 class VectorSource:
     """The vectors of a table, in its order.
 
-    An item has what a manifest says of an image, but for ``path`` and ``bbox``; its id is the
-    number of its row, from 0, where it has none.
+    An item has the fields that a manifest gives an image, except ``path`` and ``bbox``; its id is
+    the number of its row, from 0, where it has none.
 
     Attributes
     ----------
-    items : a manifest with a line for each row; None where the table itself says what is known.
+    items : a manifest with a line for each row; None if the table has the fields.
     labelled, texts : see `ImageManifest`.
     """
 
@@ -122,7 +122,7 @@ class VectorSource:
             if entry.id in named:
                 raise DatasetError(
                     f"{entry.id!r} stands for two items: {named[entry.id]}, and {entry.origin}. "
-                    "Give each an id of its own."
+                    "Give each its own id."
                 )
             named[entry.id] = entry.origin
 
@@ -138,7 +138,7 @@ class VectorSource:
 
 
 def _groups(entries: list[Entry], rows: Pixels) -> tuple[str, ...] | None:
-    """Return names of what belongs together; None where nobody says, and no rows are equal."""
+    """Return the names of groups; None if no group is known and no rows are equal."""
     digests = [hashlib.sha256(row.tobytes()).hexdigest() for row in rows]
     names = tuple(entry.group or digest for entry, digest in zip(entries, digests, strict=True))
     return names if len(set(names)) < len(names) else None

@@ -58,7 +58,7 @@ MAX_RANK = 512
 """Directions of the features that are kept where not all are."""
 
 _JOINED_RANK = 256
-"""Likewise where bases are added up at each step of training, which costs their square."""
+"""The same where bases are added up at each step of training, which costs their square."""
 
 PriorScale = Literal["features", "isotropic"]
 """The unit of a weight's prior precision: the curvature of its feature, or one unit for all."""
@@ -195,7 +195,7 @@ class KroneckerCurvature:
 
     @property
     def n_left(self) -> int:
-        """Directions of the features that have no eigenvector of their own."""
+        """Directions of the features without a separate eigenvector."""
         return len(self.directions) - len(self.values)
 
     @property
@@ -239,7 +239,7 @@ class KroneckerCurvature:
         """Return the matrix normal posterior of a layer, (D, F) and (D,).
 
         Eigenvectors are left out from the smallest on, and share their mean eigenvalue with the
-        rest, as long as that changes no variance by more than a hundredth.
+        rest, while that changes no variance by more than a hundredth.
         """
         kept = self._kept(prior_precision)
         dropped = self.values[kept:]

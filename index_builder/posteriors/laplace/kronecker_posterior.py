@@ -153,10 +153,10 @@ _COLUMNS = 16
 
 
 def _weighted_sums(values: Tensor, weights: Tensor) -> Tensor:
-    """Return the sums (B,) of ``values`` (B, K) times ``weights`` (K,), rounded alike in any batch.
+    """Return the sums (B,) of ``values`` (B, K) times ``weights`` (K,), equal in any batch.
 
     ONNX Runtime sums a batch of one, and multiplies by a single vector, in another order than a
-    larger one. A product of matrices it computes alike for every row, so that an image's variance
+    larger one. A product of matrices is the same for every row, so that an image's variance
     does not depend on who else asks.
     """
     return (values @ weights[:, None].expand(-1, _COLUMNS).contiguous())[:, 0]

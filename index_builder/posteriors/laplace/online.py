@@ -85,7 +85,7 @@ class OnlineLaplace(Generic[Sum]):
     def curvature(self) -> FeltCurvature:
         """The curvature of the data, ≥ 0, with the data scale.
 
-        All features count alike, as in the training prior.
+        All features have equal weight, as in the training prior.
         """
         average = self.average
         if isinstance(average, PartialTraces):

@@ -91,9 +91,9 @@ def minibatch_targets(is_positive: Tensor, is_inside: Tensor, dtype: torch.dtype
 
     Warburg et al. 2023, Eq. 20 times the factor |D²| / |B| of Eq. 21: 1 / |B_pos| for positives,
     -1 / |B_neg| for negatives inside the margin, with |B_neg| counting those outside too. Unbiased
-    for `global` targets where positives are drawn uniformly from those of the data set, negatives
-    likewise, and as many in every minibatch; so it is for classes of equal size and a sampler
-    that draws labels, and then as many images of each.
+    for `global` targets where positives are drawn uniformly from those of the data set, and so are
+    negatives, and as many in every minibatch; so it is for classes of equal size and a sampler that
+    draws labels, and then as many images of each.
 
     Parameters
     ----------

@@ -45,7 +45,7 @@ def norm_correlation(posterior: LaplacePosterior, features: Tensor) -> float | N
 
     Parameters
     ----------
-    posterior : what is asked how much it adds.
+    posterior : the one that is judged.
     features : (N, F), of images.
     """
     mean, variance = posterior.predict(features)

@@ -75,7 +75,7 @@ def objectives_named(wanted: str | None) -> list[str]:
 
     Raises
     ------
-    ConfigError : one that there is none of.
+    ConfigError : an unknown one.
     """
     if wanted is None:
         return list(OBJECTIVES)
@@ -93,7 +93,7 @@ def run_grid(grid: Grid) -> tuple[list[Cell], list[str]]:
 
     Returns
     -------
-    Every cell that there is now, each with its ``data_set``, and why others failed.
+    Every cell, each with its ``data_set``, and why others failed.
 
     Raises
     ------

@@ -64,7 +64,7 @@ def measure_encoder(
     Parameters
     ----------
     config : its posterior does not matter.
-    run : a directory of its own, removed before, where an interrupt left it, and afterwards.
+    run : a separate directory, removed before, where an interrupt left it, and afterwards.
     shared : of the data set; a frozen trunk, and what it makes of images, are kept there.
     priors : Laplace posteriors beside those of `POSTERIORS`, for the same encoder.
     """
@@ -145,7 +145,7 @@ def _measured(encoder: StoredEncoder, data: ProtocolData, seed: int) -> Result:
 
 
 def _sizes(config: ProtocolConfig, data: ProtocolData) -> dict[str, int]:
-    """Numbers of images that learn, calibrate, ask and are asked, and of epochs."""
+    """Numbers of images for training, calibration, queries and gallery, and of epochs."""
     return {
         "training": len(data.training),
         "training labels": len(set(data.training.labels)),

@@ -19,7 +19,7 @@ class Origin:
 
     Attributes
     ----------
-    root : the folder that they lie in, each in one of its own.
+    root : the folder that they lie in, each in a separate one.
     allow_partial : take less than was published.
     download : fetch what is missing, where torchvision can.
     """
@@ -45,12 +45,12 @@ class Official:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A data set as it was published.
+    """A published data set.
 
     Attributes
     ----------
     name : for people.
-    folder : of its own, below `Origin.root`.
+    folder : its folder, below `Origin.root`.
     layout : what the folder holds, in words.
     url : where to get it.
     counts : images and labels of each part.
@@ -67,7 +67,7 @@ class Publication:
 
         Raises
         ------
-        DatasetError : it is not there; says what is wanted and where to get it.
+        DatasetError : it is missing; the message names it and its origin.
         """
         path = origin.root / self.folder / relative
         if not path.exists():
@@ -98,7 +98,8 @@ class Publication:
             lines = "; ".join(f"{part}: {line}" for part, line in partial.items())
             raise DatasetError(
                 f"{self.name} is not as published ({lines}). {self.how_to_get(origin)} To do with "
-                "what is there, set dataset.allow_partial (--allow-partial); the report says so."
+                "the present images, set dataset.allow_partial (--allow-partial); the report says "
+                "so."
             )
         return Official(parts, {f"{self.name}, {part}": line for part, line in partial.items()})
 

@@ -23,7 +23,7 @@ TEST_CITIES = ("cph", "sf")
 """The validation cities: positions of the test cities were never published."""
 
 CELL = 25.0
-"""Metres: side of the squares of which the training images of one make a label."""
+"""Metres: side of the squares; the training images of one square are a label."""
 
 _APART = 1e8
 """Metres between cities: UTM coordinates of different zones mean different places."""

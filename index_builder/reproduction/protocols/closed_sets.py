@@ -27,7 +27,8 @@ SMALL = 1 / 10
 """Share of Fashion-MNIST that objectives are compared on."""
 
 HELD_OUT_GALLERY = 12_500
-"""Images held out where the test is asked among itself: 10,000 of them, as it has, are asked."""
+"""Images held out where the test is asked among itself: 10,000 of them, as in the test, are
+queries."""
 
 WITHHELD_DIGITS = frozenset({"3", "8"})
 """Digits of scikit-learn's that are in no gallery, so that they are near outliers."""
@@ -108,8 +109,8 @@ def load_digits(
 ) -> ProtocolData:
     """Scikit-learn's digits without 3 and 8, which are near outliers: a protocol in seconds.
 
-    Which images are the test is the same for every seed, as it is where the split is published:
-    members of an ensemble have seeds of their own.
+    Which images are the test is the same for every seed, as in published splits: members of an
+    ensemble have their own seeds.
     """
     everyone = digits()
     known = everyone.subset(with_label(everyone, WITHHELD_DIGITS, wanted=False))

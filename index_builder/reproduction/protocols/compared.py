@@ -30,7 +30,7 @@ N_CLOTHES, N_CLOTHES_ASKED = 1000, 500
 """Images of Fashion-MNIST to learn from and search in, and to ask with."""
 
 CHARACTERS, CHARACTERS_ASKED = 80, 40
-"""Omniglot's characters to learn from, and others to be asked for, with 20 drawings each."""
+"""Omniglot's characters to learn from, and others as queries and gallery, with 20 drawings each."""
 
 CATEGORIES_ASKED = 0.3
 """Share of Caltech-101's categories that the test is of."""

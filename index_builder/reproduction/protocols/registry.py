@@ -94,7 +94,8 @@ PROTOCOLS: Mapping[str, Protocol] = {
         _GREY,
         notes=(
             (
-                "Test images are asked for in the training images, of which 5,000 are held out to "
+                "Test images are searched for in the training images, of which 5,000 are held out "
+                "to "
                 "calibrate. The papers' figures are of another protocol: see fashion-mnist-authors."
             ),
         ),
@@ -136,7 +137,7 @@ PROTOCOLS: Mapping[str, Protocol] = {
                 "learning_rate": 1e-4,
             },
         },
-        notes=(_OURS, "The trunk stays as it is: a last layer is trained from the whitening."),
+        notes=(_OURS, "The trunk is fixed: a last layer is trained from the whitening."),
     ),
     "fashion-mnist-authors": Protocol(
         "Fashion-MNIST / MNIST, the authors' setting",
@@ -165,7 +166,8 @@ PROTOCOLS: Mapping[str, Protocol] = {
         published.CIFAR10,
         (
             (
-                "Test images are asked for in the training images, of which a twelfth is held out; "
+                "Test images are searched for in the training images, of which a twelfth is held "
+                "out; "
                 "the authors ask among the test images, so theirs are for orientation only."
             ),
             (
@@ -232,7 +234,8 @@ PROTOCOLS: Mapping[str, Protocol] = {
         },
         notes=(
             (
-                "Every drawing of the 20 evaluation alphabets is asked for among the others (659 "
+                "Every drawing of the 20 evaluation alphabets is searched for among the others "
+                "(659 "
                 "characters, 20 drawings each). No paper of ours has figures for it."
             ),
         ),
@@ -308,7 +311,7 @@ def load_protocol(config: ProtocolConfig) -> ProtocolData:
     Raises
     ------
     DatasetError : it is missing, or not as published.
-    ConfigError : nobody says where it lies.
+    ConfigError : its place is not configured.
     """
     return _loaded(config.dataset, config.seed)
 

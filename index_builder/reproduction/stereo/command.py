@@ -80,7 +80,7 @@ def measure_stereo(
     unused = [name for name, value in asked.items() if value not in {None, False, "auto"}]
     if unused:
         named = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
-        raise ConfigError(f"--protocol stereo has a network and training of its own: drop {named}.")
+        raise ConfigError(f"--protocol stereo has its own network and training: drop {named}.")
     root = data or (
         Path(os.environ[DATA_DIR_VARIABLE]) if DATA_DIR_VARIABLE in os.environ else None
     )

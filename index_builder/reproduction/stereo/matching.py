@@ -52,7 +52,7 @@ def cost_volume(left: Tensor, right: Tensor, most: int) -> Tensor:
 
 
 def matched(volume: Tensor, temperature: float) -> Disparities:
-    """Take the most similar disparity, and read its uncertainty off all others.
+    """Choose the most similar disparity, with an uncertainty from all other similarities.
 
     The probability of a disparity is p(d) ∝ exp(s_d / T): the distribution over the right image's
     pixels that a similarity at a temperature stands for.

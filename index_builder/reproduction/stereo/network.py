@@ -20,7 +20,7 @@ MARGIN = 0.2
 """Lead of a positive's cosine over a negative's (Žbontar & LeCun 2016)."""
 
 NEAR, FAR = 4, 10
-"""Pixels that a negative is off by, at least and at most (likewise, for KITTI)."""
+"""Pixels that a negative is off by, minimum and maximum (for KITTI)."""
 
 BATCH = 128
 LEARNING_RATE = 1e-3

@@ -78,8 +78,8 @@ def made_pair(
     """Make a pair of a photograph: planes at different depths, as two cameras would see them.
 
     Pixels of the left image move by their disparity, the nearer ones over the farther; what no
-    pixel reaches shows another part of the photograph. The right camera has a brightness of its
-    own, and both have noise.
+    pixel reaches shows another part of the photograph. The right camera has another brightness, and
+    both have noise.
 
     Parameters
     ----------

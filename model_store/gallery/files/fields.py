@@ -38,11 +38,12 @@ FIELDS_FILE = "fields.json"
 COLUMNS_FILE = "fields.bin"
 
 BYTES_OF_AN_ITEM = 256
-"""The most that all indexes of fields that nobody named may take: half of what a direction of 128
+"""Maximum size of all indexes of fields that are not configured: half of what a direction of 128
 dimensions takes."""
 
 MOST_FIELDS = 64
-"""The most that are indexed though nobody named them: each is a pass over the items, of seconds for
+"""Maximum number of fields that are indexed without being configured: each is a pass over the
+items, of seconds for
 a million."""
 
 LEARNED_BYTES = 2**28
@@ -50,7 +51,7 @@ LEARNED_BYTES = 2**28
 of a million items."""
 
 MOST_LEARNED = 256
-"""Fields of which a process remembers that they were asked for."""
+"""Maximum number of requested fields that a process remembers."""
 
 _ALWAYS = (Field("id"), Field("label"))
 _ITEMS = Source("items", "row")
@@ -104,8 +105,8 @@ def write_fields(
 
     Parameters
     ----------
-    named : fields to index, whatever they take; None for those of ``seen`` that are worth it, as
-        far as `BYTES_OF_AN_ITEM` goes.
+    named : fields to index, whatever they take; None for the cheapest of ``seen``, as far as
+        `BYTES_OF_AN_ITEM` goes.
     """
     wanted = (*_ALWAYS, *(seen.worth_indexing() if named is None else named))
     left = BYTES_OF_AN_ITEM * n_rows
@@ -120,7 +121,7 @@ def write_fields(
                 column = column_of(items, field, _ITEMS, n_rows, math.inf if is_named else left)
             except sqlite3.OperationalError:
                 # SQLite sorts in temporary files, for which there may be no room. The gallery is
-                # whole without: the field is indexed when it is asked for.
+                # whole without: the field is indexed on its first use.
                 logger.exception("the field %s is left without an index", field.name)
                 continue
             if column is None:
@@ -180,7 +181,7 @@ class FieldColumns:
     def of(
         self, fields: Sequence[Field], connection: sqlite3.Connection
     ) -> tuple[dict[Field, Column], dict[str, IndexedBy]]:
-        """The indexes of ``fields``, as far as there are or can be any, and where each is.
+        """The indexes of ``fields``, as far as they exist or can be made, and where each is.
 
         Parameters
         ----------
@@ -223,7 +224,7 @@ class FieldColumns:
             return self._learned[field]
 
     def _make_room(self) -> None:
-        """Forget the indexes that were asked for longest ago, as many as it takes."""
+        """Drop the least recently used indexes until the limit is met."""
         n_bytes = sum(self._learned_bytes.values())
         while n_bytes > LEARNED_BYTES or len(self._learned) > MOST_LEARNED:
             field, _ = self._learned.popitem(last=False)
@@ -236,7 +237,7 @@ class FilteredRows:
     Parameters
     ----------
     selection : the rows, of ``n_rows``.
-    indexes : names of the fields that are asked for, and where their indexes are.
+    indexes : names of the fields in the filter, and where their indexes are.
     """
 
     def __init__(self, selection: Selection, n_rows: int, indexes: Mapping[str, IndexedBy]) -> None:

@@ -159,7 +159,7 @@ class FaissGallery:
         return self._items.at(rows.tolist())
 
     def with_pictures(self, rows: NDArray[np.int64]) -> list[NewItem]:
-        """The items at ``rows`` (n,), in that order, as they were written."""
+        """The items at ``rows`` (n,), in that order."""
         places = rows.tolist()
         items, thumbnails = self._items.at(places), self._items.thumbnails(places)
         return [

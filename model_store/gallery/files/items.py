@@ -38,7 +38,7 @@ CREATE TABLE thumbnails (row INTEGER PRIMARY KEY, media_type TEXT NOT NULL, data
 
 
 class ItemsWriter:
-    """Writes items, whose order is their row, to a new file, part by part; whole, or not at all.
+    """Writes items, whose order is their row, to a new file, part by part, atomically.
 
     ``n_changed``: see `model_store.gallery.Gallery`.
 
@@ -104,7 +104,8 @@ REMEMBERED_FILTERS = 16
 again."""
 
 SMALL_BYTES, SMALL_CACHE_KIB = 64 * 2**20, 128
-"""Size of a file of which a connection keeps fewer pages than SQLite's 2 MB: the system has them
+"""Size of a file below which a connection caches fewer pages than SQLite's 2 MB: the system has
+them
 too, and of a thousand galleries each has one for every thread."""
 
 

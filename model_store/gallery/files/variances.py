@@ -22,7 +22,7 @@ smaller ones are off by at most 2⁻²⁴ of the largest."""
 class VarianceWriter(ExitStack):
     """Writes the variances of a gallery's items, part by part; as a context, it closes its files.
 
-    Whole: as they are. ``half``: relative to the squared norm and to a power of two for each item,
+    Whole: unchanged. ``half``: relative to the squared norm and to a power of two for each item,
     which brings the largest of its variances to between ½ and 1, in float16 (`HALF_ROUNDING`).
 
     Parameters

@@ -37,13 +37,13 @@ def write_faiss_gallery(
     Parameters
     ----------
     embeddings : N of them, in the order of ``items``; ``mean`` = norm × direction is kept whole
-        (directions in an exact FAISS index or, beside an approximate one, by themselves), and so is
-        ``variance``, but beside an approximate index in float16.
+        (directions in an exact FAISS index or, beside an approximate one, in a separate file), and
+        so is ``variance``, but beside an approximate index in float16.
     items : N of them, with distinct ids; rows are given in the order of the ids, so that the same
         items make the same gallery in whatever order they come, and equal similarities can be
         ordered by row.
     encoder_fingerprint : of the encoder that made ``embeddings``.
-    settings : what is asked of the index.
+    settings : of the index.
     n_changed : see `Gallery`.
 
     Returns

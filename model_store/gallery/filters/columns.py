@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from model_store.gallery.filters.grammar import Comparison, Scalar
 
 MISSING, NULL, FALSE, TRUE, LIST, OBJECT, FIRST_VALUE = range(7)
-"""Codes of rows whose field is neither number nor text, and the first code of those that are."""
+"""Codes of rows whose field is neither number nor text, and the first code of numbers and texts."""
 
 NUMBER_KIND, TEXT_KIND = FIRST_VALUE, FIRST_VALUE + 1
 """Kinds of the values of an `Entry`; of the others the kind is the code."""

@@ -45,7 +45,7 @@ class Counted:
     Attributes
     ----------
     column : the index.
-    gone : rows of it that hold no item any more; None for none.
+    gone : rows of it that no longer hold an item; None for none.
     """
 
     column: Column
@@ -72,8 +72,8 @@ class Counted:
 def facet_of(field: str, parts: Sequence[Counted], most: int) -> Facet:
     """Describe a field by the indexes of its items, with at most ``most`` values.
 
-    It takes as long as there are distinct values in the first part, and items that are gone from it
-    or in the others.
+    Its time grows with the number of distinct values in the first part, and items that are gone
+    from it or in the others.
     """
     by_value = [part.values() for part in parts]
     of_lists = sum(int(counts[LIST]) for counts in by_value)

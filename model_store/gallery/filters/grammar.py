@@ -1,6 +1,6 @@
 """Filters: which items a search may find, by their id, label and metadata.
 
-A filter is JSON. An object names fields and what is asked of each; all of it must hold:
+A filter is JSON. An object names fields and a condition for each; all must hold:
 
 ::
 
@@ -187,7 +187,7 @@ def _joined(parts: list[Filter]) -> Filter:
 
 
 def _entry(name: str, given: object, place: str, depth: int) -> Filter:
-    """One name of an object, and what is asked of it."""
+    """One name of an object, and its condition."""
     if name == "not":
         return Not(_filter(given, place, depth))
     if name in {"and", "or"}:

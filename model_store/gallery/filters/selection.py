@@ -20,7 +20,7 @@ Rows: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
 
 N_SAMPLED = 1_024
-"""Rows by which a share is estimated: a fifth is told to 0.04."""
+"""Rows by which a share is estimated: a share of a fifth is estimated to within 0.04."""
 
 _WIDE = 32
 """The share of rows, one in so many, from which a mask is made by comparing all rows; of fewer rows
@@ -41,7 +41,7 @@ class Selection(Protocol):
         """Return which of ``rows`` (n,) are among them, (n,)."""
 
     def rows(self) -> Rows:
-        """All of them, in any order; it takes as long as there are `at_most`."""
+        """All of them, in any order; its time grows with `at_most`."""
 
     def mask(self) -> Mask:
         """A mask (N,) of them."""

@@ -176,7 +176,7 @@ class Source:
     table : its name.
     row : the column that numbers its rows.
     condition, marks : rows to look at, and the values of the condition's marks.
-    numbers : (n,) of the n rows that there are, ascending; None where they are 0 to n − 1.
+    numbers : (n,) numbers of the n rows, ascending; None if they are 0 to n − 1.
     """
 
     table: str

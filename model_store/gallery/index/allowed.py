@@ -33,14 +33,14 @@ class Allowed(Protocol):
         """Return which of ``rows`` (n,) are allowed, (n,)."""
 
     def rows(self) -> NDArray[np.int64]:
-        """All of them, ascending; it takes as long as there are `at_most`."""
+        """All of them, ascending; its time grows with `at_most`."""
 
     def mask(self) -> NDArray[np.bool_]:
         """The mask (N,) of them, read-only."""
 
 
 class MaskedRows:
-    """Those of a mask (N,), which is not to be written to any more; obeys `Allowed`."""
+    """Those of a mask (N,), which must not be written to afterwards; obeys `Allowed`."""
 
     def __init__(
         self, mask: NDArray[np.bool_], indexes: Mapping[str, IndexedBy] = NO_FIELDS

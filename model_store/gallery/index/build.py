@@ -45,7 +45,7 @@ then lie among these, where every search succeeds. So the measured neighbourhood
 
 @dataclass(frozen=True, slots=True)
 class IndexReport:
-    """An index as it was built.
+    """A built index.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class IndexReport:
     recall_at_10 : share of the ten nearest items that a search finds, after ranking again; mean
         over ``n_queries`` made of the gallery's items (`_queries`).
     n_bytes : that stay in memory, by arithmetic.
-    min_recall, memory_budget_bytes : as they were asked for; a compaction asks for them again.
+    min_recall, memory_budget_bytes : as configured; a compaction uses them again.
     """
 
     kind: IndexKind
@@ -104,7 +104,7 @@ def build_index(
 
     Raises
     ------
-    ConfigError : it cannot reach the recall that is asked for.
+    ConfigError : it cannot reach the configured recall.
     """
     n_items, dim = directions.shape
     if plan.kind == "flat":

@@ -28,7 +28,7 @@ _ROUNDS = 10
 
 
 def are_many(index: Any) -> bool:  # noqa: ANN401 - FAISS has no types
-    """Return whether an index has so many lists that they are worth two levels."""
+    """Return whether an index has enough lists for two levels to pay off."""
     return getattr(index, "nlist", 0) >= LEAST_LISTS
 
 

@@ -12,7 +12,7 @@ from model_store.gallery.index.row_blocks import row_blocks, rows_at
 
 FETCHED = 200
 """Candidates of an approximate index that are ranked again by their stored directions, at least;
-what a search asks for by itself."""
+the default of a search."""
 
 N_NEIGHBOURS = 10
 EFFORTS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]

@@ -1,4 +1,4 @@
-"""Directions read block by block: what has been read of a file takes no memory any more."""
+"""Directions read block by block: blocks of a file that were read no longer use memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ index as added at once."""
 def row_blocks(rows: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
     """Yield the rows (N, D) of an array, or of a whole mapped file, in blocks.
 
-    Of a file each block is a map of its own, which ends when the block is let go of. What is read
+    Each block of a file is a separate memory map, which is closed with the block. What is read
     through one map of all rows would count as memory of this process until it ends.
     """
     for start in range(0, len(rows), BLOCK_ROWS):

@@ -63,7 +63,7 @@ def open_index(directory: Path, report: IndexReport) -> RowIndex:
         another file.
     """
     # An index may name a file with its inverted lists; FAISS would open that, wherever it is. With
-    # this flag FAISS looks in the directory of the index only, and not at all if it maps the index.
+    # this flag FAISS looks in the directory of the index only, and ignores it if it maps the index.
     flags = faiss.IO_FLAG_ONDISK_SAME_DIR
     if report.kind != "flat":
         # Mapped, so that opening takes no time and several processes share what they read; the
@@ -77,7 +77,7 @@ def open_index(directory: Path, report: IndexReport) -> RowIndex:
         if not isinstance(index, faiss.IndexFlatIP):
             raise _not_an_index(report)
         return ExactIndex(index)
-    # Mapped all the same, but without the ceremony of `numpy.memmap` at each look-up.
+    # Memory-mapped too, but without the overhead of `numpy.memmap` at each look-up.
     directions = np.asarray(np.load(directory / DIRECTIONS_FILE, mmap_mode="r"))
     return ApproximateIndex(index, report, directions)
 
@@ -172,8 +172,8 @@ class ApproximateIndex:
     def _searches_first(self, allowed: Allowed) -> bool:
         """Tell whether so many rows are allowed that a search finds enough of them unasked.
 
-        And surely more than `EXACT_ROWS`, as the share is an estimate. Inverted lists are read
-        alike with a filter and without; the way through a graph is another.
+        And surely more than `EXACT_ROWS`, as the share is an estimate. Inverted lists are read in
+        the same way with and without a filter; the way through a graph is another.
         """
         least = max(SEARCH_FIRST_SHARE * self._n_items, 2 * EXACT_ROWS)
         possible = self._knob == "nprobe" and allowed.at_most >= least

@@ -8,6 +8,6 @@
     gallery     base and log, written to
     snapshot    base and log at one version, searched
     allowed     the rows that such a search may find
-    fields      indexes of the fields of what was added
-    sqlite      connections as the log wants them
+    fields      indexes of the fields of added items
+    sqlite      connections with the settings of the log
 """

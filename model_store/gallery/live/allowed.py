@@ -12,13 +12,13 @@ Mask = NDArray[np.bool_]
 
 
 class RowsOfAll:
-    """Allowed rows of the base and of what was added, without removed ones; obeys `Allowed`.
+    """Allowed rows of the base and of added items, without removed ones; implements `Allowed`.
 
     Parameters
     ----------
     of_base : allowed rows of the base, 0 to N − 1.
     since : (M,) which of the rows N to N + M − 1 are allowed.
-    removed : (N + M,) whether a row holds no item any more.
+    removed : (N + M,) whether a row no longer holds an item.
     """
 
     def __init__(self, of_base: Allowed, since: Mask, removed: Mask) -> None:
@@ -63,7 +63,7 @@ class RowsOfBase:
     Parameters
     ----------
     allowed : rows of a gallery that has more than the base's; None for all.
-    removed : (N,) whether a row of the base holds no item any more.
+    removed : (N,) whether a row of the base no longer holds an item.
     n_removed : the number of those.
     n_rows : of the gallery.
     """

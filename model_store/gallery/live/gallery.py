@@ -31,13 +31,13 @@ from model_store.sphere import unit_direction
 class LiveGallery:
     """A base gallery and the log of its changes; safe to share by threads; obeys `Writable`.
 
-    Whoever searches takes a `snapshot`, and works with that to the end. Whoever writes calls
-    `commit`; other processes may write to the same log, and are heard by `refresh`.
+    A search takes a `snapshot` and uses it until it ends. A writer calls `commit`. `refresh` reads
+    what other processes have written to the same log.
 
     Parameters
     ----------
-    admit : called in each transaction, before anything is written; raises where the gallery is not
-        to be written to any more.
+    admit : called in each transaction, before anything is written; raises if the gallery no longer
+        accepts writes.
 
     Raises
     ------
@@ -57,7 +57,7 @@ class LiveGallery:
             **{label: code for code, label in enumerate(base.labels)},
             None: -1,
         }
-        self._rows: dict[str, int | None] = {}  # of the items that were changed, as it is now
+        self._rows: dict[str, int | None] = {}  # of the changed items, at this version
         self._rows_of: dict[str, list[int]] = {}
         self._ids: list[str] = []
         self._columns = _Columns(base.dim)
@@ -69,14 +69,14 @@ class LiveGallery:
         self.refresh()
 
     def snapshot(self, version: int | None = None) -> GallerySnapshot:
-        """The gallery as it is now, or as it was after an earlier change."""
+        """The current snapshot, or that of an earlier change."""
         with self._lock:
             if version is None or version == self._version:
                 return self._snapshot
             return self._at(version)
 
     def refresh(self) -> GallerySnapshot:
-        """Read what other processes have written; the gallery as it is now.
+        """Read the changes of other processes, and return the current snapshot.
 
         Raises
         ------
@@ -131,7 +131,7 @@ class LiveGallery:
             yield turn
 
     def close(self) -> None:
-        """Let go of the log."""
+        """Close the log."""
         self.log.close()
 
     def _catch_up(self, log: ChangesFile | Transaction) -> None:
@@ -189,7 +189,7 @@ class LiveGallery:
             return None
 
     def _at(self, version: int) -> GallerySnapshot:
-        """The gallery as it was after the change ``version``."""
+        """The snapshot after the change ``version``."""
         columns = self._columns
         n = int(np.searchsorted(columns.sequences.until(), version, side="right"))
         removed = self._emptied.at(version)
@@ -209,7 +209,7 @@ class LiveGallery:
 
 
 class _Column:
-    """An array that grows at its end; what was seen of it stays as it was."""
+    """An array that grows at its end; earlier views of it stay valid."""
 
     def __init__(self, dtype: type[np.generic], *shape: int) -> None:
         self._values = np.empty((16, *shape), dtype=dtype)
@@ -241,7 +241,7 @@ class _Columns:
 
 
 class _Tombstones:
-    """Rows that hold nothing any more, and the changes since which they do not."""
+    """Rows that no longer hold an item, and the changes that removed them."""
 
     def __init__(self) -> None:
         self.rows, self.since = _Column(np.int64), _Column(np.int64)

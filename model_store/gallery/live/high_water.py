@@ -2,7 +2,7 @@
 
 SQLite makes the best of what it finds: of a lost or damaged journal it says nothing, nor of a log
 that was deleted. The number is written after the change is on the disk and before it is
-acknowledged, in place, so that it is never ahead of what was kept. It is not flushed for each
+acknowledged, in place, so that it is never ahead of the stored changes. It is not flushed for each
 change: it guards against lost and damaged files, not against a power cut, of which SQLite takes
 care; that may take it back, and never forward.
 """
@@ -104,7 +104,7 @@ def _alone(folder: Path) -> Iterator[None]:
 def require_reached(last: int, reached: int) -> None:
     """Raise `LogDamaged` where a log ends with ``last``, before the number beside it.
 
-    Unless nobody else can write, the number has to be read before the log is.
+    Unless no other process can write, the number has to be read before the log is.
     """
     if last < reached:
         raise LogDamaged(f"it ends with change {last}, though {reached} were acknowledged")

@@ -1,6 +1,6 @@
 """The log of changes since a gallery's bundle was built, in one SQLite file.
 
-The log is append-only. Every change has a sequence number: a reader goes on from the last number
+The log is append-only. Every change has a sequence number: a reader continues after the last number
 that it has read, and the gallery at any earlier number can be reconstructed. A transaction is on
 the disk, whole, before it is acknowledged (write-ahead log, ``synchronous=FULL``); the writers of
 all processes take turns.
@@ -49,7 +49,7 @@ OUTCOME_LIFE_S = 24 * 3600.0
 """Seconds of the log's clock for which the outcome of a request is kept by its Idempotency-Key."""
 
 LONGEST_STEP_S = 3600.0
-"""By which the log's clock goes forward at once; where nobody writes, outcomes live longer."""
+"""By which the log's clock goes forward at once; without writes, outcomes are kept longer."""
 
 
 class ChangesFile:
@@ -94,7 +94,7 @@ class ChangesFile:
         """
         self._read(rows.verify_all, None)
         with self._told():
-            reached = self._high.read()  # first: others may write meanwhile, and raise it
+            reached = self._high.read()  # first: others may write at the same time, and raise it
         last = self.last()
         with self._told():
             require_reached(last, reached)
@@ -162,7 +162,7 @@ class ChangesFile:
             yield self._there(partial(rows.upsert_at, sequence=sequence))
 
     def features(self, sequences: Sequence[int]) -> dict[int, bytes]:
-        """The features of what was written at ``sequences``, as far as known; see `HalfRows`."""
+        """The features of the items written at ``sequences``, as far as known; see `HalfRows`."""
         return self._beside("features", sequences)
 
     def preview(self, sequence: int) -> bytes:
@@ -180,7 +180,7 @@ class ChangesFile:
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """Open a transaction: its writes are kept whole, or not at all after an error.
+        """Open a transaction: all of its writes are kept, or none after an error.
 
         Raises
         ------
@@ -206,7 +206,7 @@ class ChangesFile:
                 self._high.raise_to(turn.reached)
 
     def copy_to(self, target: Path) -> None:
-        """A copy of the log as it is at one moment, whatever is written meanwhile.
+        """A consistent copy of the log; later writes are not in it.
 
         Nothing where there is no log.
         """
@@ -214,7 +214,7 @@ class ChangesFile:
             self._read(partial(_back_up, target=copy), None)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._writing, self._reading, self._watching:
             self._close_readers()
             if self._writer is not None:
@@ -243,12 +243,12 @@ class ChangesFile:
         nothing: list[T] = []
         found = self._read(lambda connection: [work(connection)], nothing)
         if not found:
-            raise LogDamaged("it is not there any more")
+            raise LogDamaged("it no longer exists")
         return found[0]
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Say of damage whose it is and what to do, now and from now on."""
+        """Re-raise damage with the bundle and advice; all later calls fail too."""
         if self._damage is not None:
             raise self._damage
         try:
@@ -256,7 +256,7 @@ class ChangesFile:
         except LogDamaged as error:
             self._damage = LogDamaged(
                 f"The changes of the bundle {self._identity['bundle']} are damaged: {error}. "
-                "Nothing is read from them or written to them any more. Their operator asks "
+                "They are no longer read or written. Their operator asks "
                 "`vouch-build doctor` what to do."
             )
             raise self._damage from error
@@ -287,7 +287,7 @@ class ChangesFile:
             folder.mkdir(exist_ok=True)
         except OSError as error:
             raise of_the_system(error) from error
-        # What was opened while nobody could write sees no change, and lets nobody write here.
+        # A log that was opened read-only sees no change and accepts no write.
         with self._reading, self._watching:
             self._close_readers()
         connection = connect(self.path, "rwc")
@@ -300,7 +300,7 @@ class ChangesFile:
             connection.close()
             raise of_the_system(error) from error
         except sqlite3.Error:
-            connection.close()  # or the next would find the file as it was when this one was opened
+            connection.close()  # or the next one would see the file of an earlier time
             raise
         for path in (folder, folder.parent):  # the file itself is to outlast a power cut
             flush(path)
@@ -357,7 +357,7 @@ class Transaction:
         return Change(sequence, write.id, write.item.label, write.vector)
 
     def remember(self, retry: Retry, receipt: Receipt) -> None:
-        """Keep what came of a request, and forget what came of old ones."""
+        """Store the outcome of a request, and delete old outcomes."""
         now = _now(self._connection)
         rows.set_clock(self._connection, time.time(), now)
         self._connection.execute("DELETE FROM outcomes WHERE at < ?", (now - OUTCOME_LIFE_S,))

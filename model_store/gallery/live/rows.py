@@ -1,4 +1,4 @@
-"""Rows of the log, each with checksums, and what is asked of them by SQL.
+"""Rows of the log, each with checksums, and the SQL statements that read them.
 
 A row has a checksum of each of its three parts (item, vector, picture), which are read apart; its
 sequence number goes into all of them. Numbers follow one another without a gap. So damage to a row,
@@ -87,12 +87,12 @@ def fetched(connection: sqlite3.Connection, query: str, values: Sequence[Any] = 
 
 
 def meta(connection: sqlite3.Connection) -> dict[str, str]:
-    """Return what the log says of itself."""
+    """Return the description that the log holds."""
     return dict(fetched(connection, "SELECT key, value FROM meta"))
 
 
 def clock(connection: sqlite3.Connection) -> tuple[float, float]:
-    """Return the system's clock and the log's own as they were last set; 0 and 0 at first."""
+    """Return the system's clock and the log's clock at the last change; 0 and 0 at first."""
     try:
         system, own = map(float, meta(connection).get("clock", "0 0").split())
     except ValueError:
@@ -154,7 +154,7 @@ def rows_beside(sequence: int, write: Upsert | Delete) -> Iterator[tuple[Beside,
 def contents_beside(
     connection: sqlite3.Connection, table: Beside, sequences: Sequence[int]
 ) -> dict[int, bytes]:
-    """Return what is kept beside the writes at ``sequences``, of those that have it."""
+    """Return the data kept beside the writes at ``sequences``, if they have any."""
     if table not in _tables_beside(connection):
         return {}
     found = {}
@@ -317,7 +317,7 @@ def _verify(sequence: int, part: int, content: Row, checksums: object) -> None:
 def _verify_outcome(row: Row) -> None:
     *values, checksum = row
     if checksum != _digest(b"outcome", *map(str, values)):
-        raise LogDamaged("what came of a request differs from its checksum")
+        raise LogDamaged("the outcome of a request differs from its checksum")
 
 
 def _row_beside(table: Beside, sequence: int, content: bytes) -> Row:

@@ -1,4 +1,4 @@
-"""A live gallery as it was after one change: what a request searches from beginning to end."""
+"""A live gallery after one change: a request searches it from beginning to end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class DeltaSegment:
     Attributes
     ----------
     sequences : (M,) of the changes that brought them.
-    ids : M or more, of which the first M are these.
+    ids : M or more, the first M are these.
     is_new : (M,) whether the base has no item of that id.
     directions : (M, D) unit.
     variances : (M, D), relative to the squared norm.
@@ -64,16 +64,16 @@ class DeltaSegment:
 
 
 class GallerySnapshot:
-    """A base, what was added to it, and which rows hold nothing any more; obeys `Gallery`.
+    """A base, the items added to it, and the removed rows; obeys `Gallery`.
 
     The base keeps its rows 0 to N − 1, what was added has rows N, N + 1, …
 
     Parameters
     ----------
     labels : see `Gallery.labels`.
-    removed : the rows that hold no item any more, each once.
+    removed : the rows that no longer hold an item, each once.
     log : where items and pictures are read.
-    columns : the indexes of fields of what was added.
+    columns : the indexes of fields of the added items.
 
     Attributes
     ----------
@@ -148,7 +148,7 @@ class GallerySnapshot:
         rows: NDArray[np.int64],
         similarities: NDArray[np.float64],
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The n nearest of what the base found and of what was appended at ``places``."""
+        """The n nearest of the base's results and of the appended items at ``places``."""
         directions = self._appended.directions
         roughly = (directions @ direction)[places]
         if len(places) > n:
@@ -259,13 +259,13 @@ class GallerySnapshot:
 
     @cached_property
     def _appended_by_id(self) -> tuple[list[str], list[int]]:
-        """Ids of what was appended and is still there, in order, and their places."""
+        """Ids of the appended items that still exist, in order, and their places."""
         live = np.flatnonzero(~self._removed[self._base.n_rows :]).tolist()
         live.sort(key=self._appended.ids.__getitem__)
         return [self._appended.ids[place] for place in live], live
 
     def _id(self, row: int) -> str:
-        """The id of what is, or was, at a row."""
+        """The id of the present or former item at a row."""
         return self.items(np.array([row]))[0].id
 
     def items(self, rows: NDArray[np.int64]) -> list[Item]:

@@ -29,7 +29,7 @@ _LOOK_EVERY_S = 0.005
 def connect(
     path: Path, mode: str, *, immutable: bool = False, patience_s: float = BUSY_S
 ) -> sqlite3.Connection:
-    """Open a file that any thread may use, and that begins no transaction by itself."""
+    """Open a file that any thread may use, in autocommit mode."""
     uri = f"{path.resolve().as_uri()}?mode={mode}" + ("&immutable=1" if immutable else "")
     return sqlite3.connect(
         uri, uri=True, timeout=patience_s, isolation_level=None, check_same_thread=False
@@ -39,7 +39,7 @@ def connect(
 def use_write_ahead_log(connection: sqlite3.Connection, patience_s: float = BUSY_S) -> None:
     """Have a file keep a write-ahead log, so that its readers and its writer do not wait.
 
-    Waits for whoever is just writing to a file that has none yet: SQLite itself would not.
+    Waits for a current writer of a file that has none yet: SQLite itself would not.
 
     Raises
     ------
@@ -90,7 +90,7 @@ def commit(connection: sqlite3.Connection) -> None:
         if _code(error) in _MEANING:
             raise
         raise ChangeUnconfirmed(
-            f"The disk has not confirmed the change ({error}), so that nobody knows whether it is "
+            f"The disk has not confirmed the change ({error}), so that it is unknown whether it is "
             "kept. Send the request again, with the same Idempotency-Key if it had one; the "
             "operator looks at the disk."
         ) from error

@@ -14,5 +14,5 @@
     log           what has changed, and what of it is current
     content       the content of a change, as text in the log
     databases     where the log lies: SQLite or PostgreSQL
-    cache         entities that were read lately
+    cache         recently read entities
 """

@@ -1,4 +1,4 @@
-"""Items of a collection that were found lately; what a row holds never changes."""
+"""Recently found items of a collection; the content of a row never changes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class EntityCache:
             return {row: self._entities[row] for row in rows if row in self._entities}
 
     def remember(self, entities: Mapping[int, Entity]) -> None:
-        """Keep, in place of what was found longest ago."""
+        """Add an item, and drop the least recently found one."""
         with self._lock:
             for row, entity in entities.items():
                 self._entities[row] = entity

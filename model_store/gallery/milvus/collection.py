@@ -3,8 +3,8 @@
 ::
 
     row        int64, primary key: 0, 1, … in the order of the ids when the gallery is built, then
-               one for each change. A row is written once and never again with other content: an
-               item that is replaced gets a row of its own, and what counts is said by the log
+               one for each change. A row is written once and never again with other content: a
+               replaced item gets a new row, and the log determines the current one
     id, label  text; labelled says whether there is a label
     direction  D float32, unit, searched by inner product
     variance   D float32, and norm, float32: of the embedding before normalisation
@@ -14,9 +14,9 @@
     thumbnail  base64, media_type beside it
 
 A bundle names the collection in `MILVUS_FILE`. The collection carries the fingerprint of the
-encoder, and is not used with another. Once it is written to its end it is marked so, and it is
-marked with the name of the log of its changes, without which it is not written to. Marks are
-aliases: a server that is killed keeps those, and Milvus 2.3 forgets properties that were set later.
+encoder, and is not used with another. A complete collection is marked as such, and with the name of
+the log of its changes, without which it is not written to. Marks are aliases: a server that is
+killed keeps those, and Milvus 2.3 forgets properties that were set later.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SCHEMA_PROPERTY = "vouch.schema"
 SCHEMA = "3"
 
 COMPLETE = "complete"
-"""The mark of a collection that was written to its end."""
+"""The mark of a complete collection."""
 
 MOST_EFFORT = 8
 """By which the effort of a search grows at most where a filter lets little through: where it lets
@@ -61,7 +61,7 @@ EVENTUALLY = 1
 """The time in Milvus that is always reached: a read that asks for it waits for nothing."""
 
 NOW = 0
-"""The time in Milvus that stands for all that was written until now, by whomever."""
+"""The time in Milvus that covers all writes until now, by any client."""
 
 _NO_SUCH_COLLECTION = 100
 _NOT_LOADED = 101
@@ -74,7 +74,7 @@ _CONNECT_S = 0.045
 _SHOWN = 200
 _UNAVAILABLE = (
     "Milvus, which holds the gallery, does not answer, or not as wanted. Send the request again "
-    "later; whoever runs the service finds the reason in its log."
+    "later; the operator of the service finds the reason in its log."
 )
 
 
@@ -85,7 +85,7 @@ class MilvusAccess:
     Attributes
     ----------
     uri : ``http://host:19530``, or the path of a file that ends in ``.db`` for milvus-lite; None
-        if the operator named none. A bundle may be a stranger's: its address is never used.
+        if the operator named none. A bundle may come from a third party: its address is never used.
     token : ``user:password`` or an API key; never written down.
     timeout_s : seconds to wait for an answer.
     log : address of the PostgreSQL database that keeps the log of changes, for writers on several
@@ -111,7 +111,7 @@ class MilvusDescription:
     uri : address that it was written to, without user and password.
     collection : its name, derived from its content.
     encoder : fingerprint.
-    n_items, dim, labels : as it was built.
+    n_items, dim, labels : at the time of the build.
     index : ``type``, ``parameters`` of a search, ``recall_at_10`` and with how many ``n_queries``.
     """
 
@@ -132,7 +132,7 @@ class MilvusDescription:
     def effort(self, limit: int, share: float) -> dict[str, int]:
         """Parameters of a search for ``limit`` items among a ``share`` of all.
 
-        The less a filter lets through, the further it looks.
+        The fewer items a filter passes, the more lists it reads.
         """
         more = min(1 / share, MOST_EFFORT)
         parameters = {name: int(value * more) for name, value in self.index["parameters"].items()}
@@ -163,7 +163,8 @@ class Collection:
         if access.uri is None:
             raise ConfigError(
                 "The gallery lies in Milvus, and no address of Milvus is set. Set "
-                "VOUCH_MILVUS_URI: the address in a bundle is not used, since a stranger may have "
+                "VOUCH_MILVUS_URI: the address in a bundle is not used, since a third party may "
+                "have "
                 "written it."
             )
         self.name = name
@@ -270,7 +271,7 @@ class Collection:
             self.ask("drop_collection")
 
     def is_whole(self) -> bool:
-        """Return whether there is a collection that was written to its end."""
+        """Return whether the collection exists and is complete."""
         return bool(self.ask("has_collection")) and COMPLETE in self.marks()
 
     def _alias(self, mark: str) -> str:
@@ -300,8 +301,7 @@ class Collection:
             )
         if COMPLETE not in self.marks():
             raise BundleMismatch(
-                f"The collection {self.name!r} was not written to its end. Run `vouch-build index` "
-                "again."
+                f"The collection {self.name!r} is incomplete. Run `vouch-build index` again."
             )
         fields = {one["name"]: one["params"] for one in stored["fields"]}
         dim = int(fields["direction"]["dim"])

@@ -1,7 +1,7 @@
 """The databases that a log of changes may lie in: a file of SQLite, or PostgreSQL.
 
-Both are asked in the SQL that they have in common. What has been written is on the disk when a turn
-ends; a turn ends with the process that had it, and the next one finds all of it or nothing.
+Both are queried in the SQL that they have in common. What has been written is on the disk when a
+turn ends; a turn ends with the process that had it, and the next one finds all of it or nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from model_store.installation import how_to_install
 
 Row = tuple[Any, ...]
 Execute = Callable[..., list[Row]]
-"""A statement, with ``?`` for each of its values, and these; the rows that come of it."""
+"""A statement, with ``?`` for each of its values, and these; its rows."""
 
 STALLED_S = 60
 """Seconds after which PostgreSQL takes a turn from a process that does nothing with it."""
@@ -49,11 +49,11 @@ class Database(Protocol):
 
     @contextmanager
     def turn(self, *, wait: bool = True) -> Iterator[Execute]:
-        """A turn at writing: what is executed in it is kept whole, or not at all after an error.
+        """A write transaction: all of it is kept, or none after an error.
 
         Raises
         ------
-        StorageBusy : somebody else has it; at once unless it is to ``wait``.
+        StorageBusy : another writer has it; at once unless it is to ``wait``.
         WriteError, GalleryUnavailable : it cannot be written to.
         """
 
@@ -64,7 +64,7 @@ class Database(Protocol):
         """The time in seconds, by the clock that all writers have in common."""
 
     def close(self) -> None:
-        """Let go of what is held open."""
+        """Close the connections."""
 
 
 class SqliteDatabase:
@@ -135,7 +135,7 @@ class SqliteDatabase:
         return time.time()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._writing, self._reading:
             for connection in (self._reader, self._writer):
                 if connection is not None:
@@ -195,7 +195,7 @@ class PostgresDatabase:
             if self._reader is not None:
                 try:
                     return self._read(query, values)
-                except self._psycopg.OperationalError:  # it was started again meanwhile, say
+                except self._psycopg.OperationalError:  # for example, it was restarted
                     self._reader.close()
             self._reader = None
             self._reader = self._connect()
@@ -253,7 +253,7 @@ class PostgresDatabase:
                 self._writer = None
                 if isinstance(error, self._psycopg.errors.LockNotAvailable):
                     raise
-        if self._writer is None:  # or the database was started again meanwhile, say
+        if self._writer is None:  # or, for example, the database was restarted
             self._writer = self._open_writer()
             taken = _execute(self._writer, lock, [self._key])
         if taken == [(False,)]:
@@ -303,7 +303,7 @@ class PostgresDatabase:
         except self._psycopg.Error as error:
             raise GalleryUnavailable(
                 "The database that keeps the log of the gallery's changes does not answer, or not "
-                "as wanted. Send the request again later; whoever runs the service finds the "
+                "as wanted. Send the request again later; the operator of the service finds the "
                 "reason in its log."
             ) from error
 

@@ -19,7 +19,7 @@ from model_store.gallery.protocol import Item, NewItem
 from model_store.sphere import unit_direction
 
 ENTITY_FIELDS = ["id", "label", "labelled", "direction", "dispersion", "metadata"]
-"""The fields of which an `Entity` is made."""
+"""The fields of an `Entity`."""
 
 _INTEGERS = range(-(2**63), 2**64)
 """That JSON in Milvus keeps whole."""
@@ -49,12 +49,12 @@ def read_entity(found: Mapping[str, Any]) -> Entity:
 
 
 def rows_of(hits: Any) -> list[int]:  # noqa: ANN401 - pymilvus has no types
-    """Rows of a search's hits, nearest first, without reading what else was asked of them."""
+    """Rows of a search's hits, nearest first, without reading their other fields."""
     return [hits.get_raw_item(place)["entity"]["row"] for place in range(len(hits))]
 
 
 def read_hits(hits: Any) -> dict[int, Entity]:  # noqa: ANN401 - pymilvus has no types
-    """Create the entities of a search's hits, which were asked for their `ENTITY_FIELDS`.
+    """Create the entities of a search's hits, which contain their `ENTITY_FIELDS`.
 
     Directions and metadata are read by column: pymilvus reads them cell by cell, three times as
     long as all the rest here.

@@ -1,11 +1,11 @@
 """Filters as boolean expressions of Milvus.
 
 What Milvus makes of a JSON field in a comparison differs from what a filter means: a missing key
-and null are the same to it, kinds mix, and of a negated comparison it depends on the release. So
-an item carries `facts`: what can be asked of it by equality, each as a digest in an array. Whether
-an array holds a text is never unknown, nothing that a client wrote gets into the expression with
-it, and an inverted index finds it. Only ``gt``, ``gte``, ``lt``, ``lte`` look at the values, and
-only beside the fact that the value is there and of their kind.
+and null are the same to it, kinds mix, and of a negated comparison it depends on the release. So an
+item carries `facts`: its values for tests of equality, each as a digest in an array. Whether an
+array holds a text is never unknown, nothing that a client wrote gets into the expression with it,
+and an inverted index finds it. Only ``gt``, ``gte``, ``lt``, ``lte`` look at the values, and only
+beside the fact that the value is there and of their kind.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from model_store.gallery.filters.grammar import And, Condition, Field, Filter, Not, Or, Scalar
 
 FACT_LENGTH = 24
-"""Hexadecimal digits: two of 10⁹ different facts are alike with a probability of 10⁻¹¹."""
+"""Hexadecimal digits: two of 10⁹ different facts are equal with a probability of 10⁻¹¹."""
 
 EVERYTHING, NOTHING = "row >= 0", "row < 0"
 
@@ -38,7 +38,7 @@ def facts(item_id: str, label: str | None, metadata: Mapping[str, Any]) -> list[
 
 
 def to_expression(part: Filter, *, holds: bool = True) -> str:
-    """An expression that is true of the items that the filter lets through, or does not.
+    """An expression for the items that the filter passes, or for the others.
 
     On fields ``row`` (never negative), ``id``, ``label``, ``metadata`` and ``facts``. It is negated
     inside, down to the facts.

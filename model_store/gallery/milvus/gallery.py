@@ -1,7 +1,7 @@
 """The gallery beyond one machine: a collection of Milvus.
 
 Rows are the collection's primary key: in the order of the ids at first, then one for each change.
-Nothing is held here but the items that were found lately. The current state is a `Head` of the log
+Only recently found items are held here. The current state is a `Head` of the log
 of changes; a gallery at a head never changes, though after `GRACE_S` Milvus has forgotten what was
 replaced since. Unlike one in a file, it ends `page` with the items that came or changed later.
 """
@@ -89,7 +89,7 @@ class MilvusGallery:
         self._naming = threading.Lock()
 
     def at(self, head: Head) -> MilvusGallery:
-        """The gallery as it is at a head of its log; what was found lately they have in common."""
+        """The gallery at a head of its log; recently found items are shared in common."""
         gallery = copy(self)
         gallery.__dict__["head"] = head
         return gallery
@@ -143,7 +143,7 @@ class MilvusGallery:
         ranked = [
             self._ranked(rows, query, n) for rows, query in zip(found, directions, strict=True)
         ]
-        n = min(len(rows) for rows, _ in ranked)  # where a row was counted that is none any more
+        n = min(len(rows) for rows, _ in ranked)  # if a row was counted that is no longer one
         return Candidates(
             np.stack([rows[:n] for rows, _ in ranked]),
             np.stack([similarities[:n] for _, similarities in ranked]),
@@ -330,7 +330,7 @@ class MilvusGallery:
     def put(self, upserts: Sequence[tuple[int, Upsert]]) -> int:
         """Write items to their rows; the time in Milvus from which all of them are there.
 
-        Readers find them when a head of the log says so. Twice is as good as once.
+        Readers find them once a head of the log includes them. Repeating it is harmless.
         """
         since = NOW
         for _, upsert in upserts:
@@ -368,7 +368,7 @@ class MilvusGallery:
                 raise ItemNotFound(f"The item at row {row} is no longer in the gallery.")
 
     def _entities(self, rows: NDArray[np.int64]) -> dict[int, Entity]:
-        """The items at ``rows`` (n,), those that there are; not those found lately are read."""
+        """The items at ``rows`` (n,) that exist; recently found ones come from the cache."""
         known = self._lately.known(rows.tolist())
         missing = np.array([row for row in rows.tolist() if row not in known], dtype=np.int64)
         if missing.size:

@@ -1,14 +1,14 @@
-"""A gallery in Milvus that takes changes: whole or not at all, though Milvus has no transactions.
+"""A gallery in Milvus with atomic changes, although Milvus has no transactions.
 
-A change is written to a log first (`MilvusLog`), with what is to be answered; then Milvus is told;
-then the log says so, and from that moment every reader finds it. What a crash or an outage kept
-from Milvus is told when the gallery is next opened, looked at or written to, and telling it twice
-does no harm: a row is written with the same content each time. So a change that was begun is there
-whole in the end, and a request that is sent again is known again.
+A change is written to a log first (`MilvusLog`), with its receipt; then it is written to Milvus;
+then the head of the log moves, and from that moment every reader finds it. Changes that a crash or
+an outage kept from Milvus are written when the gallery is next opened, read or written to, and
+telling it twice does no harm: a row is written with the same content each time. So a change that
+was begun is there whole in the end, and a request that is sent again is known again.
 
 Those who write have the log in common: a file beside the bundle for the processes of one machine, a
-database for several. The collection names its log, and nobody writes to it, or reads what is
-current, by another.
+database for several. The collection names its log, and no service reads or writes it with another
+log.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class MilvusLive:
 
     Parameters
     ----------
-    admit : called in each transaction, before anything is written; raises where the gallery is not
-        to be written to any more.
+    admit : called in each transaction, before anything is written; raises if the gallery no longer
+        accepts writes.
 
     Raises
     ------
@@ -86,7 +86,7 @@ class MilvusLive:
         self.refresh()
 
     def snapshot(self, version: int | None = None) -> MilvusGallery:
-        """The gallery as it is now, or as it was after an earlier change.
+        """The current snapshot, or that of an earlier change.
 
         Of items that were replaced or deleted since, Milvus forgets after `GRACE_S` what they were.
         An earlier state may count more items than it had.
@@ -98,10 +98,10 @@ class MilvusLive:
         return now.at(replace(now.head, version=version, n_items=now.n_items + since))
 
     def refresh(self) -> MilvusGallery:
-        """Hear of what others have written, and tell Milvus what a crash has kept from it."""
+        """Read the changes of other services, and write to Milvus what a crash has kept from it."""
         state = self._state()
         if state is not None and state.last > state.version:
-            with suppress(WriteError, ChangeUnconfirmed):  # then whoever writes tells it
+            with suppress(WriteError, ChangeUnconfirmed):  # then the writer writes it
                 self._tell(wait=False)
             state = self._state()
         if state is None:
@@ -137,7 +137,7 @@ class MilvusLive:
         before = self._log.receipt(retry)
         if before is not None:
             with once_kept():
-                self._tell()  # what is answered is to be found
+                self._tell()  # the answered state must be visible
                 self.refresh()
         return before
 
@@ -152,8 +152,8 @@ class MilvusLive:
 
         Raises
         ------
-        GalleryUnavailable : Milvus does not answer, or could not be told. The change is made when
-            it is, or not at all; the request may be sent again.
+        GalleryUnavailable : Milvus does not answer, or could not be written to. The change is made
+            later, or not; the request may be sent again.
         """
         if self._state() is None:
             self._log.claim(self._named, self._name)
@@ -161,7 +161,7 @@ class MilvusLive:
         try:
             receipt = self._log_changes(writes, retry, note, most_items)
         except (ItemNotFound, QuotaExceeded, WriteRefused):
-            self._tell()  # a refusal, too, speaks of what another has changed: it is to be found
+            self._tell()  # a refusal, too, may depend on another change: show it first
             raise
         with once_kept():
             self._tell()
@@ -194,7 +194,7 @@ class MilvusLive:
             return receipt
 
     def close(self) -> None:
-        """Let go of the log."""
+        """Close the log."""
         self._log.close()
 
     def _state(self) -> State | None:
@@ -243,7 +243,7 @@ class MilvusLive:
         return {**rows, **self._gallery.by_number.as_built(others)}
 
     def _tell(self, *, wait: bool = True) -> None:
-        """Tell Milvus what it has not heard of yet."""
+        """Write the outstanding changes to Milvus."""
         state = self._state()
         if state is None or state.last == state.version:
             return
@@ -259,7 +259,7 @@ class MilvusLive:
         turn.told(max(since, turn.state.since) if since != NOW else NOW)
 
     def _sweep_at_times(self) -> None:
-        """Take out of Milvus what was replaced a while ago, unless somebody else is writing."""
+        """Delete old replaced rows from Milvus, unless another writer is active."""
         if not self._hidden or time.monotonic() < self._next_sweep:
             return
         self._next_sweep = time.monotonic() + GRACE_S

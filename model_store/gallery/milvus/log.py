@@ -1,10 +1,10 @@
-"""The log of the changes of a gallery in Milvus: what is current there is said here.
+"""The log of the changes of a gallery in Milvus, which determines the current rows.
 
 A change has a number, given in a turn that one writer has at a time, and with it a row of the
-collection, which is written once and never again with other content. The log knows how far Milvus
-has been told (`Head.version`); whoever reads, on whichever machine, takes the head first and looks
-past rows that come later and rows that were replaced until then. So a change is seen whole or not
-at all, by everybody at the same moment, and a request to Milvus that was sent by a writer who lost
+collection, which is written once and never again with other content. The log knows up to which
+change Milvus is current (`Head.version`); readers on all machines takes the head first and looks
+past rows that come later and rows that were replaced until then. So a change becomes visible as a
+whole, to all readers at the same moment, and a request to Milvus that was sent by a writer who lost
 its turn does no harm, however late it comes: all it can do is to write the same row again.
 """
 
@@ -78,11 +78,11 @@ SCHEMA = (
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A gallery as it is after some change, which is what a reader may answer with.
+    """The state of a gallery after some change, from which a reader may answer.
 
     Attributes
     ----------
-    version : number of the last change of which Milvus has been told.
+    version : number of the last change that Milvus has.
     since : the time in Milvus from which it has all changes up to here.
     n_items, n_changed : see `Gallery`.
     hidden : the change by which each row was replaced or deleted; those after ``version`` count
@@ -103,11 +103,10 @@ class State:
     Attributes
     ----------
     log : the log's own name.
-    last : number of the last change that was made; Milvus is still to be told of those after
-        ``version``.
+    last : number of the last change that was made; those after ``version`` are not yet in Milvus.
     n_items, n_changed : after ``last``; for who writes.
     n_items_told, n_changed_told : after ``version``; for who reads.
-    forgotten : of the changes up to this one nobody knows any more which rows they replaced.
+    forgotten : the rows replaced by changes up to this one are no longer known.
     """
 
     log: str
@@ -176,7 +175,7 @@ class MilvusLog:
                     "INSERT INTO vouch_collections VALUES (?, ?, 0, 0, ?, ?, 0, 0)",
                     [self._collection, uuid.uuid4().hex, EVENTUALLY, self._n_built],
                 )
-        # In a turn of its own: a name that the log has lost again would be lost for ever.
+        # In a separate transaction: a name that the log has lost again would be lost for ever.
         with self.turn() as turn:
             if named() is None:
                 name(turn.state.log)
@@ -196,7 +195,7 @@ class Turn:
         self._execute, self._collection, self._n_built = execute, collection, n_built
         state = _state(execute, collection, n_built)
         if state is None:
-            raise LogDamaged(f"The log knows nothing of the collection {collection!r} any more.")
+            raise LogDamaged(f"The log no longer knows the collection {collection!r}.")
         self.state = state
         self.now = now(execute)
 
@@ -220,7 +219,7 @@ class Turn:
 
         Parameters
         ----------
-        rows : of the items that there are, and None for those that were deleted.
+        rows : of the items, and None for deleted ones.
         """
         current, state = dict(rows), self.state
         n_items, n_changed, sequence = state.n_items, state.n_changed, state.last
@@ -253,7 +252,7 @@ class Turn:
         )
 
     def remember(self, retry: Retry, receipt: Receipt) -> None:
-        """Keep what came of a request, and forget what came of old ones."""
+        """Store the outcome of a request, and delete old outcomes."""
         self._execute(
             "DELETE FROM vouch_outcomes WHERE collection = ? AND at < ?",
             [self._collection, self.now - OUTCOME_LIFE_S],
@@ -264,7 +263,7 @@ class Turn:
         )
 
     def pending(self) -> list[tuple[int, Upsert]]:
-        """Rows that Milvus is still to be told of, with their content; the last of an item counts.
+        """Rows that are not yet in Milvus, with their content; the last of an item counts.
 
         Raises
         ------
@@ -304,7 +303,7 @@ class Turn:
         return dict(found)
 
     def swept(self, sequences: Sequence[int]) -> None:
-        """Keep in mind that the rows that these changes replaced were taken out of Milvus."""
+        """Record that the rows that these changes replaced were deleted from Milvus."""
         marks = ",".join("?" * len(sequences))
         self._execute(
             "UPDATE vouch_changes SET swept = 1 "  # noqa: S608
@@ -327,7 +326,7 @@ class Turn:
         return old
 
     def forget(self, until: int) -> None:
-        """Forget the changes up to one, of which Milvus has nothing any more."""
+        """Delete the changes up to one whose replaced rows are no longer in Milvus."""
         self._execute(
             "DELETE FROM vouch_changes WHERE collection = ? AND sequence <= ?",
             [self._collection, until],
@@ -339,11 +338,11 @@ class Turn:
 
 
 def _state(execute: Execute, collection: str, n_built: int) -> State | None:
-    """The state of the log, all of one moment.
+    """The state of the log at one moment.
 
-    What was told is counted by what was not: logs of earlier releases, and services of such a
-    release that write to the same log, know of no other numbers than those after ``last``. An item
-    becomes a changed one when the row that it was built with is replaced, or when it is new.
+    Written changes are counted by the outstanding ones: logs of earlier releases, and services of
+    such a release that write to the same log, keep only the numbers after ``last``. An item becomes
+    a changed one when the row that it was built with is replaced, or when it is new.
     """
     query = (
         "SELECT log, last, version, since, n_items, n_changed, forgotten, "

@@ -20,13 +20,13 @@ _ROWS_AT_ONCE = 100_000
 class MatchingRows:
     """The rows of a gallery that an expression is true of; obeys `Allowed`.
 
-    A search gives the expression to Milvus. Their number is asked for, and which of some rows are
+    A search gives the expression to Milvus. Milvus counts them, and says which of some rows are
     among them; only `rows` and `mask`, which no search needs, fetch them.
 
     Parameters
     ----------
     expression : of Milvus.
-    head, n_rows : of the gallery as it is searched.
+    head, n_rows : of the searched gallery.
     current : leaves those of some rows (n,) that are current.
     """
 

@@ -23,7 +23,7 @@ class MilvusRows:
         self._n_built = n_built
 
     def end(self) -> int:
-        """The number after the last row, whoever wrote it."""
+        """The number after the last row of any writer."""
         if not self._any_from(self._n_built):
             return self._n_built
         step = 1
@@ -63,7 +63,7 @@ class MilvusRows:
     def at(
         self, rows: Sequence[int], since: int, fields: Sequence[str]
     ) -> dict[int, dict[str, Any]]:
-        """Some fields of the items at ``rows``, those that there are."""
+        """Some fields of the items at ``rows``, those that exist."""
         found = self._find(f"row in {list(rows)}", fields, since)
         return {one["row"]: one for one in found}
 
@@ -72,7 +72,7 @@ class MilvusRows:
         return self._find(f"id == {literal(item_id)}", fields, since)
 
     def drop(self, rows: Sequence[int]) -> None:
-        """Take rows out that are not current any more."""
+        """Remove rows that are no longer current."""
         for start in range(0, len(rows), READ_AT_ONCE):
             self._collection.ask("delete", ids=list(rows[start : start + READ_AT_ONCE]))
 

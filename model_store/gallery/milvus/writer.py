@@ -68,15 +68,14 @@ def write_milvus_gallery(
 ) -> MilvusDescription:
     """Write a gallery into a collection, and what it is into ``directory``.
 
-    The collection is named by what is written: a bundle that is served keeps its own. One that is
-    there already, whole, is left as it is, with what has changed in it since; one that is not whole
-    is written anew.
+    The collection is named by what is written: a bundle that is served keeps its own. A complete
+    one is kept, with its later changes; one that is not whole is written anew.
 
     Parameters
     ----------
     embeddings, items, encoder_fingerprint : see `write_faiss_gallery`.
     uri : of Milvus, as the bundle names it; without a user or a password.
-    settings : what is asked of the index; ``ivf_pq`` is not for Milvus.
+    settings : of the index; ``ivf_pq`` is not for Milvus.
     access : token, and another address to write by.
 
     Raises
@@ -186,7 +185,7 @@ def _write(
     parts: Iterable[Part],
     parameters: Mapping[str, int],
 ) -> None:
-    collection.drop()  # what is left of one that was not written to its end
+    collection.drop()  # the remains of an incomplete one
     collection.create(described.dim, described.encoder)
     waiting: list[dict[str, Any]] = []
     n_written = n_bytes = 0

@@ -8,8 +8,8 @@
     changes       what was written
     galleries     galleries and their calibration
     bundles       which bundle answers
-    feedback      what users said
-    review        queries that are kept to be decided on
+    feedback      feedback of users
+    review        queries kept for review
     unknown       those of them that matched nothing, in groups
     labelling     the same for the labelling tools of others
     shadow        a bundle that is tried, beside the one that answers

@@ -14,7 +14,7 @@ def item_written(gallery: str, receipt: Receipt) -> schemas.ItemWritten:
 
 
 def batch_written(gallery: str, ids: Sequence[str], receipt: Receipt) -> schemas.BatchWritten:
-    """Describe what came of each of several uploads with ``ids``."""
+    """Describe the outcome of each of several uploads with ``ids``."""
     problems, rest = receipt.note["problems"], iter(receipt.written)
     items = []
     for index, item_id in enumerate(ids):

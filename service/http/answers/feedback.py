@@ -37,7 +37,7 @@ def feedback_answer(
 
 
 def decision_list(found: Sequence[Decided], limit: int) -> schemas.DecisionList:
-    """Describe at most ``limit`` decisions; one more says that there are more."""
+    """Describe at most ``limit`` decisions; a further one only shows that the list continues."""
     shown = found[:limit]
     more = len(found) > limit
     return schemas.DecisionList(

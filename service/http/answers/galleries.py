@@ -13,6 +13,7 @@ from model_store.bundles.bundle import Bundle
 from model_store.decision import Calibration, MatchPromise, OperatingPoint, error_interval
 from model_store.decision.calibration import DEFAULT_ABSENT, FILES
 from model_store.feedback import FeedbackSummary
+from model_store.messages import message
 from model_store.verdicts import Order
 from service import schemas
 from service.http.answers.bundles import bundle_state, encoder_state
@@ -28,7 +29,7 @@ N_LABELS = 12
 def gallery_list(
     galleries: Iterable[Listed], visible: Callable[[str], bool]
 ) -> schemas.GalleryList:
-    """All galleries that somebody can see, by name."""
+    """All galleries that the caller can see, by name."""
     return schemas.GalleryList(
         galleries=[
             schemas.GalleryName(
@@ -86,12 +87,6 @@ def _text_state(lease: Lease) -> schemas.TextState | None:
     )
 
 
-NO_FACETS = (
-    "The engine that holds the gallery counts no values of fields. A filter may ask for any field "
-    "all the same."
-)
-
-
 def facet_list(bundle: Bundle, most: int) -> schemas.FacetList:
     """Describe the fields of the items, with at most ``most`` values each."""
     facets = bundle.retriever.gallery.facets(most)
@@ -114,7 +109,7 @@ def facet_list(bundle: Bundle, most: int) -> schemas.FacetList:
             )
             for facet in facets or []
         ],
-        reason=NO_FACETS if facets is None else None,
+        reason=message("fields_not_counted") if facets is None else None,
     )
 
 

@@ -49,7 +49,7 @@ def image_url(bundle: Bundle, case: Case | None) -> str | None:
 
 
 def case_list(bundle: Bundle, found: Sequence[Case], limit: int) -> schemas.CaseList:
-    """Describe at most ``limit`` cases; one more says that there are more."""
+    """Describe at most ``limit`` cases; a further one only shows that the list continues."""
     shown = found[:limit]
     return schemas.CaseList(
         cases=[review_case(bundle, case) for case in shown],

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from model_store.bundles.bundle import Bundle
 from model_store.decision import Assessment, Decision
 from model_store.images.quality import MEASURES
+from model_store.messages import Message, message
 from service import schemas, serializers
 from service.http.answers.bundles import bundle_state, encoder_state
 from service.http.answers.items import item_detail, picture_urls
@@ -16,11 +17,6 @@ from service.observability.metrics import Telemetry, counted_as
 from service.observability.records import SearchRecord, current_record
 from service.serving.lease import Lease
 from service.serving.queries import Assessed, DecidedList, Embedded, SearchResult, SimilarItems
-
-NOT_OF_ITEMS = (
-    "Probabilities are calibrated for queries that are not in the gallery, and of an item its "
-    "outlier score is not known."
-)
 
 
 def search_answer(
@@ -34,7 +30,7 @@ def search_answer(
 
     Parameters
     ----------
-    options : what was asked for.
+    options : of the request.
     skipped : how many results stood on earlier pages.
     """
     lease = lease.for_kind(found.answer.predictive.kind)
@@ -85,7 +81,7 @@ def similar_answer(lease: Lease, similar: SimilarItems, request_id: str) -> sche
         gallery=bundle.name,
         item=item_detail(bundle, similar.item),
         verdict=decision.verdict,
-        reason=NOT_OF_ITEMS,
+        reason=message("items_have_no_probability"),
         uncertainty=serializers.uncertainty(decision.assessment, bundle.retriever.posterior),
         results=[serializers.result(match, picture_urls(bundle)) for match in answer.matches],
         explain=serializers.explanation(answer),
@@ -112,17 +108,13 @@ def assessment_answer(
     )
 
 
-def _not_yet_calibrated(lease: Lease) -> str | None:
-    """Say of a created gallery why it gives no probabilities, and what to do."""
+def _not_yet_calibrated(lease: Lease) -> Message | None:
+    """Return why a created gallery gives no probabilities, and what to do."""
     entry = lease.bundle.entry
     if entry is None or lease.bundle.retriever.calibration is not None:
         return None
-    return (
-        f"Nothing is calibrated in this gallery of {lease.bundle.retriever.gallery.n_items} items "
-        "yet: no probability is known, and nothing is called a match. Once it holds its items, its "
-        "operator calibrates it with queries whose truth is known: `vouch-build calibrate "
-        f"{entry.id} --queries FILE --gallery FILE`, in the directory of galleries."
-    )
+    n_items = lease.bundle.retriever.gallery.n_items
+    return message("gallery_not_calibrated", n_items=n_items, gallery=entry.id)
 
 
 def record(

@@ -11,7 +11,7 @@
     created       galleries created, described, renamed and dropped
     usage         what a caller may do, and has done
     feedback      users' feedback on matches
-    review        queries that are kept to be decided on
+    review        queries kept for review
     unknown       those of them that matched nothing, in groups
     bundles       the bundles of a gallery, and the one that is served
     shadow        a bundle that is tried in the shadow of the one that is served

@@ -44,7 +44,7 @@ IdempotencyKey = Annotated[
         min_length=1,
         max_length=200,
         description="Makes a request that may be sent again: within a day, the same key with the "
-        "same request is answered as it was the first time, and nothing is done twice.",
+        "same request gets the first answer again, and nothing is done twice.",
     ),
 ]
 
@@ -105,7 +105,7 @@ async def put_item(
 async def delete_item(
     lease: LeaseOf, context: ContextOf, response: Response, item_id: str, state: StateOf
 ) -> schemas.ItemWritten:
-    """Remove an item from the gallery; on return no search finds it any more."""
+    """Remove an item from the gallery; on return no search finds it."""
     receipt = noted(context, response, await state.writer.delete(lease, context, item_id))
     return answers.item_written(lease.bundle.name, receipt)
 
@@ -158,8 +158,8 @@ async def put_items(
 async def compact_gallery(gallery: str, state: StateOf) -> schemas.Activation:
     """Make a new bundle of the one that is served and the changes of its gallery, and serve that.
 
-    The gallery stays what it is; searches are faster, and going back goes back to this moment.
-    Happens by itself after `VOUCH_COMPACT_AFTER` changes.
+    The gallery stays what it is; searches are faster, and a rollback returns to this moment. It
+    happens automatically after `VOUCH_COMPACT_AFTER` changes.
     """
     return answers.activation(gallery, await state.galleries.compact(gallery))
 

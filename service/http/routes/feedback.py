@@ -66,12 +66,12 @@ async def give_feedback(
     """Decide on a query: it is this item, not this item, none of these, that item, or new.
 
     On return it is on the disk. Of each pair of query and item the last word counts, every decision
-    is kept. `GET …/calibration` compares what was served with what users say of it. What is said of
-    answers that ask for it (`audit`) tells how often a match is wrong. A query is known for as long
-    as it is cached, or for `VOUCH_QUERY_RETENTION_S`, or under review. A decision ends its
-    reviewer's lease of the query; where several reviewers have to agree, it counts once they do.
-    With `new` and an `item` (scope `write`) the query becomes that item, of what is kept of it:
-    both, or neither; what a crash has parted, the same request sent again completes.
+    is kept. `GET …/calibration` compares served probabilities with feedback. Feedback on answers
+    with `audit` measures how often a match is wrong. A query is known while it is cached, or for
+    `VOUCH_QUERY_RETENTION_S`, or under review. A decision ends its reviewer's lease of the query;
+    where several reviewers have to agree, it counts once they do. With `new` and an `item` (scope
+    `write`) the query becomes that item, of what is kept of it: both, or neither; what a crash has
+    parted, the same request sent again completes.
     """
     kept = require_feedback(state)
     if review.item is not None:
@@ -148,7 +148,7 @@ async def list_feedback(
 async def undo_feedback(
     lease: LeaseOf, state: StateOf, number: Annotated[int, Path(ge=0, le=LAST)]
 ) -> schemas.Decision:
-    """Take a decision back; what was said before it counts again. It stays in the list."""
+    """Undo a decision; the previous one counts again. It stays in the list."""
     kept, key = require_feedback(state), lease.bundle.key
     undone = await lease.engine.compute(lambda: kept.undo(key, number))
     await hear(lease)
@@ -156,7 +156,7 @@ async def undo_feedback(
 
 
 async def hear(lease: Lease) -> None:
-    """Let the statistics of a gallery hear what was said."""
+    """Update the statistics of a gallery with new feedback."""
     for watch in lease.engine.watches.values():
         await watch.hear()
 

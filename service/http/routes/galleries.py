@@ -27,12 +27,13 @@ router = gallery_router("galleries")
 OrderAsked = Annotated[
     Order | None,
     Query(
-        description="Of the lists whose first results are spoken of; left out: the gallery's own."
+        description="The order of the lists whose first results are described; left out: the "
+        "gallery's default."
     ),
 ]
 
 
-KindAsked = Annotated[QueryKind, Query(description="Of the queries that are spoken of.")]
+KindAsked = Annotated[QueryKind, Query(description="Of the described queries.")]
 
 
 @router.get("", operation_id="list_galleries")
@@ -126,7 +127,7 @@ async def reset_absent_share(lease: LeaseOf) -> schemas.OperatorDecision:
 async def acknowledge_drift(lease: LeaseOf) -> schemas.OperatorDecision:
     """End all alarms of drift of the gallery, and begin the tests again.
 
-    Where queries go on to differ from the calibration queries, the alarm comes back: calibrate with
+    If queries still differ from the calibration queries, the alarm returns: calibrate with
     queries like them.
     """
     watches = lease.engine.watches.values()

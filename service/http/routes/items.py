@@ -69,8 +69,8 @@ async def list_items(
 ) -> schemas.ItemList:
     """The gallery's items by id, page by page; cursors are of one bundle, and taken for an hour.
 
-    What is written meanwhile is listed if its id is still to come; nothing else is left out or
-    comes twice.
+    Items written in the meantime are listed if their ids are still to come; nothing else is left
+    out or comes twice.
     """
     passes = None if where is None else read_filter(where)
     passing = cursors.fingerprint(where)

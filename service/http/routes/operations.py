@@ -25,7 +25,7 @@ async def livez() -> schemas.Live:
 
 @router.get("/readyz", operation_id="readyz", responses=responses(NotReady, InternalError))
 async def readyz(state: StateOf) -> schemas.Ready:
-    """Answer 200 if every gallery has encoded and searched a canary lately.
+    """Answer 200 if every gallery has encoded and searched a recent canary.
 
     And finds whatever was acknowledged by any service on the same directory of bundles.
     """

@@ -1,4 +1,4 @@
-"""The paths of the review queue: queries that are kept to be decided on."""
+"""The paths of the review queue: queries kept for review."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from service.http.routes.feedback import hear, require_feedback
 router = gallery_router("review")
 
 PRIVATE = {"Cache-Control": "no-store"}
-"""Headers of pictures that somebody sent: no browser and no proxy is to keep them."""
+"""Headers of uploaded pictures: browsers and proxies must not store them."""
 
 QueryId = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="`query.id` of an answer.")]
 
@@ -82,7 +82,7 @@ async def list_review_cases(
     after: After = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> schemas.CaseList:
-    """The queries that are kept to be decided on, oldest first."""
+    """The queries kept for review, oldest first."""
     where = {} if reason is None else {"reason": reason}
     key = lease.bundle.key
     found = await asyncio.to_thread(queue.listed, key, where, state, after, limit + 1)
@@ -113,12 +113,12 @@ async def get_review_summary(
 async def lease_review_cases(
     lease: LeaseOf, queue: QueueOf, wanted: schemas.LeaseRequest
 ) -> schemas.Leases:
-    """The next queries for a reviewer, which nobody else gets until the leases end.
+    """The next queries for a reviewer; other reviewers do not get them until the leases end.
 
     They come by what a decision would teach about the probabilities that are served; one in four is
-    one drawn at random, as long as there is one. `POST …/feedback` with a `query_id` and the same
-    `reviewer` ends its lease. Where several reviewers have to agree, a query comes to others until
-    they do, and to nobody twice.
+    drawn at random, while any are left. `POST …/feedback` with a `query_id` and the same `reviewer`
+    ends its lease. Where several reviewers have to agree, a query goes to further reviewers until
+    they do, and to none twice.
     """
     given = await asyncio.to_thread(
         queue.lease,
@@ -216,7 +216,7 @@ async def import_decisions(
     dependencies=BY_REVIEWERS,
 )
 async def get_review_case(lease: LeaseOf, queue: QueueOf, query_id: QueryId) -> schemas.ReviewCase:
-    """One query that is kept to be decided on."""
+    """One query kept for review."""
     case = await asyncio.to_thread(queue.find, lease.bundle.key, query_id)
     if case is None:
         raise _not_kept(query_id)
@@ -231,7 +231,7 @@ async def get_review_case(lease: LeaseOf, queue: QueueOf, query_id: QueryId) -> 
     dependencies=BY_REVIEWERS,
 )
 async def get_review_image(lease: LeaseOf, queue: QueueOf, query_id: QueryId) -> Response:
-    """The image of a query as it is kept: a thumbnail, or the file as it was sent."""
+    """The stored image of a query: a thumbnail, or the uploaded file."""
     picture = await asyncio.to_thread(queue.picture, lease.bundle.key, query_id)
     if picture is None:
         raise _not_kept(query_id)
@@ -250,7 +250,7 @@ async def end_review_lease(
     query_id: QueryId,
     reviewer: Annotated[str, Query(min_length=1, max_length=200)],
 ) -> schemas.LeaseEnded:
-    """Give a query back undecided; somebody else may get it."""
+    """Return a query undecided; another reviewer may get it."""
     ended = await asyncio.to_thread(queue.give_back, lease.bundle.key, query_id, reviewer)
     return schemas.LeaseEnded(query_id=query_id, ended=ended)
 

@@ -217,7 +217,7 @@ async def search_next(
 ) -> schemas.SearchAnswer:
     """The next results of a query, as sure and in the same order; nothing is sent or encoded again.
 
-    Cursors are of one bundle, whose gallery is searched as it was for the first page, and of a
+    Cursors are of one bundle, whose gallery is searched in the state of the first page, and of a
     query that the service remembers (for a while); they are taken for an hour. Nothing is shown of
     items that have been deleted or replaced since: their ranks are left out.
     """
@@ -242,7 +242,7 @@ async def assess(
     lease: LeaseOf,
     form: Annotated[AssessmentForm, Form(media_type=MULTIPART)],
 ) -> schemas.AssessmentAnswer:
-    """Say whether an image is worth searching with: quality, uncertainty, out of distribution.
+    """Assess an image before a search: quality, uncertainty, out of distribution.
 
     For a camera's preview: nothing is searched, and a search with the same bytes is a cache hit.
     """
@@ -261,7 +261,7 @@ async def embed(
     lease: LeaseOf,
     form: Annotated[AssessmentForm, Form(media_type=MULTIPART)],
 ) -> schemas.EmbeddingAnswer:
-    """An image's embedding as a distribution, for a store of one's own; nothing is searched.
+    """An image's embedding as a distribution, for your own store; nothing is searched.
 
     Comparable with embeddings of the same `encoder.fingerprint` only.
     """
@@ -276,7 +276,7 @@ async def _answer(
     data: bytes,
     options: schemas.SearchOptions,
 ) -> schemas.SearchAnswer:
-    """Search with the bytes of an image file, and count what comes of it."""
+    """Search with the bytes of an image file, and count the answer."""
     found = await lease.search(data, parameters_of(options, request))
     answer = answers.search_answer(lease, found, request.state.request_id, options)
     answers.record(state.telemetry, lease, answer, found)

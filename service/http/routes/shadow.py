@@ -46,10 +46,10 @@ router = gallery_router("bundles")
 async def start_shadow(
     lease: LeaseOf, state: StateOf, body: schemas.ShadowRequest
 ) -> schemas.ShadowReport:
-    """Try another bundle: it answers a share of the queries too, and nobody gets these answers.
+    """Try another bundle: it answers a share of the queries too, and no client gets these answers.
 
     It is opened and asked a canary first. Queries are put to it where nothing live has to wait for
-    that; else they are dropped. It goes on after a restart, and ends when it is activated.
+    that; else they are dropped. It continues after a restart, and ends when it is activated.
     """
     share = state.settings.shadow_share if body.share is None else body.share
     shadow = await state.shadows.start(lease.engine, ShadowTerms(body.bundle_id, share))
@@ -74,7 +74,7 @@ async def get_shadow(lease: LeaseOf, state: StateOf) -> schemas.ShadowReport:
     dependencies=[Depends(requires("admin"))],
 )
 async def end_shadow(lease: LeaseOf, state: StateOf) -> schemas.ShadowReport:
-    """End it, and say for the last time what came of it."""
+    """End it, and return its final report."""
     return await _report(lease, state, await state.shadows.end(lease.engine))
 
 

@@ -60,7 +60,7 @@ async def list_unknown(
     precision: PrecisionOf = PRECISION,
     limit: Annotated[int, Query(ge=1, le=1000, description="Groups that are listed.")] = 50,
 ) -> schemas.UnknownGroups:
-    """List the kept queries that matched nothing, in groups: what is asked for and not there.
+    """List the kept queries that matched nothing, in groups.
 
     Each group is probably one new identity. `p_same` is learned from labels of the gallery, each
     judged by what was learned from others; it is too high where the encoder was trained on them.

@@ -349,7 +349,7 @@ class TestSmallerNumbers:
         (tmp_path / "how.json").write_text('{"input_size": [3, 32, 32]}')
         choices = EncoderChoices(preprocess=tmp_path / "how.json")
         source = DOORS[Door.torch](f"{tmp_path / 'large.py'}:made", choices)
-        with pytest.raises(ParityError, match=r"no embedding any more: .* 65,504"):
+        with pytest.raises(ParityError, match=r"no longer have an embedding: .*65,504"):
             write_encoder(tmp_path / "e", source, many, Precision.float16, 1.0)
         assert not (tmp_path / "e").exists()
 

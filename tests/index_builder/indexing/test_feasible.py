@@ -175,7 +175,7 @@ def test_images_of_a_catalogue_are_read_where_they_lie() -> None:
     assert found.sources == ("camera", "")
     assert found.contents() == [b"\x00\xff", b"\x11\xee"]
     assert found.pixels(0, 7).tolist() == [1, 1, 1]
-    with pytest.raises(DatasetError, match=r"'b' was there to be indexed.*\(No such file\)"):
+    with pytest.raises(DatasetError, match=r"'b' was indexed.*\(No such file\)"):
         found.pixels(1)
     assert asked == [
         (Place("/a.png", None, 1, 2), 7),

@@ -369,7 +369,7 @@ def test_a_bucket_that_vanishes_ends_the_run_and_loses_nothing(
     monkeypatch.setattr(ShardStore, "write", write_and_remove)
     with pytest.raises(
         SourceUnavailable,
-        match=r"s3://passing is not there any more.* of 500 images are embedded and kept.*goes on",
+        match=r"s3://passing no longer exists.* of 500 images are embedded and kept.*resumes",
     ) as ended:
         index_collection(indexing)
     n_kept = int(not_none(re.search(r"(\d+) of 500", str(ended.value)))[1])

@@ -76,7 +76,7 @@ def test_a_file_is_read(web: WebServer, storage: Storage) -> None:
         (status(302, Location="/x"), "leads nowhere", 6),
         (status(500), "answers 500", 2),
         (status(204), r"does not give it \(204\)", 1),
-        (status(206, Content_Range="bytes 5-9/10"), "another part than was asked for", 1),
+        (status(206, Content_Range="bytes 5-9/10"), "another part than the one requested", 1),
         (status(200, Content_Encoding="gzip"), "'gzip', which was not asked for", 1),
         (hangs_up, "does not answer as it should", 2),
         (promises_more(b"12345"), "does not answer as it should", 2),
@@ -462,7 +462,7 @@ class TestHostileBuckets:
         with pytest.raises(NotFetched, match=r"There is no s3://photographs/gone\.png"):
             storage.read("s3://photographs/gone.png", MOST)
         web.answers["/photographs"] = status(404)
-        with pytest.raises(SourceUnavailable, match="s3://photographs is not there any more"):
+        with pytest.raises(SourceUnavailable, match="s3://photographs no longer exists"):
             storage.read("s3://photographs/gone.png", MOST)
 
     def test_who_may_read_and_not_list_may_miss_a_file(

@@ -170,7 +170,7 @@ def test_a_calibration_too_small_gives_no_match_and_says_how_many_would_do() -> 
     assert not given.gives_matches
     assert promise.shortfall is not None
     assert "40 calibration queries" in promise.shortfall
-    assert "would do" in promise.shortfall
+    assert "would be enough" in promise.shortfall
 
 
 def test_a_plan_minds_what_was_wrong_beside_what_the_probabilities_expect() -> None:

@@ -1,0 +1,151 @@
+"""The catalogue of messages: a stable code with parameters for each reason that an answer gives.
+
+Programs and translations read the code; the English sentence is made from it here, and may improve
+in every release. A parameter may be a message again, as in "…, and probabilities may be far off:
+{cause}".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+MESSAGES: Mapping[str, str] = MappingProxyType(
+    {
+        # The error of matches, and the share of absent queries that get a match.
+        "error_not_bounded": "An error of at most {max_error} among matches cannot be promised: "
+        "there are {n_queries} calibration queries with a match{queries}, {needed}.",
+        "error_not_bounded_at_level": "An error of at most {max_error} among answers of the level "
+        "{level} cannot be promised: {n_queries} calibration queries have a match and no finer "
+        "answer, at least {n_needed} that are answered are needed.",
+        "first_item_one": " whose first item is its label's only one",
+        "first_item_few": " whose first item has a label with 2 to 5 items",
+        "first_item_many": " whose first item has a label with more than 5 items",
+        "answered_queries_needed": "at least {n_needed} that are answered are needed",
+        "queries_needed": "about {n_needed} would be enough",
+        "false_matches_not_bounded": "A match for at most {max_false_match_rate} of the absent "
+        "queries cannot be promised: {cause}.",
+        "absent_queries_too_few": "the absent calibration queries are of {n_labels} labels, "
+        "{n_needed} or more are needed",
+        "absent_labels_too_few": "{n_labels} labels of absent calibration queries are too few to "
+        "know what other absent queries do; {n_more} more are needed, in the gallery or withheld",
+        "absent_labels_too_few_for_share": "{n_labels} labels of absent calibration queries are "
+        "too few for a share of {share} absent queries; at least {n_more} more are needed",
+        "error_bounded_for_matched_queries": "The error of matches is guaranteed for queries with "
+        "a match only: {cause}.",
+        "absent_unknown_trained_labels": "what an absent query looks like is not known from "
+        "queries of labels that the encoder was trained on; withhold some labels from training and "
+        "gallery",
+        "probabilities_uncertain": "With a share of {share} absent queries, probabilities may be "
+        "far off: {cause}.",
+        "error_and_probabilities_uncertain": "With a share of {share} absent queries, no error "
+        "among matches can be promised, and probabilities may be far off: {cause}.",
+        # Result sets.
+        "coverage_needs_queries": "A coverage of {coverage} needs {n_needed} independent "
+        "calibration queries with a match{queries}; there are {n_effective}.",
+        "coverage_out_of_reach": "Of the calibration queries with a match{queries}, the candidates "
+        "hold it for {reached}; that is too few to promise a coverage of {coverage}.",
+        "labels_of_size": " of labels with {size} ({n_labels} of {n_all} labels)",
+        "size_one": "one item",
+        "size_few": "2 to 5 items",
+        "size_many": "more than 5 items",
+        "coverage_not_under_filter": "A coverage is promised for searches of the whole gallery; a "
+        "true match may not pass the filter.",
+        # The state of a calibration.
+        "search_changed": "Calibrated with the search settings {calibrated}, searched with "
+        "{searched}. Run `vouch-build calibrate BUNDLES`.",
+        "items_changed": "{n_changed} items have been added, replaced or removed since the gallery "
+        "was calibrated with {n_calibrated}; up to {tolerated} % are tolerated. Run `vouch-build "
+        "calibrate BUNDLES`, which fits it again without an image, unless the service recalibrates "
+        "automatically.",
+        "too_many_errors": "Of {n} matches drawn at random and reviewed {n_wrong} are wrong: more "
+        "than the accepted share of {max_error} explains. Calibrate again, with queries like the "
+        "served ones, or with the feedback (`vouch-build calibrate --feedback`).",
+        "drifted": "Your recent queries differ from the calibration queries, so that the "
+        "guarantees do not hold for them: probabilities may be wrong. The operator looks at the "
+        "queries, and either acknowledges them (`POST …/calibration/acknowledge`) or runs "
+        "`vouch-build calibrate` with queries like them.",
+        "drift_not_tested": "The bundle keeps no outlier scores of absent queries, so that drift "
+        "is not tested. Run `vouch-build calibrate BUNDLES`, which fits the calibration again "
+        "without an image.",
+        # What has no probability or no effect.
+        "gallery_empty": "The gallery is empty, so that no query has a match in it. Put items into "
+        "it.",
+        "gallery_not_calibrated": "Nothing is calibrated in this gallery of {n_items} items yet: "
+        "no probability is known, and nothing is called a match. Once it holds its items, its "
+        "operator calibrates it with queries whose truth is known: `vouch-build calibrate "
+        "{gallery} --queries FILE --gallery FILE`, in the directory of galleries.",
+        "texts_not_calibrated": "The gallery is not calibrated for queries in words, and the "
+        "calibration of images does not hold for them. Its owner runs `vouch-build calibrate "
+        "BUNDLES --captions`.",
+        "options_without_effect": "The gallery is not calibrated, so that {options} changed "
+        "nothing.",
+        "items_have_no_probability": "Probabilities are calibrated for queries that are not in the "
+        "gallery, and the outlier score of an item is not known.",
+        "alpha_too_small": "With {n_queries} calibration queries no p-value is below {least}: at "
+        "alpha = {alpha} no query can be flagged. It needs {n_needed} queries.",
+        "fields_not_counted": "The engine of this gallery counts no values of fields. Filters can "
+        "still use any field.",
+    }
+)
+"""Templates by code. A parameter is a number, a text, or a message."""
+
+
+class Message(str):
+    """A sentence, with the code and the parameters that it was made from.
+
+    Attributes
+    ----------
+    code : a key of `MESSAGES`; ``several`` for sentences that were joined.
+    parameters : numbers, texts and messages, by the names in the template.
+    """
+
+    __slots__ = ("code", "parameters")
+    code: str
+    parameters: Mapping[str, object]
+
+    def as_json(self) -> dict[str, object]:
+        """Return code and parameters; parameters that are messages likewise."""
+        return {
+            "code": self.code,
+            "parameters": {name: _plain(value) for name, value in self.parameters.items()},
+        }
+
+
+def message(code: str, **parameters: object) -> Message:
+    """Make the sentence of ``code``.
+
+    Parameters
+    ----------
+    parameters : those of the template, no more and no fewer; floats are shown with six digits. A
+        part that is absent is "".
+
+    Raises
+    ------
+    KeyError : there is no such code, or a parameter is missing.
+    """
+    shown = {
+        name: f"{value:g}" if isinstance(value, float) else str(value)
+        for name, value in parameters.items()
+    }
+    return _made(MESSAGES[code].format_map(shown), code, parameters)
+
+
+def joined(messages: Iterable[Message]) -> Message | None:
+    """Return several sentences as one message; None if there are none."""
+    several = list(messages)
+    if len(several) < 2:
+        return several[0] if several else None
+    return _made(" ".join(several), "several", {"messages": several})
+
+
+def _made(text: str, code: str, parameters: Mapping[str, object]) -> Message:
+    made = Message(text)
+    made.code, made.parameters = code, dict(parameters)
+    return made
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Message):
+        return value.as_json()
+    return [_plain(one) for one in value] if isinstance(value, list) else value

@@ -1,0 +1,34 @@
+"""The code of a reason, beside its sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, Field, model_validator
+
+from model_store.messages import Message
+
+
+class ReasonCode(BaseModel):
+    """A reason as a code with parameters, for programs and translations."""
+
+    code: str = Field(description="Stable name of the reason, to switch on.")
+    parameters: dict[str, Any] = Field(
+        description="Numbers and texts of the sentence; one that is a reason itself has a code and "
+        "parameters again."
+    )
+
+
+class HasReason(BaseModel):
+    """A record with a ``reason``."""
+
+    reason_code: ReasonCode | None = Field(
+        None, description="Code and parameters of `reason`; null without one."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_code(cls, values: Any) -> Any:  # noqa: ANN401 - pydantic's
+        if isinstance(values, dict) and isinstance(reason := values.get("reason"), Message):
+            return {**values, "reason_code": reason.as_json()}
+        return values
