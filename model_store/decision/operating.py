@@ -8,9 +8,9 @@ label.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -230,8 +230,12 @@ class Stream:
             _, error = self._coverage_and_error(accepted)
             n = min(float((accepted & (self.counted | self.absent)).sum()), self.most_effective)
             return upper_bound(error, n, self.delta)
-        least = first_where(lambda step: self.keeps_error(accepted, step / _STEPS), 0, _STEPS)
-        return least / _STEPS
+        return self._least_error(partial(self.error_p_value, accepted))
+
+    def _least_error(self, p_value: Callable[[float], float]) -> float:
+        """Return the least error above which errors are rejected, by the p-value of each."""
+        level = (1 - OF_ACCEPTED) * self.delta
+        return first_where(lambda step: p_value(step / _STEPS) <= level, 0, _STEPS) / _STEPS
 
     def keeps_error(self, accepted: Bools, max_error: float) -> bool:
         """Return whether the evidence rejects an error above ``max_error`` at level δ."""
@@ -324,13 +328,17 @@ class Stream:
         any_match = np.maximum(1 - self.no_match, tiny)
         wrong = 1 - np.minimum(self.probabilities / any_match, 1.0)
         odds = (1 - self.expected) / self.expected * self.no_match / any_match
-        p_values = []
+        if not levels:
+            return []
+        foretold = []
         for _, accepted in levels:
             present = accepted & self.counted
             rate = min(float(odds[present].sum()) / max(self.n_objects, 1), 1.0)
-            foretold = int(present.sum()), float(wrong[present].mean()), rate
-            p_values.append(self._p_value(*foretold, max_error))
-        return levels[int(np.argmin(p_values)) :] if levels else []
+            foretold.append((int(present.sum()), float(wrong[present].mean()), rate))
+        values = [self._p_value(*one, max_error) for one in foretold]
+        if min(values) > (1 - OF_ACCEPTED) * self.delta:  # none shows it: which comes nearest?
+            values = [self._least_error(partial(self._p_value, *one)) for one in foretold]
+        return levels[int(np.argmin(values)) :]
 
     def thresholds(self) -> Thresholds:
         """Return falling thresholds, by the shares `LEVELS` that are accepted, and who is."""

@@ -27,7 +27,7 @@ def rolling(start: StartClient, bundle: Bundle) -> TestClient:
     parents = {label: ["round" if label in {"0", "6", "9"} else "straight"] for label in labels}
     evidence = not_none(bundle.retriever.calibration).evidence
     present = ~evidence.absent
-    sums = np.where(present, np.linspace(0.6, 1, len(evidence)), 0.0)[:, None]
+    sums = np.where(present, np.linspace(0.9, 1, len(evidence)), 0.0)[:, None]
     known = replace(
         evidence,
         correct=np.zeros(len(evidence), dtype=bool),
