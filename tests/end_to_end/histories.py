@@ -33,7 +33,8 @@ class Operation:
     value : that was put, or found; None where the item was not there.
     existed : what a write said of the item before it; None where nobody knows.
     began, ended : seconds; one whose outcome nobody knows ends never, and may not have happened.
-    late : whether it may be answered from before a swap: by a service that has not followed yet.
+    late : whether it may be answered from before a swap, by a service that has not followed yet; of
+        a write, whether a swap went on meanwhile, so that it may be kept where nobody will look.
     """
 
     kind: Literal["put", "delete", "get", "swap"]
@@ -49,25 +50,25 @@ class Operation:
         """Whether it has certainly happened."""
         return not math.isinf(self.ended)
 
-    def allowed(self, state: State) -> bool:
-        """Whether it could have been answered so, of an item that was in this state."""
+    def then(self, state: State) -> list[State]:
+        """The states that could follow: none where it could not have been answered so."""
         if self.kind == "get":
-            return self.value == state.value or (self.late and self.value in state.before)
-        return self.existed is None or self.existed == (state.value is not None)
-
-    def then(self, state: State) -> State:
-        """The state after it."""
-        if self.kind == "get":
-            return state
+            seen = self.value == state.value or (self.late and self.value in state.before)
+            return [state] if seen else []
         if self.kind == "swap":
-            return State(None, state.before | {state.value})
-        return state._replace(value=self.value if self.kind == "put" else None)
+            return [State(None, state.before | {state.value})]
+        after = [state._replace(value=self.value)] if self._found(state.value) else []
+        if self.late and any(map(self._found, state.before)):
+            after.append(state._replace(before=state.before | {self.value}))
+        return after
+
+    def _found(self, value: int | None) -> bool:
+        return self.existed is None or self.existed == (value is not None)
 
 
 def is_linearizable(history: Sequence[Operation]) -> bool:
     """Return whether the operations on one item, absent at first, are linearizable."""
     operations = _as_far_as_it_is_seen(sorted(history, key=lambda one: one.began))
-    late = {one.value for one in operations if one.kind == "get" and one.late}
     required = sum(1 << i for i, one in enumerate(operations) if one.known)
     stack = [(0, State())]
     seen: defaultdict[tuple[int, int | None], list[tuple[int, frozenset[int | None]]]]
@@ -76,20 +77,21 @@ def is_linearizable(history: Sequence[Operation]) -> bool:
         done, state = stack.pop()
         if done & required == required:
             return True
-        possible = [i for i in _next(operations, done) if operations[i].allowed(state)]
+        possible = [i for i in _next(operations, done) if operations[i].then(state)]
         # One that changes nothing, and may come now, comes now: to wait with it opens no other way,
         # and of all the ways to wait there are as many as there are sets of such operations.
         reads = [i for i in possible if operations[i].kind == "get"]
         # The last comes first: those that have certainly happened.
         for i in reads[:1] or sorted(possible, key=lambda i: operations[i].known):
-            reached, after = done | 1 << i, operations[i].then(state)
-            after = State(after.value, after.before & late)  # of the others nobody could tell
-            # Where fewer of those are used up that need not have happened, and more may be answered
-            # late, whatever can follow here can follow as well.
-            spent, alike = reached & ~required, seen[reached & required, after.value]
-            if not any(one & ~spent == 0 and before >= after.before for one, before in alike):
-                alike.append((spent, after.before))
-                stack.append((reached, after))
+            reached = done | 1 << i
+            spent = reached & ~required
+            for after in operations[i].then(state):
+                # Where fewer of those are used up that need not have happened, and more may be
+                # answered late, whatever can follow here can follow as well.
+                alike = seen[reached & required, after.value]
+                if not any(one & ~spent == 0 and before >= after.before for one, before in alike):
+                    alike.append((spent, after.before))
+                    stack.append((reached, after))
     return False
 
 

@@ -125,9 +125,10 @@ class Replicas:
         last = max(one.ended if one.known else one.began for one in asked)
         first = min(one.began for one in asked)
         swaps = [one for one in self._swaps if one.began <= last and one.ended >= first]
-        periods = [(one.began, self._first_write(one.ended)) for one in swaps]
+        during = [(one.began, one.ended) for one in swaps]
+        followed = [(one.began, self._first_write(one.ended)) for one in swaps]
         asked = [
-            replace(one, late=any(a <= one.ended and one.began < b for a, b in periods))
+            replace(one, late=_is_within(one, followed if one.kind == "get" else during))
             for one in asked
         ]
         return sorted([*asked, *swaps], key=lambda one: one.began)
@@ -232,6 +233,10 @@ class Replicas:
             self._services[which].__exit__(None, None, None)
             self.counts["kill"] += 1
             self._services[which] = self._start(which)
+
+
+def _is_within(one: Operation, periods: Sequence[tuple[float, float]]) -> bool:
+    return any(began <= one.ended and one.began < ended for began, ended in periods)
 
 
 def thumbnails(bundle: Path, n: int, seed: int) -> list[bytes]:
