@@ -102,7 +102,7 @@ class Access:
 
     @property
     def summary(self) -> str:
-        """Who may send requests, as a sentence for the log."""
+        """The sentence for the log that says who may send requests."""
         if self.keyless == "admin":
             return _KEYLESS
         everybody = "nobody" if self.keyless is None else f"anyone, with the scope {self.keyless}"
