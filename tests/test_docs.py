@@ -162,8 +162,14 @@ def test_site_builds_offline_with_all_that_the_code_has(site: Path) -> None:
         assert {name for name in names if name not in text} == set(), page
 
     settings = {f"VOUCH_{name.upper()}" for name in Settings.model_fields}
-    has("reference/settings", settings | {"vouch_requests_total", "vouch_drift_alarm", "route", "gallery"})
-    has("reference/command-line", {f"vouch-build {name}" for name in BUILD.commands} | {"vouch-keys create"})
+    has(
+        "reference/settings",
+        settings | {"vouch_requests_total", "vouch_drift_alarm", "route", "gallery"},
+    )
+    has(
+        "reference/command-line",
+        {f"vouch-build {name}" for name in BUILD.commands} | {"vouch-keys create"},
+    )
     has("reference/http", {*OPENAPI["paths"], *OPENAPI["components"]["schemas"]})
     has("reference/http", {"invalid_filter", "overloaded", "TrainingDiverged"})
     has("reference/settings", {"withheld_labels", "[training.objective]", "bayesian_triplet"})
