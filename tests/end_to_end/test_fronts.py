@@ -177,7 +177,7 @@ def test_page_and_docs_work_below_a_path_over_tls_and_http_2(
         assert protocols == ["h2"]
         page.get_by_test_id("sample").first.click()
         expect(page.get_by_test_id("verdict")).to_be_visible()
-        picture = page.get_by_test_id("neighbour").first.locator("img")
+        picture = page.get_by_test_id("neighbour").first.locator("img").first
         page.wait_for_function("image => image.naturalWidth > 0", arg=picture.element_handle())
         page.get_by_test_id("open-browse").click()
         expect(page.get_by_test_id("browse-status")).to_contain_text("items, by id")
