@@ -346,11 +346,11 @@ def test_a_service_that_wants_a_key_gets_it_from_the_visitor(
         expect(form).to_be_hidden()
         for picture in visit.found("sample").locator("img").all():
             visit.page.wait_for_function("i => i.naturalWidth > 0", arg=picture.element_handle())
-        assert visit.verdict(visit.sample(belongs=True).click)
+        verdict = visit.verdict(visit.sample(belongs=True).click)
         assert_neighbours_are_shown(visit)
         expect(visit.found("curl")).to_contain_text("$VOUCH_KEY")
         expect(visit.found("result")).not_to_contain_text(secret_of(text))
-        visit.page.reload()  # this tab keeps the key
+        assert visit.verdict(visit.page.reload) == verdict  # this tab keeps the key, and the photo
         assert visit.verdict(visit.sample(belongs=False).click) == "out_of_distribution"
         other = Visit(browser, guarded, PHONE, wants_key=True)  # another does not have it
         expect(other.found("key-form")).to_be_visible()

@@ -22,6 +22,23 @@ def test_an_answer_is_there_after_a_reload(shown: Shown) -> None:
     assert b'filename="my %22shoe%22.png"' in sent[0]
 
 
+def test_a_sample_chosen_while_the_photo_of_an_address_is_fetched_takes_its_place(
+    shown: Shown,
+) -> None:
+    sample = {"id": "1", "image_url": "/v1/sample", "caption": "A shoe", "belongs": True}
+    shown.gallery = {**shown.gallery, "samples": [sample]}
+    shown.ask()
+    n_asked = len(shown.asked)
+    with shown.page.expect_response("**/search"):
+        shown.page.evaluate("""() => {
+            addEventListener("hashchange", () => document.querySelector("[data-testid=sample]").click());
+            location.hash = "#/shoes/query/query-1/";
+        }""")
+    shown.page.wait_for_timeout(300)
+    sent = [body for _, path, body in shown.asked[n_asked:] if path.endswith("/search")]
+    assert [b'filename="sample-1"' in body for body in sent] == [True]
+
+
 def test_an_answer_of_another_browser_says_that_the_photo_is_not_kept(shown: Shown) -> None:
     shown.page.goto(f"{ORIGIN}/#/shoes/query/{'0' * 64}")
     expect(shown.found("problem").locator("h2")).to_have_text(

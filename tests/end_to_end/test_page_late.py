@@ -18,6 +18,15 @@ from tests.end_to_end.test_page_looking import heard, listening, looked_at
 pytestmark = pytest.mark.browser
 
 BOOTS = {**GALLERY, "name": "boots", "description": "Boots of a shop."}
+DOUBLE_CLICK = "node => { node.click(); node.click(); }"
+DECODES_ONE_AFTER_ANOTHER = """() => {
+    const decode = window.createImageBitmap;
+    let n = 0;
+    window.createImageBitmap = async (...all) => {
+        await new Promise((done) => setTimeout(done, 150 * (n += 1)));
+        return decode(...all);
+    };
+}"""
 BUSY = {"title": "Busy", "detail": "The service is busy."}
 
 
@@ -503,11 +512,29 @@ def test_a_double_click_opens_one_dialog(fresh: Shown) -> None:
     shown = fresh
     shown.replies["/v1/galleries/shoes/items"] = items
     shown.ask()
+    shown.page.evaluate(DECODES_ONE_AFTER_ANOTHER)
     for button in ("open-browse", "edit", "look"):
-        shown.found(button).evaluate("node => { node.click(); node.click(); }")
+        shown.found(button).evaluate(DOUBLE_CLICK)
         expect(shown.page.get_by_role("dialog")).to_be_visible()
         shown.page.keyboard.press("Escape")
         expect(shown.page.locator("dialog")).to_have_count(0)
+        shown.page.wait_for_timeout(400)
+        expect(shown.page.locator("dialog")).to_have_count(0)
+
+
+def test_a_double_click_asks_once_for_what_opens(shown: Shown) -> None:
+    shown.report = {**shown.report, "status": "missing", "risk_coverage": [], "reliability": []}
+    shown.open()
+    held = held_back(shown, "**/shoes/calibration")
+    shown.found("open-report").evaluate(DOUBLE_CLICK)
+    holds(shown, held)
+    shown.page.wait_for_timeout(300)
+    assert len(held) == 1
+    held[0].fulfill(status=503, json=BUSY)
+    expect(shown.page.get_by_role("dialog")).to_be_visible()  # of the report that there was
+    shown.page.keyboard.press("Escape")
+    shown.found("open-report").click()  # once it is closed, it can be opened again
+    holds(shown, held, 2)
 
 
 def test_what_is_dropped_while_another_is_cropped_takes_its_place(shown: Shown) -> None:

@@ -30,7 +30,7 @@ export class Search {
     Object.assign(this, {
       told, name, only, room, $: (id) => root.getElementById(id), part: root.querySelector(".vouch"),
       gallery: null, report: null, line: null, // `line`: the visitor's own, null for the gallery's
-      options: {}, query: null, answer: null, retry: null, running: null, looking: null,
+      options: {}, query: null, answer: null, retry: null, running: null, looking: null, opening: null,
       why: { open: false }, // of the reasons below an answer
     });
     translate(root);
@@ -151,14 +151,20 @@ export class Search {
   }
 
   /** Open what a button asks for, as the `room` of that name, until its dialog is closed. What goes
-   * wrong is told above the answer, which stays. */
-  async show(opened, room = null) {
+   * wrong is told above the answer, which stays. Until it is open, another click on the `button` is
+   * the second of a double click. */
+  async show(opened, room = null, button = room) {
+    const { gallery, opening } = this;
+    if (button !== null && opening?.button === button && opening.gallery === gallery) return;
+    const mine = (this.opening = { button, gallery });
     try {
       await opened();
     } catch (error) {
       this.$("problem-slot").replaceChildren(problemPanel(problemOf(error).problem));
       this.bringIntoView();
       return;
+    } finally {
+      if (this.opening === mine) this.opening = null;
     }
     const dialog = room && this.part.querySelector("dialog[open]");
     if (!dialog) return;
@@ -205,6 +211,7 @@ export class Search {
     const { gallery } = this;
     this.attempt(t`Fetching the picture`, async (signal) => {
       const before = await queryOf(id).catch(() => null);
+      if (signal.aborted) return; // another question was asked meanwhile
       if (before) return this.ask(before.blob, before.name);
       const url = `${galleryUrl(gallery.name)}/review/${encodeURIComponent(id)}/image`;
       const blob = gallery.keeps && await ask(url, { signal }).then((found) => found.blob(), () => null);
@@ -438,7 +445,7 @@ export class Search {
     this.clear();
     this.$("result").replaceChildren(...answerParts(answer, query, {
       queries: gallery.queries, roundTrip, line, options, why: this.why,
-      look: (place, items) => this.show(() => this.look(place, items)),
+      look: (place, items) => this.show(() => this.look(place, items), null, `look ${place}`),
       more: (cursor) =>
         askJson(`${galleryUrl(gallery.name)}/search/next?${new URLSearchParams({ cursor })}`),
       choose: (name, value) => this.choose(name, value),

@@ -63,11 +63,22 @@ function cut(image, { turns, part }) {
   return new Promise((done) => canvas.toBlob(done, small ? "image/png" : "image/jpeg", 0.95));
 }
 
+const latest = new WeakMap(); // by part of the page: the picture that was opened last
+
 /** Let a person crop and turn the picture in `blob`, in a dialog `within` the page. The part as a file; `blob` itself where all
- * of it is wanted; null where nothing is to be searched with. Throws what the browser says of a
- * file that it cannot show. */
+ * of it is wanted; null where nothing is to be searched with, or where another picture was opened
+ * before this one was decoded. Throws what the browser says of a file that it cannot show. */
 export async function crop(blob, within) {
-  const image = await createImageBitmap(blob);
+  const mine = Symbol("picture");
+  latest.set(within, mine);
+  const isLatest = () => latest.get(within) === mine;
+  const image = await createImageBitmap(blob).catch((error) => {
+    if (isLatest()) throw error;
+  });
+  if (!isLatest()) {
+    image?.close();
+    return null;
+  }
   const steps = [{ turns: 0, part: WHOLE }];
   const now = () => steps.at(-1);
   const said = el("p.status", { role: "status", "data-testid": "crop-status" });
