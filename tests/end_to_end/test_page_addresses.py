@@ -31,7 +31,8 @@ def test_a_sample_chosen_while_the_photo_of_an_address_is_fetched_takes_its_plac
     n_asked = len(shown.asked)
     with shown.page.expect_response("**/search"):
         shown.page.evaluate("""() => {
-            addEventListener("hashchange", () => document.querySelector("[data-testid=sample]").click());
+            const sample = document.querySelector("[data-testid=sample]");
+            addEventListener("hashchange", () => sample.click());
             location.hash = "#/shoes/query/query-1/";
         }""")
     shown.page.wait_for_timeout(300)
