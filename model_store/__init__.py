@@ -39,6 +39,7 @@ algebra of uncertain distances, `errors` the whole error family.
     installation    the installed distribution and its extras
     addresses       addresses of servers in settings, which may hold a password
     paths           paths that a file names, each below its directory
+    image_inputs    images as Python programs have them: paths, bytes, Pillow images, arrays
     item_ids        the rule of an item's id
     spreadsheets    cells of CSV files that are no formulas
     lists           lists in options and environment variables

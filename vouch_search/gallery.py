@@ -15,8 +15,8 @@ from model_store.bundles.bundle import Bundle
 from model_store.bundles.operator import OperatorSettings, read_operator
 from model_store.errors import ItemNotFound
 from model_store.gallery import read_filter
+from model_store.image_inputs import ImageInput, image_file
 from model_store.images import decode_image
-from model_store.images.inputs import ImageInput, image_file
 from model_store.processors import ProviderChoice, usable_processors
 from model_store.search import Diversity
 from service import schemas, serializers

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from model_store.errors import VouchError
+from model_store.image_inputs import ImageInput
 from model_store.images import SUFFIXES
-from model_store.images.inputs import ImageInput
 from vouch_search.answers import Answer, Answers, Failure
 
 ErrorChoice = Literal["keep", "raise"]

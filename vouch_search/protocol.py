@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Protocol, Self, Unpack
 
-from model_store.images.inputs import ImageInput
+from model_store.image_inputs import ImageInput
 from service.schemas.keywords import QueryOptions
 from vouch_search.answers import Answer, Answers, Picture
 from vouch_search.many import ErrorChoice

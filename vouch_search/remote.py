@@ -10,7 +10,7 @@ from typing import Self, TypeVar, Unpack
 import httpx2
 from pydantic import BaseModel
 
-from model_store.images.inputs import ImageInput, image_file
+from model_store.image_inputs import ImageInput, image_file
 from service import schemas
 from service.client import VouchClient, VouchProblem
 from service.client.contract import fields_of, headers_of, path_of, read, seconds_to_wait

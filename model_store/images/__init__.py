@@ -6,7 +6,6 @@ says of itself before it is decoded), `tiff` (kinds of TIFF that Pillow misreads
 of more than eight bits), `colours` (whatever was in it, as RGB), `profiles` (colour profiles),
 `statements` (colours that a file states in other ways), and `resize` (to the encoder's input, to
 thumbnails and previews).
-`inputs` takes images as Python programs have them,
 `budget` is what decoding one image may cost, `quality` measures whether a picture is good enough.
 """
 

@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar, Unpack
 import httpx2
 from pydantic import BaseModel
 
-from model_store.images.inputs import ImageInput, image_file
+from model_store.image_inputs import ImageInput, image_file
 from model_store.verdicts import Order
 from service import schemas
 from service.client.contract import Fields, fields_of, headers_of, path_of, read, send, sent_again

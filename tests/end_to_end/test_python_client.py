@@ -19,7 +19,7 @@ import vouch_search
 from model_store.bundles.bundle import Bundle
 from model_store.bundles.directory import activate
 from model_store.errors import InvalidRequest
-from model_store.images.inputs import ImageInput
+from model_store.image_inputs import ImageInput
 from service import schemas
 from service.client import MAX_ATTEMPTS, MAX_WAIT_S, VouchClient, VouchProblem
 from service.schemas import Neighbour, VectorFields

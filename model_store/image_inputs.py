@@ -1,17 +1,24 @@
-"""Images as Python programs have them: a path, bytes, an open file, a Pillow image or an array."""
+"""Images as Python programs have them: a path, bytes, an open file, a Pillow image or an array.
+
+The client needs neither Pillow nor NumPy: they are used where the caller has imported them.
+"""
 
 from __future__ import annotations
 
 import io
 import os
+import sys
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-from PIL import Image, ImageOps
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from PIL import Image
 
-ImageInput = str | os.PathLike[str] | bytes | BinaryIO | Image.Image | NDArray[Any]
+    ImageInput: TypeAlias = str | os.PathLike[str] | bytes | BinaryIO | Image.Image | NDArray[Any]
+else:
+    ImageInput = Any
 """The path of an image file, its bytes, the file opened for reading bytes, a Pillow image, or an
 array: (H, W), (H, W, 3) or (H, W, 4), uint8, or float from 0 to 1."""
 
@@ -39,13 +46,18 @@ def image_file(image: ImageInput) -> tuple[str, bytes]:
         return _read(given)
     if isinstance(given, bytes | bytearray | memoryview):
         return "image", bytes(given)
-    if isinstance(given, Image.Image):
-        return _file_name(getattr(given, "filename", None)), _pillow_bytes(given)
-    if isinstance(given, np.ndarray):
-        return "image", _pillow_bytes(_from_array(given))
+    if _is_a(given, "PIL.Image", "Image"):
+        return _file_name(getattr(given, "filename", None)), _pillow_bytes(image)  # type: ignore[arg-type]
+    if _is_a(given, "numpy", "ndarray"):
+        return "image", _pillow_bytes(_from_array(image))  # type: ignore[arg-type]
     if hasattr(given, "read"):
         return _file_name(getattr(given, "name", None)), _file_bytes(given)
     raise TypeError(f"An image cannot be made from {_described(given)}. Wanted: {WANTED}.")
+
+
+def _is_a(value: Any, module: str, name: str) -> bool:  # noqa: ANN401 - anything
+    """Return whether a value is of a class, without importing its library."""
+    return module in sys.modules and isinstance(value, getattr(sys.modules[module], name))
 
 
 def _read(path: object) -> tuple[str, bytes]:
@@ -80,6 +92,9 @@ def _file_name(name: object) -> str:
 
 
 def _from_array(array: NDArray[Any]) -> Image.Image:
+    import numpy as np  # noqa: PLC0415 - see above
+    from PIL import Image  # noqa: PLC0415 - see above
+
     received = f"an array of shape {array.shape} and dtype {array.dtype}"
     channels_first = array.ndim == 3 and array.shape[0] in {1, 3, 4} and array.shape[2] > 4
     if channels_first:
@@ -110,6 +125,8 @@ def _from_array(array: NDArray[Any]) -> Image.Image:
 
 
 def _bytes_of_floats(array: NDArray[Any], received: str) -> NDArray[np.uint8]:
+    import numpy as np  # noqa: PLC0415 - see above
+
     low, high = float(array.min()), float(array.max())
     if not (low >= 0 and high <= 1):  # also not a number
         raise ValueError(
@@ -121,6 +138,8 @@ def _bytes_of_floats(array: NDArray[Any], received: str) -> NDArray[np.uint8]:
 
 
 def _pillow_bytes(image: Image.Image) -> bytes:
+    from PIL import ImageOps  # noqa: PLC0415 - see above
+
     if image.mode in _NO_IMAGE_MODES:
         raise ValueError(
             f"Received a Pillow image of mode {image.mode!r}, whose values have no stated range. "
