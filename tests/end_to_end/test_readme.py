@@ -234,7 +234,7 @@ def test_any_collection_is_indexed(place: Path) -> None:
 
 
 def test_a_bundle_goes_elsewhere_and_comes_back(place: Path) -> None:
-    push, *_, pull = block("sh", "vouch-build push").splitlines()
+    push, *_, pull = block("sh", "push bundles/mine /mnt").splitlines()
     share = str(place / "share")
     key = new_key(place / "publisher")
     run("vouch-build sign bundles/digits --key publisher", place)
@@ -317,7 +317,7 @@ def test_a_bundle_is_operated_from_the_command_line(digits_bundle: Path, tmp_pat
         commands = [line.replace("0f2c99a1b3d4e5f6", first) for line in lines]
         return [run_here(one, tmp_path) for one in commands if one.startswith("vouch-build")]
 
-    run_lines("vouch-build backup")
+    run_lines("backup bundles/mine mine.tar")
     assert locate(tmp_path / "bundles" / "restored").name == first
     (recalibrated,) = run_lines("--max-error 0.1\n")
     assert locate(mine).name == Path(recalibrated.strip()).name != first
