@@ -200,7 +200,7 @@ SPEAKERS = {  # modules whose sentences reach a visitor, and where in them these
     "model_store/images/quality.py": {"_REASONS", "_DEGRADED"},
     "model_store/images/colours.py": {"TURNED", "_steps", "_colour_steps"},
     "model_store/images/depth.py": {"warning"},
-    "model_store/images/statements.py": {"IGNORED", "UNKNOWN"},
+    "model_store/images/statements.py": {"BROKEN_PROFILE", "IGNORED", "UNKNOWN"},
     "model_store/images/tiff.py": {"_picture"},
     "model_store/decision/promises.py": {
         *("_doubt", "_error_shortfall", "_rate_shortfall"),
@@ -211,7 +211,8 @@ SPEAKERS = {  # modules whose sentences reach a visitor, and where in them these
     "model_store/decision/verdict.py": {"SETS_UNDER_A_FILTER", "GALLERY_EMPTY"},
     "service/serving/drift.py": {"DRIFTED"},
     "service/http/answers/galleries.py": {"NO_FACETS"},
-    "service/http/answers/search.py": {"_why_none_is_flagged", "_not_yet_calibrated"},
+    "service/http/answers/search.py": {"_not_yet_calibrated"},
+    "service/serializers.py": {"_why_none_is_flagged"},
 }
 
 
