@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -126,6 +127,8 @@ def _run(
     env: dict[str, str],
     unprivileged: bool,
 ) -> None:
+    # The process that forks may have been started by an indexer, which blocks Ctrl+C meanwhile.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for number, path in enumerate(written, 1):
         with path.open("ab") as file:
             os.dup2(file.fileno(), number)
