@@ -102,10 +102,10 @@ class Access:
 
     @property
     def summary(self) -> str:
-        """For people: who may ask."""
-        everybody = "nobody" if self.keyless is None else f"anyone, with the scope {self.keyless}"
+        """The sentence for the log that says who may send requests."""
         if self.keyless == "admin":
             return _KEYLESS
+        everybody = "nobody" if self.keyless is None else f"anyone, with the scope {self.keyless}"
         return everybody if self._keyring is None else f"keys; without a key {everybody}"
 
     async def admit(self, request: Request) -> Caller:

@@ -127,7 +127,7 @@ def _run(
     env: dict[str, str],
     unprivileged: bool,
 ) -> None:
-    # The process that forks may have been started by an indexer, which blocks Ctrl+C meanwhile.
+    # The fork server inherits a blocked SIGINT if an indexer in this process started it.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for number, path in enumerate(written, 1):
         with path.open("ab") as file:

@@ -33,8 +33,8 @@ class Operation:
     value : that was put, or found; None where the item was not there.
     existed : what a write said of the item before it; None where nobody knows.
     began, ended : seconds; one whose outcome nobody knows ends never, and may not have happened.
-    late : whether it may be answered from before a swap, by a service that has not followed yet; of
-        a write, whether a swap went on meanwhile, so that it may be kept where nobody will look.
+    late : of a read, whether a service that still serves the bundle before a swap may answer it; of
+        a write, whether a swap overlaps it, so that the bundle before may store it.
     """
 
     kind: Literal["put", "delete", "get", "swap"]
@@ -51,7 +51,7 @@ class Operation:
         return not math.isinf(self.ended)
 
     def then(self, state: State) -> list[State]:
-        """The states that could follow: none where it could not have been answered so."""
+        """Return the states that can follow; none if its answer contradicts ``state``."""
         if self.kind == "get":
             seen = self.value == state.value or (self.late and self.value in state.before)
             return [state] if seen else []
@@ -77,7 +77,8 @@ def is_linearizable(history: Sequence[Operation]) -> bool:
         done, state = stack.pop()
         if done & required == required:
             return True
-        possible = [i for i in _next(operations, done) if operations[i].then(state)]
+        following = {i: operations[i].then(state) for i in _next(operations, done)}
+        possible = [i for i, states in following.items() if states]
         # One that changes nothing, and may come now, comes now: to wait with it opens no other way,
         # and of all the ways to wait there are as many as there are sets of such operations.
         reads = [i for i in possible if operations[i].kind == "get"]
@@ -85,7 +86,7 @@ def is_linearizable(history: Sequence[Operation]) -> bool:
         for i in reads[:1] or sorted(possible, key=lambda i: operations[i].known):
             reached = done | 1 << i
             spent = reached & ~required
-            for after in operations[i].then(state):
+            for after in following[i]:
                 # Where fewer of those are used up that need not have happened, and more may be
                 # answered late, whatever can follow here can follow as well.
                 alike = seen[reached & required, after.value]

@@ -463,9 +463,10 @@ def test_a_route_keeps_what_is_no_check_of_its_callers(
 
 def test_who_may_ask_is_said_for_people(keys_file: KeysFile) -> None:
     keyed = Settings(keys=keys_file.path)
-    keyless = open_access(Settings()).summary
-    assert keyless.startswith("programs of this machine are admins without a key; ")
-    assert keyless.endswith(": set VOUCH_KEYS behind a proxy")
+    assert open_access(Settings()).summary == (
+        "programs of this machine are admins without a key; so are all clients of a proxy on this "
+        "machine that adds no header of its own: set VOUCH_KEYS behind a proxy"
+    )
     assert open_access(keyed).summary == "keys; without a key nobody"
     anonymous = keyed.model_copy(update={"anonymous": True})
     assert open_access(anonymous).summary == "keys; without a key anyone, with the scope write"
