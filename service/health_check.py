@@ -36,7 +36,7 @@ def address_in(variables: Mapping[str, str]) -> tuple[str, int, bool]:
     found = {name.lower(): value for name, value in variables.items() if value}
     folder = found.get("vouch_secrets_dir")
     if folder and Path(folder).is_dir():
-        with suppress(OSError):  # the service says so, and does not start
+        with suppress(OSError):  # the service reports it, and does not start
             for path in Path(folder).iterdir():
                 if path.name.lower() in {"vouch_host", "vouch_port", "vouch_tls_cert"}:
                     found.setdefault(path.name.lower(), path.read_text("utf-8").strip())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -105,9 +106,7 @@ class Answer(schemas.SearchAnswer):
         picture = None if self._picture_of is None else self._picture_of(result.id)
         if picture is None:
             return ""
-        data, media_type = base64.b64encode(picture[0]).decode("ascii"), picture[1]
-        name = escape(result.id)
-        return f'<img alt="{name}" width="{width}" src="data:{media_type};base64,{data}">'
+        return f'<img alt="{escape(result.id)}" width="{width}" src="{data_uri(picture)}">'
 
 
 @dataclass(frozen=True)
@@ -198,8 +197,7 @@ class Answers(Sequence[Answer | Failure]):
         return f"<Answers {len(self)} queries: {counts}>" if counts else "<Answers 0 queries>"
 
     def _counts(self) -> str:
-        verdicts = [one.verdict or "failed" for one in self._outcomes]
-        return ", ".join(f"{verdicts.count(name)} {name}" for name in dict.fromkeys(verdicts))
+        return counts_of([one.verdict for one in self._outcomes])
 
     def _repr_html_(self) -> str:
         shown = "".join(map(_row_html, self._outcomes[:N_SHOWN]))
@@ -210,6 +208,18 @@ class Answers(Sequence[Answer | Failure]):
             "<th>verdict</th><th></th><th>first result</th><th>P(match)</th></tr>"
             f"{shown}</table>{rest}"
         )
+
+
+def counts_of(verdicts: Sequence[str | None]) -> str:
+    """Return how often each verdict occurs, such as ``3 match, 1 failed``; None is a failure."""
+    counts = Counter(verdict or "failed" for verdict in verdicts)
+    return ", ".join(f"{n} {name}" for name, n in counts.items())
+
+
+def data_uri(picture: Picture) -> str:
+    """Return a picture as an address that holds it, for pages that need no other file."""
+    data, media_type = picture
+    return f"data:{media_type};base64,{base64.b64encode(data).decode('ascii')}"
 
 
 def query_row(outcome: Answer | Failure) -> dict[str, Any]:

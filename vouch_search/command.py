@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import base64
 import csv
 import hashlib
 import json
@@ -21,9 +20,10 @@ from model_store.images import decode_image, encode_thumbnail
 from model_store.installation import how_to_install
 from model_store.programs import add_global_options, interruptible, parser_of
 from model_store.spreadsheets import to_cell
-from vouch_search.answers import Picture
+from vouch_search.answers import Picture, counts_of, data_uri
 from vouch_search.many import images_of
 from vouch_search.protocol import SearchableGallery
+from vouch_search.tables import columns_of, to_arrow
 
 PROGRAM = "vouch-search"
 AT_ONCE = 64
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         PROGRAM,
         " FOLDER",
         description="Search with every image of a folder, and write a table of the matches. After "
-        "an interruption the same command goes on where it ended.",
+        "an interruption the same command continues.",
     )
     parser.add_argument("folder", metavar="FOLDER", help="Its image files, sub-folders included.")
     parser.add_argument(
@@ -218,7 +218,7 @@ def _writer(out: Path) -> Writer:
 
 def _write_csv(out: Path, rows: Sequence[Row], _: SearchableGallery) -> None:
     with replacing(out) as making, making.open("w", encoding="utf-8", newline="") as file:
-        table = csv.DictWriter(file, _columns(rows))
+        table = csv.DictWriter(file, columns_of(rows))
         table.writeheader()
         table.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
 
@@ -226,15 +226,13 @@ def _write_csv(out: Path, rows: Sequence[Row], _: SearchableGallery) -> None:
 def _write_parquet(out: Path, rows: Sequence[Row], _: SearchableGallery) -> None:
     from pyarrow import parquet  # noqa: PLC0415 - slow, and an extra
 
-    from vouch_search.tables import to_arrow  # noqa: PLC0415 - slow
-
     with replacing(out) as making:
         parquet.write_table(to_arrow(rows), making)
 
 
 def _write_html(out: Path, rows: Sequence[Row], gallery: SearchableGallery) -> None:
     """Write a page that needs no other file: each query beside its result, with the numbers."""
-    columns = _columns(rows)
+    columns = columns_of(rows)
     pictures: dict[str, str] = {}
     body = []
     for row in rows:
@@ -271,12 +269,7 @@ def _thumbnail_of(query: str) -> Picture | None:
 def _html_picture(picture: Picture | None) -> str:
     if picture is None:
         return ""
-    data = base64.b64encode(picture[0]).decode("ascii")
-    return f'<img alt="" loading="lazy" src="data:{picture[1]};base64,{data}">'
-
-
-def _columns(rows: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row))
+    return f'<img alt="" loading="lazy" src="{data_uri(picture)}">'
 
 
 def _cell(value: object) -> object:
@@ -291,6 +284,5 @@ def _shown(value: object) -> str:
 
 
 def _summary(entries: Sequence[Sequence[Row]], out: Path) -> None:
-    verdicts = [rows[0]["verdict"] or "failed" for rows in entries if rows]
-    counts = ", ".join(f"{verdicts.count(one)} {one}" for one in dict.fromkeys(verdicts))
+    counts = counts_of([rows[0]["verdict"] for rows in entries if rows])
     print(f"{len(entries)} images: {counts}. {out}", file=sys.stderr)

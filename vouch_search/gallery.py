@@ -127,7 +127,7 @@ class Gallery:
         VouchError : the image cannot be decoded, or the filter cannot be read.
         """
         checked = checked_options(k, options)
-        return self._answer(query_name(image), image_file(image)[1], checked)
+        return self._answer(image, checked)
 
     def search_many(
         self,
@@ -156,12 +156,13 @@ class Gallery:
         checked = checked_options(k, options)
 
         def one(image: ImageInput) -> Answer:
-            return self._answer(query_name(image), image_file(image)[1], checked)
+            return self._answer(image, checked)
 
         n_jobs = usable_processors() if n_jobs is None else n_jobs
         return in_threads(one, images_of(images), n_jobs, errors, progress=progress)
 
-    def _answer(self, name: str, data: bytes, options: schemas.SearchOptions) -> Answer:
+    def _answer(self, image: ImageInput, options: schemas.SearchOptions) -> Answer:
+        _, data = image_file(image)
         started = time.perf_counter()
         bundle, retriever = self._bundle, self._bundle.retriever
         preprocessing = retriever.encoder.metadata.preprocessing
@@ -185,7 +186,7 @@ class Gallery:
         )
         seconds = {"decode": at_pixels - started, "encode": at_embedding - at_pixels}
         seconds |= answer.seconds | {"total": time.perf_counter() - started}
-        image = schemas.QueryImage(
+        described = schemas.QueryImage(
             format=decoded.format,
             width=decoded.width,
             height=decoded.height,
@@ -199,7 +200,7 @@ class Gallery:
                 answer.decision.assessment,
                 answer.alpha,
                 retriever.posterior,
-                image,
+                described,
             ),
             serializers.bundle_state(bundle.manifest.id, calibration, retriever.stale),
             gallery=bundle.name,
@@ -212,7 +213,7 @@ class Gallery:
             urls=lambda _: (None, None),
             timing_ms=serializers.milliseconds(seconds),
         )
-        return Answer.of(record, name, self.thumbnail)
+        return Answer.of(record, query_name(image), self.thumbnail)
 
     def _absent_share(self, requested: float | None) -> tuple[float | None, schemas.ShareOrigin]:
         """Return the share of absent queries that the service uses, and its origin."""

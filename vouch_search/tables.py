@@ -51,8 +51,12 @@ def to_arrow(records: Iterable[object]) -> pa.Table:
         import pyarrow as pa  # noqa: PLC0415 - slow, and an extra
     except ImportError as error:
         raise ImportError(f"Arrow tables need pyarrow. {how_to_install('tables')}") from error
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    return pa.table({name: [_plain(row.get(name)) for row in rows] for name in names})
+    return pa.table({name: [_plain(row.get(name)) for row in rows] for name in columns_of(rows)})
+
+
+def columns_of(rows: Iterable[Row]) -> list[str]:
+    """Return the columns of all rows, in the order in which they first occur."""
+    return list(dict.fromkeys(name for row in rows for name in row))
 
 
 def row_of(record: object) -> dict[str, Any]:

@@ -187,7 +187,7 @@ def _decoded(data: bytes, limits: ImageLimits, smallest_side: int | None) -> Dec
             image = _loaded(image, data, smallest_side, warnings)
             deep = _deeper(image, data, layout, warnings)
             if is_turned and deep is image:
-                warnings.append(TURNED)  # Pillow does this itself while it loads a TIFF
+                warnings.append(TURNED)  # which Pillow does automatically while it loads a TIFF
             image = deep
         pixels, changes = upright_rgb(image, statement_of(image, data))
         if image.size != size:

@@ -31,7 +31,7 @@ _PLAIN_ENCODINGS = {
     "content-transfer-encoding": ("7bit", "8bit", "binary"),
     "content-encoding": ("identity",),
 }
-"""Headers of a part, and their values that leave its content as it is."""
+"""Headers of a part, and their values that leave its content unchanged."""
 
 
 async def read_form(content_type: str, body: AsyncIterator[bytes]) -> FormData:
@@ -90,7 +90,7 @@ class _Form:
                 if self._is_whole:
                     after = piece if had_ended else (before + piece).partition(closing)[2]
                     if after.strip():
-                        raise _refusal("it goes on after its closing boundary")
+                        raise _refusal("it continues after its closing boundary")
                 before = (before + piece if len(piece) < len(closing) else piece)[-len(closing) :]
         except FormParserError:
             raise _refusal("Invalid multipart data") from None
@@ -100,7 +100,7 @@ class _Form:
             raise _refusal("it ends before its closing boundary")
 
     def drop(self) -> None:
-        """Hold nothing any more."""
+        """Close the files, and forget all parts."""
         for _, value in self.items:
             if isinstance(value, UploadFile):
                 value.file.close()
@@ -157,7 +157,7 @@ class _Form:
             if encoding and encoding not in plain:
                 raise UnsupportedMediaType(
                     f"The part {part.name[:100]!r} is encoded as {encoding[:40]!r} "
-                    f"({name.title()}), which is not decoded here. Send its bytes as they are."
+                    f"({name.title()}), which is not decoded here. Send its bytes unencoded."
                 )
 
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:

@@ -1,7 +1,10 @@
-"""A transport of asyncio that lingers when it is closed, and has a limit of time.
+"""A transport of asyncio that joins writes, lingers when it is closed, and has a limit of time.
 
 A socket that is closed with unread bytes sends RST, which discards the answer before it. So after
 an early answer the rest of the request is read and discarded first.
+
+uvicorn writes head and body apart. A proxy that has passed on the head cannot ask another replica
+if this one is killed before it sends the body. So the writes of one turn of the event loop are one.
 """
 
 from __future__ import annotations
@@ -15,19 +18,36 @@ from service.http import limits
 
 T = TypeVar("T")
 
+MAX_JOINED_BYTES = 2**16
+"""Bytes from which joined writes are sent at once, so that the client's pace bounds memory."""
+
 
 class BoundedTransport:
-    """A transport whose `close` is another function; `finish` is the transport's own."""
+    """A transport whose `close` is another function; `finish` closes it."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self._transport = transport
-        self.close, self.finish = close, transport.close
+        self.close = close
         self.lingers = False
+        self._joined: list[bytes] = []
         self.timer: asyncio.TimerHandle | None = None
         self._n_unsent = 0
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever it is of the transport
         return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send with all that is written in this turn of the event loop."""
+        if not self._joined:
+            asyncio.get_running_loop().call_soon(self._send)
+        self._joined.append(data)
+        if sum(map(len, self._joined)) >= MAX_JOINED_BYTES:
+            self._send()
+
+    def finish(self) -> None:
+        """Send what was written, and close."""
+        self._send()
+        self._transport.close()
 
     def is_closing(self) -> bool:
         """True also while the rest of a request is discarded."""
@@ -36,6 +56,7 @@ class BoundedTransport:
     def linger(self) -> None:
         """Send nothing more, and read for a while what is still to come."""
         self.lingers = True
+        self._send()
         self.limit(limits.LINGER_S)
         if self._transport.can_write_eof():  # else, over TLS, the client closes
             self._transport.write_eof()
@@ -46,6 +67,7 @@ class BoundedTransport:
             self.timer.cancel()
             self.timer = None
         if seconds is not None:
+            self._send()
             loop = asyncio.get_running_loop()
             self.timer = loop.call_later(seconds, self._look)
             self._n_unsent = self._transport.get_write_buffer_size()
@@ -53,7 +75,13 @@ class BoundedTransport:
     def release(self) -> None:
         """Leave no reference cycle behind."""
         self.limit(None)
-        self.close = self.finish
+        self._joined.clear()
+        self.close = self._transport.close
+
+    def _send(self) -> None:
+        if self._joined and not self._transport.is_closing():
+            joined, self._joined = self._joined, []
+            self._transport.write(b"".join(joined))
 
     def _look(self) -> None:
         """Abort, unless the client has read some of the answer since the limit was set."""

@@ -87,7 +87,7 @@ def main() -> None:
     text = json.dumps(results, indent=1, sort_keys=True)
     (BUILD / "bench.json").write_text(text + "\n", encoding="utf-8")
     print(text)
-    record_figures("speed", results, globals())
+    record_figures("speed", results, globals(), "make bench")
 
 
 def _fashion_bundle() -> Path:

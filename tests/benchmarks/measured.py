@@ -47,11 +47,11 @@ def record_figures(
 
     Parameters
     ----------
-    name : of the file, and of ``make bench-NAME``.
+    name : of the file, and of ``make bench NAME=…``.
     found : numbers and texts, nested at will.
     module : the benchmark's ``globals()``. The first line of its docstring is the title; its
         constants are the sizes.
-    command : that measures it; ``make bench-NAME`` if empty.
+    command : that measures it; ``make bench NAME=…`` with its name if empty.
     """
     return _record(name, module, command, {"numbers": dict(_flat(found))})
 
@@ -78,8 +78,8 @@ def record_table(
 def _record(name: str, module: Mapping[str, Any], command: str, found: Mapping[str, Any]) -> Path:
     title = str(module["__doc__"]).strip().partition("\n")[0].rstrip(".")
     document = {
-        "title": re.sub(r"^``make [\w-]+``: ", "", title),
-        "command": command or f"make bench-{name}",
+        "title": re.sub(r"^``make [^`]+``: ", "", title),
+        "command": command or f"make bench NAME={name}",
         "source": "a run of this command",
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
         "machine": machine(),

@@ -8,15 +8,10 @@ import shutil
 import signal
 import socket
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
 from tests.end_to_end.processes import Process, free_port, wait_until
+from tests.support.certificates import write_certificate
 
 DOCKER = Path(__file__).parents[2] / "docker"
 
@@ -74,25 +69,6 @@ def _shipped_nginx_below_a_path(ports: Sequence[int]) -> str:
     return above + re.sub(r"^    # ?", "    ", below, flags=re.MULTILINE)
 
 
-def write_certificate(folder: Path) -> None:
-    """Write a certificate that signs itself, of a kind that browsers take, and its key."""
-    private, name = ec.generate_private_key(ec.SECP256R1()), x509.Name.from_rfc4514_string("CN=a")
-    now = datetime.now(UTC)
-    signed = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(private.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .sign(private, hashes.SHA256())
-    )
-    (folder / "cert.pem").write_bytes(signed.public_bytes(Encoding.PEM))
-    key = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    (folder / "key.pem").write_bytes(key)
-
-
 def _shipped_haproxy(ports: Sequence[int]) -> str:
     """The shipped configuration, in front of services on these ports."""
     text = (DOCKER / "balancer.cfg").read_text(encoding="utf-8")
@@ -126,7 +102,7 @@ class Front(Process):
         self.url = f"http://127.0.0.1:{self.port}"
         if kind == BELOW_A_PATH:
             self.url = f"https://127.0.0.1:{self.port}/vouch"
-            write_certificate(folder)
+            write_certificate(folder / "cert.pem", folder / "key.pem")
         text = configure(ports).replace("127.0.0.1:FRONT", f"127.0.0.1:{self.port}")
         text = text.replace("FOLDER", str(folder))
         command = [str(PROGRAMS[program]), "-f"]

@@ -17,7 +17,7 @@ from tests.end_to_end.processes import (
     refuses_connections,
     wait_until,
 )
-from tests.service.test_connections import write_certificate
+from tests.support.certificates import write_certificate
 
 
 def test_service_drains_before_it_ends(

@@ -145,14 +145,14 @@ def test_an_item_is_deleted_when_that_is_said_twice(shown: Shown) -> None:
     assert [method for method, _, _ in shown.asked if method == "DELETE"] == []
     shown.replies["/v1/galleries/shoes/items/item-000001"] = {}
     shown.found("delete").click()
-    expect(shown.found("browse-status")).to_have_text("“item-000001” is no longer in the gallery.")
+    expect(shown.found("browse-done")).to_have_text("“item-000001” is no longer in the gallery.")
     expect(cell).to_be_disabled()
     refusal = {"title": "No", "detail": "This key may only read."}
     shown.page.route("**/items/item-000002", lambda route: route.fulfill(status=403, json=refusal))
     shown.found("browse").locator("[data-place='2']").click()
     shown.found("delete").click()
     shown.found("delete").click()
-    expect(shown.found("browse-status")).to_have_text("This key may only read.")
+    expect(shown.found("browse-done")).to_have_text("This key may only read.")
     expect(shown.found("delete")).to_have_count(0)
 
 

@@ -432,13 +432,15 @@ def test_a_deletion_that_comes_late_leaves_what_is_looked_at(shown: Shown) -> No
     holds(shown, held)
     shown.found("browse").locator("[data-place='2']").click()
     held[0].fulfill(json={})
-    expect(shown.found("browse-status")).to_contain_text("no longer")
+    expect(shown.found("browse-done")).to_contain_text("no longer")
     expect(shown.found("browse-about")).to_contain_text("item-000002")
     window = shown.page.get_by_role("group", name="Items")
     window.evaluate("node => node.scrollTo(0, 5000)")
     expect(shown.found("browse").locator("[data-place='1']")).to_have_count(0)
     window.evaluate("node => node.scrollTo(0, 0)")
     expect(shown.found("browse").locator("[data-place='1']")).to_be_disabled()
+    expect(shown.found("browse-status")).to_contain_text("items, by id")
+    expect(shown.found("browse-done")).to_contain_text("no longer")  # more items leave it there
 
 
 def test_what_is_said_of_an_answer_is_sent_in_turn(shown: Shown) -> None:

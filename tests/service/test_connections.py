@@ -9,16 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -29,6 +25,7 @@ from service.http import limits
 from service.http.connections import BoundedConnection
 from service.http.server import open_listeners
 from tests.end_to_end.processes import free_port
+from tests.support.certificates import write_certificate
 
 OK = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 Serve = Callable[..., int]
@@ -421,25 +418,6 @@ def test_port_that_is_taken_is_refused() -> None:
     [listener] = open_listeners("127.0.0.1", 0)
     with listener, pytest.raises(OSError, match="in use"):
         open_listeners("127.0.0.1", listener.getsockname()[1])
-
-
-def write_certificate(cert: Path, key: Path) -> None:
-    """Write a private key, and a certificate that it signs itself."""
-    private, name = Ed25519PrivateKey.generate(), x509.Name.from_rfc4514_string("CN=localhost")
-    now = datetime.now(UTC)
-    signed = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(private.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(private, algorithm=None)
-    )
-    cert.write_bytes(signed.public_bytes(Encoding.PEM))
-    key.write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 
 
 def test_it_speaks_tls(serve: Serve, tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ CASES: dict[str, tuple[Ask, int, str, str]] = {
         upload(b"not an image, just text"),
         415,
         "unsupported_image",
-        "The file is not read: it is plain text. Accepted: JPEG, PNG, WEBP, GIF, BMP, TIFF.",
+        "it is plain text. Accepted: JPEG, PNG, WEBP, GIF, BMP, TIFF",
     ),
     "a format that is not accepted": (
         upload(picture("ICO", 16, 16)),

@@ -76,6 +76,7 @@ def similar_answer(lease: Lease, similar: SimilarItems, request_id: str) -> sche
     """Describe the items that are similar to an item."""
     bundle, answer = lease.bundle, similar.answer
     decision = answer.decision
+    urls = picture_urls(bundle)
     return schemas.SimilarAnswer(
         request_id=request_id,
         gallery=bundle.name,
@@ -83,7 +84,7 @@ def similar_answer(lease: Lease, similar: SimilarItems, request_id: str) -> sche
         verdict=decision.verdict,
         reason=message("items_have_no_probability"),
         uncertainty=serializers.uncertainty(decision.assessment, bundle.retriever.posterior),
-        results=[serializers.result(match, picture_urls(bundle)) for match in answer.matches],
+        results=[serializers.result(match, urls) for match in answer.matches],
         explain=serializers.explanation(answer),
         bundle=bundle_state(lease),
         timing_ms=serializers.milliseconds(similar.seconds),

@@ -16,7 +16,8 @@ const AGAIN = 2; // s after which a service that was busy is asked again, unless
 /** Open the gallery's items, by id, in a dialog `within` the page. */
 export function browse(gallery, within) {
   const base = `/v1/galleries/${encodeURIComponent(gallery.name)}/items`;
-  const status = el("p.status", { role: "status", "data-testid": "browse-status" });
+  const status = el("span", { "data-testid": "browse-status" });
+  const done = el("span", { "data-testid": "browse-done" }); // of a deletion: more items leave it there
   const about = el("div.about", { "data-testid": "browse-about" });
   const all = el("button", { type: "button", hidden: true, onclick: () => openAll() }, t`All items`);
   const changeable = mayWrite();
@@ -32,13 +33,15 @@ export function browse(gallery, within) {
   }, picture(item.thumbnail_url, "", true), el("span", { dir: "auto" }, brief(item.label ?? item.id))));
   const dialog = el("dialog.browse.whole", { "aria-labelledby": "browse-title", "data-testid": "browse" },
     dialogHeader(el("h2", { id: "browse-title", dir: "auto" }, gallery.name), all),
-    filters, status, grid.element, about);
+    filters, el("p.status", { role: "status" }, status, " ", done), grid.element, about);
 
-  const failed = (error) => { status.textContent = error.problem?.detail ?? String(error); };
+  const reasonOf = (error) => error.problem?.detail ?? String(error);
+  const failed = (error) => { status.textContent = reasonOf(error); };
 
   function openAll() {
     all.hidden = true;
     about.replaceChildren();
+    done.replaceChildren();
     let cursor = null;
     const wanted = filter;
     grid.show(async () => {
@@ -55,6 +58,7 @@ export function browse(gallery, within) {
 
   function openSimilar(item) {
     all.hidden = false;
+    done.replaceChildren();
     grid.show(async () => {
       const query = new URLSearchParams({ limit: 100, ...(filter !== null && { filter }) });
       const { results } = await askJson(`${addressOf(item)}/similar?${query}`);
@@ -83,14 +87,14 @@ export function browse(gallery, within) {
         button.disabled = true;
         try {
           await askJson(addressOf(item), { method: "DELETE" });
-          status.textContent = t`“${brief(item.id)}” is no longer in the gallery.`;
+          done.textContent = t`“${brief(item.id)}” is no longer in the gallery.`;
           gone.add(item.id);
           cell.disabled = true;
           if (!about.contains(button)) return; // another item is looked at by now
           about.replaceChildren();
           grid.element.focus();
         } catch (error) {
-          failed(error);
+          done.textContent = reasonOf(error);
           button.remove(); // whoever may not now may not in a moment
         }
         return;
