@@ -155,7 +155,8 @@ def _guarantee_share(calibration: Calibration, seed: int) -> float:
         rows = np.concatenate(drawn)
         clusters = np.repeat(np.arange(len(drawn)), [len(one) for one in drawn])
         resampled = replace(evidence.at(rows), clusters=clusters.astype(np.int64))
-        n_given += replace(calibration, evidence=resampled).promises().gives_guarantee
+        again = replace(calibration, evidence=resampled, hierarchy=None)
+        n_given += again.promises().gives_guarantee
     return n_given / N_RESAMPLED
 
 
