@@ -242,15 +242,21 @@ class Stream:
     def _rejects(self, p_value: PValue, step: int) -> bool:
         return p_value(step / _STEPS) <= (1 - OF_ACCEPTED) * self.delta
 
-    def _nearest(self, p_values: Sequence[PValue]) -> int:
+    def _nearest(self, p_values: Sequence[PValue], start: int, likely: int) -> int:
         """Return the place of the evidence that rejects the least error; the first of equals.
 
-        Only evidence that rejects less than the best so far is worth a search.
+        A search is worth it only where an error below the least so far is rejected.
+
+        Parameters
+        ----------
+        start : a step of errors that none rejects.
+        likely : a place that comes near, to begin with.
         """
-        best, least = 0, self._least_step(p_values[0], 0, _STEPS)
-        for place, p_value in enumerate(p_values[1:], 1):
-            if least and self._rejects(p_value, least - 1):
-                best, least = place, self._least_step(p_value, 0, least - 1)
+        best, least = likely, self._least_step(p_values[likely], start, _STEPS)
+        for place, p_value in enumerate(p_values):
+            stop = least if place < best else least - 1
+            if place != likely and self._rejects(p_value, stop):
+                best, least = place, self._least_step(p_value, start, stop)
         return best
 
     def keeps_error(self, accepted: Bools, max_error: float) -> bool:
@@ -370,8 +376,10 @@ class Stream:
             rate = min(float(odds[present].sum()) / max(self.n_objects, 1), 1.0)
             foretold.append(self._p_values(int(present.sum()), float(wrong[present].mean()), rate))
         values = [p_value(max_error) for p_value in foretold]
-        shows = min(values) <= (1 - OF_ACCEPTED) * self.delta
-        return levels[int(np.argmin(values)) if shows else self._nearest(foretold) :]
+        best = int(np.argmin(values))
+        if values[best] > (1 - OF_ACCEPTED) * self.delta:  # none shows it: which comes nearest?
+            best = self._nearest(foretold, int(max_error * _STEPS), best)
+        return levels[best:]
 
     def thresholds(self) -> Thresholds:
         """Return falling thresholds, by the shares `LEVELS` that are accepted, and who is."""
@@ -442,7 +450,9 @@ class Stream:
 
         def is_enough(steps: int) -> bool:
             times = _STEP**steps
-            return self.multiplied(times, times if of_labels else 1).widest(max_error) is not None
+            stream = self.multiplied(times, times if of_labels else 1)
+            levels = stream.sequence(max_error)
+            return bool(levels) and stream.keeps_error(levels[0][1], max_error)
 
         most = math.ceil(math.log(MANY_TIMES) / math.log(_STEP))
         steps = first_where(is_enough, 1, most + 1)
