@@ -37,6 +37,9 @@ rest."""
 _RATES = np.r_[0.0, np.geomspace(1e-4, 1.0, 255)]
 """FPIR at which the test of an error is computed."""
 
+_STRIDE = 10
+"""One in so many of these rates is tried before those next to the best."""
+
 _STEPS = 10**5
 """Parts of an error of 1 to which its bound is given."""
 
@@ -319,7 +322,14 @@ class Stream:
 
         def p_value(max_error: float) -> float:
             last = int(np.searchsorted((1 - max_error) * share, max_error)) + 1
-            both = float((of_present(max_error, share[:last]) * of_absent[:last]).max())
+            # Both are log-concave in the rate: the largest product is near the largest of some.
+            # The step from rate 0 is another; products too small for a float are no guide.
+            products = of_present(max_error, share[:last:_STRIDE]) * of_absent[:last:_STRIDE]
+            best = int(products.argmax())
+            near = slice(0, last)
+            if products[best] > 0:
+                near = slice(max(best - 1, 0) * _STRIDE, min(max(best + 1, 2) * _STRIDE, last))
+            both = float((of_present(max_error, share[near]) * of_absent[near]).max())
             return both * (1 - math.log(both)) if both > 0 else 0.0
 
         return p_value
