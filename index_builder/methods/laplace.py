@@ -136,6 +136,8 @@ class Laplace(Method):
         )
         if not is_fitted and not len(new):
             return None
+        if not fitted.curvature.mean > 0:
+            return None  # the given prior is all of the posterior: folds would not differ
         weight, bias = _layer(trained.encoder)
         features = torch.cat([all_features(trained.encoder, part) for part in (learned, new)])
         features = features.to(weight)

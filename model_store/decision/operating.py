@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,9 @@ rest."""
 _RATES = np.r_[0.0, np.geomspace(1e-4, 1.0, 255)]
 """FPIR at which the test of an error is computed."""
 
+_STRIDE = 10
+"""One in so many of these rates is tried before those next to the best."""
+
 _STEPS = 10**5
 """Parts of an error of 1 to which its bound is given."""
 
@@ -48,6 +51,9 @@ _STEP = 1.1
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+PValue = Callable[[float], float]
+"""The p-value, by error, of "the error is above it"."""
+
 Thresholds = Sequence[tuple[float, Bools]]
 """Falling ones, and which queries each accepts."""
 
@@ -230,12 +236,31 @@ class Stream:
             _, error = self._coverage_and_error(accepted)
             n = min(float((accepted & (self.counted | self.absent)).sum()), self.most_effective)
             return upper_bound(error, n, self.delta)
-        return self._least_error(partial(self.error_p_value, accepted))
+        return self._least_step(self._p_values_of(accepted), 0, _STEPS) / _STEPS
 
-    def _least_error(self, p_value: Callable[[float], float]) -> float:
-        """Return the least error above which errors are rejected, by the p-value of each."""
-        level = (1 - OF_ACCEPTED) * self.delta
-        return first_where(lambda step: p_value(step / _STEPS) <= level, 0, _STEPS) / _STEPS
+    def _least_step(self, p_value: PValue, start: int, stop: int) -> int:
+        """Return the least step of errors above which errors are rejected; ``stop`` if none is."""
+        return first_where(lambda step: self._rejects(p_value, step), start, stop)
+
+    def _rejects(self, p_value: PValue, step: int) -> bool:
+        return p_value(step / _STEPS) <= (1 - OF_ACCEPTED) * self.delta
+
+    def _nearest(self, p_values: Sequence[PValue], start: int, likely: int) -> int:
+        """Return the place of the evidence that rejects the least error; the first of equals.
+
+        A search is worth it only where an error below the least so far is rejected.
+
+        Parameters
+        ----------
+        start : a step of errors that none rejects.
+        likely : a place that comes near, to begin with.
+        """
+        best, least = likely, self._least_step(p_values[likely], start, _STEPS)
+        for place, p_value in enumerate(p_values):
+            stop = least if place < best else least - 1
+            if place != likely and self._rejects(p_value, stop):
+                best, least = place, self._least_step(p_value, start, stop)
+        return best
 
     def keeps_error(self, accepted: Bools, max_error: float) -> bool:
         """Return whether the evidence rejects an error above ``max_error`` at level δ."""
@@ -256,18 +281,24 @@ class Stream:
         p₁ p₂ (1 − ln p₁ p₂) is the p-value of both (Fisher 1925). The largest over F counts. Of A,
         the lower bound at its part of δ is taken.
         """
+        return self._p_values_of(accepted)(max_error)
+
+    def _p_values_of(self, accepted: Bools) -> PValue:
         accepted = accepted & self.chosen
         present = accepted & self.counted
         n = int(present.sum())
         wrong = float(self.wrong[present].mean()) if n else 1.0
-        return self._p_value(n, wrong, float(self._of_labels @ accepted[self.absent]), max_error)
+        return self._p_values(n, wrong, float(self._of_labels @ accepted[self.absent]))
 
-    def _p_value(self, n: int, wrong: float, rate: float, max_error: float) -> float:
-        """Return the p-value of ``n`` accepted objects, at a ``rate`` of the labels seen."""
+    def _p_values(self, n: int, wrong: float, rate: float) -> PValue:
+        """Return the p-value, by error, of ``n`` accepted objects, at a ``rate`` of labels seen.
+
+        What does not depend on the error is computed once.
+        """
         others = 1 - n / max(self.n_objects, 1)
         missed = upper_bound(others, self.n_objects * self.times, OF_ACCEPTED * self.delta)
         if missed >= 1:
-            return 1.0
+            return lambda _: 1.0
         odds = self.expected / ((1 - self.expected) * (1 - missed))
         n_labels = self.n_labels * self.absent_times
         rates, of_absent = _RATES, np.ones(len(_RATES))
@@ -275,14 +306,33 @@ class Stream:
             rates = np.array([label_bound(rate, n_labels, 0.5)])
         elif self.absence_known:
             of_absent = label_p_values(rate, n_labels, _RATES)
-        left = max_error - (1 - max_error) * odds * np.minimum(self.rivals * rates, 1.0)
-        of_present = at_most(wrong * n * self.times, n * self.times, np.maximum(left, 0.0))
+        share = odds * np.minimum(self.rivals * rates, 1.0)
+
+        def of_present(max_error: float, share: Floats) -> Floats:
+            left = max_error - (1 - max_error) * share
+            return at_most(wrong * n * self.times, n * self.times, np.maximum(left, 0.0))
+
         if self.absent_as_likely:
-            return float(of_present[0])
-        both = float(
-            (of_present[1:] * of_absent[:-1]).max()
-        )  # between two rates, the worse of both
-        return both * (1 - math.log(both)) if both > 0 else 0.0
+            return lambda max_error: float(of_present(max_error, share)[0])
+        # Between two rates, the worse of both. The binomial p-value rises with the rate and ends at
+        # 1, that of labels falls from 1: the largest product lies from where the latter begins to
+        # fall to where the former is 1.
+        first = int(np.searchsorted(-of_absent[:-1], -1.0, side="right")) - 1
+        share, of_absent = share[1:][first:], of_absent[:-1][first:]
+
+        def p_value(max_error: float) -> float:
+            last = int(np.searchsorted((1 - max_error) * share, max_error)) + 1
+            # Both are log-concave in the rate: the largest product is near the largest of some.
+            # The step from rate 0 is another; products too small for a float are no guide.
+            products = of_present(max_error, share[:last:_STRIDE]) * of_absent[:last:_STRIDE]
+            best = int(products.argmax())
+            near = slice(0, last)
+            if products[best] > 0:
+                near = slice(max(best - 1, 0) * _STRIDE, min(max(best + 1, 2) * _STRIDE, last))
+            both = float((of_present(max_error, share[near]) * of_absent[near]).max())
+            return both * (1 - math.log(both)) if both > 0 else 0.0
+
+        return p_value
 
     def _coverage_and_error(self, accepted: Bools) -> tuple[float, float]:
         """Return the share of the stream that is accepted, and the share of it that is wrong."""
@@ -334,11 +384,12 @@ class Stream:
         for _, accepted in levels:
             present = accepted & self.counted
             rate = min(float(odds[present].sum()) / max(self.n_objects, 1), 1.0)
-            foretold.append((int(present.sum()), float(wrong[present].mean()), rate))
-        values = [self._p_value(*one, max_error) for one in foretold]
-        if min(values) > (1 - OF_ACCEPTED) * self.delta:  # none shows it: which comes nearest?
-            values = [self._least_error(partial(self._p_value, *one)) for one in foretold]
-        return levels[int(np.argmin(values)) :]
+            foretold.append(self._p_values(int(present.sum()), float(wrong[present].mean()), rate))
+        values = [p_value(max_error) for p_value in foretold]
+        best = int(np.argmin(values))
+        if values[best] > (1 - OF_ACCEPTED) * self.delta:  # none shows it: which comes nearest?
+            best = self._nearest(foretold, int(max_error * _STEPS), best)
+        return levels[best:]
 
     def thresholds(self) -> Thresholds:
         """Return falling thresholds, by the shares `LEVELS` that are accepted, and who is."""
@@ -409,7 +460,9 @@ class Stream:
 
         def is_enough(steps: int) -> bool:
             times = _STEP**steps
-            return self.multiplied(times, times if of_labels else 1).widest(max_error) is not None
+            stream = self.multiplied(times, times if of_labels else 1)
+            levels = stream.sequence(max_error)
+            return bool(levels) and stream.keeps_error(levels[0][1], max_error)
 
         most = math.ceil(math.log(MANY_TIMES) / math.log(_STEP))
         steps = first_where(is_enough, 1, most + 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +66,6 @@ class Promises:
     Attributes
     ----------
     shift : what is added to all log-odds, see `prior_shift`.
-    matches : the promise of each size class.
     roll_ups : for each level the promises of each size class, by that of the likeliest label, of
         answers that roll up to it.
     unknown_absence : why nothing is known of absent queries; None where something is.
@@ -99,8 +99,9 @@ class Promises:
         )
         self.unknown_rate = self.unknown_absence or self._too_few_labels()
         self.doubt = self._doubt() if expected > MOST_UNKNOWN else None
-        self.matches = tuple(self._promise(place, int(n)) for place, n in enumerate(n_labels))
-        self._thresholds = np.array([promise.threshold for promise in self.matches])
+        self._n_labels = n_labels
+        self._found = tuple(self._threshold_of(place) for place in range(len(n_labels)))
+        self._thresholds = np.array([math.inf if one is None else one[0] for one in self._found])
         of_levels = [evidence.of_level(level) for level in range(len(levels))]
         streams = [Stream.of(one, *given) for one in of_levels]
         self.roll_ups = self._rolled_up(levels, streams, evidence.likeliest_classes)
@@ -137,7 +138,7 @@ class Promises:
     @property
     def gives_guarantee(self) -> bool:
         """True if the error of some matches is guaranteed."""
-        return any(math.isfinite(one.threshold) and one.guaranteed for one in self.matches)
+        return any(one is not None and math.isfinite(one[0]) and one[1] for one in self._found)
 
     def curve(self) -> list[OperatingPoint]:
         """Return the risk-coverage curve, whatever the size class, from the strictest on."""
@@ -145,40 +146,65 @@ class Promises:
 
     def at(self, max_error: float) -> OperatingPoint | None:
         """Return the widest point that keeps ``max_error``, whatever the size class."""
-        threshold, _ = self._widest(self.stream, max_error)
-        return None if threshold is None else self._told(self.stream.point(threshold))
+        found = self._widest(self.stream, max_error)
+        return None if found is None else self._told(self.stream.point(found[0]))
 
-    def _promise(self, size_class: int, n_labels: int) -> MatchPromise:
-        name = SIZE_CLASSES[size_class]
-        of_class = self.stream.at_rows(self._first_classes == size_class)
-        threshold, lacking = self._widest(of_class, self.max_error)
-        if threshold is None:
-            queries = "" if n_labels == 0 else message(f"first_item_{name}")
+    @cached_property
+    def matches(self) -> tuple[MatchPromise, ...]:
+        """The promise of each size class; what else would be needed takes long to plan."""
+        return tuple(self._promise(place) for place in range(len(self._found)))
+
+    def _of_class(self, size_class: int) -> Stream:
+        return self.stream.at_rows(self._first_classes == size_class)
+
+    def _threshold_of(self, size_class: int) -> tuple[float, bool] | None:
+        """Return the threshold of a size class, ∞ where FPIR is not kept, and if it is guaranteed.
+
+        Returns
+        -------
+        None where the error is not kept.
+        """
+        found = self._widest(self._of_class(size_class), self.max_error)
+        if found is None or self.max_false_match_rate is None:
+            return found
+        threshold, guaranteed = found
+        by_rate = self.stream.strictest(self.max_false_match_rate)
+        if by_rate is None or self.unknown_absence is not None:
+            return math.inf, False
+        return max(threshold, by_rate), guaranteed
+
+    def _promise(self, size_class: int) -> MatchPromise:
+        name, found = SIZE_CLASSES[size_class], self._found[size_class]
+        of_class = self._of_class(size_class)
+        if found is None:
+            queries = "" if self._n_labels[size_class] == 0 else message(f"first_item_{name}")
             return MatchPromise(name, math.inf, None, self._error_shortfall(of_class, queries))
-        if self.max_false_match_rate is not None:
-            by_rate = self.stream.strictest(self.max_false_match_rate)
-            if by_rate is None or self.unknown_absence is not None:
-                return MatchPromise(name, math.inf, None, self._rate_shortfall())
-            threshold = max(threshold, by_rate)
-        point = self._told(of_class.point(threshold))
-        return MatchPromise(name, threshold, point, lacking, lacking is None)
+        threshold, guaranteed = found
+        if math.isinf(threshold):
+            return MatchPromise(name, math.inf, None, self._rate_shortfall())
+        lacking = None if guaranteed else self._lacking(of_class)
+        return MatchPromise(
+            name, threshold, self._told(of_class.point(threshold)), lacking, guaranteed
+        )
 
-    def _widest(self, stream: Stream, max_error: float) -> tuple[float | None, Message | None]:
-        """Return the threshold of an error, and why nothing is guaranteed of it; None where it is.
+    def _widest(self, stream: Stream, max_error: float) -> tuple[float, bool] | None:
+        """Return the threshold of an error, and whether it is guaranteed.
 
         Where too few labels tell what absent queries do, matches are given that keep the error if
         FPIR is as likely as not; the error among queries with a match alone is guaranteed then.
         """
         if self.doubt is not None and self.unknown_absence is not None:
-            return None, None
+            return None
         threshold = stream.widest(max_error)
         if threshold is not None:
-            return threshold, None
+            return threshold, True
         likely = stream.taking_absent_as_likely().widest(max_error)
-        if likely is None:
-            return None, None
-        cause = self.unknown_rate or self._too_few_labels_for(stream, max_error)
-        return likely, message("error_bounded_for_matched_queries", cause=cause)
+        return None if likely is None else (likely, False)
+
+    def _lacking(self, stream: Stream) -> Message:
+        """Return why the error among all matches is not guaranteed."""
+        cause = self.unknown_rate or self._too_few_labels_for(stream, self.max_error)
+        return message("error_bounded_for_matched_queries", cause=cause)
 
     def _too_few_labels_for(self, stream: Stream, max_error: float) -> Message:
         """Return how many more labels would bound an error that so many do not."""
@@ -218,9 +244,9 @@ class Promises:
         return tuple(promised)
 
     def _promise_of_level(self, level: str, size_class: int, stream: Stream) -> MatchPromise:
-        threshold, lacking = self._widest(stream, self.max_error)
+        found = self._widest(stream, self.max_error)
         name = SIZE_CLASSES[size_class]
-        if threshold is None:
+        if found is None:
             n = int((stream.counted & stream.chosen).sum())
             least = math.ceil(least_queries(self.max_error, stream.delta))
             shortfall = self.doubt or message(
@@ -231,8 +257,11 @@ class Promises:
                 n_needed=least,
             )
             return MatchPromise(name, math.inf, None, shortfall)
-        point = self._told(stream.point(threshold))
-        return MatchPromise(name, threshold, point, lacking, lacking is None)
+        threshold, guaranteed = found
+        lacking = None if guaranteed else self._lacking(stream)
+        return MatchPromise(
+            name, threshold, self._told(stream.point(threshold)), lacking, guaranteed
+        )
 
     def _told(self, point: OperatingPoint) -> OperatingPoint:
         """Return the point without what is not known of absent queries."""

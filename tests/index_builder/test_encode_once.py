@@ -117,9 +117,9 @@ def test_each_picture_is_computed_once_in_a_whole_build(
     run, asked = Run(tmp_path / "run"), Asked(monkeypatch)
     build_all(config, run, tmp_path / "bundles")
     splits = splits_of(config)
-    parts = [splits.training, splits.validation]
-    for queries in (splits.calibration.matched, splits.evaluation.matched):
-        parts += [queries, corrupted(queries, config.seed)]
+    asked_of = splits.evaluation.matched
+    parts = [splits.training, splits.validation, splits.calibration.matched]
+    parts += [asked_of, corrupted(asked_of, config.seed)]
     poor = degraded_ones(splits.gallery, config.seed)
     parts.append(poor)
     preprocessing = OnnxTrunk(run.trunk).preprocessing

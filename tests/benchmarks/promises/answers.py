@@ -12,6 +12,7 @@ from scipy.special import expit
 from index_builder.datasets import LabelledImages
 from model_store.decision import SIZE_CLASSES, Calibration, Retrieved, Terms, decide, size_classes
 from model_store.decision.absent_share import prior_shift, shifted
+from model_store.decision.found_labels import FoundLabels
 from model_store.encoder.contract import Encoder
 from model_store.gallery import Gallery
 from model_store.predictive import predict
@@ -31,6 +32,7 @@ class Answers:
     ----------
     probabilities : (N,) match probability of the first item.
     no_match : (N,) P(no match).
+    not_listed : (N,) P(no match among the labels of the list that signals are taken from).
     similarities : (N,) of the first item.
     outlier_scores, p_values : (N,).
     classes : (N,) size class of the first item's label.
@@ -42,6 +44,7 @@ class Answers:
 
     probabilities: Floats
     no_match: Floats
+    not_listed: Floats
     similarities: Floats
     outlier_scores: Floats
     p_values: Floats
@@ -61,7 +64,7 @@ class Answers:
     def at_share(self, calibration: Calibration, share: float) -> Floats:
         """Return the match probabilities (N,) where a share of the queries is absent."""
         shift = prior_shift(calibration.assumed_absent, share)
-        return calibration.feedback.of(shifted(self.probabilities, self.no_match, shift))
+        return calibration.feedback.of(shifted(self.probabilities, self.not_listed, shift))
 
     def reach_threshold(self, calibration: Calibration, share: float) -> Bools:
         """Return which first items (N,) reach the promised threshold of their size class."""
@@ -105,6 +108,8 @@ def answer_all(
             label = truth[positions[row]]
             retrieved = Retrieved(found.similarities[row], codes[row], n_listed, np.array([0]))
             decided = decide(calibration, predictive, retrieved, terms)
+            labels = FoundLabels.of(calibration, predictive, retrieved)
+            listed = labels.probabilities(calibration, 0.0)[: labels.n_in_list]
             chosen = decided.result_set
             assert decided.match_log_odds is not None
             assert chosen is not None
@@ -112,6 +117,7 @@ def answer_all(
                 (
                     expit(decided.match_log_odds[0]),
                     decided.assumed_no_match,
+                    1 - listed.sum(),
                     found.similarities[row, 0],
                     predictive.outlier_score,
                     decided.assessment.outlier_p_value,
