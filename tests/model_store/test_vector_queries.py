@@ -132,7 +132,8 @@ def test_labels_that_came_later_are_unknown_and_apart(
     assert other.match_probabilities is not None
     same = np.array([label == first for label in plain.labels])
     assert len(set(other.match_probabilities[same].tolist())) == 1
-    assert other.match_probabilities[0] != one.match_probabilities[0]
+    assert one.verdict == "match"
+    assert other.verdict == "ambiguous"  # nothing is promised of labels with so few items
 
 
 def test_features_of_an_encoder_without_posterior_are_its_vector(

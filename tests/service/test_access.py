@@ -465,7 +465,7 @@ def test_who_may_ask_is_said_for_people(keys_file: KeysFile) -> None:
     keyed = Settings(keys=keys_file.path)
     assert open_access(Settings()).summary == (
         "programs of this machine are admins without a key; so are all clients of a proxy on this "
-        "machine that adds no header of its own: set VOUCH_KEYS behind a proxy"
+        "machine that adds no headers: set VOUCH_KEYS behind a proxy"
     )
     assert open_access(keyed).summary == "keys; without a key nobody"
     anonymous = keyed.model_copy(update={"anonymous": True})

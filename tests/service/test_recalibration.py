@@ -144,7 +144,7 @@ def test_a_process_ends_with_the_service(tmp_path: Path) -> None:
 
 
 def test_the_builder_is_found_and_only_what_could_be_signed_is_made() -> None:
-    assert installed_command()[-3:] == ("-m", "index_builder", "calibrate")
+    assert installed_command()[-3:] == ("-m", "index_builder.__main__", "calibrate")
     assert Settings().recalibrates
     assert not Settings(recalibrate=False).recalibrates
     assert not Settings(bundle_keys=(Path("k"),)).recalibrates
