@@ -173,7 +173,9 @@ def test_a_provider_that_is_not_offered_is_refused_with_what_is(
     digits_bundle: Path, name: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CPU])
-    with pytest.raises(ProviderUnavailable, match=rf"{PROVIDERS[name]} was requested, .* only {CPU}"):
+    with pytest.raises(
+        ProviderUnavailable, match=rf"{PROVIDERS[name]} was requested, .* only {CPU}"
+    ):
         OnnxEncoder(digits_bundle / "encoder.onnx", name)
 
 
