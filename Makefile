@@ -8,7 +8,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 FIND_COMMANDS := Installed. To run vouch-build and vouch-serve by name: source $(BIN)/activate
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs 4 --output-sync=target
 
-.PHONY: install demo check check-builder check-others test coverage lint types style audit sbom dist \
+.PHONY: install demo check check-builder check-others test coverage lint types style audit sbom dist chart \
   bench torture mutants try element pictures tables docs clean help
 .DEFAULT_GOAL := help
 
@@ -29,6 +29,7 @@ help:
 	@echo "make mutants   40 small faults put into the code, one at a time: which do the tests see? half an hour"
 	@echo "make audit     known vulnerabilities of what uv.lock names, from OSV where it can be reached"
 	@echo "make dist      wheel and sdist in build/dist, checked as a package index checks them"
+	@echo "make chart     the Helm chart in build/chart; REGISTRY=oci://... pushes it"
 	@echo "make sbom, element, pictures, tables    files that a release contains"
 	@echo
 	@echo "make bench     the short benchmarks, into build/bench.json; NAME=... one of them, with ARGS=..."
@@ -108,6 +109,12 @@ dist: install
 	$(BIN)/python -m twine check --strict build/dist/*
 	$(BIN)/check-wheel-contents build/dist
 	@$(if $(TAG),test "$(TAG)" = "v$$($(BIN)/python -m hatchling version)" || { echo "$(TAG) is not the version in pyproject.toml"; exit 1; })
+
+HELM ?= helm
+CHARTS ?= build/chart
+chart:
+	$(HELM) package docker/helm/vouch --destination $(CHARTS) $(if $(TAG),--version $(TAG:v%=%) --app-version $(TAG))
+	$(if $(REGISTRY),$(HELM) push $(CHARTS)/vouch-*.tgz $(REGISTRY))
 
 element:
 	@mkdir -p build

@@ -176,6 +176,21 @@ def test_chart_passes_lint(helm: str, tmp_path: Path, name: str) -> None:
     assert status == 0, text
 
 
+def test_packed_chart_has_the_version_of_its_tag(helm: str, tmp_path: Path) -> None:
+    subprocess.run(
+        ["make", "--silent", "chart", "TAG=v1.2.3", f"HELM={helm}", f"CHARTS={tmp_path}"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    with tarfile.open(tmp_path / "vouch-1.2.3.tgz") as packed:
+        chart = packed.extractfile("vouch/Chart.yaml")
+        assert chart is not None
+        described = yaml.safe_load(chart)
+    assert described["version"] == "1.2.3"
+    assert described["appVersion"] == "v1.2.3"  # the tag of the images
+
+
 @pytest.mark.parametrize("name", VALUES)
 def test_service_accepts_the_environment_of_its_pod(
     helm: str, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch

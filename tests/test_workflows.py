@@ -47,9 +47,11 @@ def test_workflow_tests_the_python_versions_that_the_distribution_names(
 
 
 def test_workflow_publishes_only_what_was_tested_and_only_for_tags(jobs: dict[str, Any]) -> None:
-    for name in ("publish-wheel", "publish-images"):
+    for name in ("publish-wheel", "publish-images", "publish-chart"):
         assert jobs[name]["if"] == "github.ref_type == 'tag'"
+    for name in ("publish-wheel", "publish-images"):
         assert {"lint", "test", "dist"} <= set(jobs[name]["needs"])
+    assert jobs["publish-chart"]["needs"] == ["publish-images"]  # whose tag the chart names
     assert jobs["publish-wheel"]["permissions"] == {"id-token": "write"}
     for image in jobs["publish-images"]["strategy"]["matrix"]["image"]:
         assert (ROOT / "docker" / f"{image}.Dockerfile").exists()
