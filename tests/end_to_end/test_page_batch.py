@@ -242,6 +242,7 @@ def test_a_batch_is_accepted_unseen_here_alone(shown: Shown) -> None:
     expect(shown.found("budget-sentence")).to_contain_text("0 to review")
     assert {state for _, state in states(shown)} == {"accepted"}
     assert shown.sent("/feedback") == []  # the service learns of what a person has looked at
+    expect(shown.found("kept")).to_have_attribute("aria-busy", "false")
     shown.page.reload()
     expect(shown.page.locator("[data-state=accepted]")).to_have_count(3)
     shown.found("batch-row").first.get_by_role("button").focus()

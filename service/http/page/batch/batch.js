@@ -33,7 +33,7 @@ const STATES = {
 export function openBatch(gallery, place, { refused, within, cleared }) {
   const entries = [];
   let running = null;
-  let last = Promise.resolve(); // of what is kept: one write after the other
+  let writing = 0; // entries that are on their way to the disk
   const view = batchView(entries, gallery, place, {
     within, run, stop: () => running?.abort(), clear, keep,
   });
@@ -68,8 +68,9 @@ export function openBatch(gallery, place, { refused, within, cleared }) {
     const { number, name, answer, problem, accepted, decision: made } = entry;
     const decision = made && (({ kind, item, reviewer, at, state, number: n, problem: why }) =>
       ({ kind, item, reviewer, at, state, number: n, problem: why }))(made);
-    last = last.then(() => updateRow(gallery.name, { number, name, answer, problem, accepted, decision }))
-      .catch(view.unkept);
+    view.writing(writing += 1);
+    updateRow(gallery.name, { number, name, answer, problem, accepted, decision })
+      .catch(view.unkept).finally(() => view.writing(writing -= 1));
   }
 
   async function work(queue, { signal }) {
@@ -109,7 +110,6 @@ export function openBatch(gallery, place, { refused, within, cleared }) {
 
   async function clear() {
     stop();
-    await last;
     await forgetBatch(gallery.name).catch(() => {});
     place.replaceChildren();
     cleared();
@@ -279,6 +279,7 @@ function batchView(entries, gallery, place, { run, stop, clear, keep, within }) 
       ].join(" ").trim();
     },
     unkept: () => { kept.textContent = t`This browser cannot keep the batch: a reload would lose it.`; },
+    writing: (n) => { kept.ariaBusy = n > 0; },
     started: () => { state.ended = false; show(); },
     ended: () => { state.ended = true; show(); },
     end: () => { unheard(); clearTimeout(due); },
