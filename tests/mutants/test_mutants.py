@@ -167,7 +167,7 @@ def test_third():
 
 @pytest.mark.process
 def test_a_fault_is_seen_in_a_function_a_fixture_and_at_import(tmp_path: Path) -> None:
-    for path in [*files(ROOT, ["tests/mutants/*.py"]), "pyproject.toml"]:
+    for path in [*files(ROOT, ["tests/__init__.py", "tests/mutants/*.py"]), "pyproject.toml"]:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, tmp_path / path)
     (tmp_path / "small").mkdir()
