@@ -79,6 +79,14 @@ def serve(
 class _Workers(Multiprocess):
     """The workers, which a second signal ends at once."""
 
+    def keep_subprocess_alive(self) -> None:
+        """Replace workers that have ended or do not answer."""
+        for one in self.processes:
+            # The parent closes its copy of the pipe: it then sees at once that a worker has ended.
+            # With the copy open it would wait for `WORKER_TIMEOUT_S` and handle no signal.
+            one.child_conn.close()
+        super().keep_subprocess_alive()
+
     def join_all(self) -> None:
         """Wait until all have ended."""
         self.signal_queue.clear()

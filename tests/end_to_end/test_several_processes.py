@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from model_store.bundles.directory import activate
+from service.http.server import WORKER_TIMEOUT_S
 from tests.end_to_end.keys import KeysFile, bearer
 from tests.end_to_end.load import Load
 from tests.end_to_end.processes import (
@@ -262,7 +263,7 @@ def test_workers_that_cannot_serve_end_the_service(
         capture_output=True,
         text=True,
         check=False,
-        timeout=TIMEOUT_S,
+        timeout=WORKER_TIMEOUT_S,  # the end of a worker is seen before it
         env=environment({"VOUCH_REDIS_URL": redis_server.url}),
     )
     assert done.returncode == 1
