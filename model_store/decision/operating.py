@@ -481,10 +481,12 @@ def label_bound(rate: float, n_labels: float, delta: float) -> float:
     """
     if n_labels <= 0 or rate >= 1:
         return 1.0
+    most = -math.log(delta) / n_labels  # of the divergence; in scalars, since plans ask thousands
     low, high = rate, 1.0
     while high - low > 1e-9:
         middle = (low + high) / 2
-        kept = label_p_values(rate, n_labels, np.array([middle]))[0] >= delta
+        of_rate = rate * math.log(rate / middle) if rate else 0.0
+        kept = of_rate + (1 - rate) * math.log((1 - rate) / (1 - middle)) <= most
         low, high = (middle, high) if kept else (low, middle)
     return high
 

@@ -17,6 +17,7 @@ from model_store.decision.operating import (
     OperatingPoint,
     errors_allowed,
     label_bound,
+    label_p_values,
     upper_bound,
 )
 from tests.support.calibration_evidence import evidence
@@ -51,9 +52,8 @@ def test_label_bound_is_where_chernoff_and_hoeffding_reach_delta(
 ) -> None:
     for rate in (0.0, 0.1, 0.5):
         bound = label_bound(rate, n_labels, delta)
-        divergence = (1 - rate) * math.log((1 - rate) / (1 - bound))
-        divergence += rate * math.log(rate / bound) if rate else 0.0
-        assert math.exp(-n_labels * divergence) == pytest.approx(delta, rel=1e-4)
+        p_value = label_p_values(rate, n_labels, np.array([bound]))[0]
+        assert p_value == pytest.approx(delta, rel=1e-4)
 
 
 def test_label_bound_of_no_label_or_of_certainty_is_one() -> None:
