@@ -482,7 +482,8 @@ class Settings(BaseSettings):
         ge=0,
         le=1,
         description="Share of the verdicts `match` that are drawn at random for review, if "
-        "feedback is kept; share of all answers if `review_reasons` has random.",
+        "feedback is kept; share of all answers if `review_reasons` has random. Doubtful answers "
+        "are drawn more often, each with a known probability of at least half of this share.",
     )
     on_drift: OnDrift = Field(
         "warn",

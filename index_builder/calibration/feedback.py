@@ -31,10 +31,11 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
     """The calibration with its match probabilities corrected, and a report of it.
 
     Uncorrected log-odds are fitted to, so that feedback on corrected probabilities corrects
-    nothing twice. Pairs that were drawn at random for review speak for all that is served. Those
-    that the review queue gave were chosen by their log-odds, not by whether they are right, so that
-    they are fitted to as they are (covariate-dependent sampling); where there are enough of either,
-    others are taken as volunteered. Where the correction does not
+    nothing twice. Pairs that were drawn at random for review, weighted by the inverse of the
+    probability of their draw, speak for all that is served. Those that the review queue gave were
+    chosen by their verdict, not by whether they are right, so that they are fitted to as they are
+    (covariate-dependent sampling); where there are enough of either, others are taken as
+    volunteered. Where the correction does not
     foretell better what users say, cross-fitted by query, of the drawn pairs if there are enough,
     nothing is corrected and the report says so.
 
@@ -46,8 +47,9 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
     n_confirmed = int(pairs.correct.sum())
     _require_enough(pairs, n_confirmed)
     judged = _judged(pairs)
-    before = _log_loss(Recalibration()(pairs.log_odds[judged]), pairs.correct[judged])
-    after = _log_loss(_cross_fitted(pairs)[judged], pairs.correct[judged])
+    truth = pairs.correct[judged], pairs.weights[judged]
+    before = _log_loss(Recalibration()(pairs.log_odds[judged]), *truth)
+    after = _log_loss(_cross_fitted(pairs)[judged], *truth)
     applied = after < before
     fitted = _fitted(pairs) if applied else Recalibration()
     if not applied:
@@ -87,7 +89,7 @@ def _volunteered(pairs: SaidPairs) -> Bools:
 
 
 def _fitted(pairs: SaidPairs) -> Recalibration:
-    return fit_recalibration(pairs.log_odds, pairs.correct, _volunteered(pairs))
+    return fit_recalibration(pairs.log_odds, pairs.correct, _volunteered(pairs), pairs.weights)
 
 
 def _cross_fitted(pairs: SaidPairs) -> Floats:
@@ -97,14 +99,17 @@ def _cross_fitted(pairs: SaidPairs) -> Floats:
     probabilities = np.empty(len(pairs.correct))
     volunteered = _volunteered(pairs)
     for kept, left_out in GroupKFold(N_FOLDS).split(pairs.log_odds, groups=pairs.queries):
-        fitted = fit_recalibration(pairs.log_odds[kept], pairs.correct[kept], volunteered[kept])
+        fitted = fit_recalibration(
+            pairs.log_odds[kept], pairs.correct[kept], volunteered[kept], pairs.weights[kept]
+        )
         probabilities[left_out] = fitted(pairs.log_odds[left_out])
     return probabilities
 
 
-def _log_loss(probabilities: Floats, correct: Bools) -> float:
+def _log_loss(probabilities: Floats, correct: Bools, weights: Floats) -> float:
     of_truth = np.where(correct, probabilities, 1 - probabilities)
-    return float(-np.log(np.maximum(of_truth, np.finfo(np.float64).tiny)).mean())
+    losses = -np.log(np.maximum(of_truth, np.finfo(np.float64).tiny))
+    return float(np.average(losses, weights=weights))
 
 
 def _require_enough(pairs: SaidPairs, n_confirmed: int) -> None:

@@ -20,7 +20,7 @@ from model_store.decision.calibration import ARRAYS_FILE, CALIBRATION_FILE
 from model_store.decision.staleness import TOLERATED_CHANGES
 from model_store.errors import CertificateError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 CERTIFIED_FILES = (CALIBRATION_FILE, ARRAYS_FILE, EVALUATION_FILE)
 """Files of a bundle that numbers come from."""

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from model_store.decision import Calibration, DriftTest, ErrorTest, error_interval
+from model_store.decision import (
+    Calibration,
+    DriftTest,
+    ErrorTest,
+    MatchDraw,
+    MatchReview,
+    estimate_error,
+)
 from model_store.drift_states import ALL_CALLERS, DriftStates
 from model_store.errors import CertificateError
 from model_store.feedback import FeedbackLog
@@ -29,6 +37,27 @@ class Said(_Strict):
     n: _Count
     probability: float
     share: float
+
+
+class Review(_Strict):
+    """The review of a drawn match; see `MatchDraw`."""
+
+    wrong: bool
+    predicted: Annotated[float, Field(ge=0, le=1)]
+    probability: Annotated[float, Field(gt=0, le=1)]
+    least: Annotated[float, Field(gt=0, le=1)]
+    n_before: _Count
+    predicted_before: Annotated[float, Field(ge=0)]
+    squares_before: Annotated[float, Field(ge=0)]
+
+    @classmethod
+    def of(cls, review: MatchReview) -> Review:
+        """Write a review."""
+        return cls(wrong=review.wrong, **asdict(review.draw))
+
+    def read(self) -> MatchReview:
+        """Read what `of` wrote."""
+        return MatchReview(self.wrong, MatchDraw(**self.model_dump(exclude={"wrong"})))
 
 
 class Drift(_Strict):
@@ -52,13 +81,13 @@ class Observed(_Strict):
     Attributes
     ----------
     n_asked : matches drawn at random for review.
-    reviews : of each reviewed match 1 where it is wrong, else 0, oldest first.
+    reviews : the reviewed matches, oldest first.
     said : None where nobody gave feedback.
     drift : None where none was kept.
     """
 
     n_asked: _Count
-    reviews: Annotated[str, Field(pattern="^[01]*$")]
+    reviews: list[Review]
     said: Said | None
     drift: Drift | None
 
@@ -88,7 +117,7 @@ def observed(feedback: Path, bundle_id: str, calibration: Calibration) -> Observ
         drift = Drift(n_served=test.n_served, log_capital=test.log_capital, alarmed=test.drifted)
     return Observed(
         n_asked=reviews.n_asked,
-        reviews="".join("1" if wrong else "0" for wrong in reviews.wrong),
+        reviews=[Review.of(one) for one in reviews.matches],
         said=None
         if said is None
         else Said(n=said.n, probability=said.probability, share=said.share),
@@ -99,11 +128,12 @@ def observed(feedback: Path, bundle_id: str, calibration: Calibration) -> Observ
 def since(seen: Observed, max_error: float) -> dict[str, Any]:
     """Return what was observed, and the running test of "errors are at most ``max_error``"."""
     test = ErrorTest(max_error)
-    n = len(seen.reviews)
+    reviews = [one.read() for one in seen.reviews]
+    n, estimate = len(reviews), estimate_error(reviews)
     recorded = {round(step * n / N_STEPS) for step in range(1, N_STEPS + 1)}
     course = []
-    for wrong in seen.reviews:
-        test.observe(wrong=wrong == "1")
+    for review in reviews:
+        test.observe(review)
         if test.n in recorded:
             course.append({"n": test.n, "n_wrong": test.n_wrong, "log_evidence": test.log_evidence})
     return {
@@ -112,8 +142,8 @@ def since(seen: Observed, max_error: float) -> dict[str, Any]:
             "max_error": max_error,
             "n": n,
             "n_wrong": test.n_wrong,
-            "share": test.n_wrong / n if n else None,
-            "interval": list(error_interval(n, test.n_wrong)),
+            "rate": estimate.rate,
+            "interval": list(estimate.interval),
             "log_evidence": test.log_evidence,
             "alarmed": test.alarmed,
             "course": course,

@@ -12,14 +12,22 @@ leads to, `result_sets` which items to return so that a
 match is among them, and `promises` all that is promised of a stream of queries. `calibration` holds
 the fitted whole; `verdict` decides; `drift` tests whether served queries still resemble those that
 were calibrated with, `staleness` says that the gallery is another, and `error_watch` how often a
-match is wrong, the first and the last by `betting`. `crossing` finds the bounds of shares and of
+match is wrong, by reviews of the answers that `review_draws` draws. `betting` is the arithmetic of
+`drift` and `error_watch`. `crossing` finds the bounds of shares and of
 error rates. `outcome` puts into a few sentences what a calibration promises, and what it lacks.
 """
 
 from model_store.decision.absent_share import ServedShare, ShareEstimate, estimate_absent_share
 from model_store.decision.calibration import Calibration
 from model_store.decision.drift import DriftReference, DriftState, DriftTest, reference_of
-from model_store.decision.error_watch import ErrorTest, error_interval
+from model_store.decision.error_watch import (
+    BlockSums,
+    ErrorEstimate,
+    ErrorTest,
+    MatchDraw,
+    MatchReview,
+    estimate_error,
+)
 from model_store.decision.evidence import SIZE_CLASSES, Evidence, LevelEvidence, size_classes
 from model_store.decision.found_labels import Retrieved, Terms
 from model_store.decision.hierarchy import Hierarchy, RollUp, likeliest_parents
@@ -31,6 +39,7 @@ from model_store.decision.outliers import OUTLIER_SIGNALS, OutlierDetector
 from model_store.decision.promises import MatchPromise, Promises
 from model_store.decision.recalibration import Recalibration, fit_recalibration
 from model_store.decision.result_sets import ResultSet, ResultSetRule
+from model_store.decision.review_draws import ReviewDraws
 from model_store.decision.signals import SIGNALS, labels_found, signals
 from model_store.decision.verdict import (
     Assessment,
@@ -47,11 +56,13 @@ __all__ = [
     "SIZE_CLASSES",
     "Absence",
     "Assessment",
+    "BlockSums",
     "Calibration",
     "Decision",
     "DriftReference",
     "DriftState",
     "DriftTest",
+    "ErrorEstimate",
     "ErrorTest",
     "Evidence",
     "FilterMeans",
@@ -59,7 +70,9 @@ __all__ = [
     "LabelMeans",
     "LevelEvidence",
     "LogisticModel",
+    "MatchDraw",
     "MatchPromise",
+    "MatchReview",
     "OperatingPoint",
     "Outcome",
     "OutcomeLine",
@@ -69,6 +82,7 @@ __all__ = [
     "ResultSet",
     "ResultSetRule",
     "Retrieved",
+    "ReviewDraws",
     "RollUp",
     "ServedShare",
     "ShareEstimate",
@@ -80,8 +94,8 @@ __all__ = [
     "choice_probabilities",
     "decide",
     "decide_without_items",
-    "error_interval",
     "estimate_absent_share",
+    "estimate_error",
     "fit_recalibration",
     "label_means",
     "labels_found",

@@ -58,7 +58,10 @@ class Recalibration:
 
 
 def fit_recalibration(
-    log_odds: Floats, correct: Bools, volunteered: Bools | None = None
+    log_odds: Floats,
+    correct: Bools,
+    volunteered: Bools | None = None,
+    weights: Floats | None = None,
 ) -> Recalibration:
     """Slope and intercept on log-odds (Platt 1999), penalised towards no correction.
 
@@ -72,19 +75,22 @@ def fit_recalibration(
         such are spoken of moves their intercept alone (Prentice and Pyke 1979), so that they have
         one more of their own, with the same prior, and the slope is that of all. None: all pairs
         are such as are served.
+    weights : (n,) of each pair's loss: inverse to the probability of its draw, mean 1. None: 1.
     """
     from scipy.optimize import minimize  # noqa: PLC0415 - slow
 
     sign = np.where(correct, 1.0, -1.0)
+    counts = np.ones(len(correct)) if weights is None else weights
     chosen = np.zeros(len(correct)) if volunteered is None else volunteered.astype(np.float64)
 
     def loss_and_gradient(parameters: Floats) -> tuple[float, Floats]:
         slope = np.exp(parameters[0])
         margin = sign * (slope * log_odds + parameters[1] + parameters[2] * chosen)
         pull = parameters / _PRIOR_STD**2
-        by_margin = -sign * expit(-margin)
+        by_margin = -sign * expit(-margin) * counts
         gradient = np.array([slope * (by_margin @ log_odds), by_margin.sum(), by_margin @ chosen])
-        return float(np.logaddexp(0, -margin).sum() + 0.5 * parameters @ pull), gradient + pull
+        loss = counts @ np.logaddexp(0, -margin) + 0.5 * parameters @ pull
+        return float(loss), gradient + pull
 
     log_slope, intercept, _ = minimize(
         loss_and_gradient, np.zeros(3), jac=True, method="L-BFGS-B"

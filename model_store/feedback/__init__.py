@@ -11,7 +11,6 @@
     queue      the review queue: cases with pictures, and leases of them
     drawn      randomly drawn queries, as evidence about served answers
     turns      the order in which reviewers are given cases
-    teaching   the queries whose decisions would teach most
     agreement  agreement of independent reviewers
 """
 

@@ -23,7 +23,7 @@ CaseState = Literal["open", "settled"]
 _COLUMNS = (
     "number, gallery, encoder, bundle, query_id, reason, drawn, verdict, found, "
     "no_match_probability, match_log_odds, match_fingerprint, reviewers, wanted, kept_at, "
-    "media_type, n_bytes, settled_at"
+    "media_type, n_bytes, settled_at, draw_probability, drawn_evenly"
 )
 
 
@@ -46,6 +46,8 @@ class Case:
     query_id : of the answer.
     reason : see `CASE_REASONS`.
     drawn : whether it was drawn at random, whatever the reason.
+    draw_probability : with which it was drawn, see `ReviewDraws`; None if it was not.
+    drawn_evenly : whether it belongs to the draws that every query is in with one probability.
     verdict : of the answer.
     found : the first items of the answer, nearest first.
     no_match_probability : as served.
@@ -78,6 +80,8 @@ class Case:
     media_type: str | None = None
     n_bytes: int = 0
     settled_at: float | None = None
+    draw_probability: float | None = None
+    drawn_evenly: bool = False
 
     @property
     def selection(self) -> Selection:
@@ -96,7 +100,10 @@ class Case:
         """Read a row of the table."""
         fields = dict(zip(_COLUMNS.split(", "), row, strict=True))
         found = tuple(FoundItem(**item) for item in json.loads(fields.pop("found")))
-        return cls(found=found, drawn=bool(fields.pop("drawn")), **fields)
+        drawn, evenly = bool(fields.pop("drawn")), fields.pop("drawn_evenly")
+        # An earlier release drew all queries alike.
+        evenly = drawn if evenly is None else bool(evenly)
+        return cls(found=found, drawn=drawn, drawn_evenly=evenly, **fields)
 
 
 def add(connection: sqlite3.Connection, case: Case) -> Case | None:
@@ -143,16 +150,18 @@ def listed(
     return [Case.of_row(row) for row in rows]
 
 
-def selection(connection: sqlite3.Connection, decided: Decided) -> Selection:
-    """Return how a decision that is about to be made came about: on a lease, or not."""
+def selected(connection: sqlite3.Connection, decided: Decided) -> Decided:
+    """Return a decision with the way in which its query was chosen: on a lease, or not."""
     case = find(connection, decided.gallery, decided.query_id)
     if case is None:
-        return "volunteered"
+        return replace(decided, selection="volunteered", draw_probability=None)
     leased = connection.execute(
         "SELECT 1 FROM case_leases WHERE number = ? AND reviewer = ?",
         (case.number, decided.reviewer),
     ).fetchone()
-    return "volunteered" if leased is None else case.selection
+    chosen: Selection = "volunteered" if leased is None else case.selection
+    drawn_with = case.draw_probability if chosen == "drawn" else None
+    return replace(decided, selection=chosen, draw_probability=drawn_with)
 
 
 def counted(

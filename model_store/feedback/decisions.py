@@ -20,8 +20,8 @@ found or not; ``new``: nothing matches, and what it shows ought to be in the gal
 Selection = Literal["volunteered", "ordered", "drawn"]
 SELECTIONS: tuple[Selection, ...] = get_args(Selection)
 """``volunteered``: the reviewer chose the query, maybe because its answer is wrong; ``ordered``:
-the review queue gave it, by what it would teach and not by whether it is right; ``drawn``: the
-queue gave it, because it was drawn at random."""
+the review queue gave it, by its verdict and not by whether it is right; ``drawn``: the queue gave
+it, because it was drawn at random, with a known probability."""
 
 COLUMNS = (
     "number",
@@ -37,6 +37,7 @@ COLUMNS = (
     "pairs",
     "undone_at",
     "selection",
+    "draw_probability",
 )
 _LISTED = ", ".join(COLUMNS)
 
@@ -79,6 +80,8 @@ class Decided:
     number : counts the decisions; 0 before it is stored.
     undone_at : when it was taken back; None while it holds.
     selection : how the query was chosen for review, see `SELECTIONS`.
+    draw_probability : with which it was drawn; its inverse is the weight of the decision. None of
+        one that was not drawn, or drawn by a release that drew all alike.
     """
 
     gallery: str
@@ -94,6 +97,7 @@ class Decided:
     number: int = 0
     undone_at: float | None = None
     selection: Selection = "volunteered"
+    draw_probability: float | None = None
 
     def row(self) -> tuple[Any, ...]:
         """Return the columns of the table but the first."""
@@ -111,6 +115,7 @@ class Decided:
             pairs,
             self.undone_at,
             self.selection,
+            self.draw_probability,
         )
 
     @classmethod

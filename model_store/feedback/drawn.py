@@ -1,5 +1,7 @@
 """Queries that were drawn at random and reviewed: unbiased evidence about served answers.
 
+Exact bounds need queries that are drawn alike. Draws prefer doubtful answers; only those count here
+that would have been drawn with the lowest probability, the same for every query.
 A reviewer who chooses queries may choose wrong answers. So only queries that were drawn before
 their truth was known count, the oldest in a row, as far as nearly all of them are settled; those
 in the row that are not were maybe left because they are hard.
@@ -46,7 +48,8 @@ def drawn_queries(path: Path, gallery: str, encoder: str) -> list[DrawnQuery]:
         rows = connection.execute(
             "SELECT wanted, query_id, mean, variance, features FROM cases "
             "JOIN answered USING (gallery, encoder, query_id) "
-            "WHERE gallery = ? AND encoder = ? AND drawn ORDER BY number",
+            "WHERE gallery = ? AND encoder = ? AND drawn AND COALESCE(drawn_evenly, 1) "
+            "ORDER BY number",
             (gallery, encoder),
         ).fetchall()
         drawn = []

@@ -26,6 +26,7 @@ FIELDS = (
     "decided_at",
     "undone_at",
     "selection",
+    "draw_probability",
     "pairs",
 )
 """Columns. Times are as of RFC 3339; ``pairs`` is JSON: what was served of the items named."""
@@ -120,6 +121,7 @@ def _read(number: int, fields: Mapping[str, Any]) -> Decided:
     try:
         pairs = tuple(Pair(**pair) for pair in fields.get("pairs") or ())
         at, undone_at = (_time(fields.get(name)) for name in ("decided_at", "undone_at"))
+        drawn_with = _probability(fields.get("draw_probability"))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"Line {number} cannot be read: {error}.") from None
     return Decided(
@@ -135,7 +137,17 @@ def _read(number: int, fields: Mapping[str, Any]) -> Decided:
         decided_at=moment() if at is None else at,
         undone_at=undone_at,
         selection=selection,
+        draw_probability=drawn_with,
     )
+
+
+def _probability(value: str | float | None) -> float | None:
+    if value is None:
+        return None
+    probability = float(value)
+    if not 0 < probability <= 1:
+        raise ValueError(f"`draw_probability` is {probability}; give a number above 0, at most 1")
+    return probability
 
 
 def _time(text: str | None) -> float | None:

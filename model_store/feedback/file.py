@@ -21,6 +21,7 @@ CREATE TABLE IF NOT EXISTS feedback (
   match_fingerprint TEXT,
   first_received_at REAL,
   selection TEXT,
+  draw_probability REAL,
   PRIMARY KEY (bundle, query_id, item_id)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS audits (
@@ -28,6 +29,12 @@ CREATE TABLE IF NOT EXISTS audits (
   query_id TEXT NOT NULL,
   item_id TEXT NOT NULL,
   asked_at REAL NOT NULL,
+  predicted REAL,
+  probability REAL,
+  least REAL,
+  n_before INTEGER,
+  predicted_before REAL,
+  squares_before REAL,
   PRIMARY KEY (bundle, query_id, item_id)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS decisions (
@@ -43,7 +50,8 @@ CREATE TABLE IF NOT EXISTS decisions (
   decided_at REAL NOT NULL,
   pairs TEXT NOT NULL,
   undone_at REAL,
-  selection TEXT NOT NULL DEFAULT 'volunteered'
+  selection TEXT NOT NULL DEFAULT 'volunteered',
+  draw_probability REAL
 );
 CREATE INDEX IF NOT EXISTS decisions_by_query ON decisions (query_id, gallery);
 CREATE TABLE IF NOT EXISTS answered (
@@ -82,6 +90,8 @@ CREATE TABLE IF NOT EXISTS cases (
   media_type TEXT,
   n_bytes INTEGER NOT NULL,
   settled_at REAL,
+  draw_probability REAL,
+  drawn_evenly INTEGER,
   UNIQUE (gallery, query_id)
 );
 CREATE TABLE IF NOT EXISTS case_images (
@@ -102,8 +112,21 @@ CREATE TABLE IF NOT EXISTS case_turns (
 
 FITTED_TO = {"match_log_odds": "REAL", "match_fingerprint": "TEXT"}
 _ADDED = {
-    "feedback": FITTED_TO | {"first_received_at": "REAL", "selection": "TEXT"},
-    "decisions": {"selection": "TEXT NOT NULL DEFAULT 'volunteered'"},
+    "feedback": FITTED_TO
+    | {"first_received_at": "REAL", "selection": "TEXT", "draw_probability": "REAL"},
+    "decisions": {
+        "selection": "TEXT NOT NULL DEFAULT 'volunteered'",
+        "draw_probability": "REAL",
+    },
+    "audits": {
+        "predicted": "REAL",
+        "probability": "REAL",
+        "least": "REAL",
+        "n_before": "INTEGER",
+        "predicted_before": "REAL",
+        "squares_before": "REAL",
+    },
+    "cases": {"draw_probability": "REAL", "drawn_evenly": "INTEGER"},
 }
 """Columns that files of earlier releases lack; what was kept there cannot be fitted to."""
 

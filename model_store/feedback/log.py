@@ -6,20 +6,20 @@ import sqlite3
 import time
 from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from model_store.decision import MatchDraw, MatchReview
 from model_store.feedback import cases, decisions
 from model_store.feedback.decisions import Decided
 from model_store.feedback.file import FITTED_TO, columns, opened
 
-_DRAWN = (
-    "EXISTS (SELECT 1 FROM audits WHERE audits.bundle = feedback.bundle AND audits.query_id = "
-    "feedback.query_id AND audits.item_id = feedback.item_id)"
-)
+_DRAW = tuple(field.name for field in fields(MatchDraw))
+"""Columns of a drawn match; the last three are sums over the matches before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,10 @@ class SaidPairs:
     correct : (n,) whether users confirmed the pair.
     queries : (n,) number of the query that the pair belongs to.
     drawn : (n,) whether the pair was drawn at random for review.
-    ordered : (n,) whether the review queue gave it, by what it would teach; other pairs were chosen
-        by the reviewer.
+    weights : (n,) 1 / π of drawn pairs, with the probability π of the draw, divided by their mean;
+        1 of other pairs.
+    ordered : (n,) whether the review queue gave it, by its verdict; other pairs were chosen by the
+        reviewer.
     n_others : pairs that were stored with probabilities of another origin.
     """
 
@@ -41,6 +43,7 @@ class SaidPairs:
     correct: NDArray[np.bool_]
     queries: NDArray[np.int64]
     drawn: NDArray[np.bool_]
+    weights: NDArray[np.float64]
     ordered: NDArray[np.bool_]
     n_others: int
 
@@ -69,12 +72,12 @@ class Reviews:
     Attributes
     ----------
     n_asked : matches drawn for review.
-    wrong : (n,) whether each match that was reviewed is wrong, in the order of the first reviews;
-        the last review counts.
+    matches : each match that was reviewed, in the order of the first reviews; the last review
+        counts.
     """
 
     n_asked: int
-    wrong: tuple[bool, ...]
+    matches: tuple[MatchReview, ...]
 
 
 class FeedbackLog:
@@ -176,12 +179,24 @@ class FeedbackLog:
             ).fetchone()
         return FeedbackSummary(n, probability, share) if n else None
 
-    def ask(self, bundle: str, matches: Iterable[tuple[str, str]]) -> None:
-        """Keep which matches, pairs of a query's and an item's id, were drawn for review."""
+    def ask(self, bundle: str, matches: Iterable[tuple[str, str, MatchDraw]]) -> None:
+        """Keep which matches were drawn for review: a query's and an item's id, and the draw.
+
+        One that another process has drawn already is kept once, with the matches before both.
+        """
         now = time.time()
-        rows = [(bundle, query_id, item_id, now) for query_id, item_id in matches]
+        rows = [
+            (bundle, query_id, item_id, now, *(getattr(draw, name) for name in _DRAW))
+            for query_id, item_id, draw in matches
+        ]
+        sums = ", ".join(f"{name} = {name} + excluded.{name}" for name in _DRAW[3:])
+        marks = ", ".join("?" * (4 + len(_DRAW)))
         with opened(self.path) as connection:
-            connection.executemany("INSERT OR IGNORE INTO audits VALUES (?, ?, ?, ?)", rows)
+            connection.executemany(
+                f"INSERT INTO audits (bundle, query_id, item_id, asked_at, {', '.join(_DRAW)}) "  # noqa: S608
+                f"VALUES ({marks}) ON CONFLICT DO UPDATE SET {sums}",
+                rows,
+            )
 
     def asked(self, bundle: str, query_id: str, item_id: str) -> bool:
         """Return whether a match was drawn for review."""
@@ -203,11 +218,12 @@ class FeedbackLog:
                 "SELECT COUNT(*) FROM audits WHERE bundle = ?", (bundle,)
             ).fetchone()
             rows = connection.execute(
-                "SELECT correct FROM feedback JOIN audits USING (bundle, query_id, item_id) "
+                f"SELECT correct, match_probability, {', '.join(_DRAW)} "  # noqa: S608
+                "FROM feedback JOIN audits USING (bundle, query_id, item_id) "
                 "WHERE bundle = ? ORDER BY COALESCE(first_received_at, received_at), query_id",
                 (bundle,),
             ).fetchall()
-        return Reviews(n_asked, tuple(not correct for (correct,) in rows))
+        return Reviews(n_asked, tuple(_reviewed(*row) for row in rows))
 
     def pairs(self, match_fingerprint: str) -> SaidPairs:
         """All pairs, of whichever bundle, whose probabilities came from what is named.
@@ -222,12 +238,17 @@ def pairs_in(connection: sqlite3.Connection, match_fingerprint: str | None) -> S
     """Return the pairs of a file that may be of an earlier release, see `FeedbackLog.pairs`."""
     found = columns(connection, "feedback")
     if FITTED_TO.keys() <= found:
-        audited = _DRAWN if columns(connection, "audits") else "0"
+        audits = columns(connection, "audits")
+        joined = "LEFT JOIN audits USING (bundle, query_id, item_id)" if audits else ""
+        audited = "asked_at IS NOT NULL" if audits else "0"
+        with_probability = [name for name in ("probability",) if name in audits]
         selection = "selection" if "selection" in found else "NULL"
+        with_probability += [name for name in ("draw_probability",) if name in found]
+        probability = ", ".join([*with_probability, "1.0", "1.0"])
         rows = connection.execute(
             f"SELECT query_id, item_id, match_log_odds, correct, {audited} "  # noqa: S608
-            f"OR {selection} IS 'drawn', {selection} IS 'ordered' "
-            "FROM feedback WHERE match_fingerprint = ? ORDER BY received_at",
+            f"OR {selection} IS 'drawn', {selection} IS 'ordered', COALESCE({probability}) "
+            f"FROM feedback {joined} WHERE match_fingerprint = ? ORDER BY received_at",
             (match_fingerprint,),
         ).fetchall()
     else:
@@ -235,14 +256,19 @@ def pairs_in(connection: sqlite3.Connection, match_fingerprint: str | None) -> S
     count = "SELECT COUNT(*) FROM feedback" if found else "SELECT 0"
     (n_all,) = connection.execute(count).fetchone()
     last = {(query, item): said for query, item, *said in rows}
-    said = np.array(list(last.values()), dtype=np.float64).reshape(-1, 4)
+    said = np.array(list(last.values()), dtype=np.float64).reshape(-1, 5)
     queries = np.unique([query for query, _ in last], return_inverse=True)[1]
     drawn = said[:, 2] == 1
+    weights = np.ones(len(said))
+    if drawn.any():
+        weights[drawn] = 1 / said[drawn, 4]
+        weights[drawn] /= weights[drawn].mean()
     return SaidPairs(
         said[:, 0],
         said[:, 1] == 1,
         queries.astype(np.int64),
         drawn,
+        weights,
         (said[:, 3] == 1) & ~drawn,
         n_all - len(rows),
     )
@@ -250,7 +276,14 @@ def pairs_in(connection: sqlite3.Connection, match_fingerprint: str | None) -> S
 
 def _decide(connection: sqlite3.Connection, decided: Decided) -> Decided:
     """Store a decision with the way in which its query was chosen."""
-    return _take(connection, replace(decided, selection=cases.selection(connection, decided)))
+    return _take(connection, cases.selected(connection, decided))
+
+
+def _reviewed(correct: int, match_probability: float, *draw: float | None) -> MatchReview:
+    """Return the review of a drawn match; an earlier release drew all alike, and kept no more."""
+    drawn: dict[str, Any] = {"predicted": 1 - match_probability}
+    drawn |= {name: one for name, one in zip(_DRAW, draw, strict=True) if one is not None}
+    return MatchReview(not correct, MatchDraw(**drawn))
 
 
 def _take(connection: sqlite3.Connection, decided: Decided) -> Decided:
@@ -285,7 +318,8 @@ def _say(connection: sqlite3.Connection, decided: Decided) -> None:
     connection.executemany(
         "INSERT INTO feedback (gallery, bundle, query_id, item_id, correct, "
         "rank, match_probability, received_at, match_log_odds, match_fingerprint, "
-        "first_received_at, selection) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+        "first_received_at, selection, draw_probability) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
         "ON CONFLICT DO UPDATE SET correct = excluded.correct, rank = excluded.rank, "
         "match_probability = excluded.match_probability, "
         "received_at = excluded.received_at, match_log_odds = excluded.match_log_odds, "
@@ -305,6 +339,7 @@ def _say(connection: sqlite3.Connection, decided: Decided) -> None:
                 decided.decided_at,
                 # Of another item than the first the reviewer speaks because of what it is.
                 decided.selection if pair.rank == 1 else "volunteered",
+                decided.draw_probability if pair.rank == 1 else None,
             )
             for pair in decided.pairs
         ],

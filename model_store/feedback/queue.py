@@ -96,8 +96,8 @@ class ReviewQueue:
     def add(self, new: Sequence[NewCase]) -> dict[str, int]:
         """Keep cases; a query has one, which gets a picture where it had none.
 
-        What is too old goes, and then, beyond the bounds, what is settled, what would teach least,
-        and what was drawn at random, oldest first.
+        Cases that are too old go, and then, beyond the bounds, settled cases, those not drawn, and
+        those drawn at random, the oldest first.
 
         Returns
         -------

@@ -102,7 +102,11 @@ class Decision(BaseModel):
     undone_at: datetime | None = Field(description="When it was taken back; null: it holds.")
     selection: Selection = Field(
         description="How the query was chosen for review: the review queue gave it, `drawn` at "
-        "random or `ordered` by what a decision would teach; or it was `volunteered`."
+        "random or `ordered` by its verdict; or it was `volunteered`."
+    )
+    draw_probability: float | None = Field(
+        None,
+        description="With which the query was drawn; its inverse is the weight of the decision.",
     )
 
 
@@ -124,6 +128,8 @@ class FeedbackSummary(BaseModel):
 class ErrorsOverTime(BaseModel):
     """The error rate of verdict `match`, from reviews of answers that were drawn at random.
 
+    Doubtful matches are drawn more often, so that the rate is not `n_wrong` / `n_reviewed`: each
+    review counts by the inverse of its probability, beside the predicted errors of all matches.
     It is valid however often it is read, if the decision to review an answer does not depend on
     whether the match is right: compare `n_reviewed` with `n_asked`.
     """
@@ -133,9 +139,12 @@ class ErrorsOverTime(BaseModel):
     n_asked: int = Field(description="Matches drawn, with this bundle.")
     n_reviewed: int = Field(description="Reviewed ones among them.")
     n_wrong: int = Field(description="Of them are wrong.")
+    error: float | None = Field(
+        None, description="Estimate of the error rate of all matches; null without a review."
+    )
     error_interval: tuple[float, float] = Field(
         description="95 % confidence sequence of the error rate, if that does not change: it holds "
-        "the rate at all times at once."
+        "the rate at all times at once, for many reviews. [0, 1] below 30 reviews."
     )
     log_evidence: float = Field(
         description="Against an error rate of at most `max_error`, in nats (an e-process). At 4.6, "

@@ -39,6 +39,9 @@ class ReviewCase(BaseModel):
     query_id: str
     reason: CaseReason = Field(description=REASONS)
     drawn: bool = Field(description="Whether it was drawn at random, whatever the reason.")
+    draw_probability: float | None = Field(
+        description="With which it was drawn: doubtful answers more often. Null where it was not."
+    )
     state: CaseState
     verdict: str
     found: list[FoundItem] = Field(description="The first items of the answer.")
@@ -94,7 +97,8 @@ class ReviewSummary(BaseModel):
     reasons: list[CaseReason] = Field(description="For which queries are kept.")
     image: Literal["none", "thumbnail", "original"] = Field(description="What is kept of images.")
     random_share: float = Field(
-        description="Share of all queries drawn at random; 0 where `reasons` lacks `random`."
+        description="Share of all queries drawn at random, doubtful ones more often; 0 where "
+        "`reasons` lacks `random`."
     )
     retention_s: int
     reviewers: int = Field(description="Who have to agree before a decision counts.")

@@ -1,13 +1,26 @@
-"""The error rate of verdict `match`, from reviews of a random share of the answers."""
+"""The draws of answers for review, and the error rate of verdict `match` from these reviews."""
 
 from __future__ import annotations
 
 import hashlib
-from collections import deque
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from functools import cached_property
 
-from model_store.decision import Calibration, ErrorTest
+from model_store.answers import Answer
+from model_store.decision import (
+    BlockSums,
+    Calibration,
+    ErrorTest,
+    MatchDraw,
+    MatchReview,
+    ReviewDraws,
+)
 from model_store.feedback import FeedbackLog
 from model_store.messages import Message, message
+
+MAX_SEEN = 100_000
+"""Queries with a match of which the last are remembered, so that each image counts once."""
 
 
 def is_drawn(purpose: str, query_id: str, share: float) -> bool:
@@ -16,19 +29,33 @@ def is_drawn(purpose: str, query_id: str, share: float) -> bool:
     return int.from_bytes(drawn, "big") < share * 2**64
 
 
-class Audit:
-    """Draws matches for review, and tests the decisions on them.
+@dataclass(frozen=True, slots=True)
+class ReviewDraw:
+    """An answer that was drawn for review.
 
-    A match is drawn by a hash of its query and of the bundle, so that every replica draws the same,
-    whether it was cached or not. What was drawn is kept in the feedback's file, which replicas may
-    share, and with it the test survives a restart.
+    Attributes
+    ----------
+    probability : with which it was drawn.
+    evenly : whether every answer belongs to these draws with one probability.
+    """
+
+    probability: float
+    evenly: bool
+
+
+class Audit:
+    """Draws answers for review with known probabilities, and tests the decisions on matches.
+
+    An answer is drawn by a hash of its query and of the bundle, so that every replica draws the
+    same, whether it was cached or not. Drawn matches are kept in the feedback's file, which
+    replicas may share, and with it the test survives a restart.
 
     Parameters
     ----------
     bundle_id : what answers.
     calibration : of the bundle; without one nothing is drawn.
     log : keeps feedback; without one nothing is drawn.
-    share : of matches to draw.
+    share : of answers to draw.
     """
 
     def __init__(
@@ -37,8 +64,12 @@ class Audit:
         self._bundle_id = bundle_id
         max_error = None if calibration is None else calibration.max_error
         self._log = None if max_error is None else log
-        self._asked: deque[tuple[str, str]] = deque()  # filled and emptied by different threads
-        self._reviewed: tuple[bool, ...] = ()
+        self._calibration = calibration
+        # filled and emptied by different threads
+        self._asked: deque[tuple[str, str, MatchDraw]] = deque()
+        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._before = BlockSums()
+        self.reviews: tuple[MatchReview, ...] = ()
         self.max_error = 0.0 if max_error is None else max_error
         self.share = share
         self.n_asked = 0
@@ -61,13 +92,37 @@ class Audit:
             max_error=self.max_error,
         )
 
-    def draws(self, query_id: str) -> bool:
-        """Return whether a match of the query is drawn for review."""
-        return self._log is not None and is_drawn(self._bundle_id, query_id, self.share)
+    @cached_property
+    def _draws(self) -> ReviewDraws:
+        assert self._calibration is not None  # noqa: S101 - else there is no log
+        return ReviewDraws.of(self._calibration, self.share)
 
-    def ask(self, query_id: str, item_id: str) -> None:
-        """Note that a match was drawn for review; `keep` writes it."""
-        self._asked.append((query_id, item_id))
+    def draw(self, query_id: str, answer: Answer) -> ReviewDraw | None:
+        """Return the draw of an answer for review; None where it is not drawn."""
+        if self._log is None:
+            return None
+        is_match = answer.decision.verdict == "match"
+        probability = self._draws.probability(_first(answer), is_match=is_match)
+        if not is_drawn(self._bundle_id, query_id, probability):
+            return None
+        return ReviewDraw(probability, is_drawn(self._bundle_id, query_id, self._draws.least))
+
+    def count(self, query_id: str, answer: Answer, draw: ReviewDraw | None) -> None:
+        """Count a match; `keep` writes it if it was drawn."""
+        if self._log is None or not self.share or query_id in self._seen:
+            return
+        self._seen[query_id] = None
+        if len(self._seen) > MAX_SEEN:
+            self._seen.popitem(last=False)
+        first = _first(answer)
+        wrong = 1.0 if first is None else 1 - first
+        if draw is None:
+            probability = self._draws.probability(first, is_match=True)
+            self._before.add(self._draws.predicted_error(wrong, probability))
+            return
+        predicted = self._draws.predicted_error(wrong, draw.probability)
+        drawn = self._before.close(predicted, draw.probability, self._draws.least)
+        self._asked.append((query_id, answer.matches[0].item.id, drawn))
 
     def keep(self) -> None:
         """Write drawn matches, and read the decisions on them, from this and other processes."""
@@ -82,8 +137,13 @@ class Audit:
                 raise
         reviews = self._log.reviews(self._bundle_id)
         self.n_asked = reviews.n_asked
-        if reviews.wrong != self._reviewed:
+        if reviews.matches != self.reviews:
             test = ErrorTest(self.max_error)
-            for wrong in reviews.wrong:
-                test.observe(wrong=wrong)
-            self.test, self._reviewed = test, reviews.wrong
+            for review in reviews.matches:
+                test.observe(review)
+            self.test, self.reviews = test, reviews.matches
+
+
+def _first(answer: Answer) -> float | None:
+    """Return the match probability of the first item; None where there is none."""
+    return answer.matches[0].match_probability if answer.matches else None

@@ -105,8 +105,8 @@ class Lease:
         started = time.perf_counter()
         found = await self._searched(await self.engine.encoded(data), parameters, started)
         if parameters.where is None and self._retriever.calibration is not None:
-            drawn = self.watch.audit.draws(found.query_id)
-            self.engine.reviews.note(data, found, self.watch.key, drawn=drawn)
+            draw = self.watch.audit.draw(found.query_id, found.answer)
+            self.engine.reviews.note(data, found, self.watch.key, draw)
         if self.engine.shadow is not None:
             self.engine.shadow.offer(data, parameters, found)
         return found

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from model_store.decision import estimate_error
 from service.encoding.cache import Cache
 from service.serving.lease import Lease
 from service.serving.registry import Galleries
@@ -60,7 +61,12 @@ _GAUGES: tuple[tuple[str, str, list[str]], ...] = (
         "Matches drawn at random for review that were reviewed.",
         ["gallery"],
     ),
-    ("vouch_audited_errors", "Of them are wrong.", ["gallery"]),
+    (
+        "vouch_audited_errors",
+        "Reviewed matches found wrong; doubtful matches are reviewed more often than others.",
+        ["gallery"],
+    ),
+    ("vouch_error_rate", "Estimate of the error rate of all matches.", ["gallery"]),
     (
         "vouch_error_log_evidence",
         "Evidence that matches are wrong more often than accepted, nats; alarm at 4.6.",
@@ -158,6 +164,8 @@ class GalleryMetrics(Collector):
             if audit.watches:
                 families["vouch_audited_matches"].add_metric([name], audit.test.n)
                 families["vouch_audited_errors"].add_metric([name], audit.test.n_wrong)
+                if (rate := estimate_error(audit.reviews).rate) is not None:
+                    families["vouch_error_rate"].add_metric([name], rate)
                 families["vouch_error_log_evidence"].add_metric([name], audit.test.log_evidence)
                 families["vouch_error_alarm"].add_metric([name], audit.test.alarmed)
             for (reason, state), n in engine.reviews.counts.items():

@@ -27,6 +27,7 @@ from model_store.feedback import (
 from model_store.half_precision import HalfRows
 from model_store.verdicts import Verdict
 from service.decoding.decoder import Prepared
+from service.serving.audit import ReviewDraw
 from service.serving.queries import Answered, SearchResult
 from service.settings import ImageKept
 
@@ -105,28 +106,28 @@ class ReviewKeeper:
         self._writing = asyncio.Lock()
         self.counts: dict[tuple[CaseReason, CaseState], int] = {}
 
-    def note(self, data: bytes, found: SearchResult, bundle: str, *, drawn: bool) -> None:
+    def note(self, data: bytes, found: SearchResult, bundle: str, draw: ReviewDraw | None) -> None:
         """Have a query kept, if its answer is of a kind that is.
 
         Parameters
         ----------
         data : the upload.
         bundle : under which its decisions are kept.
-        drawn : whether it was drawn at random.
+        draw : for review; None where it was not drawn.
         """
         if self.queue is None:
             return
         reasons = self.terms.reasons
-        drawn = drawn and "random" in reasons
+        draw = draw if "random" in reasons else None
         reason = REASON_OF.get(found.answer.decision.verdict)
         if reason not in reasons:
-            reason = "random" if drawn else None
+            reason = None if draw is None else "random"
         if reason is None or found.query_id in self._waiting:
             return
         if self._waiting_bytes + len(data) > MOST_WAITING_BYTES:
             self._gallery.observe("lost", 1)
             return
-        case = self._case(found, bundle, reason, drawn=drawn)
+        case = self._case(found, bundle, reason, draw)
         self._waiting[found.query_id] = data, case
         self._waiting_bytes += len(data)
 
@@ -165,7 +166,7 @@ class ReviewKeeper:
         embeddings = await self._gallery.find(decided.query_id)
         if embeddings is None:  # then it could not be decided on once it has left the cache
             return
-        case = self._case(answered, decided.bundle, "contradicted", drawn=False)
+        case = self._case(answered, decided.bundle, "contradicted", None)
         new = NewCase(case, _embedded(case, embeddings), None)
         await asyncio.to_thread(self.queue.contradict, new)
 
@@ -202,7 +203,11 @@ class ReviewKeeper:
         return NewCase(case, _embedded(case, embeddings), picture)
 
     def _case(
-        self, found: SearchResult | Answered, bundle: str, reason: CaseReason, *, drawn: bool
+        self,
+        found: SearchResult | Answered,
+        bundle: str,
+        reason: CaseReason,
+        draw: ReviewDraw | None,
     ) -> Case:
         answer = found.answer
         log_odds = answer.decision.match_log_odds
@@ -213,7 +218,9 @@ class ReviewKeeper:
             bundle=bundle,
             query_id=found.query_id,
             reason=reason,
-            drawn=drawn,
+            drawn=draw is not None,
+            draw_probability=None if draw is None else draw.probability,
+            drawn_evenly=draw is not None and draw.evenly,
             verdict=answer.decision.verdict,
             found=tuple(
                 FoundItem(match.item.id, match.item.label, match.match_probability)

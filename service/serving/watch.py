@@ -37,7 +37,7 @@ class Watch:
     ----------
     log : keeps feedback; without one drift and the share of absent queries are kept in memory only,
         for each process, and nothing is drawn.
-    audit_share : share of matches to draw for review.
+    audit_share : share of answers to draw for review.
     kind : of the queries.
 
     Attributes
@@ -77,11 +77,12 @@ class Watch:
             self.absent.observe(answer.decision)
 
     def answered(self, query_id: str, answer: Answer) -> bool:
-        """Take notice of an answer; returns whether it is drawn for review."""
-        drawn = answer.decision.verdict == "match" and self.audit.draws(query_id)
-        if drawn:
-            self.audit.ask(query_id, answer.matches[0].item.id)
-        return drawn
+        """Count an answer; return whether it is a match drawn for review."""
+        if answer.decision.verdict != "match":
+            return False
+        draw = self.audit.draw(query_id, answer)
+        self.audit.count(query_id, answer, draw)
+        return draw is not None
 
     async def restore(self) -> None:
         """Go on from what was kept before a restart."""

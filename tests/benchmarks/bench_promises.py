@@ -20,6 +20,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,13 +32,14 @@ from tests.benchmarks import bench_outliers
 from tests.benchmarks.measured import record_figures
 from tests.benchmarks.outlier_worlds import WORLDS as OUTLIER_WORLDS
 from tests.benchmarks.preconditions import data_dir
-from tests.benchmarks.promises.catalogue import ORDINARY, WORLDS, spec_of
+from tests.benchmarks.promises.catalogue import LARGE, ORDINARY, WORLDS, spec_of
 from tests.benchmarks.promises.drift import CHANGES, SHARES, alarms
 from tests.benchmarks.promises.filtered import measure_filters
 from tests.benchmarks.promises.measures import Record, means, measure
 from tests.benchmarks.promises.oracles import ORACLES
 from tests.benchmarks.promises.planner import compare_divisions, division_of, plan
 from tests.benchmarks.promises.real import PLANNED, REAL, embed_all, real_world
+from tests.benchmarks.promises.reviews import REVIEWED, measure_reviews
 from tests.benchmarks.promises.summary import summarise, table, table_of_worlds
 from tests.benchmarks.promises.worlds import make_world
 
@@ -71,22 +73,29 @@ def run(task: Task) -> Record | list[Record]:
             world = real_world(name, division, directory)
         else:
             world = make_world(spec_of(name), seed, directory)
-        return {"filters": measure_filters, "planner": plan, "world": measure}[kind](world, seed)
+        measures = {
+            "filters": measure_filters,
+            "planner": plan,
+            "reviews": measure_reviews,
+            "world": measure,
+        }
+        return measures[kind](world, seed)
 
 
 def tasks(options: argparse.Namespace) -> Iterator[Task]:
     """All that is to be measured; what takes longest comes first."""
     for seed in range(options.filter_seeds):
         yield "filters", ORDINARY, seed
+        yield "reviews", LARGE, seed
     if "VOUCH_DATA_DIR" in os.environ:
         for name in () if options.quick else OUTLIER_WORLDS:
             yield "outliers", name, 0
-        for seed in range(options.real_seeds):
-            for name in REAL:
-                yield "world", name, seed
-        for seed in range(options.planner_seeds):
-            for name in PLANNED:
-                yield "planner", name, seed
+        for kind, names, n in (
+            ("world", REAL, options.real_seeds),
+            ("reviews", REVIEWED, options.filter_seeds),
+            ("planner", PLANNED, options.planner_seeds),
+        ):
+            yield from ((kind, name, seed) for seed, name in product(range(n), names))
     for seed in range(options.first, options.repetitions):
         for spec in WORLDS:
             yield "world", spec.name, seed
@@ -187,6 +196,14 @@ def reduced(records: dict[tuple[str, str], list[Record]]) -> tuple[Record, dict[
     if filters:
         numbers["ece_filters"] = max(one["ece"] for one in filters.values())
         numbers["filters_time_ratio"] = max(one["time_over_unfiltered"] for one in filters.values())
+    reviews = {
+        name: means(done)
+        for (kind, name), found in records.items()
+        if kind == "reviews" and (done := [one for one in found if "refused" not in one])
+    }
+    if reviews:
+        numbers["reviews_ratio"] = max(one["ratio"] for one in reviews.values())
+        numbers["reviews_interval_missed"] = max(one["missed"] for one in reviews.values())
     drift: dict[str, Record] = {}
     for (kind, name), found in records.items():
         if kind == "drift":
@@ -224,6 +241,7 @@ def reduced(records: dict[tuple[str, str], list[Record]]) -> tuple[Record, dict[
     return numbers, {
         "worlds": worlds,
         "filters": filters,
+        "reviews": reviews,
         "drift": drift,
         "planner": planner,
         "outliers": regrets,

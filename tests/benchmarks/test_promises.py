@@ -11,7 +11,7 @@ import pytest
 from index_builder.datasets.corruption import corrupted
 from index_builder.datasets.images import from_arrays
 from index_builder.metrics import auroc
-from model_store.decision import SIGNALS, Calibration
+from model_store.decision import SIGNALS, Calibration, ReviewDraws
 from model_store.retriever import Retriever
 from tests.benchmarks.promises.answers import answer_all
 from tests.benchmarks.promises.catalogue import spec_of
@@ -20,6 +20,7 @@ from tests.benchmarks.promises.latents import pictures, read_pictures
 from tests.benchmarks.promises.measures import ALPHA, calibrate, served_share, shown_above
 from tests.benchmarks.promises.oracles import told
 from tests.benchmarks.promises.planner import ERRORS, forecast_over_needed
+from tests.benchmarks.promises.reviews import needed, of_draws, width
 from tests.benchmarks.promises.summary import pooled_error
 from tests.benchmarks.promises.two_labels import in_parts, likeness
 from tests.benchmarks.promises.worlds import World, WorldSpec, make_world
@@ -244,3 +245,13 @@ def test_a_forecast_is_compared_with_the_number_from_which_most_calibrations_pro
 def test_a_shift_by_half_a_deviation_is_found_and_no_change_is_not() -> None:
     assert alarms("spread", 300, 0)["found"]
     assert not alarms("share 0.2", 300, 0)["found"]
+
+
+def test_reviews_needed_are_fewer_where_errors_are_where_probabilities_say() -> None:
+    """A calibration whose matches are nearly all sure: draws that prefer doubt need fewer."""
+    generator = np.random.default_rng(0)
+    probabilities = np.repeat([0.999, 0.7], [2700, 300])
+    draws = ReviewDraws(0.1, float(np.sqrt(probabilities * (1 - probabilities)).mean()), 1.0)
+    wrong = generator.random(3000) > probabilities
+    alike, drawn = (of_draws(one, probabilities, wrong, generator) for one in (None, draws))
+    assert needed(drawn, width(alike)) < 0.7 * len(alike)

@@ -15,7 +15,7 @@ from scipy.special import expit
 
 from index_builder.calibration import corrected_by_feedback
 from model_store.bundles.bundle import open_bundle
-from model_store.decision import Calibration, fit_recalibration
+from model_store.decision import Calibration, MatchDraw, fit_recalibration
 from model_store.errors import CalibrationError
 from model_store.feedback import Decided, FeedbackLog
 from tests.support.decisions import said as decided
@@ -205,9 +205,27 @@ def test_volunteered_pairs_do_not_tell_how_often_matches_are_right() -> None:
 
 
 def test_the_log_tells_which_pairs_were_drawn(log: FeedbackLog) -> None:
-    log.ask("b", [("query-0", "item-1")])
+    log.ask("b", [("query-0", "item-1", MatchDraw(0.1, 0.2, 0.05))])
     for number in range(3):
         log.decide(said(number, 0.5, correct=True))
     pairs = log.pairs("o")
     assert pairs.drawn.sum() == 1
     assert pairs.queries[pairs.drawn].tolist() == [0]
+
+
+def test_fit_recalibration_with_weights_is_that_of_the_stream_that_was_drawn_from() -> None:
+    """The truth is no logistic curve: fitted to doubtful draws alone it is another one."""
+    generator = np.random.default_rng(7)
+    log_odds = generator.normal(2, 3, 600_000)
+    correct = generator.uniform(size=len(log_odds)) < expit(np.where(log_odds > 3, 3, log_odds))
+    doubts = np.sqrt(expit(log_odds) * expit(-log_odds))
+    probabilities = 0.05 * (0.5 + 0.5 * doubts / doubts.mean())
+    chosen = generator.uniform(size=len(log_odds)) < probabilities
+    weights = 1 / probabilities[chosen]
+    truth = fit_recalibration(log_odds, correct)
+    weighted = fit_recalibration(
+        log_odds[chosen], correct[chosen], weights=weights / weights.mean()
+    )
+    plain = fit_recalibration(log_odds[chosen], correct[chosen])
+    assert abs(weighted.slope - truth.slope) < 0.03
+    assert abs(plain.slope - truth.slope) > 0.06, "so that the weights are needed"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from model_store.decision import DriftTest
+from model_store.decision import DriftTest, MatchDraw, MatchReview
 from model_store.decision.drift import MixtureReference
 from model_store.drift_states import DriftStates, SavedDrift
 from model_store.feedback import FeedbackLog, Reviews
@@ -28,15 +30,22 @@ def log(file: Path) -> FeedbackLog:
     return FeedbackLog(file)
 
 
+DRAW = MatchDraw(0.1, 0.2, 0.05, 3, 0.3, 0.04)
+
+
+def wrong(log: FeedbackLog) -> list[bool]:
+    return [one.wrong for one in log.reviews("b").matches]
+
+
 def test_only_what_was_asked_for_is_a_review(log: FeedbackLog) -> None:
     assert log.reviews("b") == Reviews(0, ())
-    log.ask("b", [("q1", "i"), ("q2", "i"), ("q3", "i")])
-    log.ask("b", [("q1", "i")])
+    log.ask("b", [(query, "i", DRAW) for query in ("q1", "q2", "q3")])
+    log.ask("b", [("q1", "i", DRAW)])
     log.decide(said("q2", correct=False))
     log.decide(said("q2", correct=True, item="another"))
     log.decide(said("unasked", correct=False))
     log.decide(said("q1", correct=True, bundle="another"))
-    assert log.reviews("b") == Reviews(3, (True,))
+    assert (log.reviews("b").n_asked, wrong(log)) == (3, [True])
     assert log.asked("b", "q2", "i")
     assert not log.asked("b", "q2", "another")
     assert not log.asked("another", "q1", "i")
@@ -48,18 +57,41 @@ def test_it_does_not_matter_whether_the_word_or_the_question_is_written_first(
     """Another process may have drawn the match, and write so a moment later."""
     log.decide(said("q", correct=False))
     assert log.reviews("b") == Reviews(0, ())
-    log.ask("b", [("q", "i")])
-    assert log.reviews("b") == Reviews(1, (True,))
+    log.ask("b", [("q", "i", DRAW)])
+    assert log.reviews("b") == Reviews(1, (MatchReview(wrong=True, draw=DRAW),))
 
 
 def test_saying_it_again_moves_no_review_to_the_end(log: FeedbackLog) -> None:
     """Or whoever repeats the errors, and nothing else, would make a row of errors of them."""
-    log.ask("b", [(query, "i") for query in "abc"])
+    log.ask("b", [(query, "i", DRAW) for query in "abc"])
     for query, correct in (("c", False), ("a", True), ("b", True), ("c", False)):
         log.decide(said(query, correct=correct))
-    assert log.reviews("b").wrong == (True, False, False)
+    assert wrong(log) == [True, False, False]
     log.decide(said("c", correct=True))
-    assert log.reviews("b").wrong == (False, False, False)
+    assert wrong(log) == [False, False, False]
+
+
+def test_match_that_two_processes_draw_is_kept_once_with_the_matches_before_both(
+    log: FeedbackLog,
+) -> None:
+    log.ask("b", [("q", "i", DRAW)])
+    log.ask("b", [("q", "i", replace(DRAW, predicted=0.2, n_before=2, predicted_before=0.5))])
+    log.decide(said("q", correct=True))
+    [one] = log.reviews("b").matches
+    assert one.draw == replace(DRAW, n_before=5, predicted_before=0.8, squares_before=0.08)
+
+
+def test_matches_that_an_earlier_release_drew_alike_count_alike(log: FeedbackLog) -> None:
+    log.path.parent.mkdir()
+    with closing(sqlite3.connect(log.path)) as connection, connection:
+        connection.execute(
+            "CREATE TABLE audits (bundle TEXT NOT NULL, query_id TEXT NOT NULL, item_id TEXT NOT "
+            "NULL, asked_at REAL NOT NULL, PRIMARY KEY (bundle, query_id, item_id)) WITHOUT ROWID"
+        )
+        connection.execute("INSERT INTO audits VALUES ('b', 'q', 'i', 1.0)")
+    log.decide(said("q", correct=False, probability=0.75))
+    assert log.reviews("b") == Reviews(1, (MatchReview(wrong=True, draw=MatchDraw(0.25)),))
+    assert log.pairs("origin").weights.tolist() == [1.0]
 
 
 def write_earlier(file: Path) -> None:
@@ -80,9 +112,9 @@ def write_earlier(file: Path) -> None:
 def test_a_file_of_an_earlier_release_is_read_on(file: Path, log: FeedbackLog) -> None:
     write_earlier(file)
     assert len(log.pairs("origin").correct) == 1  # before anything is written, as the builder does
-    log.ask("b", [("old", "i"), ("new", "i")])
+    log.ask("b", [(query, "i", DRAW) for query in ("old", "new")])
     log.decide(said("new", correct=True))
-    assert log.reviews("b").wrong == (True, False)
+    assert wrong(log) == [True, False]
     assert len(log.pairs("origin").correct) == 2
 
 
@@ -96,12 +128,12 @@ def test_several_processes_open_a_file_of_an_earlier_release_at_once(
     def columns(connection: sqlite3.Connection, table: str) -> set[str]:
         found = columns_of(connection, table)
         monkeypatch.setattr(feedback_file, "columns", columns_of)
-        log.ask("b", [("old", "i")])
+        log.ask("b", [("old", "i", DRAW)])
         return found
 
     monkeypatch.setattr(feedback_file, "columns", columns)
     log.decide(said("old", correct=True))
-    assert log.reviews("b").wrong == (False,)
+    assert wrong(log) == [False]
 
 
 def drift_of(caller: str, scores: Sequence[float], seen: Sequence[int] = ()) -> SavedDrift:

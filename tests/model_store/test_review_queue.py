@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from model_store.decision import Recalibration
+from model_store.errors import ConfigError
 from model_store.feedback import (
     AnsweredQueries,
     AnsweredQuery,
@@ -23,8 +25,7 @@ from model_store.feedback import (
     Picture,
     ReviewQueue,
 )
-from model_store.feedback.exchange import from_csv, to_csv
-from model_store.feedback.teaching import DOUBT, N_STRATA, most_teaching
+from model_store.feedback.exchange import from_csv, from_jsonl, to_csv, to_jsonl
 from model_store.feedback.turns import RANDOM_TURN
 from model_store.half_precision import HalfRows
 
@@ -59,6 +60,7 @@ def case(
     log_odds: float | None = 0.0,
     reason: CaseReason = "ambiguous",
     drawn: bool = False,
+    draw_probability: float | None = None,
     reviewers: int = 1,
     kept_at: float = NOW,
     picture: bytes | None = None,
@@ -71,6 +73,7 @@ def case(
         query_id=query_id,
         reason=reason,
         drawn=drawn,
+        draw_probability=draw_probability,
         verdict="ambiguous",
         found=(),
         no_match_probability=0.5,
@@ -213,44 +216,48 @@ def test_cases_drawn_at_random_are_not_starved_and_come_oldest_first(queue: Revi
     ]
 
 
-@pytest.mark.slow
-def test_the_next_is_where_a_decision_lowers_the_variance_most() -> None:
-    """Against the formula written out: the sum before, less the sum after, one after the other."""
-    generator = np.random.default_rng(0)
-    served = Recalibration(0.7, -0.4)
-    candidates, decided, stream = (generator.normal(0, 3, n) for n in (40, 12, 203))
-    edges = np.quantile(stream, np.linspace(0, 1, N_STRATA + 1)[1:-1])
-
-    def variance(pairs: list[float]) -> float:
-        total = 0.0
-        for k in range(N_STRATA):
-            inside = [x for x in stream if np.searchsorted(edges, x) == k]
-            p = [1 / (1 + np.exp(-(0.7 * x - 0.4))) for x in inside]
-            sigma = np.sqrt(np.mean([q * (1 - q) for q in p])) + DOUBT
-            n = sum(np.searchsorted(edges, x) == k for x in pairs)
-            total += (len(inside) / len(stream) * sigma) ** 2 / (n + 1)
-        return float(total)
-
-    chosen = most_teaching(candidates, decided, stream, served, 5)
-    known, left = decided.tolist(), list(range(len(candidates)))
-    for place in chosen:
-        falls = [variance(known) - variance([*known, candidates[one]]) for one in left]
-        best = [one for one, fall in zip(left, falls, strict=True) if fall > max(falls) - 1e-12]
-        assert place == best[0]  # the oldest of those that teach as much
-        known.append(candidates[place])
-        left.remove(place)
-    assert sorted(most_teaching(candidates, decided, stream, served, 99)) == list(range(40))
+def test_cases_not_drawn_come_oldest_first_with_those_begun_before_all(
+    queue: ReviewQueue, log: FeedbackLog
+) -> None:
+    queue.add([case("a"), case("b"), case("c", reviewers=2)])
+    decide(log, "c", "bob")
+    assert lease(queue, "ann", 9) == ["c", "a", "b"]
 
 
-def test_what_teaches_most_comes_first_and_the_unknown_last(queue: ReviewQueue) -> None:
-    log_odds = {"unknown": None, "sure": 12.0, "near": 0.3, "far": -12.0}
-    queue.add([case(name, log_odds=value) for name, value in log_odds.items()])
-    got = lease(queue, "ann", 4)
-    assert got[0] == "near"
-    assert got[-1] == "unknown"
+def test_decision_on_lease_of_drawn_case_keeps_probability_of_draw(
+    queue: ReviewQueue, log: FeedbackLog
+) -> None:
+    """Its pair weighs 1 / π, divided by the mean; other pairs weigh 1."""
+    new = [case("a", drawn=True, draw_probability=0.1), case("b", drawn=True, draw_probability=0.4)]
+    queue.add([*new, case("c")])
+    assert len(lease(queue, "ann", 9)) == 3
+    made = [decide(log, name, "ann") for name in "abc"]
+    assert [one.draw_probability for one in made] == [0.1, 0.4, None]
+    assert sorted(log.pairs("f").weights.tolist()) == [0.4, 1.0, 1.6]
+    assert from_csv(to_csv(log.decided("g")))[0].draw_probability == 0.1
+    assert from_jsonl(to_jsonl(log.decided("g")))[1].draw_probability == 0.4
+    assert decide(log, "a", "eve").draw_probability is None  # without a lease
 
 
-def test_the_bounds_hold_and_the_least_teaching_goes_first(file: Path, log: FeedbackLog) -> None:
+@pytest.mark.parametrize("said", ["0", "1.5", "often"])
+def test_import_of_decision_with_impossible_draw_probability_is_refused(said: str) -> None:
+    line = {"gallery": "g", "bundle": "b", "query_id": "q", "decision": "none_of_these"}
+    text = json.dumps({**line, "draw_probability": said})
+    with pytest.raises(ConfigError, match="Line 1 cannot be read"):
+        from_jsonl(text)
+
+
+def test_file_of_release_that_drew_all_alike_is_read(file: Path, queue: ReviewQueue) -> None:
+    queue.add([case("a", drawn=True)])
+    with sqlite3.connect(file) as connection:
+        for column in ("draw_probability", "drawn_evenly"):
+            connection.execute(f"ALTER TABLE cases DROP COLUMN {column}")
+    [kept] = queue.listed("g", {})
+    assert (kept.drawn, kept.drawn_evenly, kept.draw_probability) == (True, True, None)
+    assert lease(queue, "ann") == ["a"]
+
+
+def test_bounds_hold_and_settled_and_undrawn_cases_go_first(file: Path, log: FeedbackLog) -> None:
     queue = ReviewQueue(file, Bounds(retention_s=1e6, most=3, most_bytes=100))
     first = [case("settled"), case("sure", log_odds=12.0), case("drawn", log_odds=9.0, drawn=True)]
     assert queue.add(first) == {"kept": 3, "expired": 0, "displaced": 0}

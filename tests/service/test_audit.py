@@ -14,7 +14,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle
-from model_store.decision import SIZE_CLASSES
+from model_store.decision import SIZE_CLASSES, MatchDraw
 from model_store.drift_states import DriftStates
 from model_store.feedback import FeedbackLog
 from model_store.retriever import Retriever
@@ -25,6 +25,7 @@ from tests.end_to_end.processes import wait_until
 from tests.end_to_end.questions import picture, search
 from tests.support.calibration_evidence import evidence
 from tests.support.local_client import LocalClient
+from tests.support.narrowing import not_none
 
 StartClient = Callable[..., TestClient]
 
@@ -96,14 +97,30 @@ class TestDrawing:
         return Audit(bundle_id, bundle.retriever.calibration, kept, share)
 
     @pytest.mark.parametrize("share", [0.0, 0.05, 0.5, 1.0])
-    def test_as_many_are_drawn_as_was_said(self, bundle: Bundle, share: float) -> None:
-        audit = self.audit(bundle, share)
-        drawn = sum(audit.draws(one) for one in IDS)
-        assert abs(drawn - share * len(IDS)) <= 4 * (share * (1 - share) * len(IDS)) ** 0.5
+    def test_draw_of_many_queries_has_known_probability(
+        self, bundle: Bundle, matching: list[bytes], share: float
+    ) -> None:
+        answer = bundle.retriever.search(matching[0])
+        draws = [self.audit(bundle, share).draw(one, answer) for one in IDS]
+        drawn = [one for one in draws if one is not None]
+        if not share:
+            assert not drawn
+            return
+        probability, least = drawn[0].probability, share * max(0.5, share)
+        assert least <= probability <= 1
+        for found, expected in (
+            (len(drawn), probability),
+            (sum(one.evenly for one in drawn), least),
+        ):
+            mean = expected * len(IDS)
+            assert abs(found - mean) <= 4 * (mean * (1 - expected)) ** 0.5
 
-    def test_replicas_draw_the_same_and_bundles_do_not(self, bundle: Bundle) -> None:
+    def test_replicas_draw_the_same_and_bundles_do_not(
+        self, bundle: Bundle, matching: list[bytes]
+    ) -> None:
+        answer = bundle.retriever.search(matching[0])
         draws = [
-            [audit.draws(one) for one in IDS[:500]]
+            [audit.draw(one, answer) for one in IDS[:500]]
             for audit in (
                 self.audit(bundle, 0.3),
                 self.audit(bundle, 0.3),
@@ -113,10 +130,29 @@ class TestDrawing:
         assert draws[0] == draws[1] != draws[2]
 
     def test_nothing_is_drawn_where_nobody_could_answer(
-        self, bundle: Bundle, bare_bundle: Bundle
+        self, bundle: Bundle, bare_bundle: Bundle, matching: list[bytes]
     ) -> None:
-        assert not self.audit(bundle, 1.0, log=False).draws(IDS[0])
-        assert not self.audit(bare_bundle, 1.0).draws(IDS[0])
+        answer = bundle.retriever.search(matching[0])
+        assert self.audit(bundle, 1.0, log=False).draw(IDS[0], answer) is None
+        assert self.audit(bare_bundle, 1.0).draw(IDS[0], answer) is None
+
+    def test_each_match_is_in_one_block(
+        self, bundle: Bundle, matching: list[bytes], file: Path
+    ) -> None:
+        """Whatever was drawn: the blocks hold all matches up to the last draw, each once."""
+        audit = Audit("b", bundle.retriever.calibration, FeedbackLog(file), 0.3)
+        answer, last = bundle.retriever.search(matching[0]), 0
+        for number, one in enumerate([*IDS[:200], *IDS[:200]], start=1):
+            draw = audit.draw(one, answer)
+            audit.count(one, answer, draw)
+            last = number if draw is not None and number <= 200 else last
+        audit.keep()
+        with sqlite3.connect(file) as connection:
+            found = connection.execute(
+                "SELECT SUM(n_before + 1), SUM(predicted_before + predicted) FROM audits"
+            ).fetchone()
+        wrong = 1 - not_none(answer.matches[0].match_probability)
+        assert found == (last, pytest.approx(last * wrong))
 
 
 def test_an_answer_says_that_it_was_drawn_whether_cached_or_not(
@@ -167,7 +203,8 @@ def test_reviews_of_what_was_drawn_are_counted_and_no_others(
     after = errors(client)
     assert (after["n_asked"], after["n_reviewed"], after["n_wrong"]) == (3, 2, 1)
     lower, upper = after["error_interval"]
-    assert 0 < lower < 0.5 < upper < 1
+    assert (lower, upper) == (0, 1)
+    assert after["error"] == 0.5
     assert after["log_evidence"] > 0
     metrics = client.get("/metrics").text
     assert 'vouch_audited_matches{gallery="digits"} 2.0' in metrics
@@ -195,10 +232,11 @@ def test_too_many_errors_make_the_calibration_stale_also_after_a_restart(
             connection.execute(
                 "INSERT INTO feedback SELECT gallery, bundle, ?, item_id, correct, rank, "
                 "match_probability, received_at, match_log_odds, match_fingerprint, "
-                "first_received_at, selection FROM feedback WHERE query_id = ?",
+                "first_received_at, selection, draw_probability FROM feedback WHERE query_id = ?",
                 (one, answer["query"]["id"]),
             )
-    log.ask(bundle_id, [(one, answer["results"][0]["id"]) for one in IDS[:12]])
+    item = answer["results"][0]["id"]
+    log.ask(bundle_id, [(one, item, MatchDraw(0.1)) for one in IDS[:12]])
     review(client, answer, correct=False)
     for served in (client, start(lenient, feedback=file)):
         report = served.get("/v1/galleries/digits/calibration").json()

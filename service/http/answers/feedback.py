@@ -59,4 +59,5 @@ def decision(kept: Decided) -> schemas.Decision:
         decided_at=datetime.fromtimestamp(kept.decided_at, UTC),
         undone_at=None if kept.undone_at is None else datetime.fromtimestamp(kept.undone_at, UTC),
         selection=kept.selection,
+        draw_probability=kept.draw_probability,
     )

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from urllib.parse import quote
 
 from model_store.bundles.bundle import Bundle
-from model_store.decision import Calibration, MatchPromise, OperatingPoint, error_interval
+from model_store.decision import Calibration, MatchPromise, OperatingPoint, estimate_error
 from model_store.decision.calibration import DEFAULT_ABSENT, FILES
 from model_store.feedback import FeedbackSummary
 from model_store.messages import message
@@ -285,14 +285,15 @@ def _errors_over_time(audit: Audit) -> schemas.ErrorsOverTime | None:
     """Describe how often matches are wrong; None where no answers are drawn for review."""
     if not audit.watches:
         return None
-    test = audit.test
+    test, estimate = audit.test, estimate_error(audit.reviews)
     return schemas.ErrorsOverTime(
         max_error=audit.max_error,
         audit_share=audit.share,
         n_asked=audit.n_asked,
         n_reviewed=test.n,
         n_wrong=test.n_wrong,
-        error_interval=error_interval(test.n, test.n_wrong),
+        error=estimate.rate,
+        error_interval=estimate.interval,
         log_evidence=test.log_evidence,
         alarm=test.alarmed,
     )

@@ -19,6 +19,7 @@ def review_case(bundle: Bundle, case: Case) -> schemas.ReviewCase:
         query_id=case.query_id,
         reason=case.reason,
         drawn=case.drawn,
+        draw_probability=case.draw_probability,
         state="open" if case.settled_at is None else "settled",
         verdict=case.verdict,
         found=[

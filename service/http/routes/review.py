@@ -115,10 +115,9 @@ async def lease_review_cases(
 ) -> schemas.Leases:
     """The next queries for a reviewer; other reviewers do not get them until the leases end.
 
-    They come by what a decision would teach about the probabilities that are served; one in four is
-    drawn at random, while any are left. `POST …/feedback` with a `query_id` and the same `reviewer`
-    ends its lease. Where several reviewers have to agree, a query goes to further reviewers until
-    they do, and to none twice.
+    Every second case is one drawn at random, while any are left; the oldest comes first.
+    `POST …/feedback` with a `query_id` and the same `reviewer` ends its lease. Where several
+    reviewers have to agree, a query goes to further reviewers until they do, and to none twice.
     """
     given = await asyncio.to_thread(
         queue.lease,

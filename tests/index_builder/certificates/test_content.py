@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from index_builder.certificates.content import content, open_certified
-from index_builder.certificates.since import Observed, Said, since
+from index_builder.certificates.since import Observed, Review, Said, since
 from index_builder.metrics import auroc
 from model_store.bundles.manifest import Manifest
 from model_store.bundles.publish import publish
-from model_store.decision import DriftTest, ErrorTest, error_interval
+from model_store.decision import DriftTest, ErrorTest, MatchDraw, MatchReview, estimate_error
 from model_store.drift_states import ALL_CALLERS, DriftStates, SavedDrift
 from model_store.feedback import FeedbackLog
 from tests.support.calibration_evidence import evidence
@@ -143,7 +143,7 @@ def test_the_page_needs_nothing_else(certificate: Path) -> None:
 
 def test_what_happened_since(certificate: Path, bundle: Path) -> None:
     cwd, log = certificate.parents[2], FeedbackLog(certificate.parent / "feedback.sqlite")
-    log.ask(bundle.name, [(f"q{n:02}", "coin") for n in range(30)])
+    log.ask(bundle.name, [(f"q{n:02}", "coin", MatchDraw(0.1)) for n in range(30)])
     for n in range(20):
         log.decide(decided(f"q{n:02}", item="coin", correct=n % 2 == 0, bundle=bundle.name))
     test = not_none(DriftTest.of(calibration()))
@@ -155,7 +155,7 @@ def test_what_happened_since(certificate: Path, bundle: Path) -> None:
     with_feedback = certified(cwd, bundle, "--key", "key", "--feedback", log.path)
     told = said(with_feedback)["since"]
     assert told["observed"]["n_asked"] == 30
-    assert told["observed"]["reviews"] == "01" * 10
+    assert [one["wrong"] for one in told["observed"]["reviews"]] == [False, True] * 10
     assert told["observed"]["said"] == {"n": 20, "probability": pytest.approx(0.9), "share": 0.5}
     assert told["observed"]["drift"] == {
         "n_served": test.n_served,
@@ -163,7 +163,7 @@ def test_what_happened_since(certificate: Path, bundle: Path) -> None:
         "alarmed": True,
     }
     assert told["errors"]["alarmed"]
-    assert told["errors"]["share"] == 0.5
+    assert told["errors"]["rate"] == 0.5
     assert told["errors"]["course"][-1]["n"] == 20
     assert "the promises have ended" in with_feedback.with_name("certificate.html").read_text()
     assert run(cwd, "verify", with_feedback, "--bundle", bundle).returncode == 0
@@ -174,14 +174,19 @@ def test_what_happened_since(certificate: Path, bundle: Path) -> None:
 
 
 def test_errors_since_are_those_of_the_running_test() -> None:
+    draw = MatchDraw(0.1, 0.2, 0.05, 4, 0.3, 0.04)
+    reviews = [MatchReview(n == 37, draw) for n in range(38)]
     seen = Observed(
-        n_asked=50, reviews="0" * 37 + "1", said=Said(n=1, probability=0.5, share=1.0), drift=None
+        n_asked=50,
+        reviews=[Review.of(one) for one in reviews],
+        said=Said(n=1, probability=0.5, share=1.0),
+        drift=None,
     )
     told, test = since(seen, 0.05)["errors"], ErrorTest(0.05)
-    for wrong in seen.reviews:
-        test.observe(wrong=wrong == "1")
+    for one in reviews:
+        test.observe(one)
     assert told["log_evidence"] == test.log_evidence
-    assert told["interval"] == list(error_interval(38, 1))
+    assert told["interval"] == list(estimate_error(reviews).interval)
     assert len(told["course"]) == 12
     assert told["course"][-1] == {"n": 38, "n_wrong": 1, "log_evidence": test.log_evidence}
 

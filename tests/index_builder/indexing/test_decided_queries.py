@@ -92,6 +92,17 @@ def test_decisions_on_what_a_reviewer_chose_are_none(tmp_path: Path) -> None:
     assert drawn_queries(path, "another", ENCODER.fingerprint) == []
 
 
+def test_drawn_queries_are_those_drawn_evenly(tmp_path: Path) -> None:
+    """Doubtful queries are drawn more often: an exact bound needs queries that are drawn alike."""
+    path = tmp_path / "feedback.sqlite3"
+    labels = np.arange(40) % N_LABELS
+    keep_cases(path, labels, drawn(labels, 16), n_even=4)
+    for number in range(40):
+        FeedbackLog(path).decide(decision(number, "none_of_these", None))
+    found = drawn_queries(path, "g", ENCODER.fingerprint)
+    assert [one.embedded.query_id for one in found] == [f"{n:064x}" for n in range(0, 40, 4)]
+
+
 @pytest.mark.parametrize(
     ("said", "truth"),
     [
@@ -116,8 +127,13 @@ def test_what_a_decision_says_is_true_of_its_query(
     assert len(more.withheld) == (truth is None)
 
 
-def keep_cases(path: Path, labels: np.ndarray, embeddings: Embeddings, n_chosen: int = 0) -> None:
-    """Keep queries for review: the first few for what they are, the others drawn at random."""
+def keep_cases(
+    path: Path, labels: np.ndarray, embeddings: Embeddings, n_chosen: int = 0, n_even: int = 1
+) -> None:
+    """Keep queries for review: the first few for what they are, the others drawn at random.
+
+    Every ``n_even``-th of them is of the draws that are even.
+    """
     parts = (embeddings.mean, embeddings.variance, embeddings.features)
     rows = zip(*(HalfRows.of(part).to_bytes() for part in parts), strict=True)
     queue = ReviewQueue(path, Bounds(1e6, 10_000, 2**30))
@@ -129,6 +145,7 @@ def keep_cases(path: Path, labels: np.ndarray, embeddings: Embeddings, n_chosen:
         case = Case(
             *("g", ENCODER.fingerprint, "b", query, reason, not chosen, "ambiguous", found),
             *(*judged, 1, 1, time.time()),
+            drawn_evenly=number % n_even == 0,
         )
         cases.append(NewCase(case, AnsweredQuery(query, *row), None))
     assert queue.add(cases)["kept"] == len(labels)

@@ -1,0 +1,72 @@
+"""The probability with which a served answer is drawn for review."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.decision.calibration import Calibration
+
+EVEN_PART = 0.5
+"""Share of the draws that does not depend on the match probability: it bounds the weights 1 / π."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReviewDraws:
+    """Draws in proportion to √(p (1 − p)), with a floor (active inference: Zrnic & Candès 2024).
+
+        π = min(1, share · (even + (1 − even) √(p (1 − p)) / mean))
+
+    with the match probability p of the first item, and the mean of √(p (1 − p)) over calibration
+    queries with such a verdict, so that about ``share`` of them are drawn. Where p is right, no
+    draws of known probability estimate an error rate with less variance than these but for the
+    floor.
+
+    Attributes
+    ----------
+    share : of answers to draw.
+    of_matches, of_others : the mean of answers `match`, and of others.
+    """
+
+    share: float
+    of_matches: float
+    of_others: float
+
+    @classmethod
+    def of(cls, calibration: Calibration, share: float) -> ReviewDraws:
+        """Scale the draws by the calibration queries."""
+        if calibration.outdated is not None:
+            return cls(share, math.inf, math.inf)
+        evidence = calibration.evidence.of_order(calibration.order)
+        doubts = _doubt(calibration.feedback.of(evidence.first_probabilities))
+        accepted = calibration.promises().accepted
+        everyone = float(doubts.mean()) or math.inf
+        means = (
+            float(doubts[some].mean()) if some.any() else 0.0 for some in (accepted, ~accepted)
+        )
+        return cls(share, *(mean or everyone for mean in means))
+
+    @property
+    def least(self) -> float:
+        """The lower bound of all probabilities: so many of all answers are drawn evenly."""
+        return self.share * max(EVEN_PART, self.share)
+
+    def probability(self, match_probability: float | None, *, is_match: bool) -> float:
+        """Return π of an answer; `least` where its first item has no probability."""
+        if match_probability is None:
+            return self.least
+        doubt = math.sqrt(match_probability * (1 - match_probability))
+        relative = doubt / (self.of_matches if is_match else self.of_others)
+        return min(1.0, self.least + (self.share - self.least) * relative)
+
+    def predicted_error(self, wrong: float, probability: float) -> float:
+        """Return f of `MatchDraw`: the served probability ``wrong``, within the bound of f."""
+        return min(wrong, probability / (4 * self.least))
+
+
+def _doubt(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
+    doubts: NDArray[np.float64] = np.sqrt(probabilities * (1 - probabilities))
+    return doubts

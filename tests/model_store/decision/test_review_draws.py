@@ -1,0 +1,48 @@
+"""With which probability answers are drawn for review."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from model_store.decision import ReviewDraws
+from tests.support.calibration_evidence import evidence
+from tests.support.certified_bundles import calibration
+
+PROBABILITIES = np.linspace(0.02, 0.98, 400)
+
+
+def test_probability_is_proportional_to_doubt_above_a_floor() -> None:
+    draws = ReviewDraws(0.1, 0.2, 0.4)
+    assert draws.least == 0.05
+    for p in (0.0, 0.3, 0.9, 1.0):
+        doubt = (p * (1 - p)) ** 0.5
+        assert draws.probability(p, is_match=True) == pytest.approx(0.05 + 0.05 * doubt / 0.2)
+        assert draws.probability(p, is_match=False) == pytest.approx(0.05 + 0.05 * doubt / 0.4)
+    assert draws.probability(None, is_match=False) == 0.05
+
+
+def test_share_of_one_draws_every_answer() -> None:
+    draws = ReviewDraws(1.0, 0.2, 0.4)
+    assert {draws.probability(p, is_match=True) for p in (None, 0.0, 0.5, 1.0)} == {1.0}
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2])
+def test_expected_share_of_draws_is_that_of_the_calibration_queries(share: float) -> None:
+    fitted = calibration(
+        evidence(300, 100, first_probabilities=PROBABILITIES, correct=np.arange(400) < 300)
+    )
+    accepted = fitted.promises().accepted
+    first = fitted.evidence.of_order(fitted.order).first_probabilities
+    draws = ReviewDraws.of(fitted, share)
+    for some, is_match in ((accepted, True), (~accepted, False)):
+        drawn = [draws.probability(p, is_match=is_match) for p in first[some]]
+        if some.any():
+            assert np.mean(drawn) == pytest.approx(share, rel=1e-6)
+
+
+def test_outdated_calibration_draws_all_alike() -> None:
+    draws = ReviewDraws.of(replace(calibration(evidence(30, 10)), outdated="old"), 0.1)
+    assert draws.probability(0.5, is_match=False) == draws.least
