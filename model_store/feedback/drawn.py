@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from model_store.feedback import cases
 from model_store.feedback.agreement import agreed
 from model_store.feedback.answered import AnsweredQuery
 from model_store.feedback.decisions import Decided, listed
@@ -46,18 +47,20 @@ def drawn_queries(path: Path, gallery: str, encoder: str) -> list[DrawnQuery]:
     """
     with opened(path) as connection:
         rows = connection.execute(
-            "SELECT wanted, query_id, mean, variance, features FROM cases "
+            "SELECT query_id, mean, variance, features FROM cases "
             "JOIN answered USING (gallery, encoder, query_id) "
-            "WHERE gallery = ? AND encoder = ? AND drawn AND COALESCE(drawn_evenly, 1) "
-            "ORDER BY number",
+            "WHERE gallery = ? AND encoder = ?",
             (gallery, encoder),
-        ).fetchall()
+        )
+        embedded = {row[0]: AnsweredQuery(*row) for row in rows}
         drawn = []
-        for wanted, *embedded in rows:
-            made = listed(connection, {"gallery": gallery, "query_id": embedded[0]})
-            agreeing = agreed(made, wanted)
+        for case in cases.listed(connection, {"gallery": gallery, "encoder": encoder}):
+            if not case.drawn_evenly or case.query_id not in embedded:
+                continue
+            made = listed(connection, {"gallery": gallery, "query_id": case.query_id})
+            agreeing = agreed(made, case.wanted)
             said = agreeing[-1] if agreeing else None
-            drawn.append(DrawnQuery(AnsweredQuery(*embedded), said))
+            drawn.append(DrawnQuery(embedded[case.query_id], said))
     n_open, end = 0, 0
     for number, one in enumerate(drawn, start=1):
         n_open += one.said is None
