@@ -145,7 +145,7 @@ def keep_cases(
         case = Case(
             *("g", ENCODER.fingerprint, "b", query, reason, not chosen, "ambiguous", found),
             *(*judged, 1, 1, time.time()),
-            drawn_evenly=number % n_even == 0,
+            drawn_evenly=not chosen and number % n_even == 0,
         )
         cases.append(NewCase(case, AnsweredQuery(query, *row), None))
     assert queue.add(cases)["kept"] == len(labels)
