@@ -58,6 +58,9 @@ MESSAGES: Mapping[str, str] = MappingProxyType(
         "was calibrated with {n_calibrated}; up to {tolerated} % are tolerated. Run `vouch-build "
         "calibrate BUNDLES`, which fits it again without an image, unless the service recalibrates "
         "automatically.",
+        "labels_gone": "{n_gone} labels have lost their last item since the calibration, so that "
+        "its guarantees do not hold: queries that show them have no match now. Run `vouch-build "
+        "calibrate BUNDLES`, unless the service recalibrates automatically.",
         "too_many_errors": "Of {n} matches drawn at random and reviewed {n_wrong} are wrong: more "
         "than the accepted share of {max_error} explains. Calibrate again, with queries like the "
         "served ones, or with the feedback (`vouch-build calibrate --feedback`).",

@@ -6,7 +6,7 @@ import math
 import time
 from copy import copy
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TypedDict, Unpack
 
 import numpy as np
@@ -27,6 +27,7 @@ from model_store.errors import OrderUnavailable
 from model_store.gallery import Allowed, Filter, Gallery, Item
 from model_store.images import DecodedImage, decode_image
 from model_store.matches import matches_of
+from model_store.messages import message
 from model_store.one_encoder import require_one_encoder
 from model_store.pairs import INDEPENDENT, Correlation, correlation_of
 from model_store.predictive import N_SAMPLES, Predictive, predict
@@ -110,6 +111,7 @@ class Retriever:
         """The same encoder and decision layer, with another state of the gallery."""
         other = copy(self)
         other.gallery = gallery
+        other.__dict__.pop("n_gone_labels", None)
         return other
 
     def for_kind(self, kind: QueryKind) -> Retriever:
@@ -118,6 +120,7 @@ class Retriever:
             return self
         other = copy(self)
         other.kind, other.calibration = kind, self._calibrations[kind]
+        other.__dict__.pop("n_gone_labels", None)
         return other
 
     @property
@@ -145,15 +148,30 @@ class Retriever:
             return 0
         return self.calibration.n_new_labels(len(self.gallery.labels))
 
+    @cached_property
+    def n_gone_labels(self) -> int:
+        """The number of calibrated labels that have lost their last item.
+
+        Reads the label of every item once for each state of the gallery, where items have changed.
+        """
+        if self.calibration is None or self.calibration.outdated is not None:
+            return 0
+        return n_gone_labels(self.calibration, self.gallery)
+
     @property
     def has_other_labels(self) -> bool:
-        """True if labels came or went since the calibration, which is then to be fitted again.
+        """True if labels came or went since the calibration, which is then to be fitted again."""
+        return self.n_new_labels > 0 or self.n_gone_labels > 0
 
-        Reads the label of every item, where items have changed.
+    @property
+    def not_guaranteed(self) -> str | None:
+        """Why the guarantees do not hold though verdicts are given; None where they do.
+
+        Of a gallery on another machine it is not known: reading all labels takes too long there.
         """
-        if self.calibration is None:
-            return False
-        return self.n_new_labels > 0 or n_gone_labels(self.calibration, self.gallery) > 0
+        if not self.gallery.is_local or not self.n_gone_labels:
+            return None
+        return message("labels_gone", n_gone=self.n_gone_labels)
 
     @property
     def alpha(self) -> float:
@@ -258,7 +276,7 @@ class Retriever:
             filter_means,
             of_kind.stale or stale,
             of_kind.order_of(order),
-            drift,
+            drift or of_kind.not_guaranteed,
         )
         return of_kind._answer(predictive, limit, terms, exclude, where, diversity)
 

@@ -31,7 +31,7 @@ def n_gone_labels(calibration: Calibration, gallery: Gallery) -> int:
     before = int({"n_changed": 0, **calibration.search}["n_changed"])
     if gallery.n_changed == before or not gallery.labels:
         return 0
-    codes = gallery.label_codes(np.arange(gallery.n_items))
+    codes = gallery.label_codes(gallery.rows())
     counts = np.bincount(codes[codes >= 0], minlength=len(calibration.label_classes))
     known = calibration.label_classes != UNKNOWN_CLASS
     return int((known & (counts[: len(known)] == 0)).sum())

@@ -179,6 +179,9 @@ class Gallery(Protocol):
     def label_codes(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """Codes of the rows' labels, -1 where an item has none, shape (...)."""
 
+    def rows(self) -> NDArray[np.int64]:
+        """Rows (n_items,) of all items, ascending."""
+
     def page(self, after: int | None, limit: int) -> NDArray[np.int64]:
         """Rows of at most ``limit`` items by id, from the one after the row ``after`` on.
 

@@ -9,16 +9,18 @@ from pydantic import BaseModel, Field
 from service.schemas.reasons import HasReason
 
 CalibrationStatus = Literal["valid", "drifting", "stale", "missing"]
-"""`drifting`: the caller's recent queries differ from the calibration queries; verdicts are given
-without a guarantee. `stale`: fitted for another gallery or search than is served now, or reviews
-show too many errors; its numbers are shown without a guarantee."""
+"""`drifting`: the caller's recent queries differ from the calibration queries, or a label has lost
+its last item since; verdicts are given without a guarantee. `stale`: fitted for another gallery or
+search than is served now, or reviews show too many errors; its numbers are shown without a
+guarantee."""
 
 
 class CalibrationState(HasReason):
     """The state of a bundle's calibration.
 
     A stale calibration still gives probabilities, but no verdict `match` and no guarantee. A
-    missing one gives no probabilities. The status `drifting` is of the caller's own queries.
+    missing one gives no probabilities. The status `drifting` is of the caller's own queries, or of
+    a label that has lost its last item.
     """
 
     status: CalibrationStatus

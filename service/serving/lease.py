@@ -83,11 +83,15 @@ class Lease:
     @property
     def drift(self) -> str | None:
         """Why the guarantees do not hold for the caller's queries; None where they do."""
+        return self._drifted or self._retriever.not_guaranteed
+
+    @property
+    def _drifted(self) -> str | None:
         return self.watch.drift.reason(self.caller)
 
     @property
     def _watched_stale(self) -> str | None:
-        withheld = self.drift if self.engine.on_drift == "withhold" else None
+        withheld = self._drifted if self.engine.on_drift == "withhold" else None
         return withheld or self.watch.audit.reason
 
     @property

@@ -33,6 +33,7 @@ from tests.benchmarks.measured import record_figures
 from tests.benchmarks.outlier_worlds import WORLDS as OUTLIER_WORLDS
 from tests.benchmarks.preconditions import data_dir
 from tests.benchmarks.promises.catalogue import LARGE, ORDINARY, WORLDS, spec_of
+from tests.benchmarks.promises.deleted import measure_deleted
 from tests.benchmarks.promises.drift import CHANGES, SHARES, alarms
 from tests.benchmarks.promises.filtered import measure_filters
 from tests.benchmarks.promises.measures import Record, means, measure
@@ -67,12 +68,15 @@ def run(task: Task) -> Record | list[Record]:
     if kind == "outliers":
         return bench_outliers.measure([name], data_dir())
     with TemporaryDirectory() as place:
-        directory = Path(place)
+        directory = Path(place) / "gallery"
+        directory.mkdir()
         if name in REAL:
             division = division_of(seed) if kind == "planner" else seed
             world = real_world(name, division, directory)
         else:
             world = make_world(spec_of(name), seed, directory)
+        if kind == "deleted":
+            return measure_deleted(world, seed, directory)
         measures = {
             "filters": measure_filters,
             "planner": plan,
@@ -87,6 +91,8 @@ def tasks(options: argparse.Namespace) -> Iterator[Task]:
     for seed in range(options.filter_seeds):
         yield "filters", ORDINARY, seed
         yield "reviews", LARGE, seed
+    for seed in range(options.planner_seeds):
+        yield "deleted", ORDINARY, seed
     if "VOUCH_DATA_DIR" in os.environ:
         for name in () if options.quick else OUTLIER_WORLDS:
             yield "outliers", name, 0
@@ -204,6 +210,15 @@ def reduced(records: dict[tuple[str, str], list[Record]]) -> tuple[Record, dict[
     if reviews:
         numbers["reviews_ratio"] = max(one["ratio"] for one in reviews.values())
         numbers["reviews_interval_missed"] = max(one["missed"] for one in reviews.values())
+    deleted = {name: means(found) for (kind, name), found in records.items() if kind == "deleted"}
+    if deleted:
+        found = [one for (kind, _), some in records.items() if kind == "deleted" for one in some]
+        states = [[one["deleted"], one["refit"]] for one in found]
+        broken = [any(one["guaranteed"] and one["exceeded"] for one in some) for some in states]
+        numbers["max_error_exceeded_deleted"] = float(np.mean(broken))
+        for name in ("as_before", "told"):
+            exceeded = float(np.mean([one["refit"][f"exceeded_{name}"] for one in found]))
+            numbers[f"max_error_exceeded_deleted_{name}"] = exceeded
     drift: dict[str, Record] = {}
     for (kind, name), found in records.items():
         if kind == "drift":
@@ -242,6 +257,7 @@ def reduced(records: dict[tuple[str, str], list[Record]]) -> tuple[Record, dict[
         "worlds": worlds,
         "filters": filters,
         "reviews": reviews,
+        "deleted": deleted,
         "drift": drift,
         "planner": planner,
         "outliers": regrets,

@@ -72,6 +72,14 @@ class WritableLaws:
         assert ids_of(now) == sorted({*before[1:], "new"})
         assert (now.n_items, now.n_changed) == (N_ITEMS, 2)
 
+    def test_rows_are_those_of_all_items_after_changes(self, live: Writable) -> None:
+        before = ids_of(live.snapshot())
+        live.commit([some_upsert("new", "z"), some_upsert(before[1], "x"), Delete(before[0])])
+        now = live.snapshot()
+        rows = now.rows()
+        assert sorted(item.id for item in now.items(rows)) == sorted({*before[1:], "new"})
+        assert (np.diff(rows) > 0).all()
+
     def test_what_was_written_is_there_after_a_restart(
         self, live: Writable, reopen: Reopen
     ) -> None:

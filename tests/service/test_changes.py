@@ -759,3 +759,23 @@ def test_ids_of_a_batch_are_different(n: int, n_different: int) -> None:
     else:
         with pytest.raises(ValidationError, match="ids repeat"):
             BatchOptions(items=items)
+
+
+def test_label_that_loses_its_last_item_withdraws_guarantee_over_http(
+    live: TestClient, digit: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of eight labels is more than may change here, which would be stale: that is set aside."""
+    monkeypatch.setattr("model_store.decision.staleness.TOLERATED_CHANGES", 0.5)
+    before = search(live, digit).json()
+    label = "7" if before["results"][0]["label"] != "7" else "6"
+    asked = {"limit": "100", "filter": json.dumps({"label": label})}
+    while found := live.get(ITEMS, params=asked).json()["items"]:
+        for one in found:
+            delete(live, one["id"]).raise_for_status()
+    after = search(live, digit).json()
+    assert (after["verdict"], after["guaranteed"]) == (before["verdict"], False)
+    state = after["bundle"]["calibration"]
+    assert (before["bundle"]["calibration"]["status"], state["status"]) == ("valid", "drifting")
+    assert state["reason_code"]["code"] == "labels_gone"
+    report = live.get("/v1/galleries/digits/calibration").json()
+    assert report["status"] == "drifting"

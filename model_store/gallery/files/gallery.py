@@ -122,6 +122,10 @@ class FaissGallery:
         """The indexes of fields that the gallery was built with, but that of the ids."""
         return self._items.fields.stored()
 
+    def rows(self) -> NDArray[np.int64]:
+        """Rows (n_items,) of all items, ascending."""
+        return np.arange(self.n_items)
+
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Unit directions of ``rows`` (...), shape (..., D)."""
         return self._directions.take(rows, axis=0)  # in two thirds of the time of an index

@@ -199,6 +199,10 @@ class GallerySnapshot:
             for start, column in starts.items()
         ]
 
+    def rows(self) -> NDArray[np.int64]:
+        """Rows (n_items,) of all items, ascending."""
+        return np.flatnonzero(~self._removed)
+
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Unit directions of ``rows`` (...), shape (..., D)."""
         return self._at(rows, self._base.directions, self._appended.directions)

@@ -265,6 +265,10 @@ class MilvusGallery:
     def facets(self, most: int) -> None:
         """None: Milvus counts no values."""
 
+    def rows(self) -> NDArray[np.int64]:
+        """Rows (n_items,) of all items, ascending; they are asked for page by page."""
+        return self.page(None, self.n_items)
+
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Unit directions of ``rows`` (...), shape (..., D)."""
         values = np.empty((rows.size, self.dim), dtype=np.float32)

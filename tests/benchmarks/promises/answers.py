@@ -91,7 +91,7 @@ def answer_all(
     nothing is read of items but their labels.
     """
     names = np.array(gallery.labels)
-    counts = np.bincount(gallery.label_codes(np.arange(gallery.n_items)), minlength=len(names))
+    counts = np.bincount(gallery.label_codes(gallery.rows()), minlength=len(names))
     of_label = size_classes(counts)
     code_of = {name: code for code, name in enumerate(gallery.labels)}
     truth = np.array([code_of.get(label, -1) for label in images.labels])

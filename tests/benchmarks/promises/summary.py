@@ -28,6 +28,7 @@ WANTED = {
     "drift_spread_found": "≥ 0.80",
     "drift_spread_found_300": "≥ 0.85",
     "drift_false_alarms": "≤ 0.01",
+    "max_error_exceeded_deleted": "≤ 0.10",
     "reviews_ratio": "≤ 0.65",
     "reviews_interval_missed": "≤ 0.05",
     "planner_ratio_lowest": "≥ 0.7",

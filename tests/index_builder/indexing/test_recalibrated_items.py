@@ -9,7 +9,9 @@ import pytest
 
 from model_store.bundles.directory import current_id
 from model_store.gallery import Delete, FaissGallery
+from model_store.retriever import Retriever
 from tests.support.kept_worlds import (
+    ENCODER,
     N_EACH,
     N_LABELS,
     N_NEW,
@@ -23,6 +25,7 @@ from tests.support.kept_worlds import (
     opened,
     put,
 )
+from tests.support.narrowing import not_none
 
 STRANGERS = N_LABELS + np.repeat(np.arange(N_NEW), 5)
 
@@ -80,6 +83,41 @@ def test_items_of_labels_that_have_gone_are_absent_queries(root: Path) -> None:
     assert after.report["n_matched"] == (N_LABELS - 2) * N_EACH
     n_hidden = (N_LABELS - 2) * N_EACH
     assert after.report["n_absent"] == n_hidden + len(STRANGERS) + 2 * N_EACH
+
+
+def test_label_that_loses_its_last_item_ends_guarantee_until_refit(root: Path) -> None:
+    """Over the live gallery: kept queries of the label are absent queries of the refit."""
+    before, queries = calibration(root / str(current_id(root))), drawn(np.repeat([5, 0], 20), 21)
+    live = opened(root)
+    gone = [Delete(f"item-{number:04d}") for number in range(N_EACH)]
+    live.commit(gone[1:])
+    almost = Retriever(ENCODER, live.snapshot(), before)
+    assert (almost.n_gone_labels, almost.has_other_labels) == (0, False)
+    live.commit(gone[:1])
+    served = almost.with_gallery(live.snapshot())
+    assert (served.n_gone_labels, served.has_other_labels) == (1, True)
+    answers = {
+        retriever: [retriever.find(one, 1).decision for one in retriever.predictives(queries)]
+        for retriever in (almost, served)
+    }
+    assert served.stale is None
+    promised = [
+        {not_none(one.result_set).promised_for for one in answers[which]}
+        for which in (almost, served)
+    ]
+    assert promised[0] != promised[1] == {()}, "of result sets, which so few labels do not limit"
+    assert [one.verdict for one in answers[almost]][:20] == [
+        one.verdict for one in answers[served]
+    ][:20], "of what the label does not concern"
+    reasons = {str(one.reason) for one in answers[served] if one.verdict == "match"}
+    assert all("1 labels have lost their last item" in reason for reason in reasons)
+    live.close()
+    directory = compacted(root, calibrated=True)
+    after = Retriever(ENCODER, FaissGallery(directory), calibration(directory))
+    assert (after.n_gone_labels, after.not_guaranteed) == (0, None)
+    assert after.calibration is not None
+    assert after.calibration.report["n_absent"] == before.report["n_absent"]  # hidden, now absent
+    assert after.calibration.report["n_matched"] == before.report["n_matched"] - N_EACH
 
 
 def test_a_deleted_item_whose_label_stays_is_a_query_like_any_other(root: Path) -> None:

@@ -94,6 +94,7 @@ def test_labels_without_an_item_are_counted_once_items_have_changed(
         "n_items": len(codes),
         "n_changed": n_changed,
         "labels": list("abcd"),
+        "rows": lambda: np.arange(len(codes)),
         "label_codes": lambda rows: np.array(codes, dtype=np.int32)[rows],
     }
     calibration = SimpleNamespace(
