@@ -79,6 +79,10 @@ def test_service_goes_by_its_whole_names(host: str, own: bool) -> None:
     assert goes_by(["Search.example.", "*.own.example"], host) is own
 
 
+def test_request_without_a_name_is_taken() -> None:
+    AllowedHosts(_nothing, ["search.example"])._check(None)
+
+
 @pytest.mark.parametrize(
     ("host", "loopback"),
     [

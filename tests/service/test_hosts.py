@@ -126,4 +126,5 @@ def test_metrics_are_answered_by_address_and_not_by_a_foreign_name(start: StartC
     client = start()
     assert client.get("/metrics", headers={"Host": "10.1.2.3:8080"}).status_code == 200
     assert client.get("/metrics", headers={"Host": EVIL}).status_code == 421
-    assert client.get("/v1/galleries", headers={"Host": "10.1.2.3:8080"}).status_code == 421
+    for other in ("/v1/galleries", "/v1/metrics", "/metrics/"):
+        assert client.get(other, headers={"Host": "10.1.2.3:8080"}).status_code == 421

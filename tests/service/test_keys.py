@@ -317,6 +317,12 @@ class TestTheFile:
         with pytest.raises(KeysError, match="damaged"):
             Keyring(path)
 
+    def test_file_that_is_no_json_is_named_whole(self, tmp_path: Path) -> None:
+        path = tmp_path / "keys.json"
+        path.write_bytes(b"{")
+        with pytest.raises(KeysError, match="is damaged: the file: "):
+            read_keys(path)
+
     @pytest.mark.parametrize(
         ("field", "value"),
         [

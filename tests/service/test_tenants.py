@@ -118,13 +118,24 @@ class TestAGallery:
         first = serve()
         create(first, "shoes")
         put(first, "shoes", "one", digit)
+        made = first.get("/v1/galleries").json()["galleries"][-1]
         second = serve()
         assert names(second) == ["digits", "shoes"]
         listed = {one["name"]: one for one in second.get("/v1/galleries").json()["galleries"]}
         assert listed["shoes"]["n_items"] is None  # nobody has asked for it yet
+        assert listed["shoes"]["bundle_id"] == made["bundle_id"]
         assert search(second, "shoes", digit).json()["results"][0]["id"] == "one"
         listed = {one["name"]: one for one in second.get("/v1/galleries").json()["galleries"]}
         assert listed["shoes"]["n_items"] == 1
+
+    def test_is_listed_without_a_bundle_where_its_pointer_is_damaged(
+        self, serve: START, tmp_path: Path
+    ) -> None:
+        create(serve(), "shoes")
+        (pointer,) = (tmp_path / "galleries").rglob("CURRENT")
+        pointer.write_text("../..", encoding="utf-8")
+        listed = serve().get("/v1/galleries").json()["galleries"]
+        assert {one["name"]: one["bundle_id"] for one in listed}["shoes"] == ""
 
     def test_is_created_renamed_and_dropped_for_every_replica(
         self, serve: START, digit: bytes
