@@ -5,7 +5,7 @@ import { el, glyph, picture, svg } from "./elements.js";
 import { t } from "./language.js";
 import { review } from "./look/decisions.js";
 import { passes } from "./problem.js";
-import { said } from "./service_texts.js";
+import { said, saidParts } from "./service_texts.js";
 import {
   NBSP, QUERIES, VERDICTS, absentSentence, brief, count, isNumber, outlierSentence, percent,
   pictureSentence,
@@ -51,9 +51,9 @@ export function answerParts(served, question, tools) {
       el("span.note", { role: "status", "data-testid": "decision" })),
     auditPart(answer),
     calibration.status === "stale"
-      ? el("p.warning", {}, el("b", {}, t`Out of date. `), said(calibration.reason)) : "",
+      ? el("p.warning", {}, el("b", {}, t`Out of date. `), saidParts(calibration.reason)) : "",
     calibration.status === "drifting"
-      ? el("p.warning", { "data-testid": "drifting" }, el("b", {}, t`Not guaranteed. `), said(calibration.reason)) : "",
+      ? el("p.warning", { "data-testid": "drifting" }, el("b", {}, t`Not guaranteed. `), saidParts(calibration.reason)) : "",
     withheldPart(answer),
     ...query.image.warnings.map((text) => el("p.warning", {}, el("b", {}, t`Note. `), said(text))),
     neighbourPart(answer, verdict, tools),
@@ -87,7 +87,7 @@ function rollUpPart({ verdict, roll_up: rolled, line }) {
 function withheldPart({ reason, verdict, guaranteed, bundle: { calibration } }) {
   if (!reason || reason === calibration.reason) return "";
   return el("p.warning", { "data-testid": "withheld" },
-    el("b", {}, verdict !== "match" ? t`No confident match is possible. ` : guaranteed ? "" : t`Not guaranteed. `), said(reason));
+    el("b", {}, verdict !== "match" ? t`No confident match is possible. ` : guaranteed ? "" : t`Not guaranteed. `), saidParts(reason));
 }
 
 /** Asks for a review of an answer that was drawn at random. */
@@ -181,7 +181,7 @@ function bar(share) {
 function setPart({ result_set: chosen }, { withholds }) {
   if (!chosen || withholds) return "";
   if (!chosen.promised_for.length) {
-    return el("p.note", { "data-testid": "set" }, said(chosen.reason));
+    return el("p.note", { "data-testid": "set" }, saidParts(chosen.reason));
   }
   const names = chosen.items.slice(0, SHOWN_OF_SET).map(({ id, label }) => t`“${brief(label ?? id)}”`);
   const more = chosen.items.length - names.length;

@@ -2,7 +2,7 @@
 
 import { el, picture } from "./elements.js";
 import { t } from "./language.js";
-import { said } from "./service_texts.js";
+import { saidParts } from "./service_texts.js";
 import { QUERIES, brief, count, estimateSentence, isNumber, percent } from "./words.js";
 
 const LINKS = { // what a gallery's buttons open, and their names in tests
@@ -41,7 +41,7 @@ export function galleryParts(gallery, report, open) {
         : t`calibrated on ${count(nQueries)} ${queries}`,
       status === "stale" && el("strong", {}, t`, which is out of date`),
       isNumber(recall) ? t`. First result right: ${percent(recall)}.` : "."),
-    ...failures.map(({ sentence }) => el("p.warning", { "data-testid": "failure" }, said(sentence))),
+    ...failures.map(({ sentence }) => el("p.warning", { "data-testid": "failure" }, saidParts(sentence))),
     estimate && el("p.facts", { "data-testid": "estimate" }, estimate),
     labels.length ? el("p.facts", {}, more > 0
       ? t`Labels: ${shown} and ${count(more)} more.` : t`Labels: ${shown}.`) : "",

@@ -1,6 +1,7 @@
 // What the service says, in the visitor's language. It says it in English sentences, which the table
 // of a language has with {0}, {1} for the values in them; one that the table lacks stays as it is.
 
+import { el } from "./elements.js";
 import { sentences } from "./language.js";
 
 /** A pattern of a sentence, and which value each of its groups is. */
@@ -17,3 +18,11 @@ const patterns = Object.entries(sentences).sort(([a], [b]) => b.length - a.lengt
 /** A text of the service in the visitor's language. */
 export const said = (text) => patterns.reduce((all, [wanted, own]) =>
   all.replace(wanted, (_, ...values) => own.replace(/\{(\d)\}/g, (__, i) => values[i])), text);
+
+/** The same in parts: what stands between backticks is code. */
+export const saidParts = (text) =>
+  said(text).split("`").map((part, i) => (i % 2 ? el("code", {}, part) : part));
+
+/** The sentences that a build ended with, as entries of a list. */
+export const outcomeLines = (outcome) => (outcome?.lines ?? []).map(({ severity, sentence }) =>
+  el(severity === "fact" ? "li" : "li.warning", {}, saidParts(sentence)));

@@ -3,7 +3,7 @@
 import { askJson } from "../api.js";
 import { dialogHeader, el, openDialog } from "../elements.js";
 import { language, t } from "../language.js";
-import { said } from "../service_texts.js";
+import { outcomeLines, said, saidParts } from "../service_texts.js";
 import { QUERIES, absentSentence, brief, count, fixed, isNumber, percent } from "../words.js";
 import { reliability, riskAndCoverage } from "./diagrams.js";
 
@@ -14,17 +14,12 @@ export function believe(gallery, report, { line, moved, within, mayAcknowledge =
     "aria-labelledby": "believe-title", "data-testid": "believe",
   },
   dialogHeader(el("h2", { id: "believe-title" }, t`Accuracy report`)),
-  outcomeParts(gallery.outcome),
+  el("ul.plain", { "data-testid": "outcome" }, outcomeLines(gallery.outcome)),
   report.status === "missing"
     ? el("p", {}, t`This gallery has no calibration, so there is nothing to report yet.`)
     : [origin(report, gallery.bundle.calibration), mayAcknowledge ? acknowledging(gallery, report) : "", lineParts(report, line, moved), reliabilityPart(report), rest(report)]);
   openDialog(dialog, within);
 }
-
-/** The same sentences as the build ends with. */
-const outcomeParts = (outcome) => el("ul.plain", { "data-testid": "outcome" },
-  (outcome?.lines ?? []).map(({ severity, sentence }) =>
-    el(severity === "fact" ? "li" : "li.warning", {}, said(sentence))));
 
 function origin({ status, n_queries: n, queries, absent, drift, sources = [], written_at: at }, { reason }) {
   const day = at && new Date(at).toLocaleDateString(language, { dateStyle: "long" });
@@ -35,7 +30,7 @@ function origin({ status, n_queries: n, queries, absent, drift, sources = [], wr
       day && ` ${t`Calibrated (or imported) on ${day}.`}`),
     status === "stale"
       ? el("p.warning", {}, t`The calibration is out of date: the numbers below are not guaranteed.`, reason && ` ${said(reason)}`)
-      : status === "drifting" ? el("p.warning", { "data-testid": "drift" }, said(reason))
+      : status === "drifting" ? el("p.warning", { "data-testid": "drift" }, saidParts(reason))
         : drift?.reason ? el("p.note", { "data-testid": "drift" }, t`Drift is not tested.`)
           : drift?.drifted ? el("p.warning", { "data-testid": "drift" }, t`Drift: later queries of all users together differ from the calibration queries.`)
             : el("p.note", { "data-testid": "drift" }, t`No drift since then.`),

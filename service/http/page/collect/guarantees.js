@@ -3,7 +3,7 @@
 import { askJson } from "../api.js";
 import { dialogHeader, el, openDialog } from "../elements.js";
 import { t } from "../language.js";
-import { said } from "../service_texts.js";
+import { outcomeLines, saidParts } from "../service_texts.js";
 import { count, percent } from "../words.js";
 
 const SIZES = {
@@ -19,11 +19,10 @@ export async function openGuarantees(gallery, report, { within, go, may }) {
     ? await askJson(`/v1/galleries/${encodeURIComponent(gallery.name)}/review/summary`).catch(() => null) : null;
   const n = (state) => summary.counts.filter((one) => one.state === state).reduce((sum, one) => sum + one.n, 0);
   const { status } = report;
-  const lines = (gallery.outcome?.lines ?? []).map(({ severity, sentence }) =>
-    el(severity === "fact" ? "li" : "li.warning", {}, said(sentence)));
+  const lines = outcomeLines(gallery.outcome);
   const classes = (report.matches ?? []).filter(({ n_labels: labels }) => labels > 0).map(({ size_class: size, threshold, reason }) =>
     el("li", {}, el("b", {}, SIZES[size]?.() ?? size), ": ", threshold === null
-      ? reason ? said(reason) : t`nothing is guaranteed`
+      ? reason ? saidParts(reason) : t`nothing is guaranteed`
       : t`a match is guaranteed from a probability of ${percent(threshold)} on`));
   const button = (words, room) => el("button", { type: "button", onclick: ({ target }) => {
     target.closest("dialog").close();
