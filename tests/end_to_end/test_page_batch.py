@@ -290,3 +290,23 @@ def test_a_file_that_is_no_image_harms_no_other(
     width = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert page.evaluate(width) <= 0
     page.close()
+
+
+def test_a_batch_is_exported_as_one_file_with_its_pictures(shown: Shown) -> None:
+    batch_of(shown, {"<b>one.png": UNSURE, "strange.png": STRANGE}, None)
+    with shown.page.expect_download() as saved:
+        shown.found("export-report").click()
+    assert saved.value.suggested_filename == "vouch-batch.html"
+    text = Path(saved.value.path()).read_text("utf-8")
+    asked = len(shown.asked)
+    shown.page.set_content(text)
+    assert len(shown.asked) == asked  # it needs nobody
+    rows = shown.page.locator("tbody tr")
+    expect(rows).to_have_count(2)
+    first = rows.first.locator("td")
+    expect(first).to_have_text(
+        ["<b>one.png", "Not sure", "label of <b>one.png", "55 %", "to review"]
+    )
+    expect(rows.nth(1).locator("td").nth(3)).to_be_empty()  # no probability of such a photograph
+    loaded = "images => images.map(one => one.complete && one.naturalWidth > 0)"
+    assert rows.locator("img").evaluate_all(loaded) == [True] * 4

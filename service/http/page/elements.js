@@ -18,6 +18,13 @@ export function el(tag, properties = {}, ...children) {
   return node;
 }
 
+/** Let the browser save a file. */
+export function save(file, name) {
+  const link = el("a", { href: URL.createObjectURL(file), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
 export function svg(tag, attributes = {}, ...children) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);

@@ -3,7 +3,7 @@
 
 import { verdictOf } from "../answer.js";
 import { askJson, patiently, searchWith } from "../api.js";
-import { el, glyph, picture } from "../elements.js";
+import { el, glyph, picture, save } from "../elements.js";
 import { t } from "../language.js";
 import { addToBatch, batchOf, forgetBatch, updateRow } from "../kept.js";
 import { said } from "../service_texts.js";
@@ -11,7 +11,8 @@ import { onDecision, resumed } from "../look/decisions.js";
 import { look } from "../look/looking.js";
 import { brief, count, decisionSentence, fixed, percent } from "../words.js";
 import { accept, sorted, stateOf } from "./budget.js";
-import { save } from "./csv.js";
+import { csvFile } from "./csv.js";
+import { report } from "./report.js";
 
 export const MOST = 1000; // photographs
 const AT_ONCE = 3; // searches
@@ -143,6 +144,7 @@ function batchView(entries, gallery, place, { run, stop, clear, keep, within }) 
     if (clearer.classList.replace("quiet", "danger")) clearer.textContent = t`Press again to clear the batch`;
     else clear();
   } }, t`Clear the batch`);
+  const reporter = el("button", { type: "button", "data-testid": "export-report", onclick: saveReport }, t`Export as a report`);
   const rows = new Map();
   const body = el("tbody", { onkeydown: between });
   const head = [t`Photograph`, t`Answer`, t`What to do`];
@@ -152,7 +154,8 @@ function batchView(entries, gallery, place, { run, stop, clear, keep, within }) 
       el("label", { htmlFor: "only" }, t`Show`), only),
     sentence, promise, outdated,
     el("p.actions", {}, through, acceptor,
-      el("button", { type: "button", "data-testid": "export", onclick: () => save(order(), state) }, t`Export as CSV`),
+      el("button", { type: "button", "data-testid": "export", onclick: () => save(csvFile(order(), state), "vouch-batch.csv") }, t`Export as CSV`),
+      reporter,
       stopper, clearer),
     kept,
     el("table.batch", { "data-testid": "batch" },
@@ -181,6 +184,14 @@ function batchView(entries, gallery, place, { run, stop, clear, keep, within }) 
       keep(entry);
     }
     show();
+  }
+
+  /** Save the rows that are shown, with their pictures. */
+  async function saveReport() {
+    reporter.disabled = true;
+    const todoOf = (entry) => todo(entry, stateOf(entry, state.accepted));
+    save(await report(seen(), gallery, sentence.textContent, todoOf), "vouch-batch.html");
+    reporter.disabled = false;
   }
 
   /** Look at `first`, and after each decision at the next that needs it. */
@@ -286,6 +297,13 @@ function batchView(entries, gallery, place, { run, stop, clear, keep, within }) 
   };
 }
 
+/** What has been done with an entry, or is to be. */
+function todo({ decision, problem, accepted }, state) {
+  if (decision) return decisionSentence(decision) + (decision.state === "failed" ? ` ${decision.problem}` : "");
+  if (problem) return `${STATES.failed()}: ${problem}`;
+  return accepted ? t`accepted unseen` : STATES[state]();
+}
+
 /** A row of the table, which changes when something has come of its entry. */
 function row(entry, open) {
   const answer = el("td", { dir: "auto" });
@@ -302,10 +320,7 @@ function row(entry, open) {
     if (now === before) return;
     before = now;
     element.dataset.state = state;
-    const { decision, problem } = entry;
-    what.textContent = decision
-      ? decisionSentence(decision) + (decision.state === "failed" ? ` ${decision.problem}` : "")
-      : problem ? `${STATES.failed()}: ${problem}` : entry.accepted ? t`accepted unseen` : STATES[state]();
+    what.textContent = todo(entry, state);
     if (entry.answer) answer.replaceChildren(...answerCell(entry));
   }
   return { element, update };

@@ -1,7 +1,6 @@
 // A batch as comma-separated values (RFC 4180), for a table of one's own.
 
 import { verdictOf } from "../answer.js";
-import { el } from "../elements.js";
 import { stateOf } from "./budget.js";
 
 /** The same as in `model_store/spreadsheets.py`. */
@@ -39,15 +38,11 @@ const COLUMNS = {
 };
 
 /** The text of the file. */
-export function csv(entries, context) {
+function csv(entries, context) {
   const rows = entries.map((entry) => Object.values(COLUMNS).map((of) => cell(of(entry, context))));
   return [Object.keys(COLUMNS), ...rows].map((row) => `${row.join(",")}\r\n`).join("");
 }
 
-/** Save it; the mark at its beginning tells spreadsheets that it is UTF-8. */
-export function save(entries, context) {
-  const file = new Blob(["\ufeff", csv(entries, context)], { type: "text/csv" });
-  const link = el("a", { href: URL.createObjectURL(file), download: "vouch-batch.csv" });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-}
+/** The file; the mark at its beginning tells spreadsheets that it is UTF-8. */
+export const csvFile = (entries, context) =>
+  new Blob(["\ufeff", csv(entries, context)], { type: "text/csv" });
