@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from model_store.decision import DriftState, DriftTest, reference_of
 from model_store.decision.drift import (
+    ALARM,
     CALM,
     PERIOD,
     ExceedanceReference,
@@ -92,6 +94,14 @@ class TestMixture:
         test = DriftTest(REFERENCE)
         assert noticed_after(test, stream(1000, 3)) is None
         assert not_none(noticed_after(test, stream(300, 4, shift=-1.5))) < 150
+
+    def test_few_calibration_queries_need_more_evidence(self) -> None:
+        def needed(n: int) -> float:
+            few = copy(REFERENCE)
+            few.n = n
+            return DriftTest(few)._alarm
+
+        assert [needed(n) - ALARM for n in (50, 99, 100, 101)] == pytest.approx([1, 1 / 99, 0, 0])
 
 
 class TestViews:
