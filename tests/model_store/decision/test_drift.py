@@ -166,10 +166,11 @@ class TestReferenceOf:
         assert kind("absent_labels") is MixtureReference
         assert kind("hidden_labels") is MixtureReference
 
-    def test_without_absent_scores_there_is_no_test(self) -> None:
-        of_an_earlier_release = replace(calibration(evidence()), absent_outlier_scores=None)
-        assert reference_of(of_an_earlier_release) is None
-        assert DriftTest.of(of_an_earlier_release) is None
+    @pytest.mark.parametrize("absent", [None, np.zeros(0)], ids=["of an earlier release", "none"])
+    def test_without_absent_scores_there_is_no_test(self, absent: Floats | None) -> None:
+        without = replace(calibration(evidence()), absent_outlier_scores=absent)
+        assert reference_of(without) is None
+        assert DriftTest.of(without) is None
 
     def test_without_any_spread_there_is_no_test(self) -> None:
         flat = replace(
