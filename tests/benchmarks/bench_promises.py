@@ -41,6 +41,7 @@ from tests.benchmarks.promises.oracles import ORACLES
 from tests.benchmarks.promises.planner import compare_divisions, division_of, plan
 from tests.benchmarks.promises.real import PLANNED, REAL, embed_all, real_world
 from tests.benchmarks.promises.reviews import REVIEWED, measure_reviews
+from tests.benchmarks.promises.streams import measure_streams
 from tests.benchmarks.promises.summary import summarise, table, table_of_worlds
 from tests.benchmarks.promises.worlds import make_world
 
@@ -77,6 +78,8 @@ def run(task: Task) -> Record | list[Record]:
             world = make_world(spec_of(name), seed, directory)
         if kind == "deleted":
             return measure_deleted(world, seed, directory)
+        if kind == "streams":
+            return measure_streams(world, seed, directory)
         measures = {
             "filters": measure_filters,
             "planner": plan,
@@ -91,6 +94,7 @@ def tasks(options: argparse.Namespace) -> Iterator[Task]:
     for seed in range(options.filter_seeds):
         yield "filters", ORDINARY, seed
         yield "reviews", LARGE, seed
+        yield "streams", ORDINARY, seed
     for seed in range(options.planner_seeds):
         yield "deleted", ORDINARY, seed
     if "VOUCH_DATA_DIR" in os.environ:
@@ -213,12 +217,16 @@ def reduced(records: dict[tuple[str, str], list[Record]]) -> tuple[Record, dict[
     deleted = {name: means(found) for (kind, name), found in records.items() if kind == "deleted"}
     if deleted:
         found = [one for (kind, _), some in records.items() if kind == "deleted" for one in some]
-        states = [[one["deleted"], one["refit"]] for one in found]
+        states = [[one["deleted"], one.get("refit", one["deleted"])] for one in found]
         broken = [any(one["guaranteed"] and one["exceeded"] for one in some) for some in states]
         numbers["max_error_exceeded_deleted"] = float(np.mean(broken))
         for name in ("as_before", "told"):
-            exceeded = float(np.mean([one["refit"][f"exceeded_{name}"] for one in found]))
+            exceeded = float(np.mean([last[f"exceeded_{name}"] for _, last in states]))
             numbers[f"max_error_exceeded_deleted_{name}"] = exceeded
+    streams = {name: means(found) for (kind, name), found in records.items() if kind == "streams"}
+    if streams:
+        numbers["others_lost_match"] = max(one["lost"] for one in streams.values())
+        numbers["answers_changed"] = max(one["changed"] for one in streams.values())
     drift: dict[str, Record] = {}
     for (kind, name), found in records.items():
         if kind == "drift":
@@ -258,6 +266,7 @@ def reduced(records: dict[tuple[str, str], list[Record]]) -> tuple[Record, dict[
         "filters": filters,
         "reviews": reviews,
         "deleted": deleted,
+        "streams": streams,
         "drift": drift,
         "planner": planner,
         "outliers": regrets,

@@ -15,12 +15,14 @@ from model_store.decision import SIGNALS, Calibration, ReviewDraws
 from model_store.retriever import Retriever
 from tests.benchmarks.promises.answers import answer_all
 from tests.benchmarks.promises.catalogue import spec_of
+from tests.benchmarks.promises.deleted import measure_deleted
 from tests.benchmarks.promises.drift import alarms
 from tests.benchmarks.promises.latents import pictures, read_pictures
 from tests.benchmarks.promises.measures import ALPHA, calibrate, served_share, shown_above
 from tests.benchmarks.promises.oracles import told
 from tests.benchmarks.promises.planner import ERRORS, forecast_over_needed
 from tests.benchmarks.promises.reviews import needed, of_draws, width
+from tests.benchmarks.promises.streams import measure_streams
 from tests.benchmarks.promises.summary import pooled_error
 from tests.benchmarks.promises.two_labels import in_parts, likeness
 from tests.benchmarks.promises.worlds import World, WorldSpec, make_world
@@ -255,3 +257,35 @@ def test_reviews_needed_are_fewer_where_errors_are_where_probabilities_say() -> 
     wrong = generator.random(3000) > probabilities
     alike, drawn = (of_draws(one, probabilities, wrong, generator) for one in (None, draws))
     assert needed(drawn, width(alike)) < 0.7 * len(alike)
+
+
+def test_unusual_uploads_of_one_key_change_no_answer_to_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.benchmarks.promises.streams.N_UNUSUAL", 100)
+    monkeypatch.setattr("tests.benchmarks.promises.streams.N_ASKED", 8)
+    place = tmp_path / "gallery"
+    place.mkdir()
+    found = measure_streams(make_world(SMALL, 0, place), 0, place)
+    assert (found["changed"], found["lost"]) == (0, 0)
+    assert found["alarmed"], "so that there was something to keep from others"
+
+
+def test_deleted_labels_end_the_guarantee_and_are_absent_after_the_refit(tmp_path: Path) -> None:
+    place = tmp_path / "gallery"
+    place.mkdir()
+    world = make_world(replace(SMALL, n_labels=40, n_calibration=300), 0, place)
+    states = measure_deleted(world, 0, place)
+    assert states["before"]["guaranteed"]
+    assert not states["deleted"]["guaranteed"]
+    assert states["refit"]["guaranteed"]
+    assert states["refit"]["gone_matched"] is not None
+
+
+def test_look_alikes_are_nearer_to_a_label_of_the_gallery_than_others(tmp_path: Path) -> None:
+    world = make_world(replace(SMALL, n_labels=40, look_alikes=0.2), 0, tmp_path)
+    images = [world.absent.pixels(place) for place in range(len(world.absent))]
+    directions = world.encoder.encode(np.stack(images)).directions
+    nearest = world.gallery.candidates(directions, 1).similarities[:, 0]
+    n_alike = round(0.2 * len(nearest))
+    assert nearest[:n_alike].mean() > nearest[n_alike:].mean() + 0.05

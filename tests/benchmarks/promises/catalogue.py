@@ -28,6 +28,16 @@ WORLDS = (
         spread=0.3,
         object_spread=0.7,
     ),
+    WorldSpec(
+        "8 photographs an object",
+        n_labels=20,
+        n_calibration=640,
+        group_size=8,
+        spread=0.3,
+        object_spread=0.7,
+    ),
+    WorldSpec("25 labels, a tenth look-alikes", n_labels=25, look_alikes=0.1),
+    WorldSpec("40 labels, a tenth look-alikes", look_alikes=0.1),
     WorldSpec("withheld labels", n_withheld=100),
 )
 """Each has 300 calibration queries where its name says nothing else."""

@@ -15,6 +15,7 @@ from model_store.bundles.directory import current_id
 from model_store.bundles.manifest import Manifest, read_manifest
 from model_store.bundles.publish import publish
 from model_store.decision import Calibration
+from model_store.errors import CalibrationError
 from model_store.gallery import Delete, FaissGallery, Gallery
 from model_store.retriever import Retriever
 
@@ -40,13 +41,13 @@ def measure_deleted(world: World, seed: int, directory: Path) -> Record:
     Of each state, ``before``, ``deleted`` and ``refit``: whether its guarantee holds, the share of
     `match`, and the error at the stated share of absent queries; in the stream as it was, whose
     queries of deleted labels are absent now (``as_before``); and there with the true share stated
-    (``told``).
+    (``told``). There is no ``refit`` where it is refused.
     """
     before = calibrate(world, seed)
     before.save(directory)
     known = world.encoder, world.gallery_images, world.calibration, world.gallery, seed
     keep(directory, *known, are_views=False, unseen=True)
-    root = _published(world, directory)
+    root = published(world, directory)
     generator = np.random.default_rng([seed, 8])
     names = np.unique(world.gallery_images.labels)
     gone = set(generator.choice(names, N_DELETED, replace=False).tolist())
@@ -62,17 +63,21 @@ def measure_deleted(world: World, seed: int, directory: Path) -> Record:
     }
     manifest = read_manifest(root / str(current_id(root)))
     calibrated = calibration_of(before, {}, must=True)
-    with Compaction(root, manifest, live, None, calibrated) as compaction:
-        refit = compaction.prepare()
-        compaction.switch()
-    live.close()
+    try:
+        with Compaction(root, manifest, live, None, calibrated) as compaction:
+            refit = compaction.prepare()
+            compaction.switch()
+    except CalibrationError:  # it would predict worse, so that the guarantee stays withdrawn
+        return states
+    finally:
+        live.close()
     after = Calibration.load(refit)
     assert after is not None
     states["refit"] = _state(world, FaissGallery(refit), after, asked_before)
     return states
 
 
-def _published(world: World, directory: Path) -> Path:
+def published(world: World, directory: Path) -> Path:
     """Publish the gallery as a bundle that is never encoded with; return the bundles' directory."""
     (directory / "encoder.onnx").write_bytes(b"no network")
     manifest = Manifest(

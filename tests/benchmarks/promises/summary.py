@@ -28,7 +28,10 @@ WANTED = {
     "drift_spread_found": "≥ 0.80",
     "drift_spread_found_300": "≥ 0.85",
     "drift_false_alarms": "≤ 0.01",
+    "error_bound_exceeded": "≤ 0.10",
     "max_error_exceeded_deleted": "≤ 0.10",
+    "others_lost_match": "0",
+    "answers_changed": "0",
     "reviews_ratio": "≤ 0.65",
     "reviews_interval_missed": "≤ 0.05",
     "planner_ratio_lowest": "≥ 0.7",
@@ -77,6 +80,7 @@ def summarise(
             lambda one: one.get("with_unshown_labels", {}).get("max_error_exceeded"),
         ),
         "fpir_exceeded": _worst(calibrated, lambda one: one["fpir_exceeded"]),
+        "error_bound_exceeded": _worst(calibrated, lambda one: one["error_bound_exceeded"]),
         "coverage_missed": _worst(
             calibrated, lambda one: max(one["coverage_missed"].values(), default=None)
         ),
@@ -134,6 +138,7 @@ def _of_world(records: Sequence[Record], *, finite_test: bool) -> Record:
         ),
         "max_error_promised": _share(one["promised"] for one in stated),
         "max_error_exceeded": _share(one[f"{shown}exceeded"] for one in stated),
+        "error_bound_exceeded": _bound_exceeded(stated, finite_test=finite_test),
         "max_error_exceeded_interval": _interval([one[f"{shown}exceeded"] for one in stated]),
         "max_error_exceeded_by_share": {
             share: _share(one[f"{shown}exceeded"] for one in streams)
@@ -254,6 +259,14 @@ def pooled_error(bins: Sequence[Sequence[Sequence[float]]]) -> float:
     place = np.minimum((reached * N_BINS - 1e-9).astype(int), N_BINS - 1)
     missing = np.bincount(place, (weights * (shares - probabilities))[order])
     return float(np.abs(missing).sum() / weights.sum())
+
+
+def _bound_exceeded(streams: Sequence[Record], *, finite_test: bool) -> float | None:
+    """Return how often the true error is above the bound of it, of those that give `match`."""
+    given = [one for one in streams if one["promised"]]
+    if finite_test or not given:
+        return None
+    return _share(one["error"] > one["foretold_error_bound"] for one in given)
 
 
 def _largest(name: str) -> Callable[[Record], float]:

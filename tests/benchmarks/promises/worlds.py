@@ -30,6 +30,9 @@ TESTED = 10
 _EXTRA = 0.4
 """Distance of labels from the origin in what features alone know, where in embeddings it is 1."""
 
+_ALIKE = 0.1
+"""Distance between the centres of two labels that look alike."""
+
 _FEATURE_NOISE = 0.2
 _SPOILT = 1.5
 _NO_PICTURE = Thumbnail(b"", "image/png")
@@ -59,6 +62,7 @@ class WorldSpec:
         origin.
     noise_spread : standard deviation of the logarithm of an image's noise.
     n_test : absent test queries, of labels of their own, and matched ones at least.
+    look_alikes : share of all labels, absent ones too, that look like another label of the gallery.
     """
 
     name: str
@@ -76,6 +80,7 @@ class WorldSpec:
     noise: float = 0.35
     noise_spread: float = 0.5
     n_test: int = 1500
+    look_alikes: float = 0.0
 
     def label_sizes(self) -> Integers:
         """Images of each label in the gallery."""
@@ -155,6 +160,8 @@ def make_world(spec: WorldSpec, seed: int, directory: Path) -> World:
     sizes = spec.label_sizes()
     names = [f"label-{code:03d}" for code in range(len(sizes))]
     centres = _centres(len(sizes), generator)
+    n_pairs = round(spec.look_alikes * len(sizes) / 2)
+    centres[:n_pairs] = _alike(centres[n_pairs : 2 * n_pairs], generator)
 
     shown = np.repeat(np.arange(len(sizes)), sizes)
     if spec.group_size > 1:
@@ -170,8 +177,8 @@ def make_world(spec: WorldSpec, seed: int, directory: Path) -> World:
     tested = _labels_asked(spec, sizes, generator, n_matched)
     matched, _ = _photographed(latents, centres, tested)
     # Many absent labels, few images of each: the truth is the average over the prior.
-    withheld = _absent(latents, generator, spec.n_withheld, spec.per_withheld)
-    absent = _absent(latents, generator, spec.n_test, 2)
+    withheld = _absent(latents, generator, spec.n_withheld, spec.per_withheld, centres)
+    absent = _absent(latents, generator, spec.n_test, 2, centres)
 
     clean = Embeddings.concatenate(latents.parts)
     encoder = TableEncoder(clean, _spoilt(clean, generator))
@@ -258,9 +265,25 @@ def _photographed(latents: _Latents, centres: Floats, codes: Integers) -> tuple[
     return latents.draw(objects[groups]), groups
 
 
-def _absent(latents: _Latents, generator: np.random.Generator, n: int, per_label: int) -> Integers:
+def _alike(centres: Floats, generator: np.random.Generator) -> Floats:
+    """Return centres (n, D + E) of labels that look like those at ``centres``."""
+    away: Floats = _ALIKE * DIM**-0.5 * generator.standard_normal(centres.shape)
+    return centres + away
+
+
+def _absent(
+    latents: _Latents,
+    generator: np.random.Generator,
+    n: int,
+    per_label: int,
+    of_gallery: Floats,
+) -> Integers:
     """Images (n,) of labels that are nowhere else, so many of each, all of different objects."""
     centres = _centres(-(-n // per_label), generator) if n else np.empty((0, DIM + EXTRA_DIM))
+    n_alike = round(latents.spec.look_alikes * len(centres))
+    if n_alike:
+        others = generator.integers(len(of_gallery), size=n_alike)
+        centres[:n_alike] = _alike(of_gallery[others], generator)
     codes = np.repeat(np.arange(len(centres)), per_label)[:n]
     if latents.spec.group_size > 1:
         away = generator.standard_normal((n, centres.shape[1]))
