@@ -262,11 +262,11 @@ def test_reviews_needed_are_fewer_where_errors_are_where_probabilities_say() -> 
 def test_unusual_uploads_of_one_key_change_no_answer_to_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.benchmarks.promises.streams.N_UNUSUAL", 100)
+    monkeypatch.setattr("tests.benchmarks.promises.streams.N_UNUSUAL", 240)
     monkeypatch.setattr("tests.benchmarks.promises.streams.N_ASKED", 8)
     place = tmp_path / "gallery"
     place.mkdir()
-    found = measure_streams(make_world(SMALL, 0, place), 0, place)
+    found = measure_streams(make_world(replace(SMALL, n_labels=40), 0, place), 0, place)
     assert (found["changed"], found["lost"]) == (0, 0)
     assert found["alarmed"], "so that there was something to keep from others"
 

@@ -63,6 +63,7 @@ def test_a_query_is_kept_given_to_one_reviewer_and_settled(
         (found["query"]["id"], "random", True),
         (alien["query"]["id"], "alien", True),
     ]
+    assert [one["draw_probability"] for one in cases] == [1, 1]
     assert [item["id"] for item in cases[0]["found"]] == [one["id"] for one in found["results"]]
     [first] = lease(client, "ann")
     [second] = lease(client, "bob", 5)
@@ -71,7 +72,8 @@ def test_a_query_is_kept_given_to_one_reviewer_and_settled(
     assert lease(client, "eve") == []
     said = {"query_id": alien["query"]["id"], "decision": "none_of_these", "reviewer": "bob"}
     assert client.post(FEEDBACK, json=said).status_code == 200
-    assert client.get(FEEDBACK).json()["decisions"][0]["selection"] == "drawn"
+    [kept] = client.get(FEEDBACK).json()["decisions"]
+    assert (kept["selection"], kept["draw_probability"]) == ("drawn", 1)
     assert client.get(f"{REVIEW}/{alien['query']['id']}").json()["state"] == "settled"
     ended = client.delete(f"{REVIEW}/{found['query']['id']}/lease", params={"reviewer": "ann"})
     assert ended.json()["ended"]
