@@ -31,7 +31,7 @@ WORLDS = (
     WorldSpec(
         "8 photographs an object",
         n_labels=20,
-        n_calibration=640,
+        n_calibration=1600,
         group_size=8,
         spread=0.3,
         object_spread=0.7,
