@@ -74,9 +74,12 @@ class Answers:
 
     def is_match(self, calibration: Calibration, share: float, alpha: float) -> Bools:
         """Return which queries (N,) get the verdict ``match``."""
+        return self.reach_threshold(calibration, share) & self.ordinary(calibration, alpha)
+
+    def ordinary(self, calibration: Calibration, alpha: float) -> Bools:
+        """Return which queries (N,) are not flagged out of distribution."""
         least = 1 / (len(calibration.outlier_scores) + 1)
-        alien = (self.p_values <= alpha) & (alpha >= least)
-        return self.reach_threshold(calibration, share) & ~alien
+        return ~((self.p_values <= alpha) & (alpha >= least))
 
 
 def answer_all(

@@ -34,6 +34,9 @@ STATED = 0.05
 
 ALPHA, MAX_ERROR, MAX_FALSE_MATCH_RATE, COVERAGE = 0.05, 0.05, 0.1, 0.9
 
+LIKELY = 0.9
+"""Match probability from which on first items are judged, whatever error they may have."""
+
 N_SERVED = 1000
 """Queries of a stream from which the share of absent ones is estimated."""
 
@@ -130,6 +133,7 @@ def measure(world: AnyWorld, seed: int) -> Record:
         },
         "false_match_rate_promise": of_false_match_rate(limited, matched, absent),
         "coverage": of_sets(calibration, everybody),
+        "bound": of_bound(calibration, matched, absent),
         "feedback": of_feedback(calibration, matched, absent),
         "baseline": of_baseline(world, matched, absent),
         "with_unshown": None
@@ -211,6 +215,22 @@ def of_false_match_rate(calibration: Calibration, matched: Answers, absent: Answ
         "shown_exceeded": shown_above(rate, len(absent), MAX_FALSE_MATCH_RATE),
         "error": verdicts["error"],
     }
+
+
+def of_bound(calibration: Calibration, matched: Answers, absent: Answers) -> Record:
+    """Compare the bound of the error with the true one, where first items from `LIKELY` on count.
+
+    The threshold is fixed beforehand: the bound of a chosen one is a test of ``max_error``.
+    """
+    wrong = accepted = 0.0
+    for part, share in ((matched, 1 - STATED), (absent, STATED)):
+        called = part.at_share(calibration, STATED) >= LIKELY
+        called &= part.ordinary(calibration, ALPHA)
+        accepted += share * float(called.mean())
+        wrong += share * float((called & ~part.correct).mean())
+    error = wrong / accepted if accepted else 0.0
+    bound = calibration.promises(STATED).stream.point(LIKELY).error_bound
+    return {"error": error, "bound": bound, "exceeded": error > bound}
 
 
 def of_sets(calibration: Calibration, matched: Answers) -> dict[str, Record]:

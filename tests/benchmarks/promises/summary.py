@@ -138,7 +138,9 @@ def _of_world(records: Sequence[Record], *, finite_test: bool) -> Record:
         ),
         "max_error_promised": _share(one["promised"] for one in stated),
         "max_error_exceeded": _share(one[f"{shown}exceeded"] for one in stated),
-        "error_bound_exceeded": _bound_exceeded(stated, finite_test=finite_test),
+        "error_bound_exceeded": None
+        if finite_test
+        else _share(record["bound"]["exceeded"] for record in done),
         "max_error_exceeded_interval": _interval([one[f"{shown}exceeded"] for one in stated]),
         "max_error_exceeded_by_share": {
             share: _share(one[f"{shown}exceeded"] for one in streams)
@@ -259,14 +261,6 @@ def pooled_error(bins: Sequence[Sequence[Sequence[float]]]) -> float:
     place = np.minimum((reached * N_BINS - 1e-9).astype(int), N_BINS - 1)
     missing = np.bincount(place, (weights * (shares - probabilities))[order])
     return float(np.abs(missing).sum() / weights.sum())
-
-
-def _bound_exceeded(streams: Sequence[Record], *, finite_test: bool) -> float | None:
-    """Return how often the true error is above the bound of it, of those that give `match`."""
-    given = [one for one in streams if one["promised"]]
-    if finite_test or not given:
-        return None
-    return _share(one["error"] > one["foretold_error_bound"] for one in given)
 
 
 def _largest(name: str) -> Callable[[Record], float]:
