@@ -68,8 +68,8 @@ def calibration_queries(
     ----------
     are_views : whether the queries are views of gallery images.
     unseen : whether the encoder has learned nothing from the gallery's labels.
-    plain : of views, the pictures that they are of: absent queries once they are hidden. What
-        somebody photographs resembles other items as they do; a view, cut and turned, less.
+    plain : of views, the pictures that they are of: absent queries once they are hidden. A new
+        photograph resembles other items as much as they do; a view, cropped and rotated, less.
     seen : told of each matched query that had to be decoded.
     """
     matched, folds = queries.matched, setup.label_folds
@@ -143,8 +143,8 @@ def calibrate_gallery(
     Parameters
     ----------
     images : of the gallery, in random order, at most `N_DETECTOR_IMAGES`.
-    are_views : whether the queries are views of gallery images, made up, because nobody knows what
-        belongs together; then each image is its own label.
+    are_views : whether the queries are generated views of gallery images, because no labels are
+        known; then each image is its own label.
     unseen : whether the encoder has learned nothing from the gallery's images.
     enough : matched queries below which images of an unseen gallery are queries too, each hidden
         from its own list; twice as many where labels have parents.
@@ -157,7 +157,7 @@ def calibrate_gallery(
     """
     smallest_side = encoder.metadata.input.smallest_side
     pictures = MeasuredPictures(smallest_side)
-    # Of a view nobody knows whether it is of a whole picture, unless all are decoded whole.
+    # It is unknown whether a view shows a whole picture, unless all are decoded whole.
     are_measured = smallest_side is None or not are_views
     setup, observed = observe_gallery(
         encoder,
@@ -199,7 +199,7 @@ def observe_gallery(
     ----------
     was_put : which of the images were put into the gallery since the queries were held out; they
         are queries too, each hidden from its own list.
-    known_labels : of the gallery when the absent queries were said to be absent; empty for all.
+    known_labels : of the gallery when the absent queries were declared absent; empty for all.
     items : see `calibrate_gallery`.
     """
     embeddings = embed_with_features(encoder, images, "features of the gallery")
@@ -258,7 +258,7 @@ def _observe_items(
     queries: QuerySet,
     seed: int,
 ) -> CalibrationQueries:
-    """Ask the gallery about its own items, each left out of its own list.
+    """Ask the gallery about its own items, each excluded from its own results.
 
     Parameters
     ----------
@@ -336,7 +336,7 @@ def _with_gallery_images(
     seed: int,
     n_put: int,
 ) -> CalibrationQueries:
-    """Add images of the gallery as queries, each left out of its own list.
+    """Add images of the gallery as queries, each excluded from its own results.
 
     Parameters
     ----------

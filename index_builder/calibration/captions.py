@@ -1,7 +1,7 @@
 """Calibration for queries in words: captions of items or labels, or words that led to a click.
 
 It is the images' calibration with texts in their place, and shares nothing with it but the gallery:
-how near texts come to images, and what an unusual text is, nobody learns from images.
+images do not show how near texts come to them, nor which texts are unusual.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NOTHING = "\0"
 
 @dataclass(frozen=True, slots=True)
 class Captions:
-    """N texts as somebody searches with, and what each is about.
+    """N texts of searches, and what each is about.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class Captions:
 
     @property
     def named(self) -> Named:
-        """Their labels; a text about nothing has one of its own."""
+        """Their labels; a text about nothing has a separate one."""
         return Named(
             tuple(
                 _NOTHING + cluster if label is None else label

@@ -28,7 +28,7 @@ def with_decisions(kept: KeptQueries, drawn: Sequence[DrawnQuery], gallery: Gall
     Parameters
     ----------
     drawn : see `drawn_queries`.
-    gallery : whose labels say what the items are that decisions name.
+    gallery : the gallery with the labels of the items that decisions name.
     """
     truths = [_truth(one.said, gallery) for one in drawn]
     matched = [row for row, truth in enumerate(truths) if truth is not None]
@@ -64,7 +64,7 @@ def _truth(said: Decided | None, gallery: Gallery) -> str | None:
 
 
 def _joined(kept: Kept, drawn: Sequence[DrawnQuery], labels: Sequence[str]) -> Kept:
-    """Append queries, each of which is a group of its own."""
+    """Append queries, each of which is a separate group."""
     if not drawn:
         return kept
     ids = tuple(one.embedded.query_id for one in drawn)

@@ -18,15 +18,16 @@ from model_store.errors import CalibrationError
 from model_store.sphere import unit_direction
 
 RANK = 64
-"""Principal directions of the features that the outlier detector keeps. Twice as many tell spoilt
-images apart a little better (AUROC by 0.004), other worlds no better, and cost a query more."""
+"""Principal directions of the features that the outlier detector keeps. Twice as many detect
+corrupted images a little better (AUROC by 0.004) and other image types no better, and cost a query
+more."""
 
 MOST_BASIS_ENTRIES = 82_000
 """Entries of the basis at most; every query reads them all. They are 64 directions of a MobileNet's
 1,280 features."""
 
 MIN_REFERENCES = 20
-"""Gallery images below which there is no subspace to speak of."""
+"""Gallery images below which no subspace is estimated."""
 
 REFERENCES_PER_LABEL, LEAST_REFERENCES, MOST_REFERENCES = 50, 500, 2000
 """Gallery images whose features and embeddings a query's are compared with: as many for each label
@@ -35,7 +36,8 @@ times as many tell outliers apart no better (AUROC −0.007 to 0.000, one seed).
 
 LEAST_OF_LABEL = 5
 """Gallery images of each label that are compared with, if it has them and there is room: a label
-of few images, such as one that was enrolled, would look alien wherever chance leaves it out."""
+of few images, such as one that was enrolled, would look like an outlier wherever the sample leaves
+it out."""
 
 Floats = NDArray[np.float64]
 

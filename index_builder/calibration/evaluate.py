@@ -146,7 +146,7 @@ class Evaluation:
     ----------
     report : that of `evaluate`; and ``stream``, what comes true of verdicts where the expected
         share of queries is absent, see `Outcomes`.
-    queries : all but spoilt and far ones, in the order of the others.
+    queries : all but corrupted and far ones, in the order of the others.
     answers, correct, absent : to each, whether its first item is a true match, and whether the
         gallery holds none.
     surest_errors : places of those whose first item is wrong, the surest of it first.
@@ -163,17 +163,17 @@ class Evaluation:
 def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, Any]:
     """Evaluate a calibrated retriever; ``seed`` is that of the noise on corrupted queries.
 
-    Where no images were held out, because items are the queries, what is said of queries with a
-    match is what calibration has measured by cross-fitting.
+    Where no images were held out, because items are the queries, the figures of queries with a
+    match are those that calibration measured by cross-fitting.
 
     Returns
     -------
     A JSON object: retrieval (recall), whether probabilities are true (ECE, Brier score, on a stream
-    with the expected share of withheld labels where there are any), whether errors, absent labels
-    and alien images are told apart (AUROC; the single signals beside the fused ones), false alarms
-    at several α, what result sets hold, and the share of each verdict on each kind of query. Alien
-    images are ``far`` ones of another world, ``near`` ones of labels that the gallery does not
-    hold, ``corrupted`` ones the matched queries spoilt. Lists are in the gallery's own order;
+    with the expected share of withheld labels where there are any), how well errors, absent labels
+    and out-of-distribution images are detected (AUROC; the single signals beside the fused ones),
+    false alarms at several α, what result sets hold, and the share of each verdict on each kind of
+    query. ``far`` images are of another type, ``near`` ones of labels that the gallery does not
+    hold, ``corrupted`` ones are degraded matched queries. Lists are in the gallery's own order;
     ``orders`` has both orders beside each other.
     """
     if not len(queries.matched):
@@ -222,7 +222,7 @@ def _of_items(retriever: Retriever, queries: QuerySet) -> dict[str, Any]:
 
 
 def evaluated(retriever: Retriever, queries: QuerySet, seed: int) -> Evaluation:
-    """Evaluate a calibrated retriever, and keep what came of each query."""
+    """Evaluate a calibrated retriever, and keep the outcome of each query."""
     assert retriever.calibration is not None  # noqa: S101 - the caller has calibrated it
     report, asked = _asked(retriever, queries, seed)
     return _with_outcomes(retriever.calibration, report, asked)
@@ -269,7 +269,7 @@ def _asked(
             "uncertainty": auroc(withheld.uncertainties, matched.uncertainties),
         }
     if queries.outliers is not None:
-        kinds["far"] = ask(retriever, queries.outliers, "queries from another world")
+        kinds["far"] = ask(retriever, queries.outliers, "out-of-distribution queries")
     report["verdicts"] |= {kind: answers.verdicts() for kind, answers in kinds.items()}
     report["outlier_auroc"] = _of_outliers(matched, kinds)
     return report, [matched, *(kinds[kind] for kind in ("near",) if kind in kinds)]
@@ -310,7 +310,7 @@ def _parent(hierarchy: Hierarchy | None, label: str, answer: Answer) -> str | No
 def _of_outliers(
     matched: Answers, kinds: Mapping[str, Answers]
 ) -> dict[str, dict[str, float | None]]:
-    """Measure how well each kind of query is told from those with a match (AUROC)."""
+    """Measure how well each kind of query is separated from queries with a match (AUROC)."""
     return {
         kind: {
             "outlier_score": auroc(answers.outlier_scores, matched.outlier_scores),

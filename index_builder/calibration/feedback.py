@@ -1,4 +1,4 @@
-"""Correcting match probabilities by what users said of earlier ones."""
+"""Correcting match probabilities by users' decisions on earlier ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MIN_OF_EACH = 10
 N_FOLDS = 5
 
 MIN_DRAWN = 30
-"""Pairs that were asked for from which on the others are taken for what they are: volunteered."""
+"""Requested pairs from which on the others count as volunteered."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -33,15 +33,14 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
     Uncorrected log-odds are fitted to, so that feedback on corrected probabilities corrects
     nothing twice. Pairs that were drawn at random for review, weighted by the inverse of the
     probability of their draw, speak for all that is served. Those that the review queue gave were
-    chosen by their verdict, not by whether they are right, so that they are fitted to as they are
-    (covariate-dependent sampling); where there are enough of either, others are taken as
-    volunteered. Where the correction does not
-    foretell better what users say, cross-fitted by query, of the drawn pairs if there are enough,
-    nothing is corrected and the report says so.
+    chosen by their verdict, not by whether they are right, so that they are fitted to without
+    weights (covariate-dependent sampling); where there are enough of either, others are taken as
+    volunteered. Where the correction does not predict users' decisions better, cross-fitted by
+    query, on the drawn pairs if there are enough, nothing is corrected, and the report states it.
 
     Raises
     ------
-    CalibrationError : too little was said of these probabilities.
+    CalibrationError : too few decisions are about these probabilities.
     """
     pairs = log.pairs(calibration.match_fingerprint())
     n_confirmed = int(pairs.correct.sum())
@@ -55,7 +54,7 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
     if not applied:
         console.print(
             f"Feedback on {len(pairs.correct)} pairs corrects nothing: cross-fitted, probabilities "
-            f"would foretell it no better (log loss {after:.4f}, uncorrected {before:.4f})."
+            f"would not predict it better (log loss {after:.4f}, uncorrected {before:.4f})."
         )
     report = {
         "n": len(pairs.correct),
@@ -74,7 +73,7 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
 def _judged(pairs: SaidPairs) -> Bools:
     """Return the pairs by which a correction is judged: drawn ones, if there are enough.
 
-    Else those that were asked for, whatever the answer; else all.
+    Else the requested ones, whatever the answer; else all.
     """
     for judged in (pairs.drawn, pairs.drawn | pairs.ordered):
         if int(judged.sum()) >= MIN_DRAWN:
@@ -83,7 +82,7 @@ def _judged(pairs: SaidPairs) -> Bools:
 
 
 def _volunteered(pairs: SaidPairs) -> Bools:
-    """Return the pairs that reviewers chose by themselves, where enough others tell how often."""
+    """Return the pairs that reviewers chose, where enough others show how often."""
     asked = pairs.drawn | pairs.ordered
     return ~asked if int(asked.sum()) >= MIN_DRAWN else np.zeros_like(asked)
 
@@ -117,8 +116,8 @@ def _require_enough(pairs: SaidPairs, n_confirmed: int) -> None:
     rejected = n - n_confirmed
     if n < MIN_PAIRS or min(n_confirmed, rejected) < MIN_OF_EACH or n_queries < N_FOLDS:
         raise CalibrationError(
-            f"Users spoke of {n} pairs of {n_queries} queries ({n_confirmed} confirmed, {rejected} "
-            f"rejected) with these probabilities, and of {pairs.n_others} with others; wanted at "
-            f"least {MIN_PAIRS} pairs of {N_FOLDS} queries, {MIN_OF_EACH} of either outcome. "
-            "Collect more, or calibrate without --feedback."
+            f"Users decided on {n} pairs of {n_queries} queries ({n_confirmed} confirmed, "
+            f"{rejected} rejected) with these probabilities, and on {pairs.n_others} with others; "
+            f"at least {MIN_PAIRS} pairs of {N_FOLDS} queries are needed, {MIN_OF_EACH} of either "
+            "outcome. Collect more, or calibrate without --feedback."
         )

@@ -79,9 +79,9 @@ def fit_calibration(
 
     Scores and probabilities that something else is fitted to or measured on come from fits that
     have not seen their query (five folds); what is served is fitted to all of them. Gallery images
-    left out of their own lists count as queries for probabilities, operating points and result
-    sets: with one item of their label fewer to be found, they are if anything the harder ones.
-    Percentiles rest on held-out queries alone, outlier p-values also on items that were put since.
+    that are excluded from their own results count as queries for probabilities, operating points
+    and result sets. Their label has one item less, so that they are rather harder. Percentiles rest
+    on held-out queries alone, outlier p-values also on items that were put since.
 
     Parameters
     ----------
@@ -133,8 +133,8 @@ def fit_calibration(
 def _guarantee_share(calibration: Calibration, seed: int) -> float:
     """Return how often such a gallery gets a guarantee, by bootstrap over objects and labels.
 
-    With probability 1 − δ over all calibrations a guarantee is kept or not given: the more seldom
-    it is given, the less that says of those that are.
+    With probability 1 − δ over all calibrations a guarantee is kept or not given: the more rarely
+    it is given, the less is known about those that are given.
     """
     generator = np.random.default_rng(seed)
     evidence = replace(calibration.evidence.of_order(calibration.order), levels=None)
@@ -187,7 +187,7 @@ class _CrossFitted:
     examples, probabilities : the labels that the queries find; (N,).
     assumed : share of absent queries that the examples are weighed to.
     n_signals : of the fit, see `fit_choice`.
-    choices, evidence : what came of each query.
+    choices, evidence : the outcome of each query.
     """
 
     examples: Examples
@@ -264,7 +264,7 @@ def _measured(
 ) -> dict[str, Any]:
     """Measure, cross-fitted, how true probabilities and result sets are on the assumed stream.
 
-    What is said of first items is of lists in the default order; ``orders`` has both.
+    First items are those of lists in the default order; ``orders`` has both orders.
     """
     evidence, present = calibration.evidence, ~calibration.evidence.absent
     orders = {order: _of_order(calibration, order, examples) for order in get_args(Order)}
@@ -325,7 +325,7 @@ def _some(names: Names | None, places: Integers | None) -> Names | None:
 
 
 def _weighted(parts: list[_Part], assumed: float) -> list[Group]:
-    """Weigh queries to a stream of which a share ``assumed`` is absent; present ones weigh 1."""
+    """Weigh queries to a stream with a share ``assumed`` of absent ones; present ones weigh 1."""
     n_present = sum(len(part.observed) for part in parts if not part.absent)
     n_absent = sum(len(part.observed) for part in parts if part.absent)
     of_absent = assumed / (1 - assumed) * n_present / n_absent
@@ -361,7 +361,7 @@ def _evidence(
     absence: Absence,
     rivals: float,
 ) -> Evidence:
-    """Note what came of each query that was cross-fitted; ``rivals`` as in `Evidence`."""
+    """Return the outcome of each query that was cross-fitted; ``rivals`` as in `Evidence`."""
     absent = np.concatenate([np.full(len(part.observed), part.absent) for part in parts])
     own_sizes = np.concatenate([part.observed.own_sizes for part in parts])
     first, likeliest = examples.starts, examples.likeliest(probabilities)

@@ -1,7 +1,7 @@
 """Calibrating a gallery again as it has become, from what its bundle keeps: no image is read.
 
 Queries whose label has gone from the gallery are absent ones from then on; items that were put
-since are queries too, each left out of its own list.
+since are queries too, each excluded from its own results.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ Floats = NDArray[np.float64]
 
 NEGLIGIBLE = 0.02
 """Nats of a mean log loss. The calibration before was fitted to held-out queries alone, and all of
-them; the new one to items left out of their own lists too, which are harder, and it is judged on
-these by fits to four fifths. Where half of Caltech-101's and Omniglot's items here were replaced
+them; the new one also to items excluded from their own results, which are harder, and it is judged
+on these by fits to four fifths. Where half of Caltech-101's and Omniglot's items here were replaced
 this cost 0.015 and 0.007, though on fresh queries both calibrations were as good."""
 
 _LEAST = 1e-6
@@ -48,7 +48,7 @@ _LEAST = 1e-6
 
 NOTHING_KEPT = (
     "The bundle keeps no calibration queries, as none of an earlier release does: it cannot be "
-    "calibrated again by itself. Run `vouch-build calibrate BUNDLES --queries FILE` once, with "
+    "calibrated again automatically. Run `vouch-build calibrate BUNDLES --queries FILE` once, with "
     "queries of your own, or build it again; from then on it can."
 )
 
@@ -89,7 +89,7 @@ def fit_again(
     config: CalibrationConfig,
     drawn: Sequence[DrawnQuery] = (),
 ) -> Refit:
-    """Fit the calibration of a bundle to its gallery as it is.
+    """Fit the calibration of a bundle to its current gallery.
 
     Parameters
     ----------
@@ -149,8 +149,8 @@ def fit_again(
 def _as_users_said(fitted: Calibration, before: Calibration) -> Calibration:
     """Return a calibration with the correction of the one before.
 
-    What users said is of the served stream, whose queries these are not: it stays, unless it was
-    said of another release's probabilities.
+    Users decide on the served stream, which has other queries: the correction stays, unless the
+    decisions are about another release's probabilities.
     """
     if before.outdated is not None:
         return fitted
@@ -235,7 +235,7 @@ def _items(
 
 
 def _put_queries(queries: CalibrationQueries, was_put: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the places, among the items left out of their own lists, of those that were put."""
+    """Return the places of items that were put, among the items that are queries."""
     left_out = queries.leave_one_out
     if left_out is None:
         return np.empty(0, dtype=np.int64)
@@ -262,7 +262,7 @@ def _compared(
     of_held_out = _embeddings(encoder, matched)
     unseen = _unseen_losses(fitted)
     after = np.where(was_decided, unseen[: len(held_out)], _losses(fitted, held_out, of_held_out))
-    if before.outdated is not None:  # it foretells nothing to compare with
+    if before.outdated is not None:  # it predicts nothing to compare with
         return Refit(fitted, float(after.mean()), float(after.mean()), 0.0)
     old = _losses(before, held_out, of_held_out)
     put = _put_queries(queries, was_put)
@@ -284,7 +284,7 @@ def _compared(
 def _unseen_losses(fitted: Calibration) -> Floats:
     """Return log losses of "the first result is right" by fits that have not seen the query, (N,).
 
-    Of all the evidence: held-out queries first, then items that were left out of their own lists.
+    Of all the evidence: held-out queries first, then items excluded from their own results.
     """
     evidence = fitted.evidence
     shift = prior_shift(fitted.assumed_absent, DEFAULT_ABSENT)
@@ -309,7 +309,7 @@ def _losses(calibration: Calibration, observed: RetrievedQueries, embeddings: Em
 
 
 def _log_loss(probabilities: Floats, correct: NDArray[np.bool_]) -> Floats:
-    """Return −log of what was said of the truth, (B,)."""
+    """Return −log of the predicted probability of the truth, (B,)."""
     of_truth = np.where(correct, probabilities, 1 - probabilities)
     loss: Floats = -np.log(np.maximum(of_truth, _LEAST))
     return loss

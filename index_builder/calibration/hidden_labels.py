@@ -18,9 +18,9 @@ from model_store.encoder.contract import Embeddings
 
 N_FOLDS = 20
 """The largest number of folds of the labels. To a detector that misses more labels than the query's
-own, the query is more alien than one of an absent label is to the detector that serves: with ten
-folds of 15 labels of Caltech-101 the absent ones got a match 1.23 times as often as the hidden
-ones, with 15 folds 1.10 times."""
+own, the query has a higher outlier score than one of an absent label has for the served detector:
+with ten folds of 15 labels of Caltech-101 the absent ones got a match 1.23 times as often as the
+hidden ones, with 15 folds 1.10 times."""
 
 
 @dataclass(frozen=True, slots=True)

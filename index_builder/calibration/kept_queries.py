@@ -79,7 +79,7 @@ class Kept:
         )
 
     def embeddings(self) -> Embeddings:
-        """Return what the encoder made of the queries, as far as it is kept."""
+        """Return the embeddings of the queries that are kept."""
         return Embeddings(self.mean.whole(), self.variance.whole(), self.features.whole())
 
     def images(self) -> LabelledImages:
@@ -180,7 +180,7 @@ def keep(
     Parameters
     ----------
     encoder : a `StoredEncoder` embeds nothing again that it was fitted to.
-    images : of the gallery, in random order; none where nobody has them.
+    images : of the gallery, in random order; none where they are not available.
     seed, are_views, unseen, items : of the calibration, see `calibrate_gallery`.
     """
 
@@ -257,7 +257,7 @@ class KeptVectors:
         return Embeddings(*map(np.ascontiguousarray, parts))
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: no resource is held."""
 
 
 def as_vectors(

@@ -126,12 +126,12 @@ def whole_groups(
 ) -> NDArray[np.int64]:
     """Return the first of the images ``order``, at most ``n_most`` of them, without half a group.
 
-    Of a group that is cut, an image left out of its own list would find those that nobody knows to
-    show the same.
+    In a group that is cut, an image excluded from its own results would find images of the same
+    object that no longer count as such.
 
     Parameters
     ----------
-    groups : (N,) of all images; None where each is one of its own.
+    groups : (N,) of all images; None where each is a separate one.
     order : (N,) the images, in random order.
     """
     if groups is None or len(order) <= n_most:

@@ -48,7 +48,7 @@ def levels_measured(
 ) -> dict[str, list[dict[str, Any]]]:
     """Describe ``levels``: how often the likeliest label is right, and how true probabilities are.
 
-    What is right has a match in the gallery, which is what the probabilities speak of. Nothing is
+    A right label has a match in the gallery; the probabilities are about such labels. Nothing is
     described where labels have no parents.
 
     Parameters

@@ -1,4 +1,4 @@
-"""The length of the lists that queries are calibrated with, and the items that are alike."""
+"""The length of the lists of calibration queries, and the items that show the same thing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def items_alike(gallery: Gallery, images: LabelledImages) -> NDArray[np.int64] |
 
     Parameters
     ----------
-    images : of the gallery, with groups where somebody knows them.
+    images : of the gallery, with groups where they are known.
     """
     if images.groups is None or len(set(images.groups)) == len(images):
         return None

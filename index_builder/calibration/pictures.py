@@ -19,8 +19,8 @@ class MeasuredPictures:
 
     Parameters
     ----------
-    smallest_side : of what is decoded at a fraction of its size. Whatever has a smaller side was
-        not; of the rest nobody knows, and they are decoded again.
+    smallest_side : side down to which images are decoded at a fraction of their size. Images with a
+        smaller side were decoded whole; the others are decoded again.
     """
 
     def __init__(self, smallest_side: int | None) -> None:

@@ -113,7 +113,7 @@ class Plan:
         if self.is_labelled and self.n_gallery_labels < 2:
             raise DatasetError(
                 f"The gallery has {self.n_gallery_labels} label; at least two are needed to tell a "
-                "match from a non-match. Put images of each label into a sub-folder of its own; "
+                "match from a non-match. Put images of each label into a separate sub-folder; "
                 "or, if each image is its own class, give --no-labels."
             )
         if self.n_matched[0] < MIN_QUERIES:

@@ -28,7 +28,7 @@ FEW_LABELS, N_SIGNALS_OF_FEW = 15, (3, 4)
 better than twelve by 0.02 AUROC, which over-fitted."""
 
 _STAND_INS_ONLY: tuple[Absence, ...] = ("hidden_trained_labels", "near_misses_of_views")
-"""Absent queries of which a fit may follow no more than the first signals. An encoder that has
+"""Kinds of absent queries for which a fit uses only the first signals. An encoder that has
 learned a hidden label has moved its images away from all others, so that no neighbours agree; those
 of a label that it has not learned lie among others, whose neighbours do agree."""
 
@@ -125,7 +125,7 @@ class Examples:
 
     @property
     def chosen(self) -> Bools:
-        """A mask (N,) of the labels to be foretold: the first true match of each query.
+        """A mask (N,) of the labels to predict: the first true match of each query.
 
         Where a query has several, which are hardly told apart, they share the probability of the
         choice: it is too low for each.
@@ -168,7 +168,7 @@ class Examples:
 
 
 def numbers_of_signals(absence: Absence, examples: Examples) -> Sequence[int]:
-    """Return the numbers of signals to try, by what absent queries can say of others."""
+    """Return the numbers of signals to try, by how much absent queries show about other ones."""
     if (examples.counts[examples.absent] == 1).all():
         return (2,)  # of two labels one is hidden: nothing that compares labels is known
     if absence in _STAND_INS_ONLY:
@@ -196,7 +196,7 @@ class CrossFit:
 
 
 def cross_fitted(examples: Examples, seed: int, n_signals: Sequence[int] = N_SIGNALS) -> CrossFit:
-    """Cross-fit over labels, with as many signals as foretell other labels best.
+    """Cross-fit over labels, with the number of signals that predicts other labels best.
 
     Parameters
     ----------

@@ -56,7 +56,7 @@ class CalibratedGallery:
     encoder_fingerprint, search : of the encoder, and how the gallery is searched.
     n_candidates : items of every list.
     label_counts : (C,) items of each label by its code.
-    n_unlabelled : items without a label, each of which is one of its own.
+    n_unlabelled : items without a label, each of which is a separate label.
     detector, means : the outlier detector and the label means fitted to its images.
     labels : the C labels by their code.
     rule : what counts as a match, and what stands above labels.
@@ -140,19 +140,19 @@ class CalibrationQueries:
     ----------
     matched : held-out queries whose label is in the gallery.
     absent : queries of the same kinds of picture without a true match there.
-    absent_of : the places among the matched queries of those that are absent because their own
-        label is hidden from them; None where they are images of withheld labels.
+    absent_of : the places of absent queries among the matched ones, whose label is hidden from
+        them; None where they are images of withheld labels.
     are_views : whether all of these are made-up views of gallery images, because no labels say
         which images belong together.
     clusters : of the matched queries; copies, and photographs of one object, share a number.
     sources : the source of each matched query; None where none is known.
     withheld : queries of withheld labels beside hidden ones; None where ``absent`` are all.
     absent_sources, absent_labels : sources and labels of queries of withheld labels.
-    absent_rivals : how many times as many labels the gallery has as they were judged by.
+    absent_rivals : ratio of the gallery's labels to those that they were judged by.
     leave_one_out : more queries, for estimates that need no exchangeability of the outlier scores;
         None where there are enough, or the encoder has learned from the gallery's images.
     unseen : whether the encoder has learned nothing from the gallery's labels.
-    are_items : whether the matched queries are items, each left out of its own list.
+    are_items : whether the matched queries are items, each excluded from its own results.
     """
 
     matched: RetrievedQueries
@@ -178,7 +178,7 @@ class CalibrationQueries:
 
     @property
     def n_put(self) -> int:
-        """The number of items, the first that are left out of their own lists, that came since."""
+        """The number of items, the first of the leave-one-out queries, that came since."""
         return 0 if self.leave_one_out is None else self.leave_one_out.n_put
 
     @property

@@ -161,7 +161,7 @@ def observe(
 
 
 def nearby(gallery: Gallery, queries: LabelledImages, within: float | None) -> Within | None:
-    """Return what is near enough to queries to match them; None where labels say what matches."""
+    """Return what is near enough to queries to match them; None where labels define the matches."""
     if within is None or queries.places is None:
         return None
     return Within(queries.places, places_of_items(gallery), within)
@@ -218,8 +218,8 @@ def look_up(
     Parameters
     ----------
     outlier_scores : (B,), by detectors that know of each query what its list does.
-    hide_label : hide every item of a query's own label from its list, which makes of a query with
-        a match one without, where nobody can withhold a label.
+    hide_label : hide every item of a query's own label from its list, which makes absent queries of
+        matched ones, where no label can be withheld.
     hidden : (B, m) rows of items that each query shall not find, such as the query itself; −1 for
         none.
     alike : (N,) numbers that items of a gallery without labels share where they show the same

@@ -1,4 +1,4 @@
-"""A gallery as calibration queries meet it: what the decision layer knows of it beforehand."""
+"""A gallery as calibration queries meet it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from model_store.search import N_CANDIDATES
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """The labels of a gallery that it had when somebody said that queries match nothing in it.
+    """The labels of a gallery at the time when absent queries were declared absent.
 
-    Of labels that came since nobody knows whether they are what such a query shows: an animal that
+    Labels that came since may be what such a query shows: an animal that
     had no name is enrolled under one that its earlier photographs do not bear.
 
     Attributes
@@ -78,7 +78,7 @@ class RetrievalSetup:
     ----------
     detector, means : of the gallery.
     label_folds : detectors that do not know a label; None where real absent queries are at hand.
-    alike : of a gallery without labels, see `look_up`; None where every item is one of its own.
+    alike : of a gallery without labels, see `look_up`; None where every item is a separate label.
     n_candidates : items of every list: so many that a query whose label is hidden finds as many.
     rule : what counts as a match, and what stands above labels.
     earlier : what absent queries are judged by; None for the whole gallery.
@@ -116,7 +116,7 @@ class RetrievalSetup:
         """
         alike, names = None if gallery.labels else items_alike(gallery, images), images.labels
         if alike is not None:
-            assert images.groups is not None  # noqa: S101 - or nothing would be alike
+            assert images.groups is not None  # noqa: S101 - or no item would share a number
             n_hidden, names = max(n_hidden, int(np.bincount(alike).max())), images.groups
         return cls(
             encoder,
@@ -150,14 +150,14 @@ class RetrievalSetup:
         return correlation_of(self.encoder.metadata)
 
     def observe(self, queries: LabelledImages, seen: Seen | None = None) -> RetrievedQueries:
-        """Embed queries and look them up; ``seen`` is told of those that had to be decoded."""
+        """Embed queries and look them up; ``seen`` receives those that had to be decoded."""
         return observe(
             *(self.encoder, self.gallery, self.detector, self.means, queries),
             *(self.n_candidates, seen, self.rule.within),
         )
 
     def observe_absent(self, queries: LabelledImages) -> RetrievedQueries:
-        """Look up queries that match nothing among the labels that this was said of."""
+        """Look up absent queries among the labels of the time when they were declared absent."""
         if self.earlier is None:
             return self.observe(queries)
         embeddings = embed_with_features(self.encoder, queries, "queries without a match")

@@ -5,7 +5,7 @@ functions here. `signals` describes each label in a result list, by the list and
 `logistic` turns signals into probabilities, of the `found_labels` of a query, `absent_share` moves
 them to the share of queries that have nothing to be found, `recalibration` corrects them by what
 users said; `hierarchy` knows the labels above labels, to which sums
-of these probabilities roll up. `outliers` measures how alien a query is, `picture` how
+of these probabilities roll up. `outliers` measures how unlike the gallery a query is, `picture` how
 poor it is. `evidence` holds
 what came of each calibration query; `operating` computes from it what a threshold on a probability
 leads to, `result_sets` which items to return so that a

@@ -131,7 +131,7 @@ class ServedShare:
     """Queries that are remembered, in effect."""
 
     _edges: ClassVar[list[float]] = np.linspace(-12, 12, 241).tolist()
-    """Log-odds between which queries are counted alike."""
+    """Log-odds between which queries are counted together."""
 
     def __init__(self, assumed: float, counts: Floats | None = None) -> None:
         self._assumed = assumed

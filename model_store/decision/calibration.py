@@ -74,12 +74,12 @@ class Calibration:
     means : where each label lies.
     label_classes : (C,) size class of each label by its code, see `SIZE_CLASSES`; `UNKNOWN_CLASS`
         of those that came after the calibration.
-    n_labels : (3,) labels of each size class; an item without a label is one of its own.
+    n_labels : (3,) labels of each size class; an item without a label is a separate one.
     detector : measures the outlier score.
     match : log-odds that a label is the true match against that none is, by the signals of its
         nearest item; `choice_probabilities` turns those of all labels found into probabilities.
     feedback : corrects match probabilities by what users said.
-    evidence : what came of each calibration query; all promises are computed from it.
+    evidence : the outcome of each calibration query; all promises are computed from it.
     quality_limits : see `model_store.images.quality.quality_hints`.
     report : how it was fitted and how well it does, for people.
     hierarchy : labels above labels, to roll up to; None where labels have no parents.
@@ -155,7 +155,7 @@ class Calibration:
         ----------
         expected_absent : None for the default share.
         source : None for the calibration queries of all sources.
-        order : of the lists whose first items are spoken of; None for the default one.
+        order : of the lists; None for the default one.
         alpha : of the outlier flag; None for the default one.
 
         Raises
@@ -228,7 +228,7 @@ class Calibration:
         return 100 * bisect_left(self.similarity_stds, uncertainty) / len(self.similarity_stds)
 
     def outlier_score(self, embeddings: Embeddings) -> NDArray[np.float64]:
-        """Compute outlier scores of B queries, (B,); larger is more alien."""
+        """Compute outlier scores of B queries, (B,); larger is less like the gallery."""
         return self.detector.scores(embeddings)
 
     def displacement(self, embeddings: Embeddings) -> NDArray[np.float64]:

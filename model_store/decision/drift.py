@@ -62,7 +62,7 @@ _LEARNED_EVERY, _N_STEPS = 25, 20
 """Served queries after which the reference is learned anew, and steps of that."""
 
 _TAILS = (0.01, 0.03, 0.1, 0.25, 0.5)
-"""Shares of absent calibration queries, the most alien ones, that served ones are compared with."""
+"""Shares of absent calibration queries, the highest ones, that served ones are compared with."""
 
 _ETA = 0.01
 """Probability that some tail's share among exchangeable queries is more than its bound."""

@@ -1,4 +1,4 @@
-"""The calibration queries, and what came of each: every promise is computed from these arrays."""
+"""The calibration queries, and the outcome of each: every promise is computed from these arrays."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LevelEvidence:
     correct: NDArray[np.bool_]
 
     def at(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> LevelEvidence:
-        """Return what came of the queries ``chosen``, as in `Evidence.at`."""
+        """Return the outcome of the queries ``chosen``, as in `Evidence.at`."""
         return LevelEvidence(self.probabilities[chosen], self.correct[chosen])
 
 
@@ -154,7 +154,7 @@ class Evidence:
         )
 
     def of_order(self, order: Order) -> Evidence:
-        """Return the evidence of lists in ``order``, as what came of their first items."""
+        """Return the evidence of lists in ``order``, as the outcome of their first items."""
         if order == "similarity":
             return self
         return replace(

@@ -16,7 +16,7 @@ _ROWS = 4096
 
 @dataclass(frozen=True, slots=True)
 class LabelMeans:
-    """The mean direction of each label's items: what they share, less what each has of its own.
+    """The mean direction of each label's items.
 
     Where an encoder has not been trained on a gallery's labels, the nearest mean is right more
     often than the nearest item (Snell et al. 2017, Prototypical networks).

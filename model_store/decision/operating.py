@@ -248,7 +248,7 @@ class Stream:
     def _nearest(self, p_values: Sequence[PValue], start: int, likely: int) -> int:
         """Return the place of the evidence that rejects the least error; the first of equals.
 
-        A search is worth it only where an error below the least so far is rejected.
+        A search is needed only where an error below the least so far is rejected.
 
         Parameters
         ----------
@@ -366,9 +366,9 @@ class Stream:
         return widest
 
     def sequence(self, max_error: float) -> Thresholds:
-        """Return falling thresholds, from that on whose foretold outcome shows the error best.
+        """Return falling thresholds, from that on whose predicted outcome shows the error best.
 
-        A stricter one has too few queries to show what a less strict one can. Errors are foretold
+        A stricter one has too few queries to show what a less strict one can. Errors are predicted
         by the probability of the first item given that the query has a match, P / (1 − P(no
         match)); FPIR by the odds of no match of queries that have one, since at each point of the
         stream these odds are those of absent queries to others.

@@ -20,7 +20,7 @@ OUTLIER_SIGNALS = (
 
 MOST_FEATURES = 2500
 """Features beyond which adjacent ones are averaged. On Fashion-MNIST the means of four of 9,216
-tell spoilt images apart better than all (AUROC 0.94 for 0.92), and another world as well (0.996;
+detect corrupted images better than all (AUROC 0.94 for 0.92), and another world as well (0.996;
 one seed). Those of twelve do worse."""
 
 _TINY = 1e-12
@@ -31,7 +31,7 @@ _COSINE_FLOOR = 1e-4
 other."""
 
 _LEAST = np.finfo(np.float32).tiny
-"""Divides what has no length at all."""
+"""Divides vectors of length zero."""
 
 
 @dataclass(frozen=True)

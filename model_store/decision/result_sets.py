@@ -13,7 +13,7 @@ from model_store.decision.operating import errors_allowed
 from model_store.messages import Message, joined, message
 
 MOST_UNPROMISED = 32
-"""Labels of a set that promises nothing, the likeliest: a longer list of guesses helps nobody."""
+"""Labels of a set that promises nothing, the likeliest: a longer list of guesses is of no use."""
 
 
 Floats = NDArray[np.float64]

@@ -38,7 +38,7 @@ def labels_found(
 
     Parameters
     ----------
-    label_codes : (n,), -1 where an item has no label: such an item is one of its own.
+    label_codes : (n,), -1 where an item has no label: such an item is a separate label.
 
     Returns
     -------

@@ -39,10 +39,10 @@ class Assessment:
     level : that percentile in a word.
     displacement : expected of the embedding from the state of the picture, see `PictureState`.
     displacement_percentile : share of ordinary pictures that are less displaced, in percent.
-    outlier_p_value : share of ordinary queries at least as alien; "p ≤ α" raises a false alarm
-        with probability at most α, on average over calibrations, on a query exchangeable with the
-        calibration queries (up to the difference between the cross-fits that these were measured
-        with and the served fit).
+    outlier_p_value : share of ordinary queries with at least this outlier score; "p ≤ α" raises a
+        false alarm with probability at most α, on average over calibrations, on a query
+        exchangeable with the calibration queries (up to the difference between the cross-fits that
+        these were measured with and the served fit).
     least_alpha : the smallest p-value there is; below it no query can be flagged.
     """
 
@@ -107,7 +107,7 @@ class Decision:
 def assess(
     calibration: Calibration | None, predictive: Predictive, uncertainty: float | None
 ) -> Assessment:
-    """Place a query among the calibration queries: how uncertain, and how alien.
+    """Place a query among the calibration queries: how uncertain, and how unlike the gallery.
 
     The first is unknown where the uncertainty is, the second where the outlier score is.
 
@@ -135,7 +135,7 @@ def decide(
 ) -> Decision:
     """Decide on one query.
 
-    In this order: an alien query is ``out_of_distribution``; a first item from the promised
+    In this order: an outlier is ``out_of_distribution``; a first item from the promised
     threshold on is a ``match``, unless the calibration does not hold any more; a query more likely
     than not to have no match is ``no_match``; the rest is ``ambiguous``. A query whose outlier
     score is unknown, such as an item of the gallery, is not of the kind that the calibration was
@@ -203,7 +203,7 @@ def decide_without_items(
 ) -> Decision:
     """Decide on one query of an empty gallery: it has no match, whatever it shows.
 
-    That is certain without any calibration; which queries are alien is not.
+    That is certain without any calibration; which queries are outliers is not.
 
     Raises
     ------

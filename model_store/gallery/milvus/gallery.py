@@ -266,7 +266,7 @@ class MilvusGallery:
         """None: Milvus counts no values."""
 
     def rows(self) -> NDArray[np.int64]:
-        """Rows (n_items,) of all items, ascending; they are asked for page by page."""
+        """Rows (n_items,) of all items, ascending; pages of it are read in turn."""
         return self.page(None, self.n_items)
 
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:

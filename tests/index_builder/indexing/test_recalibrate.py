@@ -290,5 +290,5 @@ def test_decisions_correct_a_bundle_and_can_be_taken_back(root: Path, tmp_path: 
     few.bring(said[:20])
     done = vouch_build("calibrate", str(root), "--feedback", str(few.path), cwd=root)
     assert done.returncode != 0
-    assert "Users spoke of 20 pairs" in " ".join(done.stderr.split())
+    assert "Users decided on 20 pairs" in " ".join(done.stderr.split())
     assert current_id(root) == before.name
