@@ -35,9 +35,9 @@ AnswerT = TypeVar("AnswerT", bound=BaseModel)
 class VouchClient:
     """Asks one service; safe to share by threads, and to be closed.
 
-    Where the service is busy (503 with ``Retry-After``) it is asked again, `MAX_ATTEMPTS` times in
-    all: queries leave nothing behind, of feedback the last word counts, and every change of a
-    gallery has an Idempotency-Key, under which it is made once.
+    Where the service is busy (503 with ``Retry-After``) it repeats the request, up to
+    `MAX_ATTEMPTS` times: queries leave nothing behind, of feedback the last word counts, and every
+    change of a gallery has an Idempotency-Key, under which it is made once.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ class VouchClient:
         self.close()
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         self._http.close()
 
     def galleries(self) -> list[schemas.GalleryName]:
@@ -101,7 +101,7 @@ class VouchClient:
         return self._get(path_of(gallery, "facets"), schemas.FacetList, {"limit": limit}).facets
 
     def labels(self, gallery: str, page_size: int = 1000) -> Iterator[str]:
-        """All labels of a gallery by name, fetched page by page as they are asked for."""
+        """All labels of a gallery by name, fetched page by page on demand."""
         options: dict[str, str | int] = {"limit": page_size}
         while True:
             page = self._get(path_of(gallery, "labels"), schemas.LabelList, options)
@@ -115,8 +115,8 @@ class VouchClient:
     ) -> schemas.SearchAnswer:
         """Find the items most like an image, and how sure that is.
 
-        Where the calibration promises too little for a match, or to vouch for probabilities,
-        `SearchAnswer.reason` says what is missing.
+        Where the calibration promises too little for a match, or for probabilities,
+        `SearchAnswer.reason` states what is missing.
 
         Raises
         ------
@@ -201,7 +201,7 @@ class VouchClient:
         return self._upload(path, schemas.EmbeddingAnswer, options, [("image", image_file(image))])
 
     def items(self, gallery: str, page_size: int = 100) -> Iterator[schemas.ItemDetail]:
-        """All items of a gallery by id, fetched page by page as they are asked for."""
+        """All items of a gallery by id, fetched page by page on demand."""
         options: dict[str, str | int] = {"limit": page_size}
         while True:
             page = self._get(path_of(gallery, "items"), schemas.ItemList, options)
@@ -294,8 +294,8 @@ class VouchClient:
     ) -> schemas.FeedbackAnswer:
         """Confirm or reject an item that an answer found.
 
-        Where ``answer.audit`` is true it was drawn at random for review, and its first result is
-        what is asked about: please say so whether it is right or wrong.
+        Where ``answer.audit`` is true it was drawn at random for review, and the question is about
+        its first result: please report whether it is right or wrong.
 
         Examples
         --------
@@ -347,7 +347,7 @@ class VouchClient:
         return self._ask(request, schemas.Decision)
 
     def review_queue(self, gallery: str) -> ReviewQueueClient:
-        """The queries of a gallery that are kept to be decided on."""
+        """The review queue of a gallery."""
         return ReviewQueueClient(gallery, self._http, self._send)
 
     def unknown(self, gallery: str) -> UnknownQueriesClient:
@@ -380,7 +380,7 @@ class VouchClient:
         max_error : share of wrong ones among matches.
         expected_absent : share of the queries that have no match; None for the gallery's.
         source : where the queries come from; None for anywhere.
-        order : of the lists whose first results are spoken of; None for the gallery's own.
+        order : of the lists; None for the default of the gallery.
         """
         path = path_of(gallery, "calibration", "operating-points")
         options = fields_of(

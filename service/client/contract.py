@@ -38,7 +38,7 @@ class VouchProblem(Exception):
         one of the service, such as a proxy's.
     detail : what was received, what was wanted and what to do.
     request_id : what its operator finds the request by.
-    retry_after : seconds after which it may be asked again, None where it did not say.
+    retry_after : seconds after which a new request may succeed; None where the service gave none.
     errors : the fields that are wrong.
     """
 
@@ -114,7 +114,8 @@ def path_of(*parts: str) -> str:
 
     Raises
     ------
-    InvalidRequest : a part cannot be a part of a path, so that another route would be asked.
+    InvalidRequest : a part cannot be a part of a path, so that the request would reach another
+        route.
     """
     for place, part in enumerate(parts):
         if place == 2 and parts[1] == "items":

@@ -30,7 +30,7 @@ class VouchRetriever(BaseRetriever):
 
     Attributes
     ----------
-    client : of the service; whoever made it closes it.
+    client : of the service; the caller closes it.
     limit : documents at most.
     min_match_probability : of documents behind the first.
     text_key : key of the items' metadata with a document's text; None for the label, or else id.

@@ -30,7 +30,7 @@ class VouchRetriever(BaseRetriever):
 
     Parameters
     ----------
-    client : of the service; whoever made it closes it.
+    client : of the service; the caller closes it.
     limit : nodes at most.
     min_match_probability : of nodes behind the first.
     text_key : key of the items' metadata with a node's text; None for the label, or else the id.

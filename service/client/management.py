@@ -56,7 +56,7 @@ class GalleryManagement:
     def describe(
         self, gallery: str, *, title: str | None = None, description: str | None = None
     ) -> schemas.GalleryDetail:
-        """Give a gallery another title or description; None leaves one as it is."""
+        """Give a gallery another title or description; None leaves one unchanged."""
         said = schemas.GalleryChange(title=title, description=description)
         return self._send("PATCH", path_of(gallery), said, schemas.GalleryDetail)
 
@@ -102,7 +102,7 @@ class GalleryManagement:
         return self._ask(self._build("GET", path_of(gallery, "shadow")), schemas.ShadowReport)
 
     def end_shadow(self, gallery: str) -> schemas.ShadowReport:
-        """End it, and return for the last time what came of it."""
+        """End the trial, and return its final report."""
         return self._ask(self._build("DELETE", path_of(gallery, "shadow")), schemas.ShadowReport)
 
     def adopt_absent_share(self, gallery: str, share: float | None) -> schemas.OperatorDecision:

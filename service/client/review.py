@@ -12,7 +12,7 @@ from service.client.contract import path_of, read
 
 
 class ReviewQueueClient:
-    """The queries of one gallery that are kept to be decided on; see `VouchClient.review_queue`.
+    """The review queue of one gallery; see `VouchClient.review_queue`.
 
     Decide with `VouchClient.decide_query`, as the reviewer who leased them.
     """
@@ -30,7 +30,7 @@ class ReviewQueueClient:
         seconds: int = 600,
         reasons: Sequence[schemas.CaseReason] | None = None,
     ) -> list[schemas.LeasedCase]:
-        """Return the next cases for a reviewer, which nobody else gets for so many seconds."""
+        """Return the next cases for a reviewer, leased for so many seconds."""
         chosen = None if reasons is None else list(reasons)
         wanted = schemas.LeaseRequest(
             reviewer=reviewer, limit=limit, seconds=seconds, reasons=chosen
@@ -49,7 +49,7 @@ class ReviewQueueClient:
         state: schemas.CaseState | None = None,
         page_size: int = 100,
     ) -> Iterator[schemas.ReviewCase]:
-        """All cases, oldest first, fetched page by page as they are asked for."""
+        """All cases, oldest first, fetched page by page on demand."""
         chosen = {"reason": reason, "state": state, "limit": page_size}
         options: dict[str, Any] = {name: value for name, value in chosen.items() if value}
         while True:

@@ -1,4 +1,4 @@
-"""Only results that Vouch stands behind, for programs that would believe any."""
+"""Only results with the verdict `match`, for programs that would use any result."""
 
 from __future__ import annotations
 

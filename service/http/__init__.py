@@ -20,6 +20,6 @@
     problems      errors → RFC 9457
     openapi       the published description
     page          what a visitor sees at ``/``
-    page_files    its files, as they are served
+    page_files    its files, prepared for a browser
     state         what routes work on
 """

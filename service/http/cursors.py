@@ -131,8 +131,8 @@ def require_filter(cursor: ItemsCursor, passing: str) -> None:
 
 
 _NOT_OURS = (
-    "The cursor received is not one of this list. Send `next_cursor` of the page before as it is, "
-    "or ask for the first page again."
+    "The cursor received is not one of this list. Send `next_cursor` of the page before "
+    "unchanged, or ask for the first page again."
 )
 
 

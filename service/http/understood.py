@@ -123,7 +123,7 @@ def _check_address(route: APIRoute, request: Request) -> None:
         if name == "path" and not _has_parts_of(route, request, sent):
             raise InvalidHead(
                 f"The path {_shown(sent, 0)} has an encoded slash (%2F), or another encoded "
-                "character, where its parts are told apart. Encode only the names in it."
+                "character, where its parts are separated. Encode only the names in it."
             )
 
 
@@ -149,7 +149,7 @@ def _check_headers(request: Request) -> None:
         if unread:
             raise UnsupportedMediaType(
                 f"The body is encoded as {', '.join(sorted(unread))[:100]!r} ({name.title()}), "
-                "which is not decoded here. Send it as it is, without that header."
+                "which is not decoded here. Send it unencoded, without that header."
             )
     repeated = [name for name in _ONCE if len(headers.getlist(name)) > 1]
     if repeated:

@@ -1,4 +1,4 @@
-// <vouch-search>: the search of Vouch's page, in a page of one's own.
+// <vouch-search>: the search of Vouch's page, in any page.
 //
 // What it shows, says and does is the page's: its scripts, styles and document lie in service/http/page
 // and are bundled with this file.
@@ -49,7 +49,7 @@ export class VouchSearch extends HTMLElement {
     return this.#search?.answer ?? null;
   }
 
-  /** The API key that is sent, where the service wants one; else the visitor is asked for it. */
+  /** The API key that is sent, where the service wants one; else the element shows a field for it. */
   set key(text) {
     this.#key = text;
   }

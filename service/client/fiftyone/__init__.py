@@ -2,10 +2,10 @@
 
 ::
 
-    verdicts    writes what Vouch says of samples into their fields
+    verdicts    writes Vouch's verdicts on samples into their fields
 
-FiftyOne finds it by `fiftyone.yml`. It runs in FiftyOne's environment, which pins a web framework
-of its own: install Vouch's client there, and not FiftyOne beside the service.
+FiftyOne finds it by `fiftyone.yml`. It runs in FiftyOne's environment, which pins another web
+framework: install Vouch's client there, and not FiftyOne beside the service.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Written:
 
     Attributes
     ----------
-    problems : by a sample's id; its fields are left as they were.
+    problems : by a sample's id; its fields stay unchanged.
     """
 
     n_written: int = 0
@@ -105,7 +105,7 @@ def _fields(client: VouchClient, gallery: str, path: str) -> dict[str, Any] | st
 
 
 def _declare(dataset: Any, names: dict[str, str]) -> None:  # noqa: ANN401
-    """Add the fields, unless they are there and somebody else's."""
+    """Add the fields, unless other fields have these names."""
     schema = dataset.get_field_schema()
     foreign = [
         name

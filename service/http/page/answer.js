@@ -29,7 +29,7 @@ export function byLine(answer, line) {
   return { ...answer, line, verdict: above ? "match" : verdict === "match" ? "ambiguous" : verdict };
 }
 
-/** What to show of `answer`; `question` is the image that was asked about, `queries` what the
+/** What to show of `answer`; `question` is the image of the query, `queries` what the
  * gallery was calibrated with, `look` looks closely at the result of a place, `edit` crops the
  * question; `line` is the probability from which the visitor wants a match, null for the gallery's
  * own; `more` gives the page of results after a cursor; `options` of the search are chosen with
@@ -76,14 +76,14 @@ function verdictPanel(answer, { word, says, shows }, preview) {
     el("div.says", {}, el("h2", {}, glyph(verdict), word), el("p", {}, says(answer)), rollUpPart(answer)));
 }
 
-/** What an ambiguous query is all the same, where labels have parents. */
+/** The parent label of an ambiguous query, where labels have parents. */
 function rollUpPart({ verdict, roll_up: rolled, line }) {
   if (!rolled || verdict !== "ambiguous" || isNumber(line)) return "";
   return el("p", { "data-testid": "roll-up" },
     t`Not sure which, but “${brief(rolled.label)}” with probability ${percent(rolled.probability)}.`);
 }
 
-/** What is not vouched for, where the calibration promises too little. */
+/** What is not guaranteed, where the calibration promises too little. */
 function withheldPart({ reason, verdict, guaranteed, bundle: { calibration } }) {
   if (!reason || reason === calibration.reason) return "";
   return el("p.warning", { "data-testid": "withheld" },
@@ -128,7 +128,7 @@ function among(position, left, right, limit = 1) {
     el("p.ends", {}, el("span", {}, left), el("span", {}, right)));
 }
 
-/** The statistics behind the verdict, for whoever asks. */
+/** The statistics behind the verdict. */
 function whyPart(answer, verdict, { queries, why }) {
   const { query, bundle: { calibration: { status, n_queries: n } } } = answer;
   return el("details.why", {
@@ -192,7 +192,7 @@ function setPart({ result_set: chosen }, { withholds }) {
     chosen.promised ? "" : t` Not for every label: ${said(chosen.reason)}`);
 }
 
-const CHOICES = { // what may be asked of a list, as options of the search
+const CHOICES = { // choices for a list, as options of the search
   group_by: ["label", () => t`One of each label`],
   duplicate_similarity: [0.98, () => t`Without near duplicates`],
 };

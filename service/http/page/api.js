@@ -126,7 +126,7 @@ export const mayWrite = () => permissions().then(({ write }) => write);
 
 const TRIES = 6; // where the service is busy
 
-/** What `task` answers; it is tried again while the service says that it is busy. */
+/** What `task` answers; it is tried again while the service is busy. */
 export async function patiently(task, signal) {
   for (let tried = 1; ; tried += 1) {
     try {
@@ -139,7 +139,7 @@ export async function patiently(task, signal) {
   }
 }
 
-const wanted = new WeakMap(); // image → the address of what it is to show
+const wanted = new WeakMap(); // image → the address of its next picture
 
 /** Let `image` show what lies at `url`. An <img> sends no key, so it is given what was fetched. */
 export async function load(image, url) {

@@ -57,7 +57,7 @@ export const dialogHeader = (title, ...more) => el("header", {}, title, more, el
 export const glyph = (name) =>
   svg("svg", { class: "glyph", "aria-hidden": "true" }, svg("use", { href: `#glyph-${name}` }));
 
-/** A picture that keeps its pixels when it is tiny, and says so when it cannot be shown. */
+/** A picture that keeps its pixels when it is tiny, and shows a note when it cannot be shown. */
 export function picture(url, alt, lazy = false) {
   const image = el("img", { alt, draggable: false });
   const frame = el("span.picture", {}, image);

@@ -5,7 +5,7 @@ import { el } from "./elements.js";
 import { LANGUAGES, language, speak, t, translate } from "./language.js";
 import { Search } from "./search.js";
 
-// Of what is not seen at first; linked in the document they would keep its first sight waiting.
+// Modules that the first view does not need; linked in the document they would keep its first sight waiting.
 const LATE = ["batch/batch", "believe/believe", "browse/browse", "collect/collect", "filters/filters", "look/look"];
 
 connect(new URL("..", import.meta.url).href); // the service may be below a path prefix
@@ -23,7 +23,7 @@ function linked() {
   try {
     return parts.map(decodeURIComponent);
   } catch {
-    return parts; // which leads nowhere, and is said
+    return parts; // which leads nowhere; a message follows
   }
 }
 
@@ -31,7 +31,7 @@ const search = new Search(document, {
   path: linked(),
   told: {
     titled: (words) => { document.title = words === null ? "Vouch" : t`${words} · Vouch`; },
-    // The address of what is seen, to be shared and reloaded.
+    // The address of the view, to share and reload.
     went: (...path) => history.replaceState(null, "", `#/${path.map(encodeURIComponent).join("/")}`),
   },
 });

@@ -1,4 +1,4 @@
-// A search and its answer, in the page or in an element of somebody else's page: asks the public
+// A search and its answer, in the page or in an element of another page: asks the public
 // API, one question at a time, and shows what it answers.
 
 import { answerParts, byLine, verdictOf } from "./answer.js";
@@ -21,7 +21,7 @@ const galleryUrl = (name) => `/v1/galleries/${encodeURIComponent(name)}`;
 
 export class Search {
   /** `root` is the document, or the shadow root, that holds what `index.html` has in `main`. `told`
-   * is told what happens: `titled(words)`, `went(gallery, ...room)`, `answered(answer)`,
+   * receives the events: `titled(words)`, `went(gallery, ...room)`, `answered(answer)`,
    * `decided(decision)`. `path` is where to begin: a gallery, and a room of it; `only`: there is no
    * other gallery.
    * Files are taken that are dropped on `target`, or pasted there. */
@@ -47,7 +47,7 @@ export class Search {
     this.open(t`Looking up the galleries`);
   }
 
-  /** Let go of everything: the element has left its page. */
+  /** Release everything: the element has left its page. */
   end() {
     this.running?.abort();
     this.batch?.stop();
@@ -151,7 +151,7 @@ export class Search {
   }
 
   /** Open what a button asks for, as the `room` of that name, until its dialog is closed. What goes
-   * wrong is told above the answer, which stays. Until it is open, another click on the `button` is
+   * wrong is shown above the answer, which stays. Until it is open, another click on the `button` is
    * the second of a double click. */
   async show(opened, room = null, button = room) {
     const { gallery, opening } = this;
@@ -173,7 +173,7 @@ export class Search {
     dialog.addEventListener("close", () => { if (this.at?.[0] === room) this.went(...before); });
   }
 
-  /** Open the picked gallery; a question that stands is asked there too. */
+  /** Open the picked gallery; an open query is repeated there. */
   open(words) {
     this.gallery = null;
     this.attempt(words, async (signal) => {
@@ -183,7 +183,7 @@ export class Search {
       });
       const room = this.room;
       this.room = [];
-      if (room.length) this.enter(room); // which is a task of its own
+      if (room.length) this.enter(room); // which is a separate task
       else if (this.query) await this.search(signal);
     });
   }
@@ -211,7 +211,7 @@ export class Search {
     const { gallery } = this;
     this.attempt(t`Fetching the picture`, async (signal) => {
       const before = await queryOf(id).catch(() => null);
-      if (signal.aborted) return; // another question was asked meanwhile
+      if (signal.aborted) return; // a newer query replaced it
       if (before) return this.ask(before.blob, before.name);
       const url = `${galleryUrl(gallery.name)}/review/${encodeURIComponent(id)}/image`;
       const blob = gallery.keeps && await ask(url, { signal }).then((found) => found.blob(), () => null);
@@ -322,7 +322,7 @@ export class Search {
   /** Crop or turn an image, then search with the part. The image itself stays to go back to. */
   async edit(original, name) {
     const { crop } = await arrived(import("./ask/crop.js"));
-    // What cannot be shown is sent as it is: the service says why it refuses it.
+    // What cannot be shown is sent unchanged: the service reports why it refuses it.
     const part = await crop(original, this.part).catch(() => original);
     if (part) this.ask(part, name, { original });
   }
@@ -341,7 +341,7 @@ export class Search {
     this.told.titled?.(null);
   }
 
-  /** Show the batch, or hide it behind a button while one photograph is asked about. */
+  /** Show the batch, or hide it behind a button while one photograph is searched with. */
   showBatch(visible) {
     this.$("batch-place").hidden = !visible;
     this.$("to-batch").hidden = visible || !this.hasBatch;
@@ -464,8 +464,8 @@ export class Search {
     const { believe } = await arrived(import("./believe/believing.js"));
     const url = galleryUrl(gallery.name);
     const [{ bundle }, report] = await Promise.all([url, `${url}/calibration`].map((one) => askJson(one)))
-      .catch(() => [gallery, this.report]); // as it was when the gallery was opened
-    if (gallery !== this.gallery) return; // another one was picked meanwhile
+      .catch(() => [gallery, this.report]); // the values from when the gallery was opened
+    if (gallery !== this.gallery) return; // another one was picked since
     Object.assign(gallery, { bundle });
     this.report = report;
     const moved = (line) => {

@@ -1,5 +1,5 @@
 // What the service says, in the visitor's language. It says it in English sentences, which the table
-// of a language has with {0}, {1} for the values in them; one that the table lacks stays as it is.
+// of a language has with {0}, {1} for the values in them; one that the table lacks stays English.
 
 import { el } from "./elements.js";
 import { sentences } from "./language.js";

@@ -70,8 +70,8 @@ async def give_feedback(
     with `audit` measures how often a match is wrong. A query is known while it is cached, or for
     `VOUCH_QUERY_RETENTION_S`, or under review. A decision ends its reviewer's lease of the query;
     where several reviewers have to agree, it counts once they do. With `new` and an `item` (scope
-    `write`) the query becomes that item, of what is kept of it: both, or neither; what a crash has
-    parted, the same request sent again completes.
+    `write`) the query becomes that item, from the data that the service keeps: both, or neither;
+    what a crash has parted, the same request sent again completes.
     """
     kept = require_feedback(state)
     if review.item is not None:

@@ -9,5 +9,5 @@ search.addEventListener("vouch-answer", ({ detail: { verdict, results } }) => {
 });
 
 search.addEventListener("vouch-decision", ({ detail: { kind, item } }) => {
-  heard.textContent = `Somebody decided: ${kind}${item ? `, ${item.id}` : ""}.`;
+  heard.textContent = `Decision: ${kind}${item ? `, ${item.id}` : ""}.`;
 });

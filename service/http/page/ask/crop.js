@@ -1,4 +1,4 @@
-// Cropping and turning a picture before it is searched with; the file itself stays as it is.
+// Cropping and turning a picture before it is searched with; the file itself stays unchanged.
 
 import { el, openDialog } from "../elements.js";
 import { t } from "../language.js";
@@ -67,7 +67,7 @@ const latest = new WeakMap(); // by part of the page: the picture that was opene
 
 /** Let a person crop and turn the picture in `blob`, in a dialog `within` the page. The part as a file; `blob` itself where all
  * of it is wanted; null where nothing is to be searched with, or where another picture was opened
- * before this one was decoded. Throws what the browser says of a file that it cannot show. */
+ * before this one was decoded. Throws the browser's error for a file that it cannot show. */
 export async function crop(blob, within) {
   const mine = Symbol("picture");
   latest.set(within, mine);

@@ -50,7 +50,7 @@ async function droppedFiles({ items, files }) {
 }
 
 /** Hand all that comes to `take(files, link, how it came)`; a link is null where there is none.
- * `$` finds the inputs, `target` is where may be dropped and pasted, `part` is told of a drag.
+ * `$` finds the inputs, `target` is where may be dropped and pasted, `part` shows a drag.
  * What this answers ends it. */
 export function takeFiles($, target, part, take) {
   const ending = new AbortController();

@@ -27,10 +27,10 @@ const STATES = {
   decided: () => t`decided`,
 };
 
-/** The batch of `gallery`, shown in `place`. `refused` is told a problem that concerns all searches,
+/** The batch of `gallery`, shown in `place`. `refused` receives a problem that concerns all searches,
  * such as a missing key; dialogs open `within` a part of the page; `cleared` is called when a person
  * clears it. `add(files)` adds [{ name, blob }] and searches with them, `restore()` brings back what
- * the browser keeps of it, `run()` goes on with that, `stop()` ends it. */
+ * the browser keeps of it, `run()` continues with it, `stop()` ends it. */
 export function openBatch(gallery, place, { refused, within, cleared }) {
   const entries = [];
   let running = null;
@@ -203,7 +203,7 @@ function batchView(entries, gallery, place, { run, stop, clear, keep, within }) 
       within, next: (entry) => {
         const following = after(entry);
         if (following) return following;
-        round = needing(); // of what has been answered meanwhile
+        round = needing(); // with the answers that arrived since
         return round[0];
       },
       closed: () => {
@@ -217,7 +217,7 @@ function batchView(entries, gallery, place, { run, stop, clear, keep, within }) 
     const wanted = Number(budget.value);
     const url = `/v1/galleries/${encodeURIComponent(gallery.name)}/calibration/operating-points`;
     const { point } = await askJson(`${url}?max_error=${wanted}`);
-    if (wanted !== Number(budget.value)) return; // another one is asked for already
+    if (wanted !== Number(budget.value)) return; // a newer request is under way
     Object.assign(state, { budget: wanted, threshold: point?.threshold ?? null });
     promise.textContent = point
       ? t`Guaranteed: at most ${percent(wanted)} wrong from a match probability of ${percent(point.threshold)} on, for photos like those of the calibration.`

@@ -18,7 +18,7 @@ export function accept(entries, budget, threshold) {
   if (threshold !== null) {
     const sure = entries.map((entry) => [certainty(entry), entry])
       .filter(([p]) => p !== null && p >= threshold).sort(([a], [b]) => b - a);
-    for (const [p, entry] of sure) { // the surest first: the mean of what is wrong only grows
+    for (const [p, entry] of sure) { // the surest first: the mean error only grows
       if (wrong + (1 - p) > budget * (accepted.size + 1)) break;
       accepted.add(entry);
       wrong += 1 - p;

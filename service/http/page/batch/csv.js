@@ -1,4 +1,4 @@
-// A batch as comma-separated values (RFC 4180), for a table of one's own.
+// A batch as comma-separated values (RFC 4180), for other programs.
 
 import { verdictOf } from "../answer.js";
 import { stateOf } from "./budget.js";

@@ -1,4 +1,4 @@
-// How far a gallery may be believed: what its calibration measured, and a line drawn elsewhere.
+// The accuracy of a gallery: what its calibration measured, and a line drawn elsewhere.
 
 import { askJson } from "../api.js";
 import { dialogHeader, el, openDialog } from "../elements.js";
@@ -7,8 +7,8 @@ import { outcomeLines, said, saidParts } from "../service_texts.js";
 import { QUERIES, absentSentence, brief, count, fixed, isNumber, percent } from "../words.js";
 import { reliability, riskAndCoverage } from "./diagrams.js";
 
-/** Show what `report` (of `GET …/calibration`) says of `gallery`. `line` is the probability from
- * which the visitor wants a match, null for the gallery's own; `moved` is told another one. */
+/** Show what `report` (of `GET …/calibration`) has about `gallery`. `line` is the probability from
+ * which the visitor wants a match, null for the gallery's own; `moved` receives another one. */
 export function believe(gallery, report, { line, moved, within, mayAcknowledge = false }) {
   const dialog = el("dialog.believe", {
     "aria-labelledby": "believe-title", "data-testid": "believe",

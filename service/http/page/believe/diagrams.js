@@ -38,7 +38,7 @@ function frame(words, across, up, most, ...parts) {
   ...parts);
 }
 
-/** What was foretold across, how often it was right up; the larger a dot, the more queries. */
+/** Predicted probability across, how often it was right up; the larger a dot, the more queries. */
 export function reliability(bins) {
   const seen = bins.filter(({ n }) => n > 0);
   const most = Math.max(...seen.map(({ weight }) => weight));

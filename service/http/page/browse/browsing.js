@@ -11,7 +11,7 @@ import { brief, count } from "../words.js";
 const CELL = { width: 124, height: 164 }; // pixels
 const BEYOND = 3; // rows that are drawn above and below what is seen
 const AHEAD = 200; // items that are fetched before they are scrolled to
-const AGAIN = 2; // s after which a service that was busy is asked again, unless it says when
+const AGAIN = 2; // s before a request to a busy service is repeated, unless it says when
 
 /** Open the gallery's items, by id, in a dialog `within` the page. */
 export function browse(gallery, within) {
@@ -95,7 +95,7 @@ export function browse(gallery, within) {
           grid.element.focus();
         } catch (error) {
           done.textContent = reasonOf(error);
-          button.remove(); // whoever may not now may not in a moment
+          button.remove(); // a second press would be refused as well
         }
         return;
       }
@@ -137,7 +137,7 @@ function windowed(cellOf) {
     space.style.height = `${Math.ceil(items.length / across) * CELL.height}px`;
     for (const [place, cell] of cells) {
       const kept = place >= begin && place < end;
-      if (kept || cell.matches(":focus")) continue; // whoever is there is not pulled away
+      if (kept || cell.matches(":focus")) continue; // the focus stays where it is
       cell.remove();
       cells.delete(place);
     }
@@ -175,7 +175,7 @@ function windowed(cellOf) {
       if (now !== source) return;
       now.ended = !passes(error.problem?.status);
       now.failed(error);
-      setTimeout(() => { // until then nothing is asked for, however much is scrolled
+      setTimeout(() => { // until then scrolling requests nothing
         now.fetching = false;
         ask();
       }, 1000 * (Number(error.retryAfter) || AGAIN));

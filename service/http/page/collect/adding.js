@@ -119,7 +119,7 @@ export async function openAdding(gallery, { within, changed, review }) {
       el("li", { dir: "auto" }, `${brief(row.id)}: ${row.problem}`)));
   }
 
-  /** Do something with the list; what goes wrong is said, and the list stays. */
+  /** Do something with the list; an error is shown, and the list stays. */
   async function attempt(work) {
     problem.hidden = true;
     try {

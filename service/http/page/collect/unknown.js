@@ -1,4 +1,4 @@
-// What was asked for and is not in the gallery: queries in groups, each probably one new identity, which
+// Queries without a match in the gallery: queries in groups, each probably one new identity, which
 // a person names.
 
 import { askJson } from "../api.js";

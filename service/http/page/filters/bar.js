@@ -9,9 +9,9 @@ import { brief, count } from "../words.js";
 const LISTED = 20; // values of a field
 const NAMES = { label: () => t`Label` };
 
-let made = 0; // so that the fields of each bar have names of their own
+let made = 0; // so that the fields of each bar have distinct names
 
-/** A bar that is opened where only some items are wanted. `changed` is told a filter, as the text
+/** A bar that is opened where only some items are wanted. `changed` receives a filter, as the text
  * that the service takes, or null for all items. */
 export function filterBar(gallery, changed) {
   const chosen = new Map(); // field → the filter on it

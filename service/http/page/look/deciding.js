@@ -17,7 +17,7 @@ const KEYS = { is: "y", wrong: "n", none: "0", undo: "u", find: "/", add: "a" };
 const key = (name) => el("kbd", { "aria-hidden": "true" }, KEYS[name]);
 
 /** The bar. `act` carries out a decision; `list` shows other items, where what `asked` returned says
- * that they are still wanted; `added` goes on from a new one. */
+ * that they are still wanted; `added` continues from a new one. */
 export function decidingBar({ act, gallery, view, list, tell, added, asked }) {
   const decision = (name) => el("button", {
     // The second click of two would decide on the photograph that follows.

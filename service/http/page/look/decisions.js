@@ -129,7 +129,7 @@ async function send(decision) {
   if (entry.decision === decision) tell(decision);
 }
 
-/** Take back what the service has of a decision, and of those that it was to replace in vain. */
+/** Take back what the service has of a decision, and the decisions that it should have replaced. */
 async function retract(decision) {
   for (let one = decision; one; one = one.replaces) {
     if (one.number === undefined) continue;

@@ -20,7 +20,7 @@ const MODES = { beside: () => t`Side by side`, flicker: () => t`Blink`, overlay:
  * `answer`, `blob`, `name` and the `decision` on it.
  * `next(entry)` gives the entry to go on with after a decision, or a promise of it, or null: the dialog,
  * which opens `within` a part of the page, closes. `progress()` says how far one is; `putBack`
- * is told the entry that was left undecided for one whose decision was undone. */
+ * receives the entry that was left undecided for one whose decision was undone. */
 export function look(entry, gallery, options = {}) {
   const { place = 0, items = entry.answer.results, next = () => null, closed = () => {}, progress = () => "", putBack = () => {}, within } = options;
   const view = { entry, items, place };
@@ -98,7 +98,7 @@ export function look(entry, gallery, options = {}) {
 
   let turn = 0;
 
-  /** Say that other items are asked for; return what tells whether they are still wanted. */
+  /** Note that other items are requested; return what tells whether they are still wanted. */
   function asked() {
     const now = (turn += 1);
     return () => now === turn;
@@ -121,7 +121,7 @@ export function look(entry, gallery, options = {}) {
 
   /** Take up a photograph from its first result. */
   function take(other) {
-    asked(); // nothing any more of the photograph before
+    asked(); // nothing about the previous photograph
     Object.assign(view, { entry: other, items: other.answer.results, place: 0 });
     pair.reset();
     showQuestion(other);

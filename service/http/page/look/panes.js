@@ -59,7 +59,7 @@ export function panes(told) {
     state.turning = null;
   }
 
-  /** beside, flicker or overlay. In turns the pictures change by themselves, unless motion is
+  /** beside, flicker or overlay. In turns the pictures change automatically, unless motion is
    * unwanted: then, as at any time, by `swap`. */
   function mode(name) {
     stop();
@@ -89,7 +89,7 @@ export function panes(told) {
 function pane(name) {
   const image = el("img", { draggable: false });
   const caption = el("figcaption", { dir: "auto" });
-  const size = el("small", {}); // a preview is told from a photograph by it
+  const size = el("small", {}); // distinguishes a preview from a photograph
   const frame = el("div.frame", {}, image);
   const figure = el(`figure.pane.${name}`, { "data-testid": `pane-${name}` }, frame, caption);
   image.onload = () => {

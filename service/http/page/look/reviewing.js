@@ -44,7 +44,7 @@ export async function openReview(gallery, { within, left }) {
 
   async function next() {
     if (!waiting.length) await more().catch(() => {});
-    else if (waiting.length <= AHEAD) more().catch(() => {}); // it is asked again when there is none
+    else if (waiting.length <= AHEAD) more().catch(() => {}); // the request is repeated when there is none
     return waiting.shift() ?? null;
   }
 
