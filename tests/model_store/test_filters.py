@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
@@ -27,6 +28,7 @@ from model_store.gallery.filters.grammar import (
     MAX_BYTES,
     MAX_CONDITIONS,
     MAX_DEPTH,
+    Condition,
     Field,
     parse_field,
 )
@@ -334,3 +336,32 @@ def test_metadata_field_of_a_reserved_name_is_named_in_full(reserved: str) -> No
     full = f"metadata.{reserved}"
     assert parse_field(full).column == "metadata"
     assert parse_field(full).name == full
+
+
+@pytest.mark.parametrize("value", [-(2**63), 2**63 - 1, 0])
+def test_integer_of_64_bits_is_a_value(value: int) -> None:
+    assert isinstance(parse_filter({"label": value}), Condition)
+
+
+@pytest.mark.parametrize("value", [-(2**63) - 1, 2**63])
+def test_integer_of_more_bits_is_refused(value: int) -> None:
+    with pytest.raises(InvalidFilter, match="of at most 64 bits"):
+        parse_filter({"label": value})
+
+
+def test_message_names_the_name_that_is_repeated() -> None:
+    with pytest.raises(InvalidFilter, match="has 'b' twice"):
+        read_filter('{"a": 1, "b": 2, "b": 3}')
+
+
+@pytest.mark.parametrize(("value", "shown"), [({}, "is {};"), ({"a": 1}, "is an object;")])
+def test_message_shows_an_empty_object_and_describes_another(
+    value: dict[str, Any], shown: str
+) -> None:
+    with pytest.raises(InvalidFilter, match=re.escape(shown)):
+        parse_filter({"label": {"in": [value]}})
+
+
+def test_text_after_all_others_is_found_nowhere(tmp_path: Path) -> None:
+    last = max(item.label or "" for item in ITEMS)
+    assert found(tmp_path / "items.sqlite", {"label": last + "z"}, ITEMS, "bundle") == []
