@@ -16,7 +16,7 @@ from model_store.messages import MESSAGES
 from tests.end_to_end.page_texts import texts
 from tests.end_to_end.processes import TIMEOUT_S
 from tests.end_to_end.shown_page import ANSWER, FILES, GALLERY, PICTURE, Shown, result
-from tests.end_to_end.test_page_believing import REPORT
+from tests.end_to_end.test_page_accuracy import REPORT
 from tests.end_to_end.test_page_browsing import FACETS
 from tests.end_to_end.test_page_collecting import GROUP
 from tests.end_to_end.test_page_reviewing import Queue
@@ -83,7 +83,7 @@ def advised(shown: Shown) -> None:
     expect(shown.found("advice")).to_be_visible()
 
 
-def believing(shown: Shown) -> None:
+def accuracy(shown: Shown) -> None:
     shown.report = REPORT
     shown.ask()
     shown.found("open-report").click()
@@ -200,7 +200,7 @@ VIEWS: dict[str, Callable[[Shown], object]] = {
     "looking": looking,
     "cropping": cropping,
     "advised": advised,
-    "believing": believing,
+    "accuracy": accuracy,
     "batch": batch,
     "browsing": browsing,
     "decided": decided,

@@ -56,7 +56,7 @@ def test_an_answer_of_another_browser_is_shown_by_the_review_queue(shown: Shown)
 
 
 @pytest.mark.parametrize(
-    ("room", "dialog"), [("report", "believe"), ("items", "browse"), ("decisions", "decided-list")]
+    ("room", "dialog"), [("report", "accuracy"), ("items", "browse"), ("decisions", "decided-list")]
 )
 def test_a_dialog_has_an_address(shown: Shown, room: str, dialog: str) -> None:
     shown.replies["/v1/galleries/shoes/items"] = {"items": [], "n_items": 0, "next_cursor": None}

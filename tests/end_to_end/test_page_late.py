@@ -463,7 +463,7 @@ def test_what_is_said_of_an_answer_is_sent_in_turn(shown: Shown) -> None:
 @pytest.mark.parametrize(
     ("module", "button"),
     [
-        ("believe/believing", "open-report"),
+        ("accuracy/accuracy", "open-report"),
         ("browse/browsing", "open-browse"),
         ("ask/crop", "edit"),
         ("look/looking", "look"),

@@ -5,7 +5,7 @@
 
 import ask from "../../http/page/ask/ask.css";
 import batch from "../../http/page/batch/batch.css";
-import believe from "../../http/page/believe/believe.css";
+import accuracy from "../../http/page/accuracy/accuracy.css";
 import browse from "../../http/page/browse/browse.css";
 import collect from "../../http/page/collect/collect.css";
 import filters from "../../http/page/filters/filters.css";
@@ -19,7 +19,7 @@ let sheet; // shared by all elements; a policy against inline styles allows it
 function styleSheet() {
   if (!sheet) {
     sheet = new CSSStyleSheet();
-    sheet.replaceSync([styles, ask, batch, believe, browse, collect, filters, look].join("\n"));
+    sheet.replaceSync([styles, ask, batch, accuracy, browse, collect, filters, look].join("\n"));
   }
   return sheet;
 }

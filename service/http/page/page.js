@@ -6,7 +6,7 @@ import { LANGUAGES, language, speak, t, translate } from "./language.js";
 import { Search } from "./search.js";
 
 // Modules that the first view does not need; linked in the document they would keep its first sight waiting.
-const LATE = ["batch/batch", "believe/believe", "browse/browse", "collect/collect", "filters/filters", "look/look"];
+const LATE = ["batch/batch", "accuracy/accuracy", "browse/browse", "collect/collect", "filters/filters", "look/look"];
 
 connect(new URL("..", import.meta.url).href); // the service may be below a path prefix
 document.head.append(...LATE.map((name) =>

@@ -461,7 +461,7 @@ export class Search {
 
   /** Show what the calibration measured, and let the visitor move the line. */
   async openReport(gallery) {
-    const { believe } = await arrived(import("./believe/believing.js"));
+    const { showAccuracy } = await arrived(import("./accuracy/accuracy.js"));
     const url = galleryUrl(gallery.name);
     const [{ bundle }, report] = await Promise.all([url, `${url}/calibration`].map((one) => askJson(one)))
       .catch(() => [gallery, this.report]); // the values from when the gallery was opened
@@ -472,7 +472,7 @@ export class Search {
       this.line = line;
       if (this.$("result").hasChildNodes() && this.answer) this.showAnswer();
     };
-    believe(gallery, report, { line: this.line, moved, within: this.part, mayAcknowledge: this.may.admin });
+    showAccuracy(gallery, report, { line: this.line, moved, within: this.part, mayAcknowledge: this.may.admin });
   }
 
   async openItems(gallery) {

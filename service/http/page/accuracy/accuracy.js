@@ -9,11 +9,11 @@ import { reliability, riskAndCoverage } from "./diagrams.js";
 
 /** Show what `report` (of `GET …/calibration`) has about `gallery`. `line` is the probability from
  * which the visitor wants a match, null for the gallery's own; `moved` receives another one. */
-export function believe(gallery, report, { line, moved, within, mayAcknowledge = false }) {
-  const dialog = el("dialog.believe", {
-    "aria-labelledby": "believe-title", "data-testid": "believe",
+export function showAccuracy(gallery, report, { line, moved, within, mayAcknowledge = false }) {
+  const dialog = el("dialog.accuracy", {
+    "aria-labelledby": "accuracy-title", "data-testid": "accuracy",
   },
-  dialogHeader(el("h2", { id: "believe-title" }, t`Accuracy report`)),
+  dialogHeader(el("h2", { id: "accuracy-title" }, t`Accuracy report`)),
   el("ul.plain", { "data-testid": "outcome" }, outcomeLines(gallery.outcome)),
   report.status === "missing"
     ? el("p", {}, t`This gallery has no calibration, so there is nothing to report yet.`)

@@ -98,7 +98,7 @@ def opened(shown: Shown, **changes: Any) -> None:
     CalibrationReport.model_validate(shown.report)  # the API may say so
     shown.ask(verdict="ambiguous", results=[result(1), result(2)])
     shown.found("open-report").click()
-    expect(shown.found("believe")).to_be_visible()
+    expect(shown.found("accuracy")).to_be_visible()
 
 
 def said(shown: Shown, name: str) -> str:
@@ -107,7 +107,7 @@ def said(shown: Shown, name: str) -> str:
 
 def test_it_says_what_was_measured_and_what_was_not(shown: Shown) -> None:
     opened(shown)
-    words = said(shown, "believe")
+    words = said(shown, "accuracy")
     assert "Measured with 1,234 held-out images (cross-fitted)." in words
     assert "Average calibration error (ECE): 2 %." in words
     assert "Result sets with coverage 90 %: measured 93 %, with 1.3 items on average." in words
@@ -118,7 +118,7 @@ def test_it_says_what_was_measured_and_what_was_not(shown: Shown) -> None:
 
 def test_it_says_when_and_with_what_and_whether_that_still_holds(shown: Shown) -> None:
     opened(shown, written_at="2026-01-02T12:00:00Z", sources=["shop", "web"])
-    text = said(shown, "believe")
+    text = said(shown, "accuracy")
     assert "(or imported) on January 2, 2026" in text
     assert "They come from shop, web." in text
     assert "No drift since then." in text
@@ -127,7 +127,7 @@ def test_it_says_when_and_with_what_and_whether_that_still_holds(shown: Shown) -
     shown.gallery = {**GALLERY, "bundle": {"calibration": stale}}  # since the page was opened
     shown.report = {**REPORT, "status": "stale"}
     shown.found("open-report").click()
-    expect(shown.found("believe")).to_contain_text(
+    expect(shown.found("accuracy")).to_contain_text(
         "the numbers below are not guaranteed. It drifted."
     )
     expect(shown.found("drift")).to_have_count(0)
@@ -150,14 +150,14 @@ def test_drift_is_described(shown: Shown, status: str, changes: dict[str, Any], 
 
 def test_users_with_an_alarm_are_counted(shown: Shown) -> None:
     opened(shown, drift={**REPORT["drift"], "n_alarmed": 3})
-    assert "Users whose queries drifted: 3." in said(shown, "believe")
+    assert "Users whose queries drifted: 3." in said(shown, "accuracy")
 
 
 def test_drift_is_acknowledged_by_who_may(shown: Shown) -> None:
     shown.replies["/v1/usage"] = {"scope": "admin", "key": None}
     opened(shown, drift={**REPORT["drift"], "drifted": True})
     shown.found("acknowledge").click()
-    expect(shown.found("believe")).to_contain_text("Acknowledged: the drift test begins anew.")
+    expect(shown.found("accuracy")).to_contain_text("Acknowledged: the drift test begins anew.")
     assert ("POST", "/v1/galleries/shoes/calibration/acknowledge", b"") in shown.asked
     shown.replies["/v1/usage"] = {"scope": "write", "key": "k"}
     shown.page.keyboard.press("Escape")
@@ -168,20 +168,20 @@ def test_drift_is_acknowledged_by_who_may(shown: Shown) -> None:
 
 def test_the_numbers_of_a_drawing_are_a_table(shown: Shown) -> None:
     opened(shown)
-    shown.found("believe").get_by_text("As a table").last.click()
-    rows = shown.found("believe").locator("table").last.locator("tbody tr")
+    shown.found("accuracy").get_by_text("As a table").last.click()
+    rows = shown.found("accuracy").locator("table").last.locator("tbody tr")
     expect(rows).to_have_text([f"25{NBSP}%50{NBSP}%50", f"75{NBSP}%100{NBSP}%99"])
 
 
 def test_views_are_called_easier_than_photos(shown: Shown) -> None:
     opened(shown, queries="views_of_items")
-    assert "1,234 augmented views of its own items" in said(shown, "believe")
-    assert "Augmented views are easier than real photos." in said(shown, "believe")
+    assert "1,234 augmented views of its own items" in said(shown, "accuracy")
+    assert "Augmented views are easier than real photos." in said(shown, "accuracy")
 
 
 def test_diagrams_show_the_numbers(shown: Shown) -> None:
     opened(shown)
-    diagrams = shown.found("believe").get_by_role("img")
+    diagrams = shown.found("accuracy").get_by_role("img")
     expect(diagrams).to_have_count(2)
     dots = diagrams.last.locator("circle")
     expect(dots).to_have_count(2)  # a bin without queries says nothing
@@ -240,15 +240,15 @@ def test_nothing_is_drawn_of_a_gallery_without_calibration(shown: Shown) -> None
     shown.report = {**REPORT, "status": "missing", "risk_coverage": [], "reliability": []}
     shown.open()
     shown.found("open-report").click()
-    assert "has no calibration" in said(shown, "believe")
+    assert "has no calibration" in said(shown, "accuracy")
     expect(shown.found("line")).to_have_count(0)
-    expect(shown.found("believe").locator("svg")).to_have_count(0)
+    expect(shown.found("accuracy").locator("svg")).to_have_count(0)
 
 
 def test_it_fits_a_phone(browser: Browser) -> None:
     shown = Shown(browser, viewport={"width": 360, "height": 740})
     opened(shown)
-    assert shown.found("believe").evaluate("node => node.scrollWidth - node.clientWidth") <= 0
+    assert shown.found("accuracy").evaluate("node => node.scrollWidth - node.clientWidth") <= 0
     shown.page.close()
 
 
