@@ -10,7 +10,7 @@ PROGRAM = "vouch-build"
 
 
 def main() -> None:
-    """Entry point; the exit status is one of those that ``vouch-build --help`` lists."""
+    """Entry point; `vouch-build --help` lists the exit statuses."""
     if asks_for_version(sys.argv[1:]):
         print(version_line(PROGRAM))
         return

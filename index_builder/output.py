@@ -19,7 +19,7 @@ CALIBRATION_TABLE = "calibration.md"
 
 @contextmanager
 def writing(what: str, kept: str = "") -> Iterator[None]:
-    """Say what could not be written, and what to do.
+    """Report write failures with their remedy.
 
     Parameters
     ----------

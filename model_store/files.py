@@ -129,7 +129,7 @@ def _locked(folder: Path, *, must: bool = False) -> int | None:
 class FreeSpace:
     """The space for files whose size an archive or a server decides.
 
-    A tenth of what is free at the beginning stays free, whatever else is written at the same time.
+    A tenth of the initial free space stays free, whatever else is written at the same time.
 
     Parameters
     ----------

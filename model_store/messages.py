@@ -108,7 +108,7 @@ class Message(str):
     parameters: Mapping[str, object]
 
     def as_json(self) -> dict[str, object]:
-        """Return code and parameters; parameters that are messages likewise."""
+        """Return code and parameters, recursively for parameters that are messages."""
         return {
             "code": self.code,
             "parameters": {name: _plain(value) for name, value in self.parameters.items()},

@@ -36,7 +36,7 @@ OF_WEIGHTS = ("laplace", "online_laplace", "mc_dropout", "ensemble")
 other distribution is one of single images, whose errors are independent."""
 
 _NOTHING = np.finfo(np.float32).tiny
-"""A variance of which any lead at all is certain: similarities have eight decimals."""
+"""A variance with which any lead is certain: similarities have eight decimals."""
 
 _LEAST_NORM = 1e-3
 """Squared norm of an item's draw below which it has no direction."""

@@ -92,7 +92,7 @@ def two_stage_search(
     k : the top of the list that `Neighbours.rank_stability` refers to.
     n_candidates : first stage; at least ``k`` are fetched.
     exclude : row of an item not to find, such as the one that the query is.
-    allowed : the rows that may be found, such as those that pass a filter; None for all.
+    allowed : the rows that may be found, for example by a filter; None for all.
     diversity : candidates that are not listed.
     noise : (S, n) standard normal, the same for all queries: of the items' own errors.
     correlation : see `correlation_of`.

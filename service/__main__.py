@@ -9,7 +9,7 @@ CHECK_HEALTH = "--check-health"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point; the exit status is one of those that ``vouch-serve --help`` lists."""
+    """Entry point; `vouch-serve --help` lists the exit statuses."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given == [CHECK_HEALTH]:  # it runs all the time: each import below takes longer
         from service.health_check import check_by_environment  # noqa: PLC0415

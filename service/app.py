@@ -80,8 +80,8 @@ def create_api(
 ) -> FastAPI:
     """The routes, with what they work on in ``app.state.vouch`` while the application runs.
 
-    It runs once: the bundles are released when it has started, or the memory of those that are
-    exchanged while it runs would never be freed.
+    It runs once. After the start it holds no reference to the bundles: the memory of bundles
+    that are replaced later can be freed.
     """
     opened = list(bundles)
 

@@ -1,4 +1,4 @@
-"""Everything that a certificate says of a bundle, computed from the bundle."""
+"""The statements of a certificate on a bundle, computed from the bundle."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def content(bundle: CertifiedBundle, day: date, seen: Observed | None) -> dict[s
     Parameters
     ----------
     day : of the certificate.
-    seen : what its service kept; None where nothing is told of it.
+    seen : the records of its service; None to leave them out.
     """
     manifest, calibration = bundle.manifest, bundle.calibration
     return {

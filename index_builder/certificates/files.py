@@ -1,4 +1,4 @@
-"""The certificate's file: what is said, and who signed it."""
+"""The certificate's file: its statements and its signature."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Signature(BaseModel):
 
 
 class Certificate(BaseModel):
-    """A certificate as it is kept.
+    """A stored certificate.
 
     Attributes
     ----------
     content : see `index_builder.certificates.content`.
-    signature : None where nobody signed.
+    signature : None if unsigned.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

@@ -38,7 +38,7 @@ def population(calibration: Calibration) -> dict[str, Any]:
     kind = calibration.report.get("queries")
     return {
         "queries": kind,
-        "queries_in_words": QUERIES.get(str(kind), "The calibration does not say what they are."),
+        "queries_in_words": QUERIES.get(str(kind), "The calibration does not describe them."),
         "absence": evidence.absence,
         "absence_in_words": ABSENCE[evidence.absence],
         "n_queries": len(evidence),

@@ -52,7 +52,7 @@ def not_promised(calibration: Calibration) -> list[str]:
             f"calibration queries allow {least:.3g} at the least."
         )
     if calibration.max_false_match_rate is None:
-        sentences.append("No limit was asked for of matches among absent queries (FPIR).")
+        sentences.append("No limit on matches among absent queries (FPIR) was requested.")
     absence, kind = calibration.evidence.absence, str(calibration.report.get("queries"))
     if absence != "absent_labels":
         sentences.append(ABSENCE[absence])

@@ -22,7 +22,7 @@ from model_store.errors import CertificateError
 from model_store.feedback import FeedbackLog
 
 N_STEPS = 12
-"""Moments at which the evidence of errors is told, the last one included."""
+"""Times at which the evidence of errors is reported, including the last one."""
 
 _Count = Annotated[int, Field(ge=0)]
 
@@ -82,7 +82,7 @@ class Observed(_Strict):
     ----------
     n_asked : matches drawn at random for review.
     reviews : the reviewed matches, oldest first.
-    said : None where nobody gave feedback.
+    said : the feedback; None if there is none.
     drift : None where none was kept.
     """
 

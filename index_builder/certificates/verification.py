@@ -28,7 +28,7 @@ def differences(certificate: Certificate, bundle: Path, public_key: str | None =
     Parameters
     ----------
     bundle : the bundle, or a directory of bundles whose current one it is.
-    public_key : of who must have signed it, in hexadecimal; None for anybody or nobody.
+    public_key : of the required signer, in hexadecimal; None for any signer or no signature.
     """
     return [*_of_signature(certificate, public_key), *_of_content(certificate.content, bundle)]
 

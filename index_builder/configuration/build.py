@@ -255,8 +255,8 @@ class CalibrationConfig(Section):
         examples=[0.01],
         gt=0,
         lt=1,
-        description="Highest share of `match` verdicts among absent queries (FPIR), bounded "
-        "likewise. Left out: not bounded.",
+        description="Highest share of `match` verdicts among absent queries (FPIR), with the "
+        "same confidence. Left out: not bounded.",
     )
     delta: float = Field(
         0.1,

@@ -119,7 +119,7 @@ class NetworkConfig(Section):
     )
     embedding_dim: int | None = derived(
         128,
-        f"128; {WHITENED_DIM} of a whitened last layer, or as many as there are features",
+        f"128; {WHITENED_DIM} of a whitened last layer, at most the number of features",
         ge=2,
         description="Dimensions of the embedding.",
     )

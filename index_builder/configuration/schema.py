@@ -84,7 +84,7 @@ def is_table(node: Schema) -> bool:
 
 
 def is_array_of_tables(node: Schema) -> bool:
-    """Return whether a key is a list of tables, each of which a file begins with ``[[key]]``."""
+    """Return whether a key is a list of tables; ``[[key]]`` begins each in a file."""
     return node.get("type") == "array" and is_table(node["items"])
 
 
@@ -192,7 +192,7 @@ def _plain(node: Any, definitions: Schema) -> Any:  # noqa: ANN401 - JSON
 
 
 def _without_rules(node: Any) -> Any:  # noqa: ANN401 - JSON
-    """Return a schema whose descriptions say what `RULE` does."""
+    """Return a schema that states the rules of `RULE` in descriptions."""
     if isinstance(node, list):
         return [_without_rules(one) for one in node]
     if not isinstance(node, Mapping):

@@ -13,8 +13,8 @@ from model_store.errors import TransferError
 BUCKETS = ("s3", "gs", "az")
 
 ADDRESSES = (
-    "a directory, s3://BUCKET/PREFIX (or gs://, az://), or hf://OWNER/NAME, of which a pull takes "
-    "@REVISION too"
+    "a directory, s3://BUCKET/PREFIX (or gs://, az://), or hf://OWNER/NAME; a pull also "
+    "takes hf://OWNER/NAME@REVISION"
 )
 
 

@@ -127,7 +127,7 @@ class Bucket:
 
     @contextmanager
     def _reached(self, what: str) -> Iterator[None]:
-        """Say what could not be done, in one line and without what may be secret."""
+        """Report failures in one line, without secrets."""
         try:
             yield
         except (self._errors.BaseError, FileNotFoundError, ValueError) as error:

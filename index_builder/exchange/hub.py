@@ -141,7 +141,7 @@ class Hub:
 
     @contextmanager
     def _reached(self, what: str) -> Iterator[None]:
-        """Say what could not be done, and what to do."""
+        """Report failures with their remedy."""
         try:
             yield
         except self._failures as error:

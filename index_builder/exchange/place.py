@@ -12,7 +12,7 @@ MOST_BYTES = 2**26
 
 
 class Place(Protocol):
-    """Somewhere else. A bundle is seen there whole, or not at all.
+    """A remote location. Bundles become visible there atomically.
 
     What cannot be reached, read or written is a `TransferError`.
     """

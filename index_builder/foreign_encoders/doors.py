@@ -1,4 +1,4 @@
-"""The doors: what each takes, and the library behind it, imported when it is opened."""
+"""The sources of encoders: their arguments, and their libraries, imported on use."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def _text_tower(network: ForeignNetwork, choices: EncoderChoices) -> TextSource:
 
 
 def _library(name: str, module: str, hub: HubModel | None = None) -> Any:  # noqa: ANN401 - a module
-    """Import a door's module, or say which extra brings its library.
+    """Import a source's module, or name the extra that installs its library.
 
     Parameters
     ----------

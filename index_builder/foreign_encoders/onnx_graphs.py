@@ -433,7 +433,7 @@ def _element(value: onnx.ValueInfoProto) -> int:
 
 
 def _shape(value: onnx.ValueInfoProto) -> tuple[int | str, ...]:
-    """Return the sides of a tensor: numbers, or names of those that may differ."""
+    """Return the shape of a tensor: numbers, or names of dynamic dimensions."""
     dims = value.type.tensor_type.shape.dim
     return tuple(
         int(one.dim_value) if one.HasField("dim_value") else one.dim_param or "?" for one in dims

@@ -1,4 +1,4 @@
-"""The door for OpenCLIP: the image tower of a model by its name and its pretrained weights."""
+"""Encoders of OpenCLIP: the image tower of a model by its name and its pretrained weights."""
 
 from __future__ import annotations
 

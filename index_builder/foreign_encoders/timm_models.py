@@ -1,4 +1,4 @@
-"""The door for timm: any model by its name, or from the Hugging Face hub by ``hf-hub:``."""
+"""Encoders of timm: any model by its name, or from the Hugging Face hub by ``hf-hub:``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The door for torchvision: any of its classification models, without the classifier."""
+"""Encoders of torchvision: any of its classification models, without the classifier."""
 
 from __future__ import annotations
 

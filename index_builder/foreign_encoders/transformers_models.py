@@ -1,4 +1,4 @@
-"""The door for transformers: ``AutoModel`` with its image processor; remote code is never run."""
+"""Encoders of transformers: ``AutoModel`` with its image processor; remote code is never run."""
 
 from __future__ import annotations
 

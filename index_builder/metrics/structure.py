@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import pdist
 
 MAX_PER_LABEL = 500
-"""Items of a label whose distances are measured: 125,000 pairs say what all would."""
+"""Items of a label whose distances are measured: 125,000 pairs represent all."""
 
 MAX_FOR_ENTROPY = 2_000
 """Vectors whose distances the entropy is of: two million pairs."""

@@ -61,7 +61,7 @@ def load_encoder(config: NetworkConfig, checkpoint: Path) -> MetricEncoder:
 
 
 def load_pretrained(encoder: MetricEncoder, config: NetworkConfig) -> None:
-    """Take the weights that ``config.weights`` names, and the last layer where it says so.
+    """Take the weights that ``config.weights`` names, and the last layer if it names that.
 
     Raises
     ------

@@ -85,7 +85,7 @@ class MetricEncoder(nn.Module):
     def features(self, images: Tensor) -> Tensor:
         """Penultimate activations (B, F) of ``images`` (B, H, W, 3) uint8.
 
-        They are computed where `place_trunk` says, and come back to the device of ``images``.
+        `place_trunk` chooses the computing device; results are on the device of ``images``.
         """
         place = self.pixel_mean.device
         mixed = self.training and self._mixed_precision

@@ -137,7 +137,7 @@ def pad_as_tensorflow(module: nn.Module) -> None:
 def freeze_batch_norm(module: nn.Module) -> None:
     """Keep the running statistics of batch normalisation of the pretraining.
 
-    Batches of few labels have different statistics of their own, which fine-tuning would chase.
+    Batches of few labels have other statistics, which fine-tuning would follow.
     """
     for part in module.modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):

@@ -129,7 +129,7 @@ def pairwise_cross_entropy(embeddings: Tensor, labels: Tensor, weight: Tensor) -
     Returns
     -------
     A scalar; not finite where λ, the least eigenvalue of all A_k = 1/n Σ_i (p_ik − p_ik²) z_i z_iᵀ,
-    is zero, as it is for fewer images than dimensions.
+    is zero, for example with fewer images than dimensions.
     """
     n = len(labels)
     probabilities = (embeddings @ weight.T).softmax(1)

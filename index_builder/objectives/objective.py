@@ -23,7 +23,7 @@ class Objective(nn.Module):
     ----------
     holds_prior : the last layer's prior is part of the loss: weight decay would be another.
     sampling : the batches that it needs.
-    learning_rate : of its own parameters at the peak; None for that of the encoder.
+    learning_rate : peak learning rate of the objective's parameters; None for that of the encoder.
     """
 
     holds_prior: bool = False

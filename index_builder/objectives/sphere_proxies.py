@@ -31,8 +31,8 @@ _SHORTEST = 1e-6
 class _DistributionProxies(Objective):
     """−log exp(−d(ρ_y, ζ) / t) / Σ_c exp(−d(ρ_c, ζ) / t) (Kirchhof et al. 2022, Eq. 2 and 6).
 
-    The sign is put right, and the temperature t, which is learned, divides the logarithm of what is
-    averaged over draws, as Eq. 5-6 have it; Algorithm 1 has it inside.
+    The sign is put right, and the temperature t, which is learned, divides the logarithm
+    inside the average over draws, as Eq. 5-6 have it; Algorithm 1 has it inside.
     """
 
     sampling = "shuffled"

@@ -61,8 +61,8 @@ def export_encoder(
 
     Parameters
     ----------
-    encoder : images (B, H, W, 3) uint8 to embedding mean, embedding variance and features, such as
-        those of `index_builder.posteriors.encoders`.
+    encoder : images (B, H, W, 3) uint8 to embedding mean, embedding variance and features; see
+        `index_builder.posteriors.encoders`.
     images : at least 5 real ones, (n, H, W, 3) uint8, or vectors, on which parity is measured.
 
     Raises
@@ -188,7 +188,7 @@ def traced(
     module.eval()
     with TemporaryDirectory() as scratch, warnings.catch_warnings():
         path = Path(scratch) / "traced.onnx"
-        warnings.simplefilter("ignore")  # the exporters warn of their own internals
+        warnings.simplefilter("ignore")  # the exporters warn about their internals
         options: dict[str, Any] = {
             "input_names": list(inputs),
             "output_names": list(outputs),

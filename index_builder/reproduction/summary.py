@@ -34,7 +34,7 @@ COLUMNS = (
     Column("recall_at_1", "R@1", True, "Share of queries whose first result is right."),
     Column("map_at_5", "mAP@5", True, "How many of the first five are right, and how early."),
     Column("map_at_10", "mAP@10", True, "The same of the first ten."),
-    Column("map_at_r", "mAP@R", True, "The same for as many as there are true matches."),
+    Column("map_at_r", "mAP@R", True, "The same for R first ones, R the number of true matches."),
     Column("ood_auroc", "AUROC", True, "Outliers told from ordinary queries; 0.5 is chance."),
     Column("ood_auprc", "AUPRC", True, "The same, by precision and recall."),
     Column("ood_fpr95", "FPR@95", False, "Ordinary queries refused when 95 % of outliers are."),
@@ -44,7 +44,7 @@ COLUMNS = (
     Column("augrc", "AUGRC", False, "Wrong answers among all queries, averaged in the same way."),
     Column("ece", "ECE", False, "How far confidence and accuracy are apart."),
     Column("brier", "Brier", False, "Squared error of the confidence."),
-    Column("dir_at_far_0.1", "DIR", True, "Known ones found while 10 % of outliers are let in."),
+    Column("dir_at_far_0.1", "DIR", True, "Known ones found while 10 % of outliers are accepted."),
     Column("oscr", "OSCR", True, "A known one is found and surer than an outlier."),
 )
 
@@ -67,7 +67,7 @@ STRUCTURE = (
     Column("recall_of_likeliest", "R@1, by prob.", True, "R@1 of lists by probability."),
     Column("ece_of_likeliest", "ECE, by prob.", False, "ECE of lists by probability."),
     Column("error_auroc_of_likeliest", "error AUROC, by prob.", True, "The same, of errors."),
-    Column("dir_at_far_0.01", "DIR at 1 %", True, "Known ones found; 1 % of outliers let in."),
+    Column("dir_at_far_0.01", "DIR at 1 %", True, "Known ones found; 1 % of outliers accepted."),
 )
 
 STAGES = ("training", "fit", "evaluation")
@@ -164,7 +164,7 @@ def _method(cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def summarised(values: Sequence[float | None]) -> dict[str, float | int | None]:
-    """Mean and standard deviation (of a sample, so undefined for one) of what is defined."""
+    """Mean and standard deviation (of a sample, so undefined for one) of the defined values."""
     known = [value for value in values if value is not None]
     return {
         "mean": float(np.mean(known)) if known else None,

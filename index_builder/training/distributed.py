@@ -3,7 +3,7 @@
 Every process draws the same batches, computes the features of its part of each, and gathers
 those of the others with their graph; the loss is then of the whole batch, in every process. It is a
 loss over pairs: of parts it would be another one. `DistributedDataParallel` averages the gradients
-of the parameters, which makes them those of the whole batch: what comes back through the gathering
+of the parameters, which makes them those of the whole batch: the gradient through the gathering
 is the sum over all processes, each with the same loss.
 """
 

@@ -136,7 +136,7 @@ def _copy_log(root: Path, directory: Path, bundle_id: str, copy: Path) -> Backup
 def restore(archive: Path, root: Path) -> BackupSummary:
     """Make the directory of bundles ``root`` of an archive; it appears atomically.
 
-    An empty one that exists is kept: somebody may be in it, or a disk may be mounted
+    An existing empty directory is kept: a process may use it, or a disk may be mounted
     there. `CURRENT` is the last that it is given. What a restore that was killed left is removed.
 
     Raises
@@ -228,7 +228,7 @@ def _require_space(archive: Path, space: FreeSpace, n_bytes: int) -> None:
 
 
 def _wanted(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Return a member of an archive, if it is of those that a backup is made of."""
+    """Return a member of an archive if it can be part of a backup."""
     folder = member.name.partition("/")[0]
     is_wanted = (member.isdir() and folder == BUNDLE_FOLDER) or (
         member.isreg()

@@ -231,7 +231,7 @@ def _codes_until_now(gallery: FaissGallery, snapshot: GallerySnapshot) -> NDArra
 
 
 def _copy_rest(bundle: Path, staging: Path) -> None:
-    """Copy what a compaction does not write anew; an `OSError` says what kept it from that.
+    """Copy the files that a compaction does not rewrite; an `OSError` gives the cause.
 
     Not by `shutil.copytree`, which collects errors into its own type.
     """

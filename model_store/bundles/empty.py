@@ -39,8 +39,8 @@ def write_bundle(
 ) -> Manifest:
     """Write the files of a bundle into ``staging``, and return its manifest, yet without them.
 
-    Nothing is calibrated in it: a calibration holds for the gallery that it was fitted to. Of what
-    is put into it later, features are kept, so that it can be.
+    Nothing is calibrated in it: a calibration holds for the gallery that it was fitted to.
+    Features of later items are kept, so that it can be calibrated.
 
     Parameters
     ----------

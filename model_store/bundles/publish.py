@@ -89,7 +89,7 @@ def _held_if_whole(directory: Path) -> Hold | None:
 
 
 def _copy(staging: Path, partial: Path) -> None:
-    """Copy what a bundle holds; an `OSError` says what kept it from that.
+    """Copy the files of a bundle; an `OSError` gives the cause.
 
     Not by `shutil.copytree`, which collects errors into its own type.
     """

@@ -3,12 +3,11 @@
 Fitted offline by `index_builder.calibration`, stored in the bundle, applied online by the pure
 functions here. `signals` describes each label in a result list, by the list and the `label_means`;
 `logistic` turns signals into probabilities, of the `found_labels` of a query, `absent_share` moves
-them to the share of queries that have nothing to be found, `recalibration` corrects them by what
-users said; `hierarchy` knows the labels above labels, to which sums
+them to the share of absent queries, `recalibration` corrects them by user
+feedback; `hierarchy` knows the labels above labels, to which sums
 of these probabilities roll up. `outliers` measures how unlike the gallery a query is, `picture` how
-poor it is. `evidence` holds
-what came of each calibration query; `operating` computes from it what a threshold on a probability
-leads to, `result_sets` which items to return so that a
+poor it is. `evidence` holds the outcome of each calibration query; `operating` computes the error
+and coverage of a threshold from it, `result_sets` which items to return so that a
 match is among them, and `promises` all that is promised of a stream of queries. `calibration` holds
 the fitted whole; `verdict` decides; `drift` tests whether served queries still resemble those that
 were calibrated with, `staleness` says that the gallery is another, and `error_watch` how often a

@@ -73,7 +73,7 @@ class Calibration:
     outlier_scores : (n,) of the calibration queries, sorted.
     means : where each label lies.
     label_classes : (C,) size class of each label by its code, see `SIZE_CLASSES`; `UNKNOWN_CLASS`
-        of those that came after the calibration.
+        for labels added after the calibration.
     n_labels : (3,) labels of each size class; an item without a label is a separate one.
     detector : measures the outlier score.
     match : log-odds that a label is the true match against that none is, by the signals of its
@@ -149,7 +149,7 @@ class Calibration:
         order: Order | None = None,
         alpha: float | None = None,
     ) -> Promises:
-        """Return what is promised of queries from ``source``, of which a share is absent.
+        """Return the promises for queries from ``source``, given their share of absent ones.
 
         Parameters
         ----------

@@ -50,7 +50,7 @@ _SHARES = np.r_[0, 0.02, np.arange(0.05, 0.96, 0.05), 0.98, 1]
 
 _OF_MATCHED = (0.03, 0.08, 0.16, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95)
 _OF_ABSENT = (0.2, 0.4, 0.6, 0.8, 0.93)
-"""Quantiles of both kinds of calibration scores, between which scores are counted alike."""
+"""Quantiles of both kinds of calibration scores: the bin edges in which scores are counted."""
 
 _BANDWIDTH = 0.6
 _SMOOTHING = 1.0
@@ -79,7 +79,7 @@ class DriftReference(Protocol):
     """Calibration queries that the bets fade with; 0 where they do not."""
 
     edges: list[float]
-    """Scores between which served queries are counted alike."""
+    """Bin edges of the scores, in which served queries are counted."""
 
     def factors(self, counts: list[float]) -> list[list[float]]:
         """Return the factors (k, K) of k bets for a score in each of the K bins.
@@ -163,14 +163,14 @@ class MixtureReference:
 
 
 class ExceedanceReference:
-    r"""Bets that more queries are as alien as the most alien absent ones that were calibrated with.
+    r"""Bets that more queries reach the highest scores of absent calibration queries.
 
-    Of queries as alien as calibration queries, or less so, each in its own way, at most a share b
-    is above the k-th most alien of n: the upper bound of F̄ ~ Beta(k, n + 1 − k), at once for all
+    Of queries that score like calibration queries, or lower, at most a share b is above
+    the k-th highest score of n: the upper bound of F̄ ~ Beta(k, n + 1 − k), at once for all
     tails with probability 1 − η (Bonferroni); b is the larger of the bounds of matched and absent
     queries. A score above it multiplies the capital by √b / b, another by (1 − √b) / (1 − b).
 
-    Served queries are no reference, since they need not be alike: after good photographs those as
+    Served queries are no reference, since they may vary: after good photographs those as
     bad as calibration expects would look like a drift.
 
     Parameters

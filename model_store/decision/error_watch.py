@@ -48,7 +48,7 @@ class MatchDraw:
     Attributes
     ----------
     predicted : f, the predicted probability that it is wrong, at most π / (4 · least).
-    probability : π, with which it was drawn; 1 where all were drawn alike.
+    probability : π, with which it was drawn; 1 where all were drawn.
     least : lower bound of π for every match.
     n_before, predicted_before, squares_before : number of the undrawn matches, Σ f and Σ f².
     """

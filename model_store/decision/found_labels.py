@@ -54,7 +54,7 @@ class Terms:
     ----------
     alpha : rate of false alarms of the outlier flag.
     coverage : of the result set; None for the calibration's.
-    expected_absent : share of absent queries among those that are asked; None for the default.
+    expected_absent : share of absent queries among all; None for the default.
     source : where the query comes from; None for anywhere.
     filter_means : what a filter says.
     stale : why the calibration does not hold, so that nothing is a match; None where it does.

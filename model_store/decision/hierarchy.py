@@ -36,7 +36,7 @@ class Hierarchy:
 
     @classmethod
     def of(cls, levels: Sequence[str], of_label: Mapping[str, Sequence[str | None]]) -> Hierarchy:
-        """Return the hierarchy of labels, of each of which the parent at every level is given."""
+        """Return the hierarchy of labels, given the parents of each at every level."""
         columns = list(zip(*of_label.values(), strict=True)) or [()] * len(levels)
         parents = [sorted({name for name in column if name is not None}) for column in columns]
         above = np.full((len(of_label), len(levels)), NO_PARENT, dtype=np.int32)

@@ -50,7 +50,7 @@ class LogisticModel:
 
     @cached_property
     def _line(self) -> tuple[NDArray[np.float64], float]:
-        """Slopes (M,) and offset of the log-odds in ``values`` as they are."""
+        """Slopes (M,) and offset of the log-odds in unscaled ``values``."""
         slopes = self.weights / self.scale
         return slopes, float(self.intercept - self.centre @ slopes)
 

@@ -95,7 +95,7 @@ class Stream:
         corrected probability.
     counted : (n,) one query, drawn at random, of each object that has a match.
     labels : (n,) number, from 0, of the label of each absent query; −1 of others.
-    chosen : (n,) queries that may be accepted, such as are not flagged out of distribution; rates
+    chosen : (n,) queries that may be accepted: those not flagged out of distribution; rates
         are shares of all queries.
     expected : share of absent queries.
     absence_known : whether the absent queries say anything of others.

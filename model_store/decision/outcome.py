@@ -146,7 +146,7 @@ _TEXTS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 """Sentences by code. One with a parameter that is None is left out. Shares are shown in percent,
-``…_number`` as they are."""
+``…_number`` as numbers."""
 
 _ACCEPT = (
     "With an error of {accepted_error} (`vouch-build calibrate BUNDLES --max-error "
@@ -164,8 +164,8 @@ class OutcomeLine:
     Attributes
     ----------
     code : stable name of the line's subject.
-    severity : ``fact``; ``warning``, of a shortfall; ``failure``, of a gallery that is of little
-        use as it is.
+    severity : ``fact``; ``warning``, of a shortfall; ``failure``, of a gallery that needs a
+        change to be useful.
     parameters : values in the line; None where one is not known. Shares are between 0 and 1.
     """
 
@@ -509,7 +509,7 @@ def _accepted(calibration: Calibration, match_share: float) -> dict[str, float |
 
     Parameters
     ----------
-    match_share : share of queries with a match that get `match` as it is.
+    match_share : share of queries with a match that get `match` now.
     """
     for error in ACCEPTABLE_ERRORS:
         if error > calibration.max_error:

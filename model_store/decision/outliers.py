@@ -88,7 +88,7 @@ class OutlierDetector:
             )
 
     def signals(self, embeddings: Embeddings) -> NDArray[np.float64]:
-        """Signals (B, len(OUTLIER_SIGNALS)) of B embeddings, larger is more alien."""
+        """Signals (B, len(OUTLIER_SIGNALS)) of B embeddings, larger is more unusual."""
         features = averaged_features(embeddings.features, self.n_averaged)
         lengths = feature_lengths(features)
         # Of x only its products are formed: one pass over what the last search has driven from the
@@ -110,7 +110,7 @@ class OutlierDetector:
             np.maximum.reduce(embeddings.directions @ self._directions, axis=1).tolist(),
             strict=True,
         )
-        # In plain numbers from here on, of which an image has too few to be worth arrays.
+        # Plain numbers from here on: one image has too few of them for arrays to be faster.
         signals = []
         for length, first, t_t, to_reference, w_w, to_mean, cosine in measured:
             from_centre = (length > 0) - first  # ‖x − c‖², with the first axis 2c
@@ -125,7 +125,7 @@ class OutlierDetector:
         return np.array(signals).reshape(-1, len(OUTLIER_SIGNALS))
 
     def scores(self, embeddings: Embeddings) -> NDArray[np.float64]:
-        """Outlier scores (B,) of B embeddings, larger is more alien."""
+        """Outlier scores (B,) of B embeddings, larger is more unusual."""
         scores: NDArray[np.float64] = self.signals(embeddings).sum(axis=1)
         return scores
 

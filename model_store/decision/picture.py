@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _LEAST_ANGLE = 0.05
-"""Radians: predictions far above are left as they are, and those below zero become small."""
+"""Radians: predictions far above do not change, and negative ones become small."""
 
 Floats = NDArray[np.floating]
 
@@ -19,13 +19,13 @@ class PictureState:
 
     The displacement of a degraded picture is 1 minus the cosine of its embedding to that of the
     picture before. The head has learned it from degraded copies of the gallery's own images,
-    without labels: the aleatoric half of the uncertainty, of which the posterior over weights knows
-    nothing (after Kirchhof et al. 2024, who train such heads on a large corpus).
+    without labels: the aleatoric half of the uncertainty, which the posterior over weights does not
+    model (after Kirchhof et al. 2024, who train such heads on a large corpus).
 
     Attributes
     ----------
     centre, scale : (F,) of the log features.
-    weights : (F,), of what is centred and scaled.
+    weights : (F,), of the centred and scaled features.
     intercept : of the angle between the two embeddings, in radians, that all this predicts.
     levels : (n,) predictions for ordinary pictures that the head has not seen, sorted.
     """

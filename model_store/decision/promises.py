@@ -59,7 +59,7 @@ class Promises:
     feedback : the correction of match probabilities.
     max_error : largest share of wrong ones among first items that are called a match.
     max_false_match_rate : largest FPIR, the share of absent queries that get a match; None for any.
-    delta : promises are kept with probability 1 − δ over calibrations, each by itself.
+    delta : promises are kept with probability 1 − δ over calibrations, separately for each.
     levels : names of the levels above labels, the finest first.
     alpha : rate of false alarms of the outlier flag; queries that are flagged get no match.
 
@@ -70,7 +70,7 @@ class Promises:
         answers that roll up to it.
     unknown_absence : why nothing is known of absent queries; None where something is.
     unknown_rate : why no FPIR can be promised; None where one can.
-    doubt : why probabilities are not vouched for at this share, nor an error where absence is
+    doubt : why probabilities are not guaranteed at this share, nor an error where absence is
         unknown; None where they are.
     sets : which items belong in result sets.
     """
@@ -270,7 +270,7 @@ class Promises:
         return replace(point, false_match_rate=None, false_match_bound=None)
 
     def _too_few_labels(self) -> Message | None:
-        """Return why the labels of absent queries are too few to say what another would do."""
+        """Return why the absent queries have too few labels for a bound on other labels."""
         n_labels, least = self.stream.n_labels, least_labels(self.stream.delta)
         if n_labels >= least:
             return None

@@ -11,7 +11,7 @@ from scipy.special import expit
 from model_store.decision.logistic import bounded_logit
 
 _PRIOR_STD = np.array([0.5, 1.0, 1.0])
-"""Standard deviations of the prior, around no correction at all: of log slope, intercept, and what
+"""Standard deviations of the prior, around no correction: of log slope, intercept, and what
 the intercept of volunteered pairs has more."""
 
 Floats = NDArray[np.float64]
@@ -51,7 +51,7 @@ class Recalibration:
 
     def of(self, probabilities: Floats) -> Floats:
         """The same of uncorrected ``probabilities`` (...); 0 and 1 stay what they are."""
-        if self.is_identity:  # as it is until users have said enough
+        if self.is_identity:  # until there is enough feedback
             return probabilities
         certain = (probabilities <= 0) | (probabilities >= 1)
         return np.where(certain, probabilities, self(bounded_logit(probabilities)))
@@ -72,9 +72,9 @@ def fit_recalibration(
     ----------
     log_odds, correct : (n,) of pairs.
     volunteered : (n,) pairs whose reviewers chose to speak, maybe because they are wrong. How often
-        such are spoken of moves their intercept alone (Prentice and Pyke 1979), so that they have
-        one more of their own, with the same prior, and the slope is that of all. None: all pairs
-        are such as are served.
+        such pairs get feedback moves their intercept alone (Prentice and Pyke 1979): they have
+        a separate intercept with the same prior, and the common slope. None: all pairs were
+        drawn from served queries.
     weights : (n,) of each pair's loss: inverse to the probability of its draw, mean 1. None: 1.
     """
     from scipy.optimize import minimize  # noqa: PLC0415 - slow

@@ -29,7 +29,7 @@ class ResultSet:
     Attributes
     ----------
     places : (m,) in the result list, ascending; never empty.
-    coverage : what was asked for.
+    coverage : the requested coverage.
     promised_for : size classes of labels whose queries are covered so often.
     shortfall : None where that is every class of the gallery; else what is missing, in sentences.
     """
@@ -77,7 +77,7 @@ class ResultSetRule:
     thresholds are tested from the largest sets on, each with the exact binomial test at level δ,
     until one is not rejected: no correction for their number is needed.
 
-    The promise, for one coverage and one size class chosen beforehand: with probability 1 − δ over
+    The promise, for one coverage and one size class chosen in advance: with probability 1 − δ over
     the calibration queries, at least ``coverage`` of the sets hold a true match, among queries
     whose true label is of that class and that are exchangeable with the calibration queries. The
     test is exact for the probabilities that it is given; those come from five cross-fits and the

@@ -24,7 +24,7 @@ def search_settings(gallery: Gallery) -> dict[str, Any]:
 
 
 def n_gone_labels(calibration: Calibration, gallery: Gallery) -> int:
-    """Return how many labels that were calibrated with have no item any more.
+    """Return the number of calibrated labels that no longer have an item.
 
     Reads the label of every item, where items have changed since.
     """

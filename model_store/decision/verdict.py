@@ -136,14 +136,14 @@ def decide(
     """Decide on one query.
 
     In this order: an outlier is ``out_of_distribution``; a first item from the promised
-    threshold on is a ``match``, unless the calibration does not hold any more; a query more likely
+    threshold on is a ``match``, unless the calibration no longer holds; a query more likely
     than not to have no match is ``no_match``; the rest is ``ambiguous``. A query whose outlier
     score is unknown, such as an item of the gallery, is not of the kind that the calibration was
     fitted on: it is ``not_calibrated``. For a gallery without items see `decide_without_items`.
 
     Whether an item is what the query shows does not depend on which items may be listed: under a
-    filter every label keeps the probability that it has in the whole gallery. Where the filter is
-    said to be ``known`` to hold a true match, probabilities are conditioned on that.
+    filter every label keeps the probability that it has in the whole gallery. If the client
+    states that the filter is ``known`` to hold a true match, probabilities are conditioned on that.
 
     By probability the items of the likeliest label come first, among themselves nearest first; what
     is promised then is promised of the likeliest label.
@@ -290,7 +290,7 @@ def _result_set(
 ) -> ResultSet:
     """Choose the result set by the probabilities that its promise rests on.
 
-    It speaks of queries that have a match, so that neither their share nor a filter changes them.
+    It covers queries that have a match, so that neither their share nor a filter changes them.
 
     Parameters
     ----------

@@ -101,7 +101,7 @@ class Case:
         fields = dict(zip(_COLUMNS.split(", "), row, strict=True))
         found = tuple(FoundItem(**item) for item in json.loads(fields.pop("found")))
         drawn, evenly = bool(fields.pop("drawn")), fields.pop("drawn_evenly")
-        # An earlier release drew all queries alike.
+        # An earlier release drew all queries with one probability.
         evenly = drawn if evenly is None else bool(evenly)
         return cls(found=found, drawn=drawn, drawn_evenly=evenly, **fields)
 

@@ -81,7 +81,7 @@ class Decided:
     undone_at : when it was taken back; None while it holds.
     selection : how the query was chosen for review, see `SELECTIONS`.
     draw_probability : with which it was drawn; its inverse is the weight of the decision. None of
-        one that was not drawn, or drawn by a release that drew all alike.
+        one that was not drawn, or drawn by a release with one probability for all.
     """
 
     gallery: str

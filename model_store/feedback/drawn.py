@@ -1,7 +1,7 @@
 """Queries that were drawn at random and reviewed: unbiased evidence about served answers.
 
-Exact bounds need queries that are drawn alike. Draws prefer doubtful answers; only those count here
-that would have been drawn with the lowest probability, the same for every query.
+Exact bounds need queries drawn with equal probability. Draws prefer doubtful answers; only those
+count here that would have been drawn with the lowest probability, the same for every query.
 A reviewer who chooses queries may choose wrong answers. So only queries that were drawn before
 their truth was known count, the oldest in a row, as far as nearly all of them are settled; those
 in the row that are not were maybe left because they are hard.

@@ -280,7 +280,7 @@ def _decide(connection: sqlite3.Connection, decided: Decided) -> Decided:
 
 
 def _reviewed(correct: int, match_probability: float, *draw: float | None) -> MatchReview:
-    """Return the review of a drawn match; an earlier release drew all alike, and kept no more."""
+    """Return the review of a drawn match; an earlier release kept no probability."""
     drawn: dict[str, Any] = {"predicted": 1 - match_probability}
     drawn |= {name: one for name, one in zip(_DRAW, draw, strict=True) if one is not None}
     return MatchReview(not correct, MatchDraw(**drawn))

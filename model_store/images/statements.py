@@ -154,7 +154,7 @@ def _of_tiff(tags: Mapping[int, Any]) -> ColourStatement | None:
         same = np.abs(np.array(stated) - np.array(_SRGB)).max() < 0.01
         if not transfer:
             return None if same else _stated("the primaries of the TIFF", stated, "srgb", 0.0)
-        # A curve for all channels, or one for each, of which the first is read.
+        # One curve for all channels, or one for each: the first is read.
         n_values = len(transfer)
         n_values //= 1 if n_values & (n_values - 1) == 0 else 3
         table = np.array(transfer[:n_values], dtype=float) / 65_535

@@ -105,8 +105,8 @@ class Access:
         """The sentence for the log that says who may send requests."""
         if self.keyless == "admin":
             return _KEYLESS
-        everybody = "nobody" if self.keyless is None else f"anyone, with the scope {self.keyless}"
-        return everybody if self._keyring is None else f"keys; without a key {everybody}"
+        others = "no access" if self.keyless is None else f"anyone, with the scope {self.keyless}"
+        return others if self._keyring is None else f"keys; without a key {others}"
 
     async def admit(self, request: Request) -> Caller:
         """Return the caller, after counting the request once against its rate limit.

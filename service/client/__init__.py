@@ -15,7 +15,7 @@ and, for tools of others, each of which needs that tool's library::
     langchain     a retriever of LangChain
     llama_index   a retriever of LlamaIndex
     fiftyone      a plugin of FiftyOne
-    vouched       only results that Vouch stands behind
+    vouched       only results with the verdict `match`
     images        images as a text names them
     words         answers in plain words
 """

@@ -8,7 +8,7 @@ from model_store.verdicts import Verdict
 from service import schemas
 
 VERDICT_WORDS: dict[Verdict, str] = {
-    "match": "Vouch stands behind the first result.",
+    "match": "The first result is a confident match.",
     "ambiguous": "Something may match, but not safely. Compare by eye before relying on it.",
     "no_match": "The gallery probably holds nothing that matches. Something is always nearest; "
     "that does not make it a match.",

@@ -50,7 +50,7 @@ Metadata = Annotated[dict[str, Any], AfterValidator(_check_metadata)]
 
 
 def _checked_json(text: object) -> object:
-    """Refuse a document of which a part would be dropped; Pydantic reads it then."""
+    """Refuse a document if Pydantic would drop a part of it."""
     if isinstance(text, str):
         try:
             read_json(text)

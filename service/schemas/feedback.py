@@ -144,7 +144,7 @@ class ErrorsOverTime(BaseModel):
     )
     error_interval: tuple[float, float] = Field(
         description="95 % confidence sequence of the error rate, if that does not change: it holds "
-        "the rate at all times at once, for many reviews. [0, 1] below 30 reviews."
+        "the rate at every time, for many reviews. [0, 1] below 30 reviews."
     )
     log_evidence: float = Field(
         description="Against an error rate of at most `max_error`, in nats (an e-process). At 4.6, "

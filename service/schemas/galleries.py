@@ -199,8 +199,8 @@ class CalibrationReport(BaseModel):
         description="Share of wrong ones among matches that is promised not to be exceeded."
     )
     max_false_match_rate: float | None = Field(
-        description="Share of queries without a match in the gallery that may get one, promised "
-        "likewise; null for any."
+        description="Share of queries without a match in the gallery that may get one, with "
+        "the same guarantee; null for any."
     )
     delta: float | None = Field(
         description="Each promise, for one level chosen in advance, is kept with probability "

@@ -174,7 +174,7 @@ class Result(BaseModel):
     )
     rank_stability: float | None = Field(
         description="Share of samples of the posterior under which the item is among the nearest, "
-        "of as many as there are results, those of earlier pages with them; null where the "
+        "with as many places as results, including those of earlier pages; null where the "
         "query's uncertainty is."
     )
     rank_confidence: float | None = Field(
@@ -244,8 +244,8 @@ ROLL_UP = Field(
 
 
 GUARANTEED = Field(
-    description="Whether the guarantees of the calibration hold for this answer, as far as there "
-    "are any. They do not for a gallery that is not calibrated or whose calibration is stale, "
+    description="Whether the guarantees of the calibration hold for this answer, if it "
+    "has any. They do not for a gallery that is not calibrated or whose calibration is stale, "
     "while the caller's recent queries differ from the calibration queries, for a share of absent "
     "queries too large for the calibration, and where labels of absent calibration queries are too "
     "few; `reason` says why."

@@ -62,8 +62,8 @@ class UnknownGroups(BaseModel):
     gallery: str
     bundle_id: str
     n_queries: int = Field(
-        description="Kept queries with the verdict `no_match` or `out_of_distribution` that nobody "
-        "has decided on."
+        description="Kept queries with the verdict `no_match` or `out_of_distribution` without "
+        "a reviewer decision."
     )
     n_grouped: int
     n_groups: int

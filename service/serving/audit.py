@@ -20,7 +20,7 @@ from model_store.feedback import FeedbackLog
 from model_store.messages import Message, message
 
 MAX_SEEN = 100_000
-"""Queries with a match of which the last are remembered, so that each image counts once."""
+"""Maximum remembered queries with a match: each image counts once."""
 
 
 def is_drawn(purpose: str, query_id: str, share: float) -> bool:

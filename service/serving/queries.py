@@ -85,7 +85,7 @@ class Encoded:
 
     Attributes
     ----------
-    query_id : hash of what was sent.
+    query_id : hash of the request's content.
     image, predictive : of a picture; of a vector or a text there is none.
     cache : whether that was known before.
     seconds : of each stage.
@@ -106,7 +106,7 @@ class SearchResult:
 
     Attributes
     ----------
-    query_id : hash of what was sent.
+    query_id : hash of the request's content.
     share_origin : the origin of the share of absent queries that the probabilities are for.
     seconds : of each stage, in their order, and ``total``.
     audit : whether the answer was drawn at random for review.

@@ -62,7 +62,7 @@ class Galleries:
     period_s : between canaries, and between looks at `CURRENT`.
     observe : told of every attempt to serve another bundle: its gallery, `activated` or `refused`.
     compact_after : changes of a gallery after which it is compacted; 0: never automatically.
-    keep_bundles : see `prune`; of those that were compacted.
+    keep_bundles : see `prune`; applied after a compaction.
     signing_key : the file of the key that compacted bundles are signed with.
     folder : galleries that were created while they were served; each is opened on demand, and the
         least recently used are closed.

@@ -468,7 +468,7 @@ def test_who_may_ask_is_said_for_people(keys_file: KeysFile) -> None:
         "programs of this machine are admins without a key; so are all clients of a proxy on this "
         "machine that adds no headers: set VOUCH_KEYS behind a proxy"
     )
-    assert open_access(keyed).summary == "keys; without a key nobody"
+    assert open_access(keyed).summary == "keys; without a key no access"
     anonymous = keyed.model_copy(update={"anonymous": True})
     assert open_access(anonymous).summary == "keys; without a key anyone, with the scope write"
 

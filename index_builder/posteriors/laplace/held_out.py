@@ -43,7 +43,7 @@ TYPICAL_SPREAD = 0.3
 N_FOLDS = 4
 
 MIN_LABELS = 6
-"""Labels of which a fold can be left out."""
+"""Minimum number of labels for leaving out a fold."""
 
 MIN_IMAGES = 3
 """Images of a label that leave a positive pair when one is a query."""

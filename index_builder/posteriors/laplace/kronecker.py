@@ -21,7 +21,7 @@ direction z keeps uncertain. As 位 grows it becomes the prior's: s = 鈥栂喬冣�柭
 
 The prior may also know the scale of each feature: 位 T for 位 I, with T diagonal, t_f a power of A_ff
 over its mean. This is 位 I for features divided by t_f^陆. A prior that is the same for all features
-makes the directions that no training image has taken, of which a wide network has many, count by
+makes the directions that no training image has taken, many in a wide network, count by
 the feature norm; with T, what is unusual for a feature counts (see tests/benchmarks).
 
 The traces are linear in G, so that sums over pairs, minibatches and steps are exact; nothing is cut
@@ -45,14 +45,14 @@ _LOST = 0.01
 
 _SCALE_POWER = 0.8
 """The power of A_ff in t_f: at 1 the unit of a feature does not matter, at 0 all have one prior.
-Held-out images of Fashion-MNIST decided: from 1 to 0 wrong first results are told apart better
+Held-out images of Fashion-MNIST decided: from 1 to 0 wrong first results are detected better
 (AUROC 0.815 to 0.832), corrupted pictures worse (0.865 to 0.773); at 0.8 it is 0.822 and 0.843.
-Other worlds, which decided nothing, are told apart worse from 1 to 0 as well (MNIST 0.917 to
+Far-OOD images, which decided nothing, are detected worse from 1 to 0 as well (MNIST 0.917 to
 0.813), but better where 475 images fit 1,280 frozen features (0.86 to 0.92)."""
 
 _LEAST_SCALE = 0.01
 """Smallest A_ff, of the mean: a feature that hardly ever fired must not decide alone. With 0.1
-corrupted pictures are told apart less well (0.823 for 0.843), errors as well (0.823 and 0.822)."""
+corrupted pictures are detected less well (0.823 for 0.843), errors as well (0.823 and 0.822)."""
 
 MAX_RANK = 512
 """Directions of the features that are kept where not all are."""

@@ -110,7 +110,7 @@ def tune_prior_precision(curvature: FeltCurvature, weight: Tensor, bias: Tensor)
     """Find the prior precision of the largest evidence.
 
     The derivative by log λ is ½ (γ - λ ‖θ‖²), with γ the number of well-determined parameters,
-    Σ_k H_k / (H_k + λ) for a diagonal (MacKay 1992). γ falls and λ ‖θ‖² rises with λ, so that there
+    Σ_k H_k / (H_k + λ) for a diagonal (MacKay 1992). γ falls and λ ‖θ‖² rises with λ: there
     is one root, and bisection in log λ finds it.
 
     Raises

@@ -64,7 +64,7 @@ def anchor_targets(labels: Tensor, scaling: TargetScaling, dtype: torch.dtype) -
 
     Raises
     ------
-    DatasetError : no label has two images, so that there is no positive pair.
+    DatasetError : no label has two images: no pair is positive.
     """
     _, inverse, counts = torch.unique(labels, return_inverse=True, return_counts=True)
     class_size = counts[inverse].to(torch.float64)

@@ -27,7 +27,7 @@ def temper_by_validation(
     criterion : judged on data that neither trained the layer nor will evaluate it.
 
     Where validation cannot tell, because its images are found right whatever the spread, the
-    widest posterior of those that are equally good is taken: the data do not ask for less. Where
+    widest of the equally good posteriors is taken: the data do not ask for less. Where
     the best is an end of the candidates, the temperature is 1: see `PriorSearch.is_identified`.
     """
     if not candidates:

@@ -40,7 +40,7 @@ def vote_log_likelihood(
     posterior : only its mean is used, to find the candidates.
     queries : (Q, F) features of images that trained nothing.
     query_labels : (Q,) int64.
-    gallery : (M, F) features of images to be found.
+    gallery : (M, F) features of gallery images.
     gallery_labels : (M,) int64.
     generator : draws the noise, the same for every posterior that is judged.
     """

@@ -27,7 +27,7 @@ SMALL = 1 / 10
 """Share of Fashion-MNIST that objectives are compared on."""
 
 HELD_OUT_GALLERY = 12_500
-"""Images held out where the test is asked among itself: 10,000 of them, as in the test, are
+"""Images held out where the test images search each other: 10,000 of them, as in the test, are
 queries."""
 
 WITHHELD_DIGITS = frozenset({"3", "8"})

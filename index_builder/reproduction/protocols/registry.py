@@ -166,7 +166,7 @@ PROTOCOLS: Mapping[str, Protocol] = {
         published.CIFAR10,
         (
             (
-                "Test images are searched for in the training images, of which a twelfth is held "
+                "Test images are searched for in the training images, with a twelfth of these held "
                 "out; "
                 "the authors ask among the test images, so theirs are for orientation only."
             ),

@@ -236,7 +236,7 @@ function neighbourPart(answer, wording, { look, more, options, choose }) {
 }
 
 /** The places of the results of each label, in the order of the first ones; a result without a label
- * is by itself. */
+ * is a group. */
 function byLabel(results) {
   const groups = new Map();
   results.forEach(({ label }, place) => {

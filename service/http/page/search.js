@@ -219,7 +219,7 @@ export class Search {
       if (blob) return this.ask(blob, id.slice(0, 12));
       throw new Problem({
         title: t`The photo of this address is not kept`,
-        detail: t`Neither this browser nor the service has it any more.`,
+        detail: t`It is no longer in this browser or in the service.`,
         remedy: t`Choose the photo again.`,
       });
     });

@@ -150,7 +150,7 @@ export const absentSentence = ({ share, origin, basis }) =>
   t`Assumes that ${percent(share)} of photos are not in the gallery${SHARE_FROM[origin] ?? ""}.` +
     (ABSENT_FROM[basis] ?? "");
 
-/** How often nothing is found, as far as that was estimated; "" where it was not. */
+/** The estimated share of queries without a match; "" without an estimate. */
 export function estimateSentence({ estimated, interval, is_hint: isHint, used }) {
   if (!isNumber(estimated)) return "";
   const range = interval ? t` (${percent(interval[0])} to ${percent(interval[1])})` : "";

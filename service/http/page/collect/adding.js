@@ -91,7 +91,7 @@ export async function openAdding(gallery, { within, changed, review }) {
     el("p", {}, el("label", { htmlFor: "adding-to" }, t`Add to`), " ", target), named,
     el("p.choosers", {}, chooser("adding-folder", t`Choose a folder`, true), chooser("adding-files", t`Choose photos`, false)),
     labels, status, progress, problem, list, el("p.actions", {}, start, undo, guarantees, clear),
-    el("p.note", {}, t`This browser keeps the list until all photos are added: after a reload it goes on.`));
+    el("p.note", {}, t`This browser keeps the list until all photos are added: after a reload it continues.`));
 
   const rowsThat = (...wanted) => state.rows.filter((row) => wanted.includes(row.state));
 

@@ -39,7 +39,7 @@ export function look(entry, gallery, options = {}) {
     status.textContent = text;
   }
 
-  let preview = null; // of its own: that of an earlier question is there no more
+  let preview = null; // separate: the preview of the earlier query is gone
 
   function showQuestion({ blob }) {
     URL.revokeObjectURL(preview);
