@@ -89,19 +89,39 @@ class VouchClient:
         self._http.close()
 
     def galleries(self) -> list[schemas.GalleryName]:
-        """List the galleries that are served."""
+        """List the galleries that are served.
+
+        Examples
+        --------
+        >>> names = [gallery.name for gallery in vouch.galleries()]
+        """
         return self._get("/v1/galleries", schemas.GalleryList).galleries
 
     def gallery(self, gallery: str) -> schemas.GalleryDetail:
-        """One gallery: its size, encoder, calibration, measured quality, and samples to try."""
+        """One gallery: its size, encoder, calibration, measured quality, and samples to try.
+
+        Examples
+        --------
+        >>> n_items = vouch.gallery("demo").n_items
+        """
         return self._get(path_of(gallery), schemas.GalleryDetail)
 
     def facets(self, gallery: str, limit: int = 20) -> list[schemas.Facet]:
-        """The fields that items can be filtered by, with at most ``limit`` values each."""
+        """The fields that items can be filtered by, with at most ``limit`` values each.
+
+        Examples
+        --------
+        >>> fields = vouch.facets("demo", limit=5)
+        """
         return self._get(path_of(gallery, "facets"), schemas.FacetList, {"limit": limit}).facets
 
     def labels(self, gallery: str, page_size: int = 1000) -> Iterator[str]:
-        """All labels of a gallery by name, fetched page by page on demand."""
+        """All labels of a gallery by name, fetched page by page on demand.
+
+        Examples
+        --------
+        >>> labels = list(vouch.labels("demo"))
+        """
         options: dict[str, str | int] = {"limit": page_size}
         while True:
             page = self._get(path_of(gallery, "labels"), schemas.LabelList, options)
@@ -138,6 +158,14 @@ class VouchClient:
         Raises
         ------
         VouchProblem : such as ``invalid_vector``.
+
+        Examples
+        --------
+        >>> stored = vouch.embed("demo", Path("photo.png"))
+        >>> query = schemas.VectorFields(
+        ...     mean=stored.direction, outlier_score=stored.outlier_score
+        ... )
+        >>> answer = vouch.search_vector("demo", query, limit=3)
         """
         body = query.model_dump(exclude_none=True) | {**options}
         return self._post(path_of(gallery, "search", "vector"), schemas.SearchAnswer, body)
@@ -150,6 +178,10 @@ class VouchClient:
         Raises
         ------
         VouchProblem : such as ``text_unavailable``.
+
+        Examples
+        --------
+        >>> answer = vouch.search_text("demo", "a red chair", limit=3)
         """
         path = path_of(gallery, "search", "text")
         return self._post(path, schemas.SearchAnswer, {"text": text, **options})
@@ -166,13 +198,28 @@ class VouchClient:
         Raises
         ------
         VouchProblem : such as ``invalid_vector``.
+
+        Examples
+        --------
+        >>> stored = vouch.embed("demo", Path("photo.png"))
+        >>> query = schemas.VectorFields(
+        ...     mean=stored.direction, outlier_score=stored.outlier_score
+        ... )
+        >>> rows = store.search(stored.direction, limit=200)
+        >>> neighbours = [schemas.Neighbour(id=row.id, similarity=row.cosine) for row in rows]
+        >>> verdict = vouch.decide("demo", query, neighbours).verdict
         """
         body = query.model_dump(exclude_none=True) | {**options}
         body["neighbours"] = [one.model_dump(exclude_none=True) for one in neighbours]
         return self._post(path_of(gallery, "decide"), schemas.DecisionAnswer, body)
 
     def search_next(self, answer: schemas.SearchAnswer) -> schemas.SearchAnswer | None:
-        """The results after those of ``answer``; None where there are no more."""
+        """The results after those of ``answer``; None where there are no more.
+
+        Examples
+        --------
+        >>> more = vouch.search_next(answer)
+        """
         if answer.next_cursor is None:
             return None
         path = path_of(answer.gallery, "search", "next")
@@ -181,7 +228,12 @@ class VouchClient:
     def search_batch(
         self, gallery: str, images: Sequence[ImageInput], **options: Unpack[SearchOptions]
     ) -> list[schemas.BatchItem]:
-        """An answer or a problem for each image, in their order; a bad image harms no other."""
+        """An answer or a problem for each image, in their order; a bad image harms no other.
+
+        Examples
+        --------
+        >>> answers = vouch.search_batch("demo", [Path("one.png"), Path("two.png")], limit=3)
+        """
         files = [("images", image_file(image)) for image in images]
         path = path_of(gallery, "search", "batch")
         return self._upload(path, schemas.BatchAnswer, fields_of(**options), files).items
@@ -189,19 +241,34 @@ class VouchClient:
     def assess(
         self, gallery: str, image: ImageInput, *, alpha: float | None = None
     ) -> schemas.AssessmentAnswer:
-        """Assess the quality, uncertainty and outlier test of an image, without searching."""
+        """Assess the quality, uncertainty and outlier test of an image, without searching.
+
+        Examples
+        --------
+        >>> assessment = vouch.assess("demo", Path("photo.png"))
+        """
         path, options = path_of(gallery, "assess"), fields_of(alpha=alpha)
         return self._upload(path, schemas.AssessmentAnswer, options, [("image", image_file(image))])
 
     def embed(
         self, gallery: str, image: ImageInput, *, alpha: float | None = None
     ) -> schemas.EmbeddingAnswer:
-        """An image's embedding, as a distribution."""
+        """An image's embedding, as a distribution.
+
+        Examples
+        --------
+        >>> embedding = vouch.embed("demo", Path("photo.png"))
+        """
         path, options = path_of(gallery, "embed"), fields_of(alpha=alpha)
         return self._upload(path, schemas.EmbeddingAnswer, options, [("image", image_file(image))])
 
     def items(self, gallery: str, page_size: int = 100) -> Iterator[schemas.ItemDetail]:
-        """All items of a gallery by id, fetched page by page on demand."""
+        """All items of a gallery by id, fetched page by page on demand.
+
+        Examples
+        --------
+        >>> ids = [item.id for item in vouch.items("demo")]
+        """
         options: dict[str, str | int] = {"limit": page_size}
         while True:
             page = self._get(path_of(gallery, "items"), schemas.ItemList, options)
@@ -211,11 +278,21 @@ class VouchClient:
             options["cursor"] = page.next_cursor
 
     def item(self, gallery: str, item_id: str) -> schemas.ItemDetail:
-        """One item."""
+        """One item.
+
+        Examples
+        --------
+        >>> label = vouch.item("demo", "chair-7").label
+        """
         return self._get(path_of(gallery, "items", item_id), schemas.ItemDetail)
 
     def thumbnail(self, gallery: str, item_id: str) -> tuple[bytes, str]:
-        """The picture of an item, and its media type."""
+        """The picture of an item, and its media type.
+
+        Examples
+        --------
+        >>> content, media_type = vouch.thumbnail("demo", "chair-7")
+        """
         path = path_of(gallery, "items", item_id, "thumbnail")
         response = self._send(self._http.build_request("GET", path))
         return response.content, response.headers["content-type"]
@@ -223,7 +300,12 @@ class VouchClient:
     def similar(
         self, gallery: str, item_id: str, **options: Unpack[ListOptions]
     ) -> schemas.SimilarAnswer:
-        """List the items most similar to an item of the gallery, without the item itself."""
+        """List the items most similar to an item of the gallery, without the item itself.
+
+        Examples
+        --------
+        >>> similar = vouch.similar("demo", "chair-7", limit=3).results
+        """
         path = path_of(gallery, "items", item_id, "similar")
         return self._get(path, schemas.SimilarAnswer, fields_of(**options))
 
@@ -264,7 +346,12 @@ class VouchClient:
         label: str | None = None,
         idempotency_key: str | None = None,
     ) -> list[schemas.BatchItemWritten]:
-        """Put several items, each an id and an image; those that can be are put together."""
+        """Put several items, each an id and an image; those that can be are put together.
+
+        Examples
+        --------
+        >>> written = vouch.put_items("demo", [("chair-8", Path("photo.png"))], label="chair")
+        """
         entries = [{"id": item_id, "label": label} for item_id, _ in items]
         request = self._http.build_request(
             "POST",
@@ -278,14 +365,24 @@ class VouchClient:
     def delete_item(
         self, gallery: str, item_id: str, *, idempotency_key: str | None = None
     ) -> schemas.ItemWritten:
-        """Delete an item from a gallery."""
+        """Delete an item from a gallery.
+
+        Examples
+        --------
+        >>> receipt = vouch.delete_item("demo", "chair-7")
+        """
         request = self._http.build_request(
             "DELETE", path_of(gallery, "items", item_id), headers=sent_again(idempotency_key)
         )
         return self._ask(request, schemas.ItemWritten)
 
     def compact(self, gallery: str) -> schemas.Activation:
-        """Have a new bundle made of the one that is served and its changes, and served."""
+        """Have a new bundle made of the one that is served and its changes, and served.
+
+        Examples
+        --------
+        >>> activation = vouch.compact("demo")
+        """
         request = self._http.build_request("POST", path_of(gallery, "compact"))
         return self._ask(request, schemas.Activation)
 
@@ -324,6 +421,10 @@ class VouchClient:
         query_id : `query.id` of its answer.
         item_id : of the item that is right, wrong, or what the query shows.
         item : with ``new``: what the query becomes, if anything.
+
+        Examples
+        --------
+        >>> vouch.decide_query("demo", answer.query.id, "this_item", answer.results[0].id)
         """
         said = schemas.FeedbackRequest(
             query_id=query_id,
@@ -342,16 +443,31 @@ class VouchClient:
         return self._ask(request, schemas.FeedbackAnswer)
 
     def undo_decision(self, gallery: str, number: int) -> schemas.Decision:
-        """Take a decision back."""
+        """Take a decision back.
+
+        Examples
+        --------
+        >>> decision = vouch.undo_decision("demo", 1)
+        """
         request = self._http.build_request("DELETE", path_of(gallery, "feedback", str(number)))
         return self._ask(request, schemas.Decision)
 
     def review_queue(self, gallery: str) -> ReviewQueueClient:
-        """The review queue of a gallery."""
+        """The review queue of a gallery.
+
+        Examples
+        --------
+        >>> cases = list(vouch.review_queue("demo").cases())
+        """
         return ReviewQueueClient(gallery, self._http, self._send)
 
     def unknown(self, gallery: str) -> UnknownQueriesClient:
-        """The kept queries of a gallery that matched nothing."""
+        """The kept queries of a gallery that matched nothing.
+
+        Examples
+        --------
+        >>> groups = vouch.unknown("demo").groups()
+        """
         return UnknownQueriesClient(gallery, self._http, self._send)
 
     def calibration(self, gallery: str, *, order: Order | None = None) -> schemas.CalibrationReport:
@@ -360,6 +476,10 @@ class VouchClient:
         Parameters
         ----------
         order : of the lists whose first results it describes; None for the gallery's own.
+
+        Examples
+        --------
+        >>> report = vouch.calibration("demo")
         """
         path = path_of(gallery, "calibration")
         return self._get(path, schemas.CalibrationReport, fields_of(order=order))
@@ -381,6 +501,10 @@ class VouchClient:
         expected_absent : share of the queries that have no match; None for the gallery's.
         source : where the queries come from; None for anywhere.
         order : of the lists; None for the default of the gallery.
+
+        Examples
+        --------
+        >>> point = vouch.operating_point("demo", max_error=0.01)
         """
         path = path_of(gallery, "calibration", "operating-points")
         options = fields_of(
