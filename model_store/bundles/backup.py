@@ -116,8 +116,8 @@ def _copy_log(root: Path, directory: Path, bundle_id: str, copy: Path) -> Backup
     """Copy the log consistently, and read the state of the gallery from it."""
     if (directory / MILVUS_FILE).exists():
         raise ArchiveError(
-            f"The gallery of {bundle_id} lies in Milvus, which a copy of files does not hold. Back "
-            "the collection up with Milvus's own tools."
+            f"The gallery of {bundle_id} lies in Milvus, which a copy of files does not hold. Stop "
+            "the services and Milvus, then copy Milvus's data and the directory of bundles."
         )
     base = FaissGallery(directory)
     if changes_path(root, bundle_id).exists():
