@@ -241,7 +241,7 @@ class Outcome:
     failures: Mapping[str, Failure] = field(default_factory=dict)
 
     def rows(self, directory: Path) -> list[tuple[str, str]]:
-        """For a table; ``directory`` is where the reports lie."""
+        """Return the rows of a table; the reports are in ``directory``."""
         work = Work(directory)
         quarantined = f"{self.n_quarantined:,}"
         errors = Counter(failure.error for failure in self.failures.values())

@@ -1,4 +1,4 @@
-"""One run over a catalogue: what is missing is embedded, what cannot be is counted."""
+"""One run over a catalogue: it embeds missing images, and counts failures."""
 
 from __future__ import annotations
 

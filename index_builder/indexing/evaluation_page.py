@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 N_SHOWN = 24
 SIDE = 160
-"""Pixels of a query's picture, as many as of an item's."""
+"""Pixels of a query's picture, equal to those of an item's."""
 
 
 def page(evaluation: Evaluation, gallery: Gallery, name: str) -> str:

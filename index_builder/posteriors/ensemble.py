@@ -36,7 +36,7 @@ class EnsemblePosterior:
 
         Parameters
         ----------
-        features : (B, M·F), of each member its own, side by side.
+        features : (B, M·F), the features of the M members, side by side.
         """
         own = features.chunk(len(self.weight), dim=1)
         directions = torch.stack(
@@ -82,7 +82,7 @@ def fit_ensemble(layers: Sequence[nn.Linear], features: Sequence[Tensor]) -> Ens
     Parameters
     ----------
     layers : M last layers, F to D.
-    features : of each member its own, (N, F), of the same N training images; N ≥ D is wise.
+    features : (N, F) for each member, of the same N training images; choose N ≥ D.
     """
     embedded = [
         nn.functional.normalize(layer(phi)).detach().double()

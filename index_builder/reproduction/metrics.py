@@ -19,7 +19,7 @@ from index_builder.reproduction.retrieval import (
 from model_store.sphere import unit_direction
 
 N_FULL = 1_000
-"""Queries, drawn at random, whose whole rankings are looked at: 60,000 items each."""
+"""Random queries whose whole rankings (60,000 items each) are evaluated."""
 
 N_STRUCTURE = 10_000
 """Queries whose embeddings are clustered and compared."""

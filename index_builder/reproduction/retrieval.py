@@ -29,7 +29,7 @@ Rows = NDArray[np.int64]
 _CHUNK = 256
 
 _FEW_DIMENSIONS = 8
-"""Up to which a tree finds neighbours sooner than all distances are computed: in three, 30 times.
+"""Dimensions up to which a tree search is faster than computing all distances (30 times in three).
 The consensus of 100 samples searches 100 times."""
 
 

@@ -16,8 +16,8 @@ BATCHES_IN_A_TURN = 16
 """At most, of an encoder that shares its only processor; see `Batches.alone`."""
 
 BATCHES_OF_A_PROCESSOR = 4
-"""At most, of each of several processors: the last batches of a turn do not occupy all of them, and
-none is answered before the last."""
+"""Largest batch for each of several processors. The last batches of a turn do not occupy all of
+them, and the turn is answered after its last batch."""
 
 TURN_S = 0.25
 """Seconds that a turn may take at most: its first image waits for its last, and a batch that has

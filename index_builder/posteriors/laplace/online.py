@@ -1,4 +1,4 @@
-"""Laplace during training: the curvature is averaged along, and the layer may be drawn from it."""
+"""Online Laplace: a running average of the curvature, and layers drawn from it."""
 
 from __future__ import annotations
 

@@ -63,9 +63,9 @@ def measure_encoder(
 
     Parameters
     ----------
-    config : its posterior does not matter.
-    run : a separate directory, removed before, where an interrupt left it, and afterwards.
-    shared : of the data set; a frozen trunk, and what it makes of images, are kept there.
+    config : a configuration, whose posterior is ignored.
+    run : a temporary directory, which is removed before and afterwards.
+    shared : directory of the data set, which keeps a frozen trunk and its features.
     priors : Laplace posteriors beside those of `POSTERIORS`, for the same encoder.
     """
     config = config.model_copy(update={"posterior": DeterministicConfig(method="deterministic")})

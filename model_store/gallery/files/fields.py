@@ -208,7 +208,7 @@ class FieldColumns:
         return {field: column for field, column in self._stored.items() if field.column != "id"}
 
     def _learn(self, field: Field, connection: sqlite3.Connection) -> Column | None:
-        """The index of a field that has none in the files; None where it cannot be."""
+        """Build the index of a field that has none in the files; None if it fails."""
         with self._learning:
             if field not in self._learned:
                 try:
