@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,6 +37,7 @@ from model_store.errors import (
     NotReady,
     PointerUnreadable,
     QuotaExceeded,
+    SampleNotFound,
     VouchError,
 )
 from model_store.gallery import Delete, NewItem, Thumbnail, Upsert, Vector
@@ -43,6 +46,7 @@ from model_store.signing import new_key, read_private_key, read_public_key
 from service.decoding.decoder import ThreadDecoder
 from service.encoding.cache import ProcessCache
 from service.fair_share import FairShare
+from service.http.routes.items import get_sample
 from service.observability.metrics import Telemetry
 from service.serving.engine import SearchEngine
 from service.serving.health import look_at_files
@@ -705,3 +709,12 @@ class TestThroughTheDoor:
         assert (missing.status_code, missing.json()["code"]) == (404, "bundle_not_found")
         nothing = client.post(f"{path}/rollback")
         assert (nothing.status_code, nothing.json()["code"]) == (409, "activation_refused")
+
+
+async def test_sample_is_found_by_its_whole_id() -> None:
+    manifest = SimpleNamespace(samples=[SimpleNamespace(id="12", file="samples/12.png")])
+    bundle = SimpleNamespace(name="digits", manifest=manifest, directory=Path("bundle"))
+    lease: Any = SimpleNamespace(bundle=bundle)
+    for other in ("1", "123", "2"):
+        with pytest.raises(SampleNotFound):
+            await get_sample(lease, other)

@@ -9,7 +9,6 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,9 @@ from starlette.testclient import TestClient
 
 from model_store.bundles.bundle import Bundle, open_bundle
 from model_store.bundles.secret import SECRET_FILE, secret_of
-from model_store.errors import InvalidCursor, OutdatedCursor, SampleNotFound
+from model_store.errors import InvalidCursor, OutdatedCursor
 from model_store.search import N_CANDIDATES
 from service.http import cursors
-from service.http.routes.items import get_sample
 from service.schemas import SearchOptions
 from tests.end_to_end.questions import picture, search
 from tests.support.bundle_copies import republished
@@ -407,13 +405,3 @@ def test_options_of_a_cursor_are_those_of_a_search() -> None:
     )
     assert cursors.read(cursors.write(cursor, SECRET), cursors.SearchCursor, "b", SECRET) == cursor
     assert len(cursors.write(cursor, SECRET)) < cursors.MAX_LENGTH
-
-
-@pytest.mark.anyio
-async def test_sample_is_found_by_its_whole_id() -> None:
-    manifest = SimpleNamespace(samples=[SimpleNamespace(id="12", file="samples/12.png")])
-    bundle = SimpleNamespace(name="digits", manifest=manifest, directory=Path("bundle"))
-    lease: Any = SimpleNamespace(bundle=bundle)
-    for other in ("1", "123", "2"):
-        with pytest.raises(SampleNotFound):
-            await get_sample(lease, other)
