@@ -43,7 +43,7 @@ def test_what_the_api_refuses_is_a_problem(page: Shown) -> None:
         answers(page, status, body)
         problem = page.run("api", ASKED)["problem"]
         assert (problem["status"], problem["title"]) == (status, title)
-        assert problem["detail"].startswith("What came back is not what this page expects")
+        assert problem["detail"].startswith("Unexpected response from the service.")
     page.page.route("**/v1/thing", lambda route: route.abort())
     problem = page.run("api", ASKED)["problem"]
     assert (problem["status"], problem["title"]) == (0, "The service cannot be reached")

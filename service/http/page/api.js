@@ -53,7 +53,7 @@ const unreadable = (response) =>
   new Problem({
     status: response.status,
     title: response.ok ? t`The answer could not be read` : t`The service answered ${response.status}`,
-    detail: t`What came back is not what this page expects. A proxy in between may have answered.`,
+    detail: t`Unexpected response from the service. A proxy in between may have answered.`,
   });
 
 export async function ask(url, options = {}) {
@@ -67,7 +67,7 @@ export async function ask(url, options = {}) {
     throw new Problem({
       status: 0,
       title: t`The service cannot be reached`,
-      detail: t`No answer came back; nothing was searched.`,
+      detail: t`The service did not respond; nothing was searched.`,
     });
   }
   if (response.ok) return response;
