@@ -31,7 +31,7 @@ OF_INDEXING = Kept(32 * 2**20, 128 * 2**20)
 to an encoder. glibc keeps no larger block than this."""
 
 GARBAGE_THRESHOLD = 10_000
-"""New objects after which the youngest are looked through."""
+"""New objects after which the garbage collector examines the youngest generation."""
 
 _LARGE_PAGES = "glibc.malloc.hugetlb=1"
 

@@ -14,7 +14,7 @@ from model_store.encoder.contract import Embeddings, QueryKind
 from model_store.sphere import concentration_of
 
 N_SAMPLES = 100
-"""Predictive samples a query; the number the Laplace metric-learning paper evaluates with."""
+"""Predictive samples per query, as in the evaluation of the Laplace metric-learning paper."""
 
 _HEADER = struct.Struct("<4sIIIddd")
 _MAGICS: dict[bytes, QueryKind] = {b"VPD5": "image", b"VPT5": "text"}

@@ -65,7 +65,7 @@ class FairShare:
         return who
 
     def leave(self, who: str, n_places: int = 1) -> None:
-        """Give places back; whose turn it is gets them."""
+        """Return places, and give them to the next caller."""
         n_given = min(n_places, self._n_places)
         self._n_free += n_given
         self._held[who] -= n_given
@@ -82,7 +82,7 @@ class FairShare:
             self._idle.clear()
 
     def _hand_to_next(self) -> bool:
-        """Give places to whose turn it is; tell whether there were any to give."""
+        """Give places to the next caller; return whether there were any."""
         for who in [*self._waiting]:
             turns = self._waiting[who]
             while turns and turns[0].come.done():  # they did not wait for it

@@ -74,7 +74,7 @@ def verify_command(
         Path, typer.Option(help="Its bundle, or a directory of bundles: its current one.")
     ],
     public_key: Annotated[
-        Path | None, typer.Option(help="Of who must have signed it. [default: anybody]")
+        Path | None, typer.Option(help="Public key of the required signer. [default: any or none]")
     ] = None,
 ) -> None:
     """Recompute a certificate from its bundle, and check its signature; status 1 if it differs."""

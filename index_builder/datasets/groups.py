@@ -123,7 +123,7 @@ class _Division:
                 n_taken += size
 
     def _parts(self, group: int) -> list[tuple[int, int]]:
-        """Return the labels of a group, with its images of each."""
+        """Return the labels of a group, and the number of its images with each."""
         span = slice(self._bounds[group], self._bounds[group + 1])
         return list(zip(self._label_of[span], self._sizes[span], strict=True))
 

@@ -48,7 +48,7 @@ _SYSTEM_ENDS = (
 """Endings of caches of previews, cameras' pictures of videos, and files that are not yet whole."""
 
 _LIBRARY, _OWN_IN_LIBRARIES = ".photoslibrary", frozenset({"originals", "masters"})
-"""Photo libraries of macOS, and their folders of own files; the rest is made of these."""
+"""Photo libraries of macOS, and their folders with originals; other files are derived from them."""
 
 _OTHER_SUFFIXES = (
     RAW_SUFFIXES

@@ -66,8 +66,8 @@ class Parity:
     ----------
     n_images : images, or texts, that were compared.
     smallest_cosine, smallest_centred_cosine : of any of them; see `MIN_CENTRED_COSINE`. The second
-        is None where the encoder tells none from another, as some without training do.
-    worst : the one with the first.
+        is None where all embeddings are equal, as those of some untrained encoders are.
+    worst : the image with the smallest cosine.
     """
 
     n_images: int

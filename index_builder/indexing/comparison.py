@@ -1,4 +1,4 @@
-"""Two bundles on the same queries: what every promise becomes, and which answers change."""
+"""Two bundles on the same queries: the change of every promise, and of the answers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Change:
 
 
 def compared(old: Side, new: Side) -> dict[str, Any]:
-    """Return a JSON object of what every promise becomes, and how many answers change how."""
+    """Return a JSON object with the change of every promise, and the numbers of changed answers."""
     changes = list(changes_of(old, new))
     counted = ComparedAnswers()
     for before, row in _rows_of_both(old, new):

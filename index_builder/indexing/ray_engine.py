@@ -28,8 +28,8 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 import ray
 
 BLOCKS_TOGETHER = 4
-"""Blocks that a worker is given at once: it decodes one while it encodes another. What a worker
-that dies takes with it, and another one does again, is as much."""
+"""Blocks that a worker is given at once: it decodes one while it encodes another. If a worker dies,
+another one repeats so many blocks."""
 
 Rows = dict[str, NDArray[np.object_]]
 

@@ -75,7 +75,7 @@ def calibrate_bundle_texts(
 def _config(retriever: Retriever, promises: Mapping[str, float]) -> CalibrationConfig:
     """Return what is promised: what is named, else what was, else what is to images.
 
-    How many texts have no match is no matter of images.
+    The share of absent queries for images does not apply to texts.
     """
     before, of_images = retriever.for_kind("text").calibration, retriever.calibration
     fields = dict.fromkeys(CalibrationConfig.model_fields)

@@ -48,7 +48,7 @@ class Ensemble(Method):
     def fit(
         self, config: EncoderConfig, members: Sequence[Trained], splits: Splits
     ) -> tuple[EnsemblePosterior, Report]:
-        """Turn the members into one space by at most `N_ALIGNING` of the training images."""
+        """Rotate the members into one space, fitted on at most `N_ALIGNING` training images."""
         images = splits.training
         shuffled = np.random.default_rng(config.seed).permutation(len(images))
         some = images.subset(shuffled[:N_ALIGNING])

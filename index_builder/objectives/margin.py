@@ -66,7 +66,7 @@ def negative_odds(distances: Tensor, negative: Tensor, dim: int, cutoff: float) 
     """Odds (B, B) with which each negative of each anchor is drawn: 1 / q(d), at most 1 a row.
 
     q(d) ∝ d^{D−2} (1 − d²/4)^{(D−3)/2} is the density of distances on the unit sphere of R^D (Wu et
-    al. 2017, sec. 4.1). Where every negative is too far to pay, all are as likely.
+    al. 2017, sec. 4.1). Where no negative contributes to the loss, all are equally likely.
 
     Parameters
     ----------

@@ -25,7 +25,7 @@ _SHORTEST = 4
 
 
 def client_config(connect_s: float, longest: timedelta) -> ClientConfig:
-    """Return how it connects: without TLS only where the environment names such an endpoint.
+    """Return settings of connections; without TLS only if the environment names such an endpoint.
 
     Parameters
     ----------

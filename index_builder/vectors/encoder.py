@@ -116,7 +116,7 @@ def embed_all(encoder: Encoder, images: LabelledImages, description: str) -> Emb
 def embed_with_features(
     encoder: Encoder, images: LabelledImages, description: str, seen: Seen | None = None
 ) -> Embeddings:
-    """Embeddings of ``images``, features included: for as many as fit into memory."""
+    """Return embeddings of ``images`` with their features, all in memory."""
     return Embeddings.concatenate(
         [found for _, found in embedded(encoder, images, description, seen)]
     )

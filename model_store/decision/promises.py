@@ -151,7 +151,7 @@ class Promises:
 
     @cached_property
     def matches(self) -> tuple[MatchPromise, ...]:
-        """The promise of each size class; what else would be needed takes long to plan."""
+        """The promise of each size class; computed on first use, since planning takes long."""
         return tuple(self._promise(place) for place in range(len(self._found)))
 
     def _of_class(self, size_class: int) -> Stream:

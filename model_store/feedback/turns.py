@@ -1,8 +1,8 @@
 """The order in which cases are given to reviewers, and in which they go where there are too many.
 
-Cases with a decision that need another come first. Then every second one is one drawn at random,
-the oldest, while one is left: the doubtful are drawn more often, with known probabilities, and
-their decisions estimate error rates. Between them come the others, the oldest first.
+Cases with a decision that need another come first. After them, randomly drawn cases alternate with
+the other ones, the oldest first. Doubtful cases are drawn more often, with known probabilities, and
+decisions on drawn cases estimate error rates.
 """
 
 from __future__ import annotations

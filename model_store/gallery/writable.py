@@ -42,7 +42,7 @@ class Vector:
 
 @dataclass(frozen=True, slots=True)
 class Upsert:
-    """An item that is to be there, in place of one of the same id if need be."""
+    """An item to insert, or to put in place of the item with its id."""
 
     item: NewItem
     vector: Vector
@@ -55,7 +55,7 @@ class Upsert:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """An item that is to be there no more."""
+    """An item to delete."""
 
     id: str
 
@@ -217,7 +217,7 @@ def plan_writes(
 
 @contextmanager
 def once_kept() -> Iterator[None]:
-    """Turn errors after a change was kept into ones that do not deny it, as a `WriteError` would.
+    """Convert errors after a change was stored: a `WriteError` would report it as not stored.
 
     Raises
     ------

@@ -382,7 +382,7 @@ def _is_local(request: Request) -> bool:
 
 
 def _presented_key(request: Request) -> str | None:
-    """The key that was sent; one after ``Bearer`` comes first, other schemes are not ours."""
+    """Return the key in the request, first one after ``Bearer``; other schemes are ignored."""
     scheme, _, sent = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return sent.strip()

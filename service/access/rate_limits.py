@@ -101,8 +101,9 @@ class Tallies:
 class Rates:
     """Counts requests in periods of the clock that are the same for everyone.
 
-    A caller may so ask for two periods' worth in quick succession where one period ends and another
-    begins. In return a count is one number: one round trip to Redis, and an exact ``Retry-After``.
+    A caller may therefore send the requests of two periods in quick succession, around the boundary
+    of the periods. In return a count is one number: one round trip to Redis, and an exact
+    ``Retry-After``.
 
     This process remembers how far a caller had come. If Redis is killed or restarts empty, requests
     counted here still count; while it is gone, replicas only stop knowing of each other.

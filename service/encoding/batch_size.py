@@ -63,8 +63,8 @@ def largest_useful_batch(encoder: Encoder, limit: int) -> int:
 def useful_turn(encoder: Encoder, size: int, limit: int, n_processors: int) -> int:
     """Measure how many batches of ``size`` an encoder is best given in a row, ``limit`` at most.
 
-    Where it has several processors, more than one only if it encodes batches side by side, faster
-    than one after the other, and gives each image the bits that it is given alone.
+    With several processors it is more than one only if the encoder is faster with batches in
+    parallel, and gives each image the same bits as alone.
     """
     n = min(n_processors, limit)
     images = _noise(encoder, n * size)

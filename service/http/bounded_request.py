@@ -1,4 +1,4 @@
-"""Requests whose bodies cost no more to read than their size suggests."""
+"""Requests with bodies whose cost of reading is bounded by their size."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _MOST = 2**20
 
 
 def raise_file_limit() -> None:
-    """Let this process open as many files as it may: what a shell allows at first is few."""
+    """Raise the limit of open files to the maximum allowed; the default of a shell is low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
     if soft != resource.RLIM_INFINITY and soft < most:

@@ -192,7 +192,7 @@ class Page:
 
 
 _MOST_LOOKED_AT = 4_096
-"""Rows that are looked at together for some that pass a filter: a live gallery orders them."""
+"""Rows that are filtered in one block; a live gallery orders them."""
 
 
 def page_of(bundle: Bundle, after: int | None, limit: int, where: Filter | None = None) -> Page:

@@ -39,10 +39,10 @@ def is_iiif(content: object) -> bool:
 class IiifManifest:
     """The canvases of a manifest, in its order, each with the first image painted on it.
 
-    The id is the canvas's, the label too: a page, a side, a detail. The metadata of the manifest
-    and of the canvas are its metadata, and ``manifest`` is the manifest's label. An image with an
-    Image API service of level 1 or 2 is fetched with a longest side of `LONGEST_SIDE` pixels, any
-    other unchanged.
+    Id and label are those of the canvas, which is a page, a side or a detail. The metadata of the
+    manifest and of the canvas are its metadata, and ``manifest`` is the manifest's label. An image
+    with an Image API service of level 1 or 2 is fetched with a longest side of `LONGEST_SIDE`
+    pixels, any other unchanged.
 
     Attributes
     ----------

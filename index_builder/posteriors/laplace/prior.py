@@ -30,7 +30,7 @@ _NO_CURVATURE = (
 )
 
 _DECADES = 4
-"""The evidence is recorded this far to each side of the prior precision that was taken."""
+"""Decades on each side of the chosen prior precision for which the evidence is recorded."""
 
 
 @dataclass(frozen=True, slots=True)

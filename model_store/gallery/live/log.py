@@ -49,7 +49,8 @@ OUTCOME_LIFE_S = 24 * 3600.0
 """Seconds of the log's clock for which the outcome of a request is kept by its Idempotency-Key."""
 
 LONGEST_STEP_S = 3600.0
-"""By which the log's clock goes forward at once; without writes, outcomes are kept longer."""
+"""Largest step of the log's clock, in seconds. Without writes, outcomes are therefore kept
+longer."""
 
 
 class ChangesFile:

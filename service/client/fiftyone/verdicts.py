@@ -47,7 +47,7 @@ def write_verdicts(
     prefix: str = "",
     progress: Callable[[float], object] | None = None,
 ) -> Written:
-    """Search with each sample, and write what Vouch says into its fields.
+    """Search with each sample, and write the answer into its fields.
 
     The fields are `vouch_verdict`, `match_probability` (of the first result), `uncertainty` and
     `ood`. Those that nothing was calibrated for are null.
