@@ -61,8 +61,9 @@ def scale_of(dtype: np.dtype[Any], low: float, high: float) -> Scale:
     """Choose the scale of samples by their type and extremes.
 
     A declared range is rarely full: 32-bit files hold values of eight bits, 16-bit files those of
-    cameras with twelve. So the smallest usual depth that holds the values is taken, and the
-    extremes where there is none or the picture would be black.
+    cameras with twelve. Therefore the smallest usual depth that holds the values is used. If there
+    is none, or if the picture would be black, the values from the smallest to the largest are
+    stretched.
 
     Parameters
     ----------

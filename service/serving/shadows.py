@@ -217,7 +217,7 @@ class Shadows:
         return terms
 
     async def _write(self, bundle: Bundle, terms: ShadowTerms | None) -> None:
-        """Have it known after a restart what is tried; if that cannot be, until then."""
+        """Store which bundle is on trial; if that fails, the trial ends with a restart."""
         self._unwritten.pop(bundle.key, None)
         if bundle.root is None:
             return

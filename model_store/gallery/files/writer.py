@@ -72,7 +72,7 @@ def write_faiss_parts(
 ) -> IndexReport:
     """Write a gallery whose items come in parts; see `write_faiss_gallery`.
 
-    What it takes of memory is the index, what that learns from, and a part.
+    Memory holds the index, its training vectors, and one part.
 
     Parameters
     ----------

@@ -68,8 +68,8 @@ def write_milvus_gallery(
 ) -> MilvusDescription:
     """Write a gallery into a collection, and what it is into ``directory``.
 
-    The collection is named by what is written: a bundle that is served keeps its own. A complete
-    one is kept, with its later changes; one that is not whole is written anew.
+    The name of the collection depends on its content: a served bundle keeps its collection. A
+    complete one is kept, with its later changes; one that is not whole is written anew.
 
     Parameters
     ----------
