@@ -81,7 +81,7 @@ class BoundedTransport:
     def _send(self) -> None:
         if self._joined and not self._transport.is_closing():
             joined, self._joined = self._joined, []
-            self._transport.write(b"".join(joined))
+            self._transport.writelines(joined)  # without a copy, which each connection would hold
 
     def _look(self) -> None:
         """Abort, unless the client has read some of the answer since the limit was set."""
