@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import time
+from multiprocessing import get_context
 from pathlib import Path
+from select import select
+from unittest.mock import Mock
 
 import pytest
+import uvicorn
+from uvicorn.supervisors import multiprocess
 
 from model_store.errors import BundleNotFound
 from service import start
-from service.http.server import STARTUP_FAILURE
+from service.http.server import STARTUP_FAILURE, _Workers
 from service.processes.workers import is_first_worker, is_worker, n_workers, shared_directory
 from service.settings import Settings
 
@@ -53,3 +59,23 @@ def test_worker_that_cannot_serve_ends_the_service_unless_others_answer(
     with pytest.raises(SystemExit) as ended:
         start._open_in_worker(Settings())
     assert ended.value.code == status
+
+
+@pytest.mark.process
+def test_end_of_a_worker_that_is_asked_is_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multiprocess, "SIGNALS", {})  # those of pytest stay
+    several = _Workers(
+        uvicorn.Config("none:app", log_config=None, timeout_worker_healthcheck=30), []
+    )
+    worker = multiprocess.Process(several.config, [])
+    # It ends with the first question, which it does not answer.
+    waits = get_context("spawn").Process(target=select, args=([worker.child_conn], [], []))
+    worker.process = waits
+    waits.start()
+    several.processes = [worker]
+    started = Mock()
+    monkeypatch.setattr(multiprocess, "Process", started)
+    began = time.monotonic()
+    several.keep_subprocess_alive()
+    assert time.monotonic() - began < 20
+    assert several.processes == [started.return_value]  # another one takes its place
