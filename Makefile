@@ -8,7 +8,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 FIND_COMMANDS := Installed. To run vouch-build and vouch-serve by name: source $(BIN)/activate
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs 4 --output-sync=target
 
-.PHONY: install demo check check-builder check-others test coverage lint types style audit sbom dist chart \
+.PHONY: install demo check check-builder check-others test coverage lint types style audit sbom version dist chart \
   bench torture mutants try element pictures tables docs clean help
 .DEFAULT_GOAL := help
 
@@ -28,7 +28,8 @@ help:
 	@echo "make lint      format, lint, types, import contracts, dependencies, dead code, the lock file"
 	@echo "make mutants   40 small faults put into the code, one at a time: which do the tests see? half an hour"
 	@echo "make audit     known vulnerabilities of what uv.lock names, from OSV where it can be reached"
-	@echo "make dist      wheel and sdist in build/dist, checked as a package index checks them"
+	@echo "make dist      wheel and sdist in build/dist, checked as a package index checks them; TAG=v0.3.0"
+	@echo "               first writes that version, as make version TAG=v0.3.0 does alone"
 	@echo "make chart     the Helm chart in build/chart; REGISTRY=oci://... pushes it"
 	@echo "make sbom, element, pictures, tables    files that a release contains"
 	@echo
@@ -102,13 +103,16 @@ bench: install $(if $(NAME),bundles/digits/CURRENT $(NEEDS_$(NAME)))
 mutants: install
 	$(BIN)/python -m tests.mutants $(MUTANTS)
 
-# With TAG=v0.3.0 it ends unless that is the version in pyproject.toml, the one place that has it.
-dist: install
+# The tag of a release is its version: nothing else of a release has to be edited.
+HATCHLING ?= $(BIN)/uv tool run --quiet 'hatchling>=1.27'
+version: .venv/bin/uv
+	$(if $(TAG),$(HATCHLING) version $(TAG:v%=%),$(error Give the tag, such as TAG=v0.3.0))
+
+dist: install $(if $(TAG),version)
 	rm -rf build/dist
 	$(BIN)/python -m hatchling build -d build/dist
 	$(BIN)/python -m twine check --strict build/dist/*
 	$(BIN)/check-wheel-contents build/dist
-	@$(if $(TAG),test "$(TAG)" = "v$$($(BIN)/python -m hatchling version)" || { echo "$(TAG) is not the version in pyproject.toml"; exit 1; })
 
 HELM ?= helm
 CHARTS ?= build/chart

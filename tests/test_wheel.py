@@ -20,6 +20,7 @@ from types import ModuleType
 import pytest
 from packaging.requirements import Requirement
 
+import vouch_search
 from tests.end_to_end.processes import Service
 
 ROOT = Path(__file__).parents[1]
@@ -120,8 +121,45 @@ def wheel(built: Path) -> Path:
 
 
 @pytest.mark.process
+class TestVersion:
+    @pytest.fixture
+    def tree(self, tmp_path: Path) -> Path:
+        for name in ("Makefile", "pyproject.toml", "vouch_search/__init__.py"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(ROOT / name, tmp_path / name)
+        return tmp_path
+
+    def make(self, tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+        program = f"HATCHLING={sys.executable} -m hatchling"
+        command = ["make", "--silent", "--old-file=.venv/bin/uv", "version", program, *arguments]
+        return subprocess.run(command, cwd=tree, check=False, capture_output=True, text=True)
+
+    def test_version_of_a_tag_is_that_of_package_and_distribution(self, tree: Path) -> None:
+        for _ in range(2):  # again for the same tag
+            done = self.make(tree, "TAG=v12.3.4")
+            assert done.returncode == 0, done.stderr
+        assert '\n__version__ = "12.3.4"\n' in (tree / "vouch_search/__init__.py").read_text(
+            "utf-8"
+        )
+        ask = [sys.executable, "-m", "hatchling", "version"]
+        said = subprocess.run(ask, cwd=tree, check=True, capture_output=True, text=True)
+        assert said.stdout == "12.3.4\n"
+
+    @pytest.mark.parametrize("arguments", [("TAG=v12.three",), ("TAG=latest",), ()])
+    def test_other_tag_is_refused_and_nothing_is_written(
+        self, tree: Path, arguments: tuple[str, ...]
+    ) -> None:
+        assert self.make(tree, *arguments).returncode != 0
+        written = (tree / "vouch_search/__init__.py").read_bytes()
+        assert written == (ROOT / "vouch_search/__init__.py").read_bytes()
+
+
+@pytest.mark.process
 @pytest.mark.slow
 class TestDistribution:
+    def test_wheel_has_the_version_of_the_package(self, wheel: Path) -> None:
+        assert wheel.name == f"vouch_search-{vouch_search.__version__}-py3-none-any.whl"
+
     def test_wheel_installs_one_name_without_documentation_or_tests(self, wheel: Path) -> None:
         names = zipfile.ZipFile(wheel).namelist()
         tops = {name.partition("/")[0] for name in names}

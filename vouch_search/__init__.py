@@ -28,6 +28,8 @@ Everything is imported on first use: the import of the package takes millisecond
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+__version__ = "0.3.0.dev0"
+
 if TYPE_CHECKING:
     from model_store.errors import VouchError
     from service.client.contract import VouchProblem
