@@ -40,6 +40,13 @@ class VouchProblem(Exception):
     request_id : what its operator finds the request by.
     retry_after : seconds after which a new request may succeed; None where the service gave none.
     errors : the fields that are wrong.
+
+    Examples
+    --------
+    >>> try:
+    ...     vouch.search("demo", b"not an image")
+    ... except VouchProblem as problem:
+    ...     print(problem.status, problem.code, problem.request_id)
     """
 
     def __init__(self, problem: schemas.Problem, retry_after: float | None = None) -> None:

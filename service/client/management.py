@@ -31,7 +31,13 @@ class Ask(Protocol):
 
 
 class GalleryManagement:
-    """The galleries of a service, as their owner manages them; see `VouchClient.manage`."""
+    """The galleries of a service, as their owner manages them; see `VouchClient.manage`.
+
+    Examples
+    --------
+    >>> gallery = vouch.manage.create("acme-hats", title="Hats")
+    >>> vouch.put_item("acme-hats", "beret", Path("photo.png"), label="beret")
+    """
 
     def __init__(self, build: Callable[..., httpx2.Request], ask: Ask) -> None:
         self._build, self._ask = build, ask
@@ -49,6 +55,10 @@ class GalleryManagement:
         Raises
         ------
         VouchProblem : such as ``gallery_exists``.
+
+        Examples
+        --------
+        >>> gallery = vouch.manage.create("acme-shoes", like="demo", title="Shoes")
         """
         said = schemas.NewGallery(name=gallery, like=like, title=title, description=description)
         return self._send("POST", path_of(), said, schemas.GalleryDetail)
@@ -56,7 +66,12 @@ class GalleryManagement:
     def describe(
         self, gallery: str, *, title: str | None = None, description: str | None = None
     ) -> schemas.GalleryDetail:
-        """Give a gallery another title or description; None leaves one unchanged."""
+        """Give a gallery another title or description; None leaves one unchanged.
+
+        Examples
+        --------
+        >>> gallery = vouch.manage.describe("acme-shoes", description="Shoes of this season")
+        """
         said = schemas.GalleryChange(title=title, description=description)
         return self._send("PATCH", path_of(gallery), said, schemas.GalleryDetail)
 
@@ -66,12 +81,21 @@ class GalleryManagement:
         Raises
         ------
         VouchProblem : such as ``gallery_exists``.
+
+        Examples
+        --------
+        >>> gallery = vouch.manage.rename("acme-shoes", "acme-boots")
         """
         said = schemas.GalleryRename(name=name)
         return self._send("POST", path_of(gallery, "rename"), said, schemas.GalleryDetail)
 
     def drop(self, gallery: str) -> None:
-        """Drop a gallery, with all its items. This cannot be undone."""
+        """Drop a gallery, with all its items. This cannot be undone.
+
+        Examples
+        --------
+        >>> vouch.manage.drop("acme-boots")
+        """
         request = self._build("DELETE", path_of(gallery), params={"confirm": gallery})
         self._ask(request, schemas.GalleryDropped)
 
@@ -88,6 +112,10 @@ class GalleryManagement:
         Raises
         ------
         VouchProblem : such as ``bundle_not_found`` and ``activation_refused``.
+
+        Examples
+        --------
+        >>> report = vouch.manage.try_bundle("demo", bundle_id, share=0.1)
         """
         said = schemas.ShadowRequest(bundle_id=bundle_id, share=share)
         return self._send("PUT", path_of(gallery, "shadow"), said, schemas.ShadowReport)
@@ -98,11 +126,21 @@ class GalleryManagement:
         Raises
         ------
         VouchProblem : ``shadow_not_found``.
+
+        Examples
+        --------
+        >>> report = vouch.manage.shadow("demo")
+        >>> report.n_compared, report.changed.n
         """
         return self._ask(self._build("GET", path_of(gallery, "shadow")), schemas.ShadowReport)
 
     def end_shadow(self, gallery: str) -> schemas.ShadowReport:
-        """End the trial, and return its final report."""
+        """End the trial, and return its final report.
+
+        Examples
+        --------
+        >>> report = vouch.manage.end_shadow("demo")
+        """
         return self._ask(self._build("DELETE", path_of(gallery, "shadow")), schemas.ShadowReport)
 
     def adopt_absent_share(self, gallery: str, share: float | None) -> schemas.OperatorDecision:
@@ -111,6 +149,10 @@ class GalleryManagement:
         Parameters
         ----------
         share : above 0 and below 1; None for the configured one.
+
+        Examples
+        --------
+        >>> decision = vouch.manage.adopt_absent_share("demo", 0.2)
         """
         path = path_of(gallery, "calibration", "absent-share")
         if share is None:
@@ -119,12 +161,22 @@ class GalleryManagement:
         return self._send("POST", path, said, schemas.OperatorDecision)
 
     def acknowledge_drift(self, gallery: str) -> schemas.OperatorDecision:
-        """End all alarms of drift of a gallery, and begin the tests again."""
+        """End all alarms of drift of a gallery, and begin the tests again.
+
+        Examples
+        --------
+        >>> decision = vouch.manage.acknowledge_drift("demo")
+        """
         path = path_of(gallery, "calibration", "acknowledge")
         return self._ask(self._build("POST", path), schemas.OperatorDecision)
 
     def usage(self) -> schemas.Usage:
-        """Return what the client's key may do, and how much of it is used."""
+        """Return what the client's key may do, and how much of it is used.
+
+        Examples
+        --------
+        >>> usage = vouch.manage.usage()
+        """
         return self._ask(self._build("GET", "/v1/usage"), schemas.Usage)
 
     def _send(self, method: str, path: str, said: BaseModel, answer: type[AnswerT]) -> AnswerT:

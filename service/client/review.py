@@ -15,6 +15,12 @@ class ReviewQueueClient:
     """The review queue of one gallery; see `VouchClient.review_queue`.
 
     Decide with `VouchClient.decide_query`, as the reviewer who leased them.
+
+    Examples
+    --------
+    >>> queue = vouch.review_queue("demo")
+    >>> for leased in queue.lease("ann", limit=5):
+    ...     vouch.decide_query("demo", leased.case.query_id, "none_of_these", reviewer="ann")
     """
 
     def __init__(
@@ -30,7 +36,12 @@ class ReviewQueueClient:
         seconds: int = 600,
         reasons: Sequence[schemas.CaseReason] | None = None,
     ) -> list[schemas.LeasedCase]:
-        """Return the next cases for a reviewer, leased for so many seconds."""
+        """Return the next cases for a reviewer, leased for so many seconds.
+
+        Examples
+        --------
+        >>> leases = vouch.review_queue("demo").lease("ann", limit=5, reasons=["ambiguous"])
+        """
         chosen = None if reasons is None else list(reasons)
         wanted = schemas.LeaseRequest(
             reviewer=reviewer, limit=limit, seconds=seconds, reasons=chosen
@@ -39,7 +50,12 @@ class ReviewQueueClient:
         return read(response, schemas.Leases).leases
 
     def give_back(self, query_id: str, reviewer: str) -> bool:
-        """End a lease without a decision; whether there was one."""
+        """End a lease without a decision; whether there was one.
+
+        Examples
+        --------
+        >>> ended = vouch.review_queue("demo").give_back(answer.query.id, "ann")
+        """
         response = self._ask("DELETE", query_id, "lease", params={"reviewer": reviewer})
         return read(response, schemas.LeaseEnded).ended
 
@@ -49,7 +65,12 @@ class ReviewQueueClient:
         state: schemas.CaseState | None = None,
         page_size: int = 100,
     ) -> Iterator[schemas.ReviewCase]:
-        """All cases, oldest first, fetched page by page on demand."""
+        """All cases, oldest first, fetched page by page on demand.
+
+        Examples
+        --------
+        >>> ids = [case.query_id for case in vouch.review_queue("demo").cases(state="open")]
+        """
         chosen = {"reason": reason, "state": state, "limit": page_size}
         options: dict[str, Any] = {name: value for name, value in chosen.items() if value}
         while True:
@@ -61,21 +82,42 @@ class ReviewQueueClient:
             options["after"] = page.next_after
 
     def summary(self) -> schemas.ReviewSummary:
-        """Count the cases by reason and state, and say which queries are kept."""
+        """Count the cases by reason and state, and say which queries are kept.
+
+        Examples
+        --------
+        >>> summary = vouch.review_queue("demo").summary()
+        """
         return read(self._ask("GET", "summary"), schemas.ReviewSummary)
 
     def image(self, query_id: str) -> bytes:
-        """The image file that is kept of a query."""
+        """The image file that is kept of a query.
+
+        Examples
+        --------
+        >>> content = vouch.review_queue("demo").image(answer.query.id)
+        """
         return bytes(self._ask("GET", query_id, "image").content)
 
     def forget(self, query_id: str) -> None:
-        """Delete a query on request: its image and its embedding (scope ``write``)."""
+        """Delete a query on request: its image and its embedding (scope ``write``).
+
+        Examples
+        --------
+        >>> vouch.review_queue("demo").forget(answer.query.id)
+        """
         self._ask("DELETE", query_id)
 
     def export(
         self, to: schemas.ExportFormat, *, state: schemas.CaseState = "open"
     ) -> Iterator[bytes]:
-        """Files for a labelling tool, each of at most a thousand cases: JSON, or a zip."""
+        """Files for a labelling tool, each of at most a thousand cases: JSON, or a zip.
+
+        Examples
+        --------
+        >>> for number, part in enumerate(vouch.review_queue("demo").export("label_studio")):
+        ...     Path(f"tasks-{number}.json").write_bytes(part)
+        """
         response = self._ask("GET", "export", params={"format": to, "state": state})
         yield response.content
         while (following := response.links.get("next")) is not None:
@@ -83,7 +125,13 @@ class ReviewQueueClient:
             yield response.content
 
     def import_label_studio(self, tasks: schemas.LabelStudioTasks) -> schemas.DecisionsImported:
-        """Take in annotations that Label Studio has exported (JSON) as decisions."""
+        """Take in annotations that Label Studio has exported (JSON) as decisions.
+
+        Examples
+        --------
+        >>> tasks = json.loads(Path("annotated.json").read_bytes())
+        >>> imported = vouch.review_queue("demo").import_label_studio(tasks)
+        """
         response = self._ask("POST", "import", json=tasks)
         return read(response, schemas.DecisionsImported)
 

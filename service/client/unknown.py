@@ -12,7 +12,12 @@ from service.client.contract import path_of, read, sent_again
 
 
 class UnknownQueriesClient:
-    """The kept queries of one gallery that matched nothing; see `VouchClient.unknown`."""
+    """The kept queries of one gallery that matched nothing; see `VouchClient.unknown`.
+
+    Examples
+    --------
+    >>> n_groups = vouch.unknown("demo").groups().n_groups
+    """
 
     def __init__(
         self, gallery: str, http: httpx2.Client, send: Callable[[httpx2.Request], httpx2.Response]
@@ -26,6 +31,11 @@ class UnknownQueriesClient:
         ----------
         precision : share of the pairs within groups that are expected to be the same.
         limit : groups that are listed, the largest first.
+
+        Examples
+        --------
+        >>> found = vouch.unknown("demo").groups(precision=0.8, limit=10)
+        >>> [(group.id, group.n, group.p_same) for group in found.groups]
         """
         request = self._http.build_request(
             "GET",
@@ -57,6 +67,12 @@ class UnknownQueriesClient:
         Raises
         ------
         VouchProblem : such as ``group_not_found``, where its members have changed.
+
+        Examples
+        --------
+        >>> unknown = vouch.unknown("demo")
+        >>> for group in unknown.groups(precision=0.8).groups:
+        ...     unknown.enrol(group.id, label=f"new-{group.id}", precision=0.8)
         """
         asked = schemas.EnrolRequest(
             label=label,

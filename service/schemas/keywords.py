@@ -33,6 +33,11 @@ class ListOptions(ItemOptions, total=False):
     Attributes
     ----------
     limit : number of results; 10 by default.
+
+    Examples
+    --------
+    >>> options: ListOptions = {"limit": 3, "group_by": "label"}
+    >>> similar = vouch.similar("demo", "chair-7", **options)
     """
 
     limit: int
@@ -47,6 +52,11 @@ class DecisionOptions(TypedDict, total=False):
     coverage : probability that the result set holds a match.
     expected_absent : share of the queries that have no match in the gallery.
     source : where the query comes from, of the gallery's sources.
+
+    Examples
+    --------
+    >>> options: DecisionOptions = {"alpha": 0.01, "expected_absent": 0.2}
+    >>> answer = vouch.search("demo", Path("photo.png"), **options)
     """
 
     alpha: float
@@ -71,4 +81,10 @@ class QueryOptions(ItemOptions, DecisionOptions, total=False):
 
 
 class SearchOptions(QueryOptions, ListOptions, total=False):
-    """The options of a search."""
+    """The options of a search.
+
+    Examples
+    --------
+    >>> options: SearchOptions = {"limit": 3, "filter": {"label": "chair"}, "order": "probability"}
+    >>> answer = vouch.search("demo", Path("photo.png"), **options)
+    """

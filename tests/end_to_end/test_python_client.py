@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import doctest
 import json
 import shutil
 import subprocess
@@ -28,13 +27,6 @@ from tests.end_to_end.processes import Service
 from tests.end_to_end.questions import truncated
 
 Respond = Callable[[httpx2.Request], httpx2.Response]
-
-EXAMPLES = (
-    *("galleries", "gallery", "facets", "labels", "search", "search_vector"),
-    *("search_next", "search_batch", "assess", "embed", "items", "item", "thumbnail", "similar"),
-    *("review_queue", "unknown", "calibration", "operating_point"),
-)
-"""Methods that change nothing and need neither a text encoder nor another store."""
 
 
 @pytest.fixture(scope="module")
@@ -217,24 +209,6 @@ class TestAtAService:
         assert assessed.query == embedded.query
         assert assessed.query.ood.alpha == 0.3
         assert len(embedded.direction) == embedded.encoder.dim
-
-    @pytest.mark.parametrize("name", EXAMPLES)
-    def test_example_in_the_docstring_of_a_method_runs(
-        self,
-        name: str,
-        vouch: VouchClient,
-        photograph: Path,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        for copy in ("photo", "one", "two"):
-            shutil.copy(photograph, tmp_path / f"{copy}.png")
-        monkeypatch.chdir(tmp_path)
-        examples = doctest.DocTestParser().get_examples(getattr(VouchClient, name).__doc__ or "")
-        source = "".join(example.source for example in examples).replace('"demo"', '"digits"')
-        source = source.replace("chair-7", next(vouch.items("digits")).id)
-        answer = vouch.search("digits", photograph, limit=3)
-        exec(source, {"vouch": vouch, "schemas": schemas, "Path": Path, "answer": answer})
 
     def test_it_walks_through_all_labels(self, vouch: VouchClient, library: Bundle) -> None:
         labels = list(vouch.labels("digits", page_size=3))

@@ -1,17 +1,14 @@
-"""Examples in the docstrings of the public Python API: they run against a gallery."""
+"""Examples in the docstrings of the core's public names: they run against a gallery."""
 
 from __future__ import annotations
 
-import ast
 import doctest
-import inspect
 from pathlib import Path
 
 import pytest
 
 import model_store
 from model_store.decision.found_labels import Terms
-from service.client import VouchClient
 
 PHOTOGRAPH = Path(__file__).parents[2] / "docs" / "demo" / "samples" / "flamingo.webp"
 NEEDS_A_TEXT_ENCODER = {"search_text"}
@@ -35,26 +32,3 @@ def test_example_of_each_public_name_runs(
     if name not in NEEDS_A_TEXT_ENCODER:
         names = {one: getattr(model_store, one) for one in model_store.__all__}
         exec(code, {**names, "Path": Path, "Terms": Terms})
-
-
-METHODS = [
-    name
-    for name, one in vars(VouchClient).items()
-    if inspect.isfunction(one) and not name.startswith("_") and name != "close"
-]
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_example_of_each_client_method_calls_it_as_its_signature_wants(name: str) -> None:
-    method = getattr(VouchClient, name)
-    calls = [
-        node
-        for node in ast.walk(ast.parse(source_of(method)))
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == name
-    ]
-    assert calls
-    for call in calls:
-        named = {one.arg: one.value for one in call.keywords if one.arg}
-        inspect.signature(method).bind(None, *call.args, **named)
