@@ -174,9 +174,16 @@ def _check_secrets(folder: Path) -> Path:
 
 
 class Settings(BaseSettings):
-    """Read once at the start and passed on; never imported.
+    """The settings of one service, read once at the start; `settings_in_groups` groups them.
 
-    A setting stands in its group, see `settings_in_groups`.
+    Each setting without a default value has an example, written as in the environment.
+
+    Examples
+    --------
+    >>> os.environ["VOUCH_RATE_LIMIT"] = "600/minute"
+    >>> os.environ["VOUCH_CORS_ORIGINS"] = "https://a.example,https://b.example"
+    >>> Settings(port=9000).cors_origins
+    ('https://a.example', 'https://b.example')
     """
 
     model_config = SettingsConfigDict(
@@ -212,6 +219,7 @@ class Settings(BaseSettings):
         None,
         description="Directory for galleries that are created over HTTP. [default: none can be "
         "created]",
+        examples=["/srv/vouch/galleries"],
     )
     max_galleries: int = Field(
         1_000, ge=1, description="Maximum number of galleries created over HTTP."
@@ -243,9 +251,12 @@ class Settings(BaseSettings):
         (),
         description="Files of public keys. Only bundles that are signed with one of them are "
         "served. [default: all complete bundles]",
+        examples=["/etc/vouch/publisher.pub"],
     )
     signing_key: Path | None = Field(
-        None, description="File of the private key that signs compacted bundles."
+        None,
+        description="File of the private key that signs compacted bundles.",
+        examples=["/etc/vouch/compaction.key"],
     )
     shadow_share: float = Field(
         0.1,
@@ -258,6 +269,7 @@ class Settings(BaseSettings):
         None,
         description="Directory with a file for each secret setting, named like its variable: "
         "vouch_cache_secret, vouch_milvus_token. A variable takes precedence.",
+        examples=["/run/secrets"],
     )
 
     host: str = Field(
@@ -270,32 +282,42 @@ class Settings(BaseSettings):
         None,
         description="Address at which clients reach the service, if it is not `host`: that of the "
         "machine that publishes the port of a container.",
+        examples=["192.0.2.10"],
     )
     tls_cert: Path | None = Field(
-        None, description="PEM file of certificates for HTTPS. [default: HTTP]"
+        None,
+        description="PEM file of certificates for HTTPS. [default: HTTP]",
+        examples=["/etc/vouch/cert.pem"],
     )
     tls_key: Path | None = Field(
-        None, description="PEM file of the private key, if `tls_cert` does not hold it."
+        None,
+        description="PEM file of the private key, if `tls_cert` does not hold it.",
+        examples=["/etc/vouch/key.pem"],
     )
     allowed_hosts: List[str] = Field(
         (),
         description="Host names that requests may name, beside those of this machine, such as "
         "search.example,*.shop.example; * allows any. [default: any; without keys on loopback, "
         "none]",
+        examples=["search.example,*.shop.example"],
     )
     trusted_proxies: List[str] = Field(
         (),
         description="Proxies whose X-Forwarded-For, -Proto and -Prefix are trusted: addresses and "
         "networks, such as 10.0.0.7,10.1.0.0/16; * trusts every client.",
+        examples=["10.0.0.7,10.1.0.0/16"],
     )
     root_path: Annotated[str, AfterValidator(read_prefix)] = Field(
         "",
         description="Path prefix under which a proxy publishes the service, such as /vouch. "
         "X-Forwarded-Prefix of a trusted proxy replaces it. [default: none]",
+        examples=["/vouch"],
     )
 
     keys: Path | None = Field(
-        None, description="File of API keys, written by vouch-keys. [default: no key is needed]"
+        None,
+        description="File of API keys, written by vouch-keys. [default: no key is needed]",
+        examples=["/etc/vouch/keys.json"],
     )
     anonymous: bool = Field(
         False,
@@ -306,23 +328,30 @@ class Settings(BaseSettings):
         None,
         description="Requests that one caller may send in a period, such as 600/minute. [default: "
         "no limit]",
+        examples=["600/minute"],
     )
 
     cors_origins: List[str] = Field(
-        (), description="Web origins that may call the API, such as https://shop.example."
+        (),
+        description="Web origins that may call the API, such as https://shop.example.",
+        examples=["https://shop.example"],
     )
     frame_ancestors: List[Origin] = Field(
-        (), description="Web origins whose pages may show the page in a frame."
+        (),
+        description="Web origins whose pages may show the page in a frame.",
+        examples=["https://shop.example"],
     )
     image_origins: List[Origin] = Field(
         (),
         description="Web origins from which the page may load images: those that `image_url` in "
         "the metadata of items names, and those of dropped links.",
+        examples=["https://images.example"],
     )
     record_urls: Annotated[dict[str, RecordUrl], NoDecode, BeforeValidator(as_mapping)] = Field(
         {},
         description="Addresses of the records of a gallery's items, such as "
         "shoes=https://shop.example/shoes/{id}; {label} and keys of the metadata can be used too.",
+        examples=["shoes=https://shop.example/shoes/{id}"],
     )
 
     max_in_flight: int = Field(
@@ -433,6 +462,7 @@ class Settings(BaseSettings):
         None,
         description="Redis that caches predictive distributions: redis://, rediss:// or unix://. "
         "[default: a cache in this process]",
+        examples=["redis://cache.example:6379/0"],
     )
     redis_timeout_s: float = Field(
         0.1,
@@ -445,6 +475,7 @@ class Settings(BaseSettings):
         min_length=16,
         description="Secret of all replicas, 16 characters or more. Entries in Redis that are not "
         "signed with it are ignored.",
+        examples=["use-sixteen-or-more-random-characters"],
     )
     cache_bytes: int = Field(
         64 * 2**20,
@@ -456,20 +487,26 @@ class Settings(BaseSettings):
         None,
         description="Address of Milvus. Galleries in Milvus need it: the address in a bundle is "
         "not used. [default: none]",
+        examples=["http://milvus.example:19530"],
     )
     milvus_token: SecretStr | None = Field(
-        None, description="Milvus credentials: user:password, or an API key."
+        None,
+        description="Milvus credentials: user:password, or an API key.",
+        examples=["vouch:password"],
     )
     milvus_log: Annotated[SecretStr, AfterValidator(_check_milvus_log)] | None = Field(
         None,
         description="PostgreSQL that keeps the log of changes to galleries in Milvus, for services "
         "on several machines: postgresql://user:password@host/database. [default: a file beside "
         "the bundles]",
+        examples=["postgresql://vouch:password@db.example/vouch"],
     )
     milvus_timeout_s: float = Field(5.0, gt=0, description="Milvus timeout in seconds.")
 
     feedback: Path | None = Field(
-        None, description="SQLite file for feedback and reviews. [default: none is kept]"
+        None,
+        description="SQLite file for feedback and reviews. [default: none is kept]",
+        examples=["/srv/vouch/feedback.sqlite3"],
     )
     query_retention_s: int = Field(
         0,
@@ -494,6 +531,7 @@ class Settings(BaseSettings):
         (),
         description="Queries with images that are kept for review, by reason: ambiguous, absent, "
         "alien, contradicted, random. [default: none]",
+        examples=["ambiguous,absent"],
     )
     review_image: ImageKept = Field(
         "thumbnail",
@@ -517,7 +555,9 @@ class Settings(BaseSettings):
         5.0, gt=0, description="Seconds between canary queries, and between checks of CURRENT."
     )
     otlp_endpoint: Annotated[str, AfterValidator(_check_otlp_endpoint)] | None = Field(
-        None, description="OpenTelemetry collector for traces. [default: no traces]"
+        None,
+        description="OpenTelemetry collector for traces. [default: no traces]",
+        examples=["http://collector.example:4318"],
     )
 
     @field_validator("port", mode="before")

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import typer
+import yaml
 
 from index_builder.commands.app import app
 from index_builder.configuration.build import load_config
@@ -301,6 +302,20 @@ def test_configurations_are_read(block: Block, tmp_path: Path) -> None:
         text += '\n[dataset]\npath = "photographs"\n'
     (tmp_path / "mine.toml").write_text(text, "utf-8")
     assert load_config(str(tmp_path / "mine.toml")).name
+
+
+@pytest.mark.parametrize("block", of("yaml"))
+def test_settings_of_services_in_yaml_are_read(
+    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services = yaml.safe_load(block.text).get("services", {})
+    environment = services.get("service", {}).get("environment", {})
+    for name, value in environment.items():
+        text = str(tmp_path) if name == "VOUCH_SECRETS_DIR" else str(value)  # it must exist
+        monkeypatch.setenv(name, text)
+    for name in environment:
+        setting = name.removeprefix("VOUCH_").lower()
+        assert getattr(Settings(), setting) != Settings.model_fields[setting].default
 
 
 @pytest.mark.parametrize("block", of("json"))

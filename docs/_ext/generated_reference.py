@@ -63,11 +63,12 @@ def settings() -> Iterator[str]:
     for title, names in settings_in_groups().items():
         yield f"\n## {title}\n"
         yield from _table(
-            ("variable", "default", "effect"),
+            ("variable", "default", "example", "effect"),
             (
                 (
                     f"`VOUCH_{name.upper()}`",
                     _value(Settings.model_fields[name].get_default(call_default_factory=True)),
+                    ", ".join(f"`{one}`" for one in Settings.model_fields[name].examples or ()),
                     _inline(Settings.model_fields[name].description),
                 )
                 for name in names

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import doctest
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -125,6 +126,35 @@ def test_a_list_may_be_json(
 
 def test_every_setting_is_tried_above() -> None:
     assert {name for name, *_ in FROM_ENVIRONMENT} | {"redis_url"} == set(Settings.model_fields)
+
+
+EXAMPLES = {
+    name: [str(one) for one in field.examples or ()]
+    for name, field in Settings.model_fields.items()
+    if field.get_default(call_default_factory=True) in (None, "", (), {})
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example_of_a_setting_without_a_default_is_read(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [text] = EXAMPLES[name]
+    if name == "secrets_dir":  # it must exist
+        assert text.startswith("/")
+        text = str(tmp_path)
+    unset = getattr(Settings(), name)
+    monkeypatch.setenv(f"VOUCH_{name.upper()}", text)
+    assert getattr(Settings(), name) != unset
+
+
+def test_example_in_the_docstring_of_settings_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RATE_LIMIT", "CORS_ORIGINS"):
+        monkeypatch.setenv(f"VOUCH_{name}", "")  # so that they are unset after the test
+    names = {"os": os, "Settings": Settings}
+    example = doctest.DocTestParser().get_doctest(Settings.__doc__ or "", names, "", None, None)
+    assert doctest.DocTestRunner(verbose=False).run(example) == (0, len(example.examples))
+    assert example.examples
 
 
 def test_what_is_given_wins_over_variables(monkeypatch: pytest.MonkeyPatch) -> None:
