@@ -41,6 +41,9 @@ _NOTHING = np.finfo(np.float32).tiny
 _LEAST_NORM = 1e-3
 """Squared norm of an item's draw below which it has no direction."""
 
+_FAR = 6.0
+"""Standard deviations by which a normal number is smaller than its mean once in 10⁹ draws."""
+
 Floats = NDArray[np.float64]
 
 
@@ -115,9 +118,21 @@ class Pairs:
         second = first + alone * (v @ v)
         return cls(s, ratios, r, across, np.sqrt(first / lengths), np.sqrt(second / lengths))
 
-    def at(self, places: NDArray[np.int64]) -> Pairs:
+    def at(self, places: NDArray[np.int64] | slice) -> Pairs:
         """Return some of the pairs."""
         return Pairs(*(getattr(self, field.name)[places] for field in fields(self)))
+
+    def rivals(self, query: Predictive, k: int) -> int:
+        """Return how many of the items, nearest first, may be among the k nearest of a draw.
+
+        Those after them are `_FAR` standard deviations behind: no draw finds them so near.
+        """
+        total = np.add.reduce(query.variance)
+        lengths = np.sqrt((1 + total) * (1 + self.ratios**2 * total))
+        means = (self.similarities + self.ratios * self.correlations * total) / lengths
+        reach = _FAR * self.std
+        least = np.partition(means - reach, -k)[-k]
+        return int(np.flatnonzero(means + reach >= least)[-1]) + 1
 
     def sampled(
         self, query: Predictive, items: NDArray[np.float32], noise: NDArray[np.float32]
@@ -137,15 +152,22 @@ class Pairs:
             for part in (self.similarities, self.ratios, self.correlations, self.across)
         )
         shared, alone = r * ratios, np.sqrt(1 - r**2) * ratios
+        moved = draws - query.direction
         products = draws @ items.T
-        along = (draws @ query.direction)[:, None]
-        squared = np.square(draws).sum(axis=1)[:, None]
-        drift = np.square(draws - query.direction) @ query.variance
-        own = np.sqrt(across + drift[:, None]) * noise
-        norms = 1 + 2 * shared * (products - s) + shared**2 * (squared - 2 * along + 1)
-        norms += alone**2 * query.variance.sum()
-        products += shared * (squared - along) + alone * own
-        products /= np.sqrt(np.maximum(norms, _LEAST_NORM))
+        along = draws @ query.direction
+        squared = np.einsum("sd,sd->s", draws, draws)
+        # In place: each array of (S, n) that is made anew takes as long as two operations.
+        norms = products * (2 * shared)
+        norms += np.multiply.outer(np.einsum("sd,sd->s", moved, moved), shared**2)
+        norms += 1 - 2 * shared * s + alone**2 * np.add.reduce(query.variance)
+        np.sqrt(np.maximum(norms, _LEAST_NORM, out=norms), out=norms)
+        own = np.add.outer(np.square(moved) @ query.variance, across)
+        np.sqrt(own, out=own)
+        own *= noise
+        own *= alone
+        products += own
+        products += np.multiply.outer(squared - along, shared, out=own)
+        products /= norms
         return products
 
     def nearer_than_next(self, query: Predictive, items: NDArray[np.float32]) -> Floats:

@@ -115,10 +115,27 @@ def two_stage_search(
         similarities,
         stds,
         listed,
-        rank_stability(pairs.sampled(query, directions, noise), k),
+        _sampled_stability(pairs, query, directions, k, noise),
         pairs.nearer_than_next(query, directions[: k + 1]),
         found.plan,
     )
+
+
+def _sampled_stability(
+    pairs: Pairs,
+    query: Predictive,
+    directions: NDArray[np.float32],
+    k: int,
+    noise: NDArray[np.float32],
+) -> NDArray[np.float64]:
+    """Return `rank_stability` of the listed items (m,); what cannot be near is not sampled."""
+    n = len(directions)
+    if k >= n:
+        return np.ones(n)
+    stability = np.zeros(n)
+    near = slice(max(pairs.rivals(query, k), k + 1))
+    stability[near] = rank_stability(pairs.at(near).sampled(query, directions[near], noise), k)
+    return stability
 
 
 def pairs_of(

@@ -10,6 +10,7 @@ from model_store.encoder.contract import EncoderMetadata
 from model_store.images import Preprocessing
 from model_store.pairs import Pairs, correlation_of
 from model_store.predictive import Predictive
+from model_store.search import rank_stability
 from model_store.sphere import unit_direction
 
 DIM, N_DRAWS = 24, 100_000
@@ -131,6 +132,40 @@ def test_sampled_products_rank_items_as_drawn_embeddings_do(
     for one, other in ((0, 1), (0, 2), (1, 2)):
         share, wanted = (np.mean(part[:, one] > part[:, other]) for part in (found, drawn))
         assert share == pytest.approx(wanted, abs=0.03)
+
+
+@pytest.mark.parametrize("k", [1, 10])
+@pytest.mark.parametrize("scale", [1e-5, 1e-3, 3e-2])
+def test_rivals_are_all_that_any_draw_finds_among_the_nearest(k: int, scale: float) -> None:
+    n, n_rivals = 200, []
+    for seed in range(20):
+        draw = np.random.default_rng(seed)
+        direction = unit_direction(draw.normal(size=DIM))
+        spread = draw.uniform(0.05, 1.5, (n, 1))
+        items = unit_direction(direction + spread * draw.normal(size=(n, DIM)) / np.sqrt(DIM))
+        order = np.argsort(-(items @ direction))
+        items = items[order].astype(np.float32)
+        variance = scale * draw.uniform(0.2, 2, DIM)
+        samples = unit_direction(direction + np.sqrt(variance) * draw.normal(size=(100, DIM)))
+        query = Predictive(
+            direction.astype(np.float32),
+            variance.astype(np.float32),
+            0.1,
+            0.0,
+            samples.astype(np.float32),
+        )
+        totals = variance.sum() * draw.uniform(0.2, 2.5, n)
+        similarities = (items @ direction).astype(np.float64)
+        correlations = np.clip(similarities, 0, 1)
+        pairs = Pairs.of(query, items, similarities, totals.astype(np.float32), correlations)
+        noise = draw.normal(size=(100, n)).astype(np.float32)
+        stability = rank_stability(pairs.sampled(query, items, noise), k)
+        m = pairs.rivals(query, k)
+        n_rivals.append(m)
+        assert m >= k
+        assert not stability[m:].any()
+    if scale < 1e-3:
+        assert np.mean(n_rivals) < n / 2  # most are spared
 
 
 @pytest.mark.parametrize(
