@@ -93,6 +93,7 @@ ARGS_http := bundles/digits
 ARGS_overhead := bundles/digits
 ARGS_page := bundles/digits
 ARGS_tenants := bundles/digits
+ARGS_workers := bundles/digits
 NEEDS_page := .venv/.browser
 bench: install $(if $(NAME),bundles/digits/CURRENT $(NEEDS_$(NAME)))
 	$(if $(NAME),$(call one_of,$(NAME),$(BENCHES)))

@@ -44,7 +44,7 @@ def measure(bundle: Path) -> dict[str, float]:
             ask(connection, path, data)
         for _ in range(N_ROUNDS):
             stages["quiet"] += _search_stages(connection, path, images)
-            with _busy_cores():
+            with busy_cores():
                 stages["busy"] += _search_stages(connection, path, images)
     median = {name: statistics.median(values) for name, values in stages.items()}
     return {
@@ -65,7 +65,7 @@ def _search_stages(connection: HTTPConnection, path: str, images: list[bytes]) -
 
 
 @contextmanager
-def _busy_cores() -> Iterator[None]:
+def busy_cores() -> Iterator[None]:
     """One process for each core that computes without end."""
     spin = [sys.executable, "-c", "while True: pass"]
     processes = [subprocess.Popen(spin) for _ in os.sched_getaffinity(0)]
