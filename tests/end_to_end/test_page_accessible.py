@@ -255,10 +255,16 @@ def test_axe_sees_what_is_wrong(shown: Shown) -> None:
     assert [one.split(":")[0] for one in complaints(shown.page)] == ["image-alt"]
 
 
-def german(name: str = "german.js") -> dict[str, str]:
-    """The table, which is JSON between its braces but for comments."""
-    script = re.sub(r"(?m)^\s*//.*$", "", (FILES / name).read_text(encoding="utf-8"))
-    table = script[script.index("{\n") : script.rindex("}") + 1]
+OTHERS = sorted(path.stem for path in (FILES / "languages").glob("*.js"))
+"""Languages other than English."""
+
+
+def translations(language: str, name: str) -> dict[str, str]:
+    """A table of a language, which is JSON between its braces but for comments."""
+    script = (FILES / "languages" / f"{language}.js").read_text(encoding="utf-8")
+    script = re.sub(r"(?m)^\s*//.*$", "", script)
+    begin = script.index("{\n", script.index(f"export const {name} ="))
+    table = script[begin : script.index("\n};", begin) + 2]
     return dict(json.loads(table.replace(",\n}", "\n}")))
 
 
@@ -332,8 +338,9 @@ def _texts_in(node: ast.AST) -> Iterator[str]:
             yield from _texts_in(child)
 
 
-def test_what_the_service_says_has_its_german_word_for_word() -> None:
-    table = german("service_german.js")
+@pytest.mark.parametrize("language", OTHERS)
+def test_every_language_has_what_the_service_says(language: str) -> None:
+    table = translations(language, "SERVICE")
     said = {text for path, places in SPEAKERS.items() for text in sentences_of(path, places)}
     unseen = {numbered(text) for text in NOT_ON_THE_PAGE}
     sentences = {text for text in said if " " in text} - unseen
@@ -384,12 +391,33 @@ def test_a_reason_of_the_service_is_said_in_german(browser: Browser) -> None:
     shown.page.close()
 
 
-def test_every_text_has_its_german_with_the_same_values() -> None:
-    table = german()
-    assert set(table) == texts() | FROM_THE_API
-    values = {text: sorted(re.findall(r"\{\d\}", text)) for text in table}
-    wrong = [text for text in table if sorted(re.findall(r"\{\d\}", table[text])) != values[text]]
-    assert wrong == []
+@pytest.mark.parametrize("language", OTHERS)
+def test_every_language_has_each_text_with_the_same_values(language: str) -> None:
+    page, service = (translations(language, name) for name in ("PAGE", "SERVICE"))
+    assert set(page) == texts() | FROM_THE_API
+    for text, other in [*page.items(), *service.items()]:
+        numbers = [sorted(re.findall(r"\{\d\}", one)) for one in (text, other)]
+        assert numbers[0] == numbers[1], text
+        ends = [(one[0] in " ,", one[-1] == " ", one.count("`") % 2) for one in (text, other)]
+        assert ends[0] == ends[1], text  # other texts stand beside it
+    assert sum(text == other for text, other in page.items()) < 20
+
+
+def test_each_language_is_offered_by_its_name() -> None:
+    script = (FILES / "language.js").read_text(encoding="utf-8")
+    [names] = re.findall(r"LANGUAGES = \{(.*)\}", script)
+    assert sorted(re.findall(r"(\w+): \"", names)) == sorted(["en", *OTHERS])
+
+
+def test_french_is_spoken_to_who_prefers_it(browser: Browser) -> None:
+    shown = Shown(browser, locale="fr-CA")
+    shown.ask(results=[result(1, match_probability=0.9876)])
+    expect(shown.page.locator("html")).to_have_attribute("lang", "fr")
+    expect(shown.found("verdict").locator("h2")).to_have_text("Trouvé")
+    expect(shown.found("uncertainty").locator("h3")).to_have_text("Incertitude faible")
+    expect(shown.page.locator("#gallery-about")).to_contain_text("1\u202f500 objets")
+    assert complaints(shown.page) == []
+    shown.page.close()
 
 
 def test_german_is_spoken_to_who_prefers_it_and_english_is_a_choice(browser: Browser) -> None:

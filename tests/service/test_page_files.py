@@ -121,9 +121,10 @@ def test_the_documentation_needs_no_other_host(client: TestClient) -> None:
     assert not re.search(r"https?://", html)
 
 
-def test_the_first_view_is_small(client: TestClient) -> None:
-    """The document, all styles, and each script that comes without a visitor's click, in German."""
-    waiting = [PAGE / "page.js", PAGE / "german.js", PAGE / "service_german.js"]
+@pytest.mark.parametrize("language", ["de", "fr"])
+def test_the_first_view_is_small(client: TestClient, language: str) -> None:
+    """The document, all styles, and each script that comes without a visitor's click."""
+    waiting = [PAGE / "page.js", PAGE / "languages" / f"{language}.js"]
     first = {PAGE / "index.html", *(path for path in FILES if path.suffix in {".css", ".svg"})}
     while waiting:
         script = waiting.pop()

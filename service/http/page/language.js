@@ -6,23 +6,21 @@ import { wanted } from "./wanted.js";
 
 const CHOSEN = "vouch-language"; // the visitor's own choice
 
-export const LANGUAGES = { en: "English", de: "Deutsch" };
+export const LANGUAGES = { en: "English", de: "Deutsch", fr: "Français" };
 
-// Of each language but English: the page's texts, and the sentences that the service says.
-const TABLES = {
-  en: () => [{}, {}],
-  de: () => Promise.all([
-    import("./german.js").then(({ GERMAN }) => GERMAN),
-    import("./service_german.js").then(({ SERVICE_GERMAN }) => SERVICE_GERMAN),
-  ]),
-};
-
-const known = (tag) => tag?.slice(0, 2).toLowerCase() in TABLES;
+const known = (tag) => tag?.slice(0, 2).toLowerCase() in LANGUAGES;
 
 export const language = [wanted.language, remembered(CHOSEN), ...navigator.languages, "en"]
   .find(known).slice(0, 2).toLowerCase();
 
-const [table, sentences] = await TABLES[language]();
+// A new language is a file beside these, and a line in LANGUAGES.
+const TABLES = {
+  en: () => ({ PAGE: {}, SERVICE: {} }),
+  de: () => import("./languages/de.js"),
+  fr: () => import("./languages/fr.js"),
+};
+
+const { PAGE: table, SERVICE: sentences } = await TABLES[language]();
 
 export { sentences };
 
