@@ -50,7 +50,8 @@ def hits(path: Path) -> Iterator[str]:
 def files() -> Iterator[Path]:
     for place in PLACES:
         for path in sorted(ROOT.glob(place if "." in place else f"{place}/**/*")):
-            if path.suffix in SUFFIXES and "node_modules" not in path.parts:
+            # Translations repeat the English texts of the page.
+            if path.suffix in SUFFIXES and not {"node_modules", "languages"} & set(path.parts):
                 yield path
 
 
