@@ -6,22 +6,22 @@
 >>> answer.verdict, answer.results[0].match_probability  # doctest: +SKIP
 ('match', 0.999)
 
-Everything is imported on first use: the import of the package takes milliseconds.
+Each name is imported on first use, so `import vouch_search` takes milliseconds.
 
 ::
 
-    gallery     `open`, and `Gallery`: a gallery in a folder of this machine
+    gallery     `open` and `Gallery`: a gallery in a local folder
     remote      `Client` and `AsyncClient`: galleries of a running service
-    building    `build` and `index`: a folder of images to a gallery
-    protocol    the methods that both kinds of galleries have
+    building    `build` and `index`: make a gallery from a folder of images
+    protocol    the methods that local and remote galleries share
     many        searches with many images
-    command     ``vouch-search``: a folder of images to a table
-    answers     `Answer`, and `Answers`, a table of many
-    keywords    arguments of searches, checked
-    plots       answers, galleries and evaluations as plots of matplotlib
-    tables      records as tables of pandas and Arrow
-    core        vectors in place of images, and neighbours of other stores
-    langchain, llama_index   retrievers of these libraries
+    command     ``vouch-search``: searches a folder of images, writes a table
+    answers     `Answer` to one query, `Answers` to many
+    keywords    checks of search arguments
+    plots       matplotlib plots of answers, galleries and evaluations
+    tables      pandas and Arrow tables of records
+    core        vector queries, and decisions on neighbours from other stores
+    langchain, llama_index   retrievers for these libraries
     programs    the programs that are installed
 """
 

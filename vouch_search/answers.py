@@ -1,4 +1,4 @@
-"""Answers: one to print, to show in a notebook or to switch on; and a table of many."""
+"""Answers of searches: `Answer` to one query, and `Answers` to many, which can become a table."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Per = Literal["query", "result"]
-"""The rows of a table: one for each query, or one for each of its results."""
+"""What a table row holds: one query, or one result of a query."""
 
 Picture = tuple[bytes, str]
 """The bytes of a picture and its media type."""
 
 PictureOf = Callable[[str], Picture | None]
-"""The id of an item to its thumbnail; None without one."""
+"""Function that returns the thumbnail of an item id, or None."""
 
 N_SHOWN = 10
-"""Results, and answers, that a notebook shows."""
+"""Maximum number of results, and of answers, that a notebook shows."""
 
 
 class Answer(schemas.SearchAnswer):
-    """The answer to one query: the record that the service sends over HTTP, with the same names.
+    """The answer to one query, with the same fields as the JSON answer of the service.
 
     ``print(answer)`` gives one line. A notebook shows the results with their pictures.
     """
@@ -47,7 +47,7 @@ class Answer(schemas.SearchAnswer):
 
     @classmethod
     def of(cls, record: schemas.SearchAnswer, query: str, picture_of: PictureOf | None) -> Answer:
-        """Return a record as an answer to the query of that name."""
+        """Make an answer from a record, the query's name and a source of thumbnails."""
         answer = cls.model_construct(record.model_fields_set, **record.__dict__)
         answer._query, answer._picture_of = query, picture_of
         return answer
@@ -93,7 +93,7 @@ class Answer(schemas.SearchAnswer):
         return f'<p>{"; ".join(lines)}</p><div style="display:flex;flex-wrap:wrap">{cells}</div>'
 
     def _figure(self, result: schemas.Result) -> str:
-        """Return a picture and its caption; names of items are text and no HTML."""
+        """Return the ``<figure>`` of a result; labels and ids are escaped."""
         caption = [escape(result.label or result.id), _probability(result, "P(match) ")]
         return (
             '<figure style="margin:4px;width:120px;text-align:center">'
@@ -102,7 +102,7 @@ class Answer(schemas.SearchAnswer):
         )
 
     def _image(self, result: schemas.Result, width: int = 112) -> str:
-        """Return the thumbnail of a result; nothing in a gallery of vectors."""
+        """Return the ``<img>`` of a result; empty if it has no thumbnail."""
         picture = None if self._picture_of is None else self._picture_of(result.id)
         if picture is None:
             return ""
@@ -111,12 +111,12 @@ class Answer(schemas.SearchAnswer):
 
 @dataclass(frozen=True)
 class Failure:
-    """A query that could not be searched with, in the place of its answer.
+    """A query whose search failed; it takes the place of the answer.
 
     Attributes
     ----------
     query_name : path or file name of the query.
-    error : what was raised.
+    error : the exception that the search raised.
     """
 
     query_name: str
@@ -131,7 +131,7 @@ class Failure:
 class Answers(Sequence[Answer | Failure]):
     """The answers to many queries, in the order of the queries.
 
-    A query that could not be searched with has a `Failure` in its place.
+    A query whose search failed has a `Failure` in its place.
     """
 
     def __init__(self, outcomes: Sequence[Answer | Failure]) -> None:
@@ -139,7 +139,7 @@ class Answers(Sequence[Answer | Failure]):
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """The queries that could not be searched with."""
+        """The queries whose search failed."""
         return tuple(one for one in self._outcomes if isinstance(one, Failure))
 
     def to_pandas(self, per: Per = "query") -> pd.DataFrame:
@@ -147,17 +147,17 @@ class Answers(Sequence[Answer | Failure]):
 
         Raises
         ------
-        ValueError : ``per`` is something else.
+        ValueError : ``per`` is neither ``query`` nor ``result``.
         ImportError : pandas is not installed.
         """
         return to_pandas(self.rows(per))
 
     def to_arrow(self, per: Per = "query") -> pa.Table:
-        """Return the same as an Arrow table.
+        """Return an Arrow table with a row for each query, or for each result.
 
         Raises
         ------
-        ValueError : ``per`` is something else.
+        ValueError : ``per`` is neither ``query`` nor ``result``.
         ImportError : pyarrow is not installed.
         """
         return to_arrow(self.rows(per))
@@ -167,7 +167,7 @@ class Answers(Sequence[Answer | Failure]):
 
         Raises
         ------
-        ValueError : ``per`` is something else.
+        ValueError : ``per`` is neither ``query`` nor ``result``.
         """
         if per not in {"query", "result"}:
             raise ValueError(f"per: received {per!r}, wanted 'query' or 'result'.")
@@ -211,19 +211,19 @@ class Answers(Sequence[Answer | Failure]):
 
 
 def counts_of(verdicts: Sequence[str | None]) -> str:
-    """Return how often each verdict occurs, such as ``3 match, 1 failed``; None is a failure."""
+    """Count the verdicts, such as ``3 match, 1 failed``; None counts as failed."""
     counts = Counter(verdict or "failed" for verdict in verdicts)
     return ", ".join(f"{n} {name}" for name, n in counts.items())
 
 
 def data_uri(picture: Picture) -> str:
-    """Return a picture as an address that holds it, for pages that need no other file."""
+    """Return a picture as a data URI."""
     data, media_type = picture
     return f"data:{media_type};base64,{base64.b64encode(data).decode('ascii')}"
 
 
 def query_row(outcome: Answer | Failure) -> dict[str, Any]:
-    """Return an answer as one row: the verdict, the first result and the query's own numbers."""
+    """Return an answer as one row: verdict, first result, uncertainty and outlier test."""
     row: dict[str, Any] = {"query": outcome.query_name, "verdict": outcome.verdict}
     first = outcome.results[0] if outcome.results else None
     for name in ("id", "label", "match_probability", "similarity"):

@@ -76,7 +76,7 @@ def index(
     progress: bool = True,
     **options: Any,  # noqa: ANN401 - as the command takes them
 ) -> Gallery:
-    """Embed images with an encoder that is not trained, as ``vouch-build index`` does, and open it.
+    """Index images with a given encoder, as ``vouch-build index`` does, and open the gallery.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ def index(
 
 @contextmanager
 def _output(*, progress: bool) -> Iterator[None]:
-    """Show what the command shows, and afterwards what was shown before."""
+    """Show the messages of ``vouch-build``; afterwards restore the console."""
     before = console.quiet
     try:
         with messages_shown():

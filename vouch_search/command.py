@@ -1,4 +1,4 @@
-"""``vouch-search``: search with every image of a folder, and write a table."""
+"""``vouch-search``: search a gallery with every image of a folder, and write a table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from vouch_search.tables import columns_of, to_arrow
 
 PROGRAM = "vouch-search"
 AT_ONCE = 64
-"""Images after which the answers are written to the journal."""
+"""Number of images after which their answers are written to the journal."""
 
 SUFFIXES = (".csv", ".parquet", ".html")
 _SERVED = re.compile(r"(https?://.+?)/v1/galleries/([^/]+)/?")
@@ -36,7 +36,7 @@ Row = dict[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point; the exit status is 1 if nothing could be searched with, 2 for wrong options."""
+    """Entry point; exit status 1 if the search fails, 2 for wrong options."""
     with interruptible():
         parser = _parser()
         options = parser.parse_args(arguments)
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _expected_errors() -> tuple[type[Exception], ...]:
-    """Return the errors that have a message for the user; those of the client, if it is used."""
+    """Return the errors whose message is shown; client errors only if the client is imported."""
     expected = (VouchError, OSError, ValueError, TypeError, ImportError)
     if "httpx2" not in sys.modules:
         return expected
@@ -100,7 +100,8 @@ def run(options: argparse.Namespace) -> int:
 
     Raises
     ------
-    VouchError, OSError, ValueError, ImportError : it cannot be begun or written.
+    VouchError, OSError, ValueError, ImportError : the gallery, an image or the table cannot be
+        opened, read or written.
     """
     files = [Path(os.fspath(one)) for one in images_of(options.folder)]  # type: ignore[arg-type]
     write = _writer(options.out)
@@ -135,9 +136,9 @@ def _search(
 
 
 class Journal:
-    """The answers until now, a line of JSON for each image, beside the table that is to come.
+    """A file of finished answers beside the table, for resuming: one JSON line for each image.
 
-    Entries of another gallery or other options, or of a file that has changed, are not used.
+    Its name depends on gallery and options; a changed image file is searched again.
     """
 
     def __init__(self, out: Path, gallery: SearchableGallery, options: argparse.Namespace) -> None:
@@ -146,7 +147,7 @@ class Journal:
         self._path = out.with_name(f"{out.name}.{self._key}.partial")
 
     def read(self) -> dict[str, list[Row]]:
-        """Return the rows of each image that is done; a line that was cut off is left out."""
+        """Return the rows of each finished image; a truncated line is skipped."""
         done: dict[str, list[Row]] = {}
         if self._path.exists():
             for line in self._path.read_text("utf-8").splitlines():
@@ -158,7 +159,7 @@ class Journal:
         return done
 
     def append(self, entries: Iterable[tuple[Path, list[Row]]]) -> None:
-        """Add answers, and see that they are on the disk."""
+        """Append answers and flush them to disk."""
         with self._path.open("a", encoding="utf-8") as file:
             for path, rows in entries:
                 entry = {"file": _state(path), "rows": rows}
@@ -167,12 +168,12 @@ class Journal:
             os.fsync(file.fileno())
 
     def remove(self) -> None:
-        """Remove it, once the table is written."""
+        """Delete the file after the table is written."""
         self._path.unlink(missing_ok=True)
 
 
 def _state(file: Path) -> str:
-    """Return a text that is another one when the file has changed."""
+    """Return a file's path, size and modification time; a change of the file changes it."""
     try:
         found = file.stat()
     except OSError:
@@ -181,7 +182,7 @@ def _state(file: Path) -> str:
 
 
 def _opened(gallery: str) -> SearchableGallery:
-    """Open a gallery of this machine or of a service.
+    """Open a local gallery, or a gallery of a service.
 
     Raises
     ------
@@ -201,7 +202,7 @@ Writer = Callable[[Path, Sequence[Row], SearchableGallery], None]
 
 
 def _writer(out: Path) -> Writer:
-    """Return what writes a table of the kind that a file's name says, before anything is searched.
+    """Return the writer for the file's suffix. A missing pyarrow is reported before the search.
 
     Raises
     ------
@@ -231,7 +232,7 @@ def _write_parquet(out: Path, rows: Sequence[Row], _: SearchableGallery) -> None
 
 
 def _write_html(out: Path, rows: Sequence[Row], gallery: SearchableGallery) -> None:
-    """Write a page that needs no other file: each query beside its result, with the numbers."""
+    """Write a self-contained HTML page: each query beside its result, with the numbers."""
     columns = columns_of(rows)
     pictures: dict[str, str] = {}
     body = []
@@ -273,7 +274,7 @@ def _html_picture(picture: Picture | None) -> str:
 
 
 def _cell(value: object) -> object:
-    """Return a cell of CSV that no spreadsheet takes for a formula."""
+    """Return a CSV cell that spreadsheets do not read as a formula."""
     return to_cell(value) if isinstance(value, str) else value
 
 

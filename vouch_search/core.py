@@ -1,4 +1,4 @@
-"""The core below a gallery: vectors in place of images, and neighbours that other stores found."""
+"""Vector queries, and decisions on the neighbours that another vector store found."""
 
 from model_store import NeighbourList, Retriever, VectorQuery, decide_list, open_bundle
 from model_store.decision import Terms

@@ -1,4 +1,4 @@
-"""A gallery in a folder of this machine: opened, and searched."""
+"""Local galleries: `open` reads a bundle, `Gallery` searches it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vouch_search.keywords import checked_options
 from vouch_search.many import ErrorChoice, images_of, in_threads, query_name
 
 _PAGE = 1000
-"""Items that are read from the bundle at a time."""
+"""Number of items read from the bundle at a time."""
 
 
 def open_gallery(
@@ -35,17 +35,18 @@ def open_gallery(
     provider: ProviderChoice = "auto",
     trusted: Collection[str] = (),
 ) -> Gallery:
-    """Open the gallery in a folder that ``vouch-build`` or `build` made.
+    """Open a local gallery that ``vouch-build`` or `build` made.
 
     Parameters
     ----------
-    path : a bundle, or a directory of bundles, whose current one is opened.
+    path : a bundle, or a directory of bundles; its current bundle is opened.
     provider : where the encoder runs: ``auto``, ``cpu`` or ``cuda``.
-    trusted : public keys, one of which must have signed the bundle; none: no signature is needed.
+    trusted : public keys; one of them must have signed the bundle. Empty accepts unsigned bundles.
 
     Raises
     ------
     TypeError : ``path`` is no path.
+    ValueError : ``path`` is the address of a service.
     VouchError : there is no bundle, it was changed, or its encoder does not run here.
     """
     if not isinstance(path, str | os.PathLike):
@@ -62,9 +63,9 @@ def open_gallery(
 
 
 class Gallery:
-    """A gallery that was opened by `open`; safe to share by threads, and to be closed.
+    """A local gallery. Threads can share it; close it after use.
 
-    What is written to the gallery afterwards is not seen: open it again.
+    It does not show later changes; open it again to see them.
     """
 
     def __init__(self, bundle: Bundle) -> None:
@@ -84,7 +85,7 @@ class Gallery:
 
     @property
     def description(self) -> str:
-        """The content of the gallery in words."""
+        """The description of the gallery's content."""
         return self._bundle.description
 
     @property
@@ -105,14 +106,14 @@ class Gallery:
         self.close()
 
     def close(self) -> None:
-        """Free the encoder and the files."""
+        """Close the encoder and the files of the bundle."""
         self._bundle.retriever.encoder.close()
         for part in (self._bundle.live, self._bundle.hold):
             if part is not None:
                 part.close()
 
     def search(self, image: ImageInput, k: int = 10, **options: Unpack[QueryOptions]) -> Answer:
-        """Find the items most like an image, and how certain that is.
+        """Find the items most similar to an image, with match probabilities and a verdict.
 
         Parameters
         ----------
@@ -143,15 +144,16 @@ class Gallery:
 
         Parameters
         ----------
-        images : images as `search` takes them; or a folder, whose image files are searched with.
+        images : a list of images as `search` takes them, or a folder of image files.
         progress : show a progress bar.
         n_jobs : threads; None for as many as there are processors.
-        errors : ``keep`` puts a `Failure` in the place of an image that cannot be searched with.
+        errors : ``keep`` returns a `Failure` for an image whose search fails; ``raise`` raises the
+            error.
 
         Raises
         ------
         TypeError, ValueError : an argument is wrong; the message names it.
-        OSError, VouchError : an image cannot be searched with, and ``errors`` is ``raise``.
+        OSError, VouchError : a search fails, and ``errors`` is ``raise``.
         """
         checked = checked_options(k, options)
 
@@ -216,7 +218,7 @@ class Gallery:
         return Answer.of(record, query_name(image), self.thumbnail)
 
     def _absent_share(self, requested: float | None) -> tuple[float | None, schemas.ShareOrigin]:
-        """Return the share of absent queries that the service uses, and its origin."""
+        """Return the share of absent queries and its origin, chosen as the service does."""
         if requested is not None:
             return requested, "request"
         if self._operator.absent_share is not None:

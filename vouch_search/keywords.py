@@ -1,4 +1,4 @@
-"""The arguments of searches, checked before anything is read."""
+"""Check search arguments before an image is read."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ def checked_options(k: object, options: Mapping[str, object]) -> schemas.SearchO
 
     Raises
     ------
-    TypeError : an argument is unknown or of another type; the message names it, what was received
-        and what is wanted.
+    TypeError : an argument is unknown or has a wrong type; the message names it.
     ValueError : an argument is out of range.
     """
     if "limit" in options:

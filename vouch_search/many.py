@@ -1,4 +1,4 @@
-"""Searches with many images: on threads, or in turns of an event loop."""
+"""Searches with many images, in threads or in an asyncio event loop."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from model_store.images import SUFFIXES
 from vouch_search.answers import Answer, Answers, Failure
 
 ErrorChoice = Literal["keep", "raise"]
-"""For an image that cannot be searched with: a `Failure` in its place, or the error is raised."""
+"""Handling of an image whose search fails: keep a `Failure` in its place, or raise the error."""
 
 
 def images_of(images: object) -> list[ImageInput]:
-    """Return the images of a list, or the image files of a folder by name.
+    """Return a list of images, or the sorted image files of a folder.
 
     Raises
     ------
-    TypeError, ValueError : it is neither, or the folder has no images.
+    TypeError, ValueError : ``images`` is no list or folder, or the folder has no images.
     """
     if isinstance(images, str | os.PathLike):
         folder = Path(images).expanduser()
@@ -84,7 +84,7 @@ async def in_turns(
     *,
     progress: bool,
 ) -> Answers:
-    """Search with images, ``n_jobs`` at the same time; see `in_threads`.
+    """Search with images, ``n_jobs`` searches at a time, and return the answers in their order.
 
     Raises
     ------
@@ -111,7 +111,7 @@ async def in_turns(
 
 
 def query_name(image: object) -> str:
-    """Return the path of a file as it was given: the base name alone identifies no file."""
+    """Return the path or file name of an image; ``image`` without one."""
     if isinstance(image, str | os.PathLike):
         return os.fspath(image)
     name = getattr(image, "filename", None) or getattr(image, "name", None)
@@ -126,7 +126,7 @@ def _check(n_jobs: object, errors: object) -> None:
 
 
 def _failure(image: ImageInput, error: Exception, errors: ErrorChoice) -> Failure:
-    """Return the failure of one image, or raise an error that concerns all."""
+    """Return a `Failure` for an error of one image; raise an error that affects all images."""
     problem = getattr(error, "status", None)  # of a service
     of_the_image = isinstance(error, (VouchError, OSError, ValueError, TypeError)) or (
         isinstance(problem, int) and 400 <= problem < 500 and problem not in {401, 403, 404, 429}

@@ -1,23 +1,23 @@
-"""Plots of answers, galleries, calibrations and evaluations: matplotlib, the extra ``plots``.
+"""Matplotlib plots of answers, galleries, calibrations and evaluations; needs the extra ``plots``.
 
 =================  ==============================================================================
-`reliability`      match probabilities against the share that is right, with exact intervals
+`reliability`      match probabilities against the share of correct results, with exact intervals
 `risk_coverage`    wrong results among the answered queries, with the guaranteed point marked
 `roc`              queries with a match against absent queries
 `results`          the results of one answer as a strip of pictures with their probabilities
 `posterior`        the similarity of a query to each of its results, as a distribution
 `gallery_map`      the items of a gallery in two dimensions, with their uncertainty as size
 `degradation`      uncertainty against the strength of a corruption
-`uncertainties`    the uncertainty of queries among those of the calibration queries
+`uncertainties`    the uncertainty of queries in the distribution of the calibration queries
 =================  ==============================================================================
 
 Each function draws into ``ax`` and returns it; without ``ax`` it draws into pyplot's current axes.
-`svg` writes axes as a part of an HTML page.
+`svg` returns a plot as an ``<svg>`` element for an HTML page.
 
-Where a function takes a *source*, that is one of: a gallery, of this machine or of a service; the
-``Calibration`` of a bundle; the calibration report of the service; an evaluation, which is the JSON
-object in ``evaluation.json``. The last two may be mappings or objects. A service does not report
-single queries: `roc` and `uncertainties` need a gallery of this machine.
+A *source* is a local or remote gallery, the ``Calibration`` of a bundle, the calibration report of
+a service, or an evaluation (the JSON object in ``evaluation.json``). Reports and evaluations may be
+mappings or objects. `roc` and `uncertainties` need a local gallery, because a service does not
+report single queries.
 """
 
 from __future__ import annotations
@@ -52,25 +52,25 @@ __all__ = [
 ]
 
 CONFIDENCE = 0.95
-"""Confidence of intervals around counted shares."""
+"""Confidence level of the intervals around shares."""
 
 N_NAMED = 9
-"""Labels that a map names, each in a colour of the cycle but grey; all others are grey."""
+"""Number of labels with a colour and a name on a map; items of other labels are grey."""
 
 N_CURVES = 5
-"""Results whose similarity `posterior` draws."""
+"""Number of results that `posterior` draws."""
 
 ACCENT, GUIDE = "#9c2f4a", "#888888"
-"""Colours of the guaranteed point or the query, and of diagonals and limits."""
+"""`ACCENT` is the colour of guaranteed points and queries, `GUIDE` of diagonals and limits."""
 
 _INK = "#010203"
-"""Stands for the text colour of the page."""
+"""Placeholder that `svg` replaces by the text colour of the page."""
 
 _SIDE = 160
-"""Pixels of a picture in a strip."""
+"""Width and height of a picture in a strip, in pixels."""
 
 _LONGEST_NAME = 18
-"""Characters of a label below a picture; of longer ones the end is shown."""
+"""Maximum length of a label below a picture; longer labels show their end."""
 
 Floats = NDArray[np.float64]
 Picture = Any
@@ -84,17 +84,16 @@ def reliability(
     weights: ArrayLike | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw match probabilities against the share of first results that is right.
+    """Draw the share of correct first results against their match probability.
 
     Points lie on the diagonal where probabilities are calibrated. Bars are exact 95 % intervals
-    (Clopper & Pearson 1934) that count each query of a bin as independent; larger points have more
-    weight.
+    (Clopper & Pearson 1934); they assume independent queries. Larger points have more weight.
 
     Parameters
     ----------
-    source : see the module; or probabilities (N,) in [0, 1].
+    source : a source as the module describes, or probabilities (N,) in [0, 1].
     outcomes : (N,) whether each result is right, where ``source`` is probabilities.
-    weights : (N,) of them; None for equal ones.
+    weights : (N,) weights of the results; None for equal weights.
     """
     ax = _axes(ax)
     if outcomes is None:
@@ -137,15 +136,15 @@ def risk_coverage(
     label: str = "wrong among the answered",
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw the share of wrong results against the share of answered queries, the surest first.
+    """Draw the share of wrong results against the share of answered queries (risk–coverage).
 
-    The shaded band reaches up to the upper confidence bound where the source has one. The marked
-    point is the verdict ``match``: its error, and the bar up to the bound that is guaranteed. The
-    dashed line is the largest error that the gallery accepts.
+    Queries are answered in order of falling probability. The shaded band ends at the upper
+    confidence bound, if the source has one. The marked point is the error of the verdict ``match``;
+    its bar ends at the guaranteed bound. The dashed line is the gallery's maximum error.
 
     Parameters
     ----------
-    source : see the module; or probabilities (N,) of first results.
+    source : a source as the module describes, or probabilities (N,) of first results.
     outcomes : (N,) whether each first result is right, where ``source`` is probabilities.
     label : the name of the curve in the legend.
     """
@@ -190,16 +189,16 @@ def roc(
     label: str | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw how well queries with a match are told from absent ones, at every threshold.
+    """Draw the ROC curve that separates queries with a match from absent queries.
 
-    Call it again with the same axes to compare values; the legend has the area under each curve.
+    A second call with the same axes adds a curve. The legend shows the area under each curve.
 
     Parameters
     ----------
-    source : a gallery or a ``Calibration``, whose P(some item matches) is drawn; or values (N,) of
-        queries with a match, larger where a match is likelier.
-    absent : (M,) the same of absent queries, where ``source`` is values.
-    label : the name of the values in the legend.
+    source : a gallery or a ``Calibration``, whose P(some item matches) is drawn; or scores (N,) of
+        queries with a match. A larger score means a likelier match.
+    absent : (M,) scores of absent queries, if ``source`` is scores.
+    label : the name of the curve in the legend, for example of the score.
     """
     from index_builder.metrics import auroc  # noqa: PLC0415 - slow
     from index_builder.metrics import roc as curve_of  # noqa: PLC0415 - slow
@@ -242,10 +241,9 @@ def results(
 
     Parameters
     ----------
-    answer : of the library or the service: its results have ``id``, ``label`` and
-        ``match_probability``.
+    answer : an answer whose results have ``id``, ``label`` and ``match_probability``.
     picture_of : the picture of an item by its id: a path, bytes, a Pillow image or an array
-        (H, W, 3). None for the thumbnails of an answer of `vouch_search`.
+        (H, W, 3). None uses the thumbnails of an answer of `vouch_search`.
     query : the query's picture, drawn before the results; None to leave it out.
     limit : of results.
     """
@@ -271,12 +269,12 @@ def results(
 def posterior(answer: object, *, limit: int = N_CURVES, ax: Axes | None = None) -> Axes:
     """Draw the distribution of the similarity of a query to each of its first results.
 
-    Query and item are both uncertain. Each curve is the normal density with the similarity and its
-    standard deviation; where two curves overlap, the order of these results is uncertain.
+    Query and item are both uncertain. Each curve is a normal density with the similarity's mean and
+    standard deviation. If two curves overlap, the order of the two results is uncertain.
 
     Parameters
     ----------
-    answer : of the library or the service: its results have ``similarity``, ``similarity_std``.
+    answer : an answer whose results have ``similarity`` and ``similarity_std``.
     limit : of results.
 
     Raises
@@ -367,7 +365,7 @@ def degradation(
 ) -> Axes:
     """Draw the uncertainty of the same queries at rising strengths of a corruption.
 
-    The line is the median, the band has half of the queries.
+    The line is the median; the band holds the middle half of the queries.
 
     Parameters
     ----------
@@ -396,7 +394,7 @@ def uncertainties(
     *,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw the uncertainties of the calibration queries, and mark those of some queries.
+    """Draw the distribution of the calibration queries' uncertainty, and mark given queries in it.
 
     Parameters
     ----------
@@ -425,13 +423,14 @@ def uncertainties(
 def svg(
     draw: Callable[[Axes], object], description: str, *, width: float = 4.6, height: float = 3.4
 ) -> str:
-    """Return what ``draw`` draws into new axes as an ``<svg>`` element of an HTML page.
+    """Return the plot of ``draw`` as an ``<svg>`` element for an HTML page.
 
-    It has the text colour of the page, no background and no id that another element could have.
+    It takes the text colour of the page, and has no background and no ids that could collide.
 
     Parameters
     ----------
-    description : for readers who do not see it.
+    draw : a function that draws into the axes it receives.     description : text alternative for
+        screen readers.
     width, height : inches.
     """
     with _style():
@@ -455,7 +454,7 @@ def svg(
 
 
 def _style() -> AbstractContextManager[None]:
-    """Return the style of pages: text as text, and a colour that stands for that of the page."""
+    """Return the matplotlib style of `svg`: text stays text, in the placeholder colour."""
     try:
         from matplotlib import rc_context  # noqa: PLC0415 - an extra
     except ImportError as error:
@@ -491,7 +490,7 @@ _REQUIRED = object()
 
 
 def _field(record: object, name: str, default: object = _REQUIRED) -> Any:  # noqa: ANN401
-    """Return a field of a mapping or an object; a dotted name is a field of a field."""
+    """Return a field of a mapping or an object; a dotted name reads a nested field."""
     value: Any = record
     for part in name.split("."):
         if isinstance(value, Mapping):
@@ -510,7 +509,7 @@ def _field(record: object, name: str, default: object = _REQUIRED) -> Any:  # no
 
 
 def _calibration(source: object) -> object:
-    """Return the calibration, or its report, of a gallery; anything else as it is.
+    """Return the calibration or calibration report of a gallery; return other sources unchanged.
 
     Raises
     ------
@@ -531,7 +530,7 @@ def _calibration(source: object) -> object:
 
 
 def _record(source: object) -> object:
-    """Return what has the curves of a source."""
+    """Return the record of a source that has its reliability bins and risk–coverage curve."""
     source = _calibration(source)
     if callable(getattr(source, "promises", None)):
         calibration: Any = source
@@ -546,7 +545,7 @@ def _record(source: object) -> object:
 
 
 def _rates(point: object) -> tuple[float, float, float]:
-    """Return coverage, error and the bound of the error, NaN where there is none."""
+    """Return coverage, error and error bound of a point; NaN for a missing bound."""
     if isinstance(point, Sequence):
         coverage, error = point
         return float(coverage), float(error), math.nan
@@ -574,7 +573,7 @@ def _results(answer: object) -> Sequence[object]:
 
 
 def _of_item(result: object, name: str) -> object:
-    """Return a field of a result, or of its item in answers of `model_store`."""
+    """Return a field of a result, or of its item if the answer comes from `model_store`."""
     value = _field(result, name, None)
     return _field(result, f"item.{name}", None) if value is None else value
 
@@ -619,12 +618,12 @@ def _caption(result: object) -> str:
 
 
 def _plain(name: str) -> str:
-    """Return a name as matplotlib shows it: no formula, and not hidden from a legend."""
+    """Escape a name for matplotlib: no formula, and no leading underscore, which hides it."""
     return name.replace("$", r"\$").replace("_", " _", 1 if name.startswith("_") else 0)
 
 
 def _square(picture: Picture) -> NDArray[np.uint8]:
-    """Return a picture as a square of pixels (H, H, 3), its margins white."""
+    """Return a picture as square pixels (H, H, 3) with white margins."""
     from PIL import Image, ImageOps  # noqa: PLC0415 - slow
 
     if isinstance(picture, np.ndarray):
@@ -639,7 +638,7 @@ def _square(picture: Picture) -> NDArray[np.uint8]:
 
 
 def _in_two_dimensions(vectors: Floats, method: str) -> Floats:
-    """Return the places (n, 2) of vectors (n, D) on a map."""
+    """Project vectors (n, D) to map coordinates (n, 2)."""
     if method not in {"auto", "pca", "umap"}:
         raise ValueError(f"method must be 'auto', 'pca' or 'umap'; received {method!r}.")
     if method != "pca":

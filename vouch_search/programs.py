@@ -1,4 +1,4 @@
-"""The programs that the distribution installs, each imported when it starts."""
+"""Entry points of the installed programs; each imports its code when it starts."""
 
 from __future__ import annotations
 

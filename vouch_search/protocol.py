@@ -1,5 +1,5 @@
 # ruff: noqa: D102 - methods are described by `Gallery`
-"""The methods that a gallery of this machine and one of a service have in common."""
+"""The methods that local and remote galleries share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vouch_search.many import ErrorChoice
 class SearchableGallery(Protocol):
     """A gallery that can be searched; see `Gallery` for the arguments.
 
-    A program that takes one works with ``vouch.open(folder)`` and ``vouch.Client(url).open(name)``.
+    Both ``vouch.open(folder)`` and ``vouch.Client(url).open(name)`` return one.
     """
 
     @property
@@ -48,7 +48,7 @@ class SearchableGallery(Protocol):
 
 
 class AsyncSearchableGallery(Protocol):
-    """The same, for programs that use asyncio."""
+    """A gallery that can be searched by programs that use asyncio."""
 
     @property
     def name(self) -> str: ...

@@ -1,4 +1,4 @@
-"""Galleries of a running service, searched as those of this machine are."""
+"""Galleries of a running service, with the methods of local galleries."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from vouch_search.many import ErrorChoice, images_of, in_threads, in_turns, quer
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
 N_REQUESTS = 4
-"""Searches that are sent at the same time where the caller names no number."""
+"""Default number of concurrent searches."""
 
 
 class Client(VouchClient):
-    """A client of one service: `open` gives a gallery with the methods of `Gallery`.
+    """A client of one service; `open` returns a gallery with the methods of `Gallery`.
 
-    Every other method is one path of the service, see `VouchClient`.
+    Each other method calls one path of the service, see `VouchClient`.
 
     >>> gallery = Client("http://127.0.0.1:8080").open("demo")  # doctest: +SKIP
     >>> gallery.search("photo.png", k=5).verdict  # doctest: +SKIP
@@ -46,7 +46,7 @@ class Client(VouchClient):
 
 
 class RemoteGallery:
-    """A gallery of a service, with the methods of `Gallery`; `Client.open` gives one."""
+    """A gallery of a service, with the methods of `Gallery`; `Client.open` returns it."""
 
     def __init__(self, client: Client, detail: schemas.GalleryDetail) -> None:
         self._client = client
@@ -64,7 +64,7 @@ class RemoteGallery:
 
     @property
     def description(self) -> str:
-        """The content of the gallery in words."""
+        """The description of the gallery's content."""
         return self._detail.description
 
     @property
@@ -85,7 +85,7 @@ class RemoteGallery:
         self.close()
 
     def close(self) -> None:
-        """Close the client that opened it."""
+        """Close the client that opened the gallery."""
         self._client.close()
 
     def search(self, image: ImageInput, k: int = 10, **options: Unpack[QueryOptions]) -> Answer:
@@ -115,7 +115,7 @@ class RemoteGallery:
 
         Parameters
         ----------
-        n_jobs : searches sent at the same time; None for 4.
+        n_jobs : number of concurrent searches; None for 4.
         """
         checked_options(k, options)
         return in_threads(
@@ -150,7 +150,7 @@ class AsyncClient:
     Parameters
     ----------
     url, api_key, timeout_s : see `VouchClient`.
-    transport : another way to the service than the network, for tests.
+    transport : replaces the network in tests.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class AsyncClient:
         return read(await self._send(self._http.build_request("GET", path)), answer)
 
     async def _send(self, request: httpx2.Request) -> httpx2.Response:
-        """Send a request, again where the service is busy, and return its success."""
+        """Send a request, retry it while the service is busy, and return the response."""
         await request.aread()  # a body that is in memory can be sent again
         attempt = 1
         while not (response := await self._http.send(request)).is_success:
@@ -201,7 +201,7 @@ class AsyncClient:
 
 
 class AsyncGallery:
-    """A gallery of a service; `AsyncClient.open` gives one."""
+    """A gallery of a service, for asyncio; `AsyncClient.open` returns it."""
 
     def __init__(self, client: AsyncClient, detail: schemas.GalleryDetail) -> None:
         self._client = client
@@ -214,7 +214,7 @@ class AsyncGallery:
 
     @property
     def description(self) -> str:
-        """The content of the gallery in words."""
+        """The description of the gallery's content."""
         return self._detail.description
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Records as tables of pandas and Arrow."""
+"""Pandas and Arrow tables of records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 
 
 def to_pandas(records: Iterable[object]) -> pd.DataFrame:
-    """Return a row for each record; a record inside a record becomes columns ``outer.inner``.
+    """Return a row for each record; a nested record becomes columns ``outer.inner``.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def to_pandas(records: Iterable[object]) -> pd.DataFrame:
 
 
 def to_arrow(records: Iterable[object]) -> pa.Table:
-    """Return the same as an Arrow table; lists and mappings are kept as JSON text.
+    """Return an Arrow table with a row for each record; lists and mappings become JSON text.
 
     Raises
     ------
@@ -83,7 +83,7 @@ def _flat(prefix: str, values: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - any cell
-    """Return a cell that Arrow gives a type."""
+    """Return a cell with a type that Arrow has; lists and mappings become JSON text."""
     if isinstance(value, list | tuple | dict):
         return json.dumps(value, ensure_ascii=False, default=str)
     return value
