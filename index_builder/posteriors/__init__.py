@@ -1,18 +1,18 @@
-"""Posteriors: what a trained network does not know about its last layer.
+"""Posteriors: the distribution of an embedding, given a trained network and an image.
 
-The map, from questions to modules:
+The modules:
 
 =====================  ==========================================================================
 `laplace`              a Laplace posterior of the last layer: curvature, prior, prediction
-`variance_head`        `VarianceHeadPosterior`: the variance read off the features instead
-`uncertainty_module`   `UncertaintyModulePosterior`: the same of PFE and HIB
-`embedding_norm`       `EmbeddingNormPosterior`: the length of the embedding as its concentration
-`predicted_loss`       `PredictedLossPosterior`: how badly an image will be found, as its variance
+`variance_head`        `VarianceHeadPosterior`: a head predicts the variance from the features
+`uncertainty_module`   `UncertaintyModulePosterior`: the variance network of PFE and HIB
+`embedding_norm`       `EmbeddingNormPosterior`: the embedding's norm is its concentration
+`predicted_loss`       `PredictedLossPosterior`: a predicted loss scales the variance
 `point`                `PointPosterior`: no posterior, the deterministic baseline
-`dropout`              `DropoutPosterior`: Monte Carlo dropout, the last layer's in closed form
-`ensemble`             `fit_ensemble`: encoders trained apart, brought into one space
-`stored`               any of them, from its file
-`encoders`             images to mean, variance and features: what is exported
+`dropout`              `DropoutPosterior`: Monte Carlo dropout, closed form in the last layer
+`ensemble`             `fit_ensemble`: independently trained encoders, aligned to one space
+`stored`               `load_posterior`: reads any posterior from its file
+`encoders`             modules for export: images to mean, variance and features
 =====================  ==========================================================================
 """
 

@@ -1,4 +1,4 @@
-"""Dropout that stays on: the moments of what a last layer says with parts of it missing."""
+"""Monte Carlo dropout: moments of the embedding when dropout stays on after training."""
 
 from __future__ import annotations
 
@@ -14,30 +14,29 @@ DROPOUT_FORMAT = "dropout-posterior/1"
 _TENSORS = ("weight", "bias", "share", "masks")
 
 _SHORTEST = 1e-12
-"""The length of an embedding below which it has no direction."""
+"""Minimum norm of an embedding; it prevents division by zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class DropoutPosterior:
     """Monte Carlo dropout (Gal 2016) with the last layer's dropout averaged in closed form.
 
-    With a share p of the features dropped and the rest scaled up, the embedding h = W φ + b has,
-    over infinitely many passes, mean h and covariance C = p / (1 − p) W diag(φ∘φ) Wᵀ, exactly. Much
-    of C lies along h, since dropping features mostly shortens it, and is gone once the embedding is
-    normalised, as each pass of Warburg et al. 2023 is. So what is kept is the covariance of the
-    direction u = h / ‖h‖, to first order in C, P C P / ‖h‖² with P = I − u uᵀ, and of that the
-    diagonal.
+    A share p of the features is dropped and the rest is scaled up. Over infinitely many passes, the
+    embedding h = W φ + b has mean h and covariance C = p / (1 − p) W diag(φ∘φ) Wᵀ exactly. Much of
+    C lies along h and disappears when the embedding is normalised, as in each pass of Warburg et
+    al. 2023. The variance is therefore the diagonal of the covariance of the direction u = h / ‖h‖.
+    To first order in C it is P C P / ‖h‖² with P = I − u uᵀ.
 
-    Dropout deeper in the network needs passes. Theirs are `masks`, fixed, so that the same image
-    gives the same answer, and combined by the law of total variance: the variance of the passes'
-    directions, plus the mean of their variances.
+    Dropout deeper in the network needs several passes. Their `masks` are fixed, so that an image
+    always gives the same answer. The law of total variance combines the passes: the variance of
+    their directions plus the mean of their variances.
 
     Attributes
     ----------
     weight : (D, F)
     bias : (D,)
-    share : (), p in [0, 1), of the features.
-    masks : (T, ...) bool, of the activations within the trunk; T = 0 where nothing is dropped.
+    share : (), p in [0, 1), the dropped share of the features.
+    masks : (T, ...) bool, for activations in the trunk; T = 0 without dropout there.
     """
 
     weight: Tensor
@@ -46,7 +45,7 @@ class DropoutPosterior:
     masks: Tensor
 
     def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean, of unit length, and variance, (B, D) each, of ``features`` (B, F): one pass."""
+        """Return unit-length mean and variance, (B, D) each, of one pass's ``features`` (B, F)."""
         embedding = torch.addmm(self.bias, features, self.weight.T)
         length = embedding.norm(dim=1, keepdim=True).clamp_min(_SHORTEST)
         unit = embedding / length

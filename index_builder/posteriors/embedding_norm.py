@@ -1,4 +1,4 @@
-"""The length of an embedding as a concentration: what the encoder knows without a posterior."""
+"""The norm of an embedding as the concentration of its direction."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ EMBEDDING_NORM_FORMAT = "embedding-norm/1"
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingNormPosterior:
-    """An embedding h = W φ + b is a von Mises-Fisher distribution of concentration κ = ‖h‖ / T.
+    """The direction of h = W φ + b is von Mises-Fisher with concentration κ = ‖h‖ / T.
 
-    Kirchhof et al. 2022, sec. 3.2, with a temperature T for objectives that know nothing of κ. The
-    mean is h; the variance is the same in each dimension and such that the normalised embedding has
-    the mean resultant length A_D(κ), so that what is served as concentration is κ.
+    Kirchhof et al. 2022, sec. 3.2, with a temperature T for objectives that do not train κ. The
+    mean is h. The variance is equal in all dimensions; with it, the normalised embedding has the
+    mean resultant length A_D(κ). The service therefore reports the concentration κ.
 
     Attributes
     ----------
@@ -40,14 +40,14 @@ class EmbeddingNormPosterior:
         return cls(last_layer.weight.detach(), last_layer.bias.detach(), torch.tensor(1.0))
 
     def at(self, temperature: float) -> EmbeddingNormPosterior:
-        """Return the same at another temperature."""
+        """Return a copy with another temperature."""
         return replace(self, temperature=torch.tensor(temperature))
 
     def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of the embedding, (B, D) each, of ``features`` (B, F).
 
-        With R = A_D(κ) = κ g the resultant length, Σ v = ‖h‖² (1 / R² − 1) = T² / g² − ‖h‖²: finite
-        for an embedding of length zero, which is the uniform distribution.
+        Let R = A_D(κ) = κ g be the mean resultant length. Then Σ v = ‖h‖² (1 / R² − 1) = T² / g² −
+        ‖h‖². It is finite for h = 0, the uniform distribution.
         """
         mean = torch.addmm(self.bias, features, self.weight.T)
         dim = self.weight.shape[0]
@@ -69,9 +69,9 @@ class EmbeddingNormPosterior:
 
 
 def mean_over_concentration(concentration: Tensor, dim: int) -> Tensor:
-    """A_D(κ) / κ, 1/D at κ = 0; the same expansion and recurrence as `model_store.sphere` has.
+    """Return A_D(κ) / κ, 1/D at κ = 0, by the expansion and recurrence of `model_store.sphere`.
 
-    Written with operators that ONNX has.
+    It uses only operators that ONNX has.
 
     Parameters
     ----------

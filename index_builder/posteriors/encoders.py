@@ -1,4 +1,4 @@
-"""Exported encoders with their posterior: images to mean, variance and features."""
+"""Encoders with their posterior, for export: images to mean, variance and features."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from model_store.encoder.contract import EncoderInput
 
 
 class ProbabilisticEncoder(nn.Module):
-    """One network; its posterior is on the features of one pass."""
+    """One network, with a posterior on the features of one pass."""
 
     def __init__(self, encoder: MetricEncoder, posterior: Posterior) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class ProbabilisticEncoder(nn.Module):
 
     @property
     def preprocessing(self) -> EncoderInput:
-        """The steps from an upright RGB image to the input; or the vectors that it takes."""
+        """The preprocessing of an upright RGB image, or the shape of the input vectors."""
         return self.encoder.preprocessing
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -37,7 +37,7 @@ class ProbabilisticEncoder(nn.Module):
 class DropoutEncoder(ProbabilisticEncoder):
     """Monte Carlo dropout with the posterior's fixed masks within the trunk.
 
-    The features that it gives are those of the whole network, nothing dropped.
+    Its features come from a pass without dropout.
     """
 
     posterior: DropoutPosterior
@@ -54,8 +54,8 @@ class DropoutEncoder(ProbabilisticEncoder):
 class EnsembleEncoder(ProbabilisticEncoder):
     """A deep ensemble in one graph.
 
-    The features that it gives are the first member's: those of members trained apart have nothing
-    in common, and M times as many would cost the outlier detector M times as much.
+    Its features are those of the first member. Features of all M members would make the outlier
+    detector M times as slow.
     """
 
     def __init__(self, members: Sequence[MetricEncoder], posterior: Posterior) -> None:

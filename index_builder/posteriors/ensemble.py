@@ -1,4 +1,4 @@
-"""A deep ensemble: encoders trained apart, brought into one space, and how far they disagree."""
+"""A deep ensemble: independently trained encoders, aligned to one space."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ ENSEMBLE_FORMAT = "ensemble-posterior/1"
 
 @dataclass(frozen=True, slots=True)
 class EnsemblePosterior:
-    """Last layers of M members, turned so that their embeddings can be compared.
+    """Last layers of M members, rotated so that their embeddings can be compared.
 
-    The embedding is distributed as the members' directions are: mean and variance of M unit
-    vectors, so that 1 − ‖mean‖ is their spherical variance exactly (Lakshminarayanan et al. 2017,
-    of a mixture of members that are themselves certain).
+    Mean and variance are those of the members' M unit embeddings, so 1 − ‖mean‖ is exactly their
+    spherical variance. This is the mixture of Lakshminarayanan et al. 2017, with members of
+    variance zero.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class EnsemblePosterior:
 
         Parameters
         ----------
-        features : (B, M·F), the features of the M members, side by side.
+        features : (B, M·F), the concatenated features of the M members.
         """
         own = features.chunk(len(self.weight), dim=1)
         directions = torch.stack(
@@ -56,13 +56,13 @@ class EnsemblePosterior:
 
 @dataclass(frozen=True, slots=True)
 class EnsembleFit:
-    """An ensemble in one space.
+    """An aligned ensemble and the agreement of its members.
 
     Attributes
     ----------
     posterior
-    agreement : of each member, the mean cosine between its embeddings and the first member's, over
-        the images that it was turned by: before, and after.
+    agreement : for each member, the mean cosine to the first member's embeddings of the training
+        images, before and after the rotation.
     """
 
     posterior: EnsemblePosterior
@@ -70,19 +70,19 @@ class EnsembleFit:
 
 
 def fit_ensemble(layers: Sequence[nn.Linear], features: Sequence[Tensor]) -> EnsembleFit:
-    """Turn each member's embeddings onto those of the first, and keep the turned last layers.
+    """Rotate each member's embeddings onto those of the first, and return the rotated last layers.
 
-    The loss of metric learning sees distances alone, so that members trained apart end in spaces
-    that are turned or mirrored against each other at random, and the mean of their embeddings of
-    one image would mean nothing. An orthogonal map changes no distance within a member; the one
-    that brings its unit embeddings Z_m of the training images nearest to the first member's,
-    argmin_R ‖Z_m R − Z_1‖ (Schönemann 1966), is folded into the member's last layer. Where training
-    images do not reach, R is arbitrary, and members disagree: so they should.
+    A metric loss depends on distances only. The embedding spaces of independently trained members
+    therefore differ by a random rotation or reflection, and the mean of their embeddings has no
+    meaning. An orthogonal map R keeps all distances within a member. The member's last layer
+    absorbs argmin_R ‖Z_m R − Z_1‖ (Schönemann 1966), with Z_m its unit embeddings of the training
+    images. In directions without training images R is arbitrary. There the members disagree, as
+    they should.
 
     Parameters
     ----------
     layers : M last layers, F to D.
-    features : (N, F) for each member, of the same N training images; choose N ≥ D.
+    features : (N, F) for each member, of the same N training images; N ≥ D is recommended.
     """
     embedded = [
         nn.functional.normalize(layer(phi)).detach().double()
@@ -101,7 +101,7 @@ def fit_ensemble(layers: Sequence[nn.Linear], features: Sequence[Tensor]) -> Ens
 
 
 def _turn(own: Tensor, first: Tensor) -> Tensor:
-    """The orthogonal R (D, D) with ``own`` R nearest to ``first``; the identity for itself."""
+    """Return the orthogonal R (D, D) that minimises ‖``own`` R − ``first``‖."""
     if own is first:
         return torch.eye(first.shape[1], dtype=first.dtype)
     return torch.from_numpy(orthogonal_procrustes(own.numpy(), first.numpy())[0])

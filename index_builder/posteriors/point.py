@@ -14,7 +14,7 @@ POINT_FORMAT = "point-posterior/1"
 
 @dataclass(frozen=True, slots=True)
 class PointPosterior:
-    """A last layer h = W φ + b that is certain: the embedding's variance is zero.
+    """A last layer h = W φ + b whose embedding has variance zero.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""A predicted loss as the variance of an embedding: a head beside the last layer."""
+"""A head beside the last layer predicts the loss, which scales the embedding's variance."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDTH = 512
 """Width of the hidden layer (Kirchhof et al. 2024)."""
 
 _LEAST = 1e-6
-"""Least predicted loss: an image that is surely found still has a variance."""
+"""Minimum predicted loss; it keeps every variance positive."""
 
 
 class LossHead(nn.Module):
@@ -26,7 +26,7 @@ class LossHead(nn.Module):
     Parameters
     ----------
     n_features : F.
-    generator : draws the weights; None leaves them to be loaded.
+    generator : draws the initial weights; None leaves them uninitialised, for loading.
     """
 
     def __init__(self, n_features: int, generator: torch.Generator | None = None) -> None:
@@ -45,8 +45,8 @@ class LossHead(nn.Module):
 class PredictedLossPosterior(nn.Module):
     """A last layer whose embeddings h have the variance T u ‖h‖² / D in each dimension.
 
-    The spread of the direction is then a function of the predicted loss u alone, which it rises
-    with; the temperature T makes a spread of a loss.
+    The spread of the direction then depends on the predicted loss u only, and rises with it. The
+    temperature T converts a loss to a spread.
     """
 
     temperature: Tensor
@@ -59,7 +59,7 @@ class PredictedLossPosterior(nn.Module):
         self.eval().requires_grad_(requires_grad=False)
 
     def at(self, temperature: float) -> PredictedLossPosterior:
-        """Return the same at another temperature."""
+        """Return a copy with another temperature."""
         return PredictedLossPosterior(self.last_layer, self.head, temperature)
 
     def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:

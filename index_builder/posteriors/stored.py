@@ -1,4 +1,4 @@
-"""Any posterior, read back from the file that it was saved to."""
+"""Read a posterior of any kind from its file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from index_builder.posteriors.variance_head import VARIANCE_HEAD_FORMAT, Varianc
 
 
 class Posterior(Protocol):
-    """Whatever turns features into a distribution of the embedding."""
+    """A map from features to the mean and variance of the embedding."""
 
     def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of the embedding, (B, D) each, of ``features`` (B, F)."""
@@ -53,15 +53,15 @@ FORMATS: Mapping[str, Callable[[dict[str, Tensor]], Posterior]] = {
     DROPOUT_FORMAT: lambda tensors: DropoutPosterior(**tensors),
     ENSEMBLE_FORMAT: lambda tensors: EnsemblePosterior(**tensors),
 }
-"""By the format that a file names, what makes a posterior of its tensors."""
+"""Constructors of posteriors from tensors, by the format name in the file."""
 
 
 def load_posterior(path: Path) -> Posterior:
-    """Read a posterior, of whatever kind.
+    """Read a posterior of any kind.
 
     Raises
     ------
-    ValueError : the file is of none.
+    ValueError : the file has none of the known formats.
     """
     with safe_open(path, framework="pt") as file:
         kind = dict(file.metadata() or {}).get("format", "")

@@ -1,4 +1,4 @@
-"""The network beside the last layer that PFE and HIB read an image's variance from."""
+"""The uncertainty module of PFE and HIB: it predicts an image's variance beside the last layer."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from index_builder.posteriors.variance_head import UNIT_MEAN
 UNCERTAINTY_MODULE_FORMAT = "uncertainty-module/1"
 
 _LOG_LIMIT = 18.0
-"""The largest magnitude of a log variance: e⁻¹⁸ is the precision of float32 on a direction, and e¹⁸
-squared is still far from its largest number."""
+"""Maximum magnitude of a log variance. A direction in float32 is no more precise than e⁻¹⁸; the
+square of e¹⁸ does not overflow."""
 
 
 class UncertaintyModule(nn.Module):
     """Variances by linear, batch norm, ReLU, linear, batch norm (Warburg et al. 2023, G.4).
 
-    What comes out is the logarithm of the variance. The last normalisation has one scale and one
-    shift for all dimensions, as Shi & Jain 2019 have it and Warburg et al. found slightly better:
-    it begins with next to no scale, so that every image has the same variance at first.
+    The output is the logarithm of the variance. The last normalisation has one scale and one shift
+    for all dimensions, as in Shi & Jain 2019; Warburg et al. found it slightly better. Its scale
+    begins near zero, so that all images have nearly the same variance at first.
 
     Parameters
     ----------
     n_features : F.
     embedding_dim : D, also of the hidden layer.
-    initial_variance : what every image begins with, in each dimension.
+    initial_variance : variance of each dimension before training.
     """
 
     def __init__(self, n_features: int, embedding_dim: int, initial_variance: float = 1.0) -> None:
@@ -48,7 +48,7 @@ class UncertaintyModule(nn.Module):
     def beside(cls, encoder: MetricEncoder, generator: torch.Generator) -> UncertaintyModule:
         """Create an untrained module for ``encoder``, drawn from ``generator``.
 
-        Its variances add up to ½ at first, as Shi & Jain's e⁻⁷ in each of 512 dimensions do.
+        Its initial variances sum to ½, as in Shi & Jain: e⁻⁷ in each of 512 dimensions.
         """
         dim = encoder.last_layer.out_features
         with drawn_from(generator):
@@ -66,8 +66,8 @@ class UncertaintyModulePosterior(nn.Module):
 
     Parameters
     ----------
-    unit_mean : whether the variance belongs beside a mean of unit length, as PFE trains it, or
-        beside the last layer's unnormalised output, as HIB does.
+    unit_mean : whether the mean is normalised to unit length, as in PFE, or is the last layer's
+        output, as in HIB.
     """
 
     def __init__(

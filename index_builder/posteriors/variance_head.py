@@ -1,4 +1,4 @@
-"""A head that reads an image's variance off its features: what the Bayesian triplet loss trains."""
+"""A head that predicts an image's variance from its features, for the Bayesian triplet loss."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 VARIANCE_HEAD_FORMAT = "variance-head/2"
 UNIT_MEAN = "unit_mean"
-"""Name of a tensor beside those of the layers."""
+"""Name of the tensor that stores `unit_mean`."""
 
 _FLOOR = 1e-8
-"""Smallest variance: a direction is never known better than float32 can express it."""
+"""Minimum variance, the precision of a direction in float32."""
 
 
 _SERIES_BELOW = -3.0
-"""Here the first term left out of the series is 1e-8 of the sum."""
+"""Below this input the series is used; its first omitted term is 1e-8 of the sum."""
 
 
 class VarianceHead(nn.Module):
@@ -30,7 +30,7 @@ class VarianceHead(nn.Module):
     n_features : F.
     embedding_dim : D.
     isotropic : one variance for all dimensions.
-    initial_variance : what every image begins with.
+    initial_variance : variance of each dimension before training.
     """
 
     def __init__(
@@ -49,16 +49,16 @@ class VarianceHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Variances (B, D) of ``features`` (B, F)."""
-        # A lower bound and no sum: ONNX Runtime takes so small a summand for zero and drops it.
+        # A clamp and not a sum, because ONNX Runtime drops so small a summand.
         variance = softplus(self.layer(features)).clamp_min(_FLOOR)
         return variance.expand(-1, self.embedding_dim)
 
 
 def softplus(values: Tensor) -> Tensor:
-    """log(1 + eˣ), to float32's precision where it is small as well.
+    """Return log(1 + eˣ) with the full precision of float32, also for small results.
 
-    Runtimes add eˣ to 1 first, and lose a variance of 1e-5 to the third digit; below −3 its series
-    in eˣ is summed instead.
+    Runtimes add eˣ to 1 first; a result of 1e-5 then has two correct digits. Below −3 the series in
+    eˣ is summed instead.
     """
     small = values.clamp_max(_SERIES_BELOW).exp()
     series = small * (1 - small * (1 / 2 - small * (1 / 3 - small * (1 / 4 - small / 5))))
@@ -70,8 +70,8 @@ class VarianceHeadPosterior(nn.Module):
 
     Parameters
     ----------
-    unit_mean : whether the mean is the direction of the last layer's output, beside whose arbitrary
-        length a variance that was trained on directions would mean nothing, or that output itself.
+    unit_mean : whether the mean is normalised to unit length. It must be if the variance was
+        trained on directions, because the length of the last layer's output is then arbitrary.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class VarianceHeadPosterior(nn.Module):
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor]) -> VarianceHeadPosterior:
-        """The posterior that `save` wrote; nothing of it is trained further."""
+        """Return the posterior that `save` wrote; its parameters are frozen."""
         layers = {name: value for name, value in state.items() if name != UNIT_MEAN}
         dim, n_features = state["last_layer.weight"].shape
         isotropic = state["head.layer.weight"].shape[0] == 1

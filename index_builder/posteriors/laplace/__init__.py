@@ -5,16 +5,16 @@
     fit                    a posterior from features, labels and curvature
     curvature              the generalised Gauss-Newton matrix: full, positives, fixed
     pairs                  curvature of single pairs
-    all_pairs              curvature summed over all pairs, exactly
+    all_pairs              exact curvature, summed over all pairs
     minibatches            curvature of batches
-    kronecker              Kronecker factors and what a posterior makes of them
-    kronecker_pairs        Kronecker factors summed over all pairs
-    kronecker_posterior    the posterior of Kronecker factors
+    kronecker              Kronecker-factored curvature
+    kronecker_pairs        partial traces, summed over all pairs
+    kronecker_posterior    the matrix normal posterior
     last_layer             the diagonal posterior
-    online                 curvature kept up to date while training
-    targets                which pairs attract and which repel
-    prior                  its precision: by curvature, by marginal likelihood
-    held_out               prior and temperature by held-out labels and images
+    online                 curvature as a running average during training
+    targets                weights of positive and negative pairs
+    prior                  prior precision by curvature or marginal likelihood
+    held_out               prior and temperature from held-out labels and images
     validation             a temperature by a criterion on validation images
     votes                  the likelihood of neighbours' labels
     feature_blocks         checks of features that come in blocks

@@ -1,9 +1,9 @@
-"""The curvature summed over all N² pairs of a data set, exactly, in memory linear in N.
+"""The exact curvature over all N² pairs of a data set, in memory linear in N.
 
-Row i of a data set has the Jacobian dz_i/dW, with z = h/‖h‖, P = I - z zᵀ and r = ‖h‖. Every term
-that keeps to one image i needs its partners j only through two sums, Σ_j y_ij and Σ_j y_ij z_j
-(cos(h_i, h_j) = z_iᵀ z_j is linear in the partner), so that pairs cost one blocked N x N comparison
-and the F features enter once, as Aᵀ (φ∘φ). The terms that join i and j factorise within a class.
+Row i of a data set has the Jacobian dz_i/dW, with z = h/‖h‖, P = I - z zᵀ and r = ‖h‖. A term of
+one image i depends on its partners j only through Σ_j y_ij and Σ_j y_ij z_j, because cos(h_i, h_j)
+= z_iᵀ z_j is linear in z_j. So all pairs cost one blocked N x N comparison, and the F features
+enter once, as Aᵀ (φ∘φ). The terms that couple i and j factorise within a class.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _ROWS = 1024
 """Rows of a block of the N x N comparison: 4 MB in float32, which stays in the cache."""
 
 _ROUNDINGS = 8
-"""In units of the last place: sums of weights this close to zero are zero."""
+"""Sums of weights below this many units in the last place are set to zero."""
 
 _PRODUCTS = 256
-"""Sums that are taken at once: enough for the features to be read seldom."""
+"""Number of sums computed in one pass over the features."""
 
 
 def fixed_curvature(
@@ -39,23 +39,23 @@ def fixed_curvature(
     split: Split,
     margin: float,
 ) -> Curvature:
-    """Diagonal curvature of `fixed` over all ordered pairs, before it is cut off at zero.
+    """Diagonal curvature of `fixed` over all ordered pairs, before it is clipped at zero.
 
-    Each image moves while its partners stay: Σ_ij 2 y_ij J_iᵀ [∇²_i L(z_i, z_j)] J_i, Warburg et
-    al. 2023, Eq. 102, corrected: y enters once and pairs i = i are left out. For classes of equal
-    size, where y_ij = y_ji, it is the second derivative of L(sg z_i, z_j) + L(z_i, sg z_j) -
-    sg L(z_i, z_j), which keeps value and gradient of the loss, unlike Eq. 100, which halves the
-    gradient. For others each pair counts twice for its anchor i, as in Eq. 109, which keeps the sum
-    non-negative.
+    One image of a pair moves while its partner is fixed: Σ_ij 2 y_ij J_iᵀ [∇²_i L(z_i, z_j)] J_i.
+    This is Warburg et al. 2023, Eq. 102, with two corrections: y enters once, and pairs i = i are
+    left out. For classes of equal size y_ij = y_ji. The sum is then the second derivative of L(sg
+    z_i, z_j) + L(z_i, sg z_j) - sg L(z_i, z_j), which has the value and gradient of the loss; Eq.
+    100 halves the gradient. For unequal classes each pair counts twice for its anchor i, as in Eq.
+    109; this keeps the sum non-negative.
 
     Parameters
     ----------
     features : re-iterable blocks of φ, read twice.
     labels : (N,) int64.
-    weight, bias : (D, F), (D,); the last layer. Its dtype and device are used throughout.
+    weight, bias : (D, F), (D,); the last layer. Its dtype and device are used for all tensors.
     targets : of the data set.
     split : see `Split`.
-    margin : distance on the unit sphere up to which a negative is inside, in (0, 2].
+    margin : maximum distance of a negative that counts, on the unit sphere, in (0, 2].
     """
     h = project(features, weight, bias, len(labels))
     norms = h.norm(dim=1, keepdim=True)
@@ -81,16 +81,15 @@ def positives_curvature(
 ) -> Curvature:
     """Diagonal curvature of `positives` over all ordered pairs of a label, Warburg et al. Eq. 99.
 
-    The pairs of an image with itself are summed along, because their terms cancel exactly; the
-    targets do not count them. The cost is N D F R products, where R is the number of directions
-    that a class takes up, at most D and at most its size.
+    Pairs of an image with itself are included, because their terms cancel exactly; the targets do
+    not count them. The cost is N D F R products, where R is the rank of a class's directions: at
+    most D and at most the class size.
 
     Parameters
     ----------
-    features : re-iterable blocks of φ; read once, and once more for each group of classes that
-        fits into `max_bytes`.
+    features : re-iterable blocks of φ; read once, and once for each group of classes.
     labels, weight, bias, targets, split : as in `fixed_curvature`.
-    max_bytes : memory for the features of a group of classes; a larger class makes its own group.
+    max_bytes : memory for the features of a group of classes; a larger class is a separate group.
     """
     h = project(features, weight, bias, len(labels))
     norms = h.norm(dim=1, keepdim=True)
@@ -113,7 +112,7 @@ def positives_curvature(
 def fixed_pull(
     z: Tensor, labels: Tensor, targets: AnchorTargets, *, split: Split, margin: float
 ) -> Tensor:
-    """Sum over the partners of each image of what its own terms need, with all of y: `fixed`.
+    """Return the sums over each image's partners that its own terms need, for `fixed`.
 
     Parameters
     ----------
@@ -130,13 +129,13 @@ def fixed_pull(
         return twice_positive * (_class_sums(z, labels) - z) - twice_negative * inside
     pull = twice_positive * (targets.class_size - 1)[:, None]
     total = pull - twice_negative * inside
-    # What is left where every negative is inside is rounding, which a prior would be tuned on.
+    # If every negative is inside, only rounding errors remain; a prior must not be tuned on them.
     total[total.abs() < _ROUNDINGS * torch.finfo(total.dtype).eps * pull] = 0
     return total
 
 
 def positives_pull(z: Tensor, labels: Tensor, targets: AnchorTargets, *, split: Split) -> Tensor:
-    """Sum as in `fixed_pull`, over positives alone and with each image as its own partner."""
+    """Return the sums of `fixed_pull` over positives only, each image its own partner too."""
     twice_positive = 2 * targets.positive[:, None]
     if split == "arccos":
         return twice_positive * _class_sums(z, labels)
@@ -144,7 +143,7 @@ def positives_pull(z: Tensor, labels: Tensor, targets: AnchorTargets, *, split: 
 
 
 def own_terms(z: Tensor, pull: Tensor, split: Split) -> Tensor:
-    """‖h_i‖² times the diagonal of what moving image i alone contributes, (N, D).
+    """Return ‖h_i‖² times the diagonal of the terms of image i alone, (N, D).
 
     Parameters
     ----------
@@ -172,14 +171,14 @@ def arccos_own_terms(z: Tensor, partners: Tensor) -> Tensor:
 def _inside_margin_sums(
     z: Tensor, labels: Tensor, margin: float, *, with_directions: bool
 ) -> Tensor:
-    """For each row, over the rows of another label inside the margin: their number, or Σ_j z_j.
+    """For each row, count the rows of other labels inside the margin, or sum their z_j.
 
-    ‖z_i - z_j‖ ≤ m is z_iᵀ z_j ≥ 1 - m²/2. The rows are sorted by label, so that pairs of one
-    label are rectangles, and each block stands for its mirror image too.
+    ‖z_i - z_j‖ ≤ m is z_iᵀ z_j ≥ 1 - m²/2. The rows are sorted by label, so that pairs of one label
+    form rectangles. Each block is also used transposed.
 
     Returns
     -------
-    (N, 1), or (N, D) with directions.
+    Counts (N, 1), or sums (N, D) with ``with_directions``.
     """
     order = torch.argsort(labels, stable=True)
     z, ends = z[order], torch.unique_consecutive(labels[order], return_counts=True)[1].cumsum(0)
@@ -232,13 +231,13 @@ def _joint_terms(z: Tensor, coordinates: Tensor, scaled: Tensor) -> Tensor:
 
 
 def coordinates_of(z: Tensor) -> Tensor:
-    """Few numbers for each row of a class that give the same inner products: (n, R), R ≤ D.
+    """Return coordinates (n, R), R ≤ D, of the rows of a class that keep their inner products.
 
-    Coordinates along the principal directions of the class. Leaving out those beyond σ_r, the
-    r-th singular value of z, makes the joint terms smaller by at most σ_r² Σ_i z_id² (φ_if / r_i)²,
-    which relative to the n Σ_i (1 - z_id²) (φ_if / r_i)² that they are subtracted from is
-    σ_r² / n max z² / (1 - z²). What is below the rounding of that sum is left out; trained classes
-    are so narrow that single precision sees 6 to 12 of 128 directions (Fashion-MNIST).
+    The coordinates are along the principal directions of the class. Dropping the directions from
+    the r-th singular value σ_r on reduces the joint terms by at most σ_r² Σ_i z_id² (φ_if / r_i)².
+    The joint terms are subtracted from n Σ_i (1 - z_id²) (φ_if / r_i)²; relative to it the change
+    is σ_r² / n max z² / (1 - z²). Directions whose change is below rounding are dropped. In single
+    precision, trained classes keep 6 to 12 of 128 directions (Fashion-MNIST).
     """
     left, singular, _ = torch.linalg.svd(z.double(), full_matrices=False)
     eps = torch.finfo(z.dtype).eps
@@ -250,13 +249,13 @@ def coordinates_of(z: Tensor) -> Tensor:
 
 
 def _class_sums(z: Tensor, labels: Tensor) -> Tensor:
-    """For each row, the sum of z over the rows of its label, itself included: (N, D)."""
+    """Return, for each row, the sum of z over all rows of its label: (N, D)."""
     values, inverse = torch.unique(labels, return_inverse=True)
     return z.new_zeros(len(values), z.shape[1]).index_add_(0, inverse, z)[inverse]
 
 
 def class_groups(labels: Tensor, max_rows: int) -> Iterator[list[Tensor]]:
-    """Rows of each class that has a pair, classes grouped so that a group has few rows."""
+    """Yield the rows of classes with two or more images, in groups of at most ``max_rows``."""
     sizes = torch.unique(labels, return_counts=True)[1].tolist()
     group: list[Tensor] = []
     for rows in torch.split(torch.argsort(labels, stable=True), sizes):

@@ -1,4 +1,4 @@
-"""Kinds of curvature, and the diagonal one."""
+"""Types of curvature approximations, and the diagonal curvature."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch import Tensor
 from index_builder.posteriors.laplace.last_layer import LastLayerPosterior
 
 Structure = Literal["kronecker", "diagonal"]
-"""The structure that a curvature is kept in: two factors (see `kronecker`), or its diagonal
-(Warburg et al.)."""
+"""How a curvature is stored: as two factors (see `kronecker`) or as its diagonal (Warburg et
+al.)."""
 
 Approximation = Literal["full", "positives", "fixed"]
-"""The way to keep a curvature positive that negatives make indefinite (Warburg et al. 2023, App.
-F.3).
+"""How a curvature is kept non-negative although negative pairs make it indefinite (Warburg et al.
+2023, App. F.3).
 
-`full` keeps every term and cuts the sum off at zero (Eq. 98), `positives` drops the negative pairs
-(Eq. 99), `fixed` moves one image of a pair at a time (Eq. 100-102, corrected)."""
+`full` keeps all terms and clips the sum at zero (Eq. 98). `positives` drops the negative pairs (Eq.
+99). `fixed` moves one image of a pair at a time (Eq. 100-102, corrected)."""
 
 Split = Literal["euclidean", "arccos"]
 """The place of the l2-normalisation in the Gauss-Newton split (Warburg et al. 2023, Eq. 80-93).
 
-`euclidean` counts it to the network, `arccos` to the loss."""
+In `euclidean` it is part of the network, in `arccos` part of the loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Curvature:
 
     @classmethod
     def zeros_like(cls, weight: Tensor) -> Curvature:
-        """No curvature, for a layer with weight (D, F)."""
+        """Return a zero curvature for a layer with weight (D, F)."""
         return cls(torch.zeros_like(weight), torch.zeros_like(weight[:, 0]))
 
     def __add__(self, other: Curvature) -> Curvature:
@@ -76,7 +76,7 @@ class Curvature:
         return float((self._entries() == 0).double().mean())
 
     def prior_share(self, prior_precision: float) -> float:
-        """Return the share of the precision, summed over the weights, that is the prior's."""
+        """Return the prior's share of the precision, summed over the weights."""
         return prior_precision / (prior_precision + self.mean)
 
     def log_determinant(self, prior_precision: float) -> float:
@@ -89,7 +89,7 @@ class Curvature:
         return float((entries / (entries + prior_precision)).sum())
 
     def squared_norm(self, weight: Tensor, bias: Tensor) -> float:
-        """Return ‖θ‖², what the prior precision is multiplied by in the prior's exponent."""
+        """Return ‖θ‖², the factor of the prior precision in the log prior."""
         return float(weight.double().square().sum() + bias.double().square().sum())
 
     def posterior(self, weight: Tensor, bias: Tensor, prior_precision: float) -> LastLayerPosterior:
@@ -109,9 +109,9 @@ class Curvature:
         return torch.cat([self.weight.flatten(), self.bias]).double()
 
     def rectified(self) -> Curvature:
-        """Cut off at zero, which keeps a diagonal positive semi-definite.
+        """Clip at zero, so that the diagonal is positive semi-definite.
 
-        Warburg et al. 2023, Eq. 98 and Prop. F.1. It belongs after the sum over the data set:
-        cutting every minibatch biases the sum upwards.
+        Warburg et al. 2023, Eq. 98 and Prop. F.1. Clip after the sum over the data set; clipping
+        each minibatch biases the sum upwards.
         """
         return Curvature(self.weight.clamp_min(0), self.bias.clamp_min(0))

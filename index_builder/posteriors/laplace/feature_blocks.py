@@ -1,4 +1,4 @@
-"""Features of a whole data set, read in blocks because they need not fit into memory."""
+"""Features of a data set, read in blocks, because they may not fit into memory."""
 
 from __future__ import annotations
 

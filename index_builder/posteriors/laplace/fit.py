@@ -45,19 +45,19 @@ LaplacePosterior = LastLayerPosterior | KroneckerPosterior
 
 @dataclass(frozen=True, slots=True)
 class LaplaceFit:
-    """A posterior and how it came about.
+    """A posterior with the choices that led to it.
 
     Attributes
     ----------
     posterior : N(θ, temperature / (data_scale H + prior_precision)).
     curvature : H ≥ 0 for targets that sum to one; the data scale is not in it.
     prior_precision : inverse variance of each weight before data.
-    prior_chosen_by : what decided on the prior precision.
-    prior_search : the criterion around that choice; the evidence, unless validation decided.
-    data_scale : what H is multiplied by, to behave as a sum over the data.
+    prior_chosen_by : criterion that chose the prior precision.
+    prior_search : candidates with their criterion: that of the validation, otherwise the evidence.
+    data_scale : factor on H that makes it a sum over the data.
     log_marginal_likelihood : evidence of the prior precision, without its constant data term.
-    temperature : below 1 where the images say more than as many observations would.
-    temperature_search : the criterion around it, where validation decided.
+    temperature : factor on the variances; below 1 narrows the posterior.
+    temperature_search : values of the criterion, if validation chose the temperature.
     """
 
     posterior: LaplacePosterior
@@ -71,21 +71,21 @@ class LaplaceFit:
     temperature_search: PriorSearch | None = None
 
     def tempered(self, temperature: float) -> LaplaceFit:
-        """The same curvature and prior, at another temperature."""
+        """Return the fit with the same curvature and prior at another temperature."""
         posterior = self.posterior.tempered(temperature / self.temperature)
         return replace(self, posterior=posterior, temperature=temperature)
 
     def tempered_by(self, search: PriorSearch) -> LaplaceFit:
-        """The same at the temperature that a validation has chosen."""
+        """Return the fit at the temperature that validation chose."""
         return replace(self.tempered(search.temperature), temperature_search=search)
 
     def with_prior(self, fraction: float, search: PriorSearch) -> LaplaceFit:
-        """The same curvature with the prior that a validation has chosen.
+        """Return the fit with the same curvature and the prior that validation chose.
 
         Parameters
         ----------
         fraction : the prior precision over the mean curvature.
-        search : of such fractions.
+        search : the candidate fractions and their values.
         """
         curvature = self.curvature * self.data_scale
         layer = self.posterior.weight_mean, self.posterior.bias_mean
@@ -103,16 +103,16 @@ class LaplaceFit:
 
     @property
     def structure(self) -> Structure:
-        """The structure that the curvature is kept in."""
+        """The structure of the curvature."""
         return "diagonal" if isinstance(self.curvature, Curvature) else "kronecker"
 
     @property
     def prior_share(self) -> float:
-        """The share of the precision, summed over the weights, that is the prior's."""
+        """The prior's share of the precision, summed over the weights."""
         return (self.curvature * self.data_scale).prior_share(self.prior_precision)
 
     def summary(self) -> dict[str, float]:
-        """H in three numbers."""
+        """Mean, largest value and share of zeros of H."""
         return {
             "mean": self.curvature.mean,
             "largest": self.curvature.largest,
@@ -141,27 +141,27 @@ def fit_laplace(
 ) -> LaplaceFit:
     """Fit the Laplace posterior of a trained last layer h = W φ + b.
 
-    Warburg et al. 2023, Eq. 62-65, corrected: targets are O(1), so that the curvature H of the loss
-    does not grow with the data; it is multiplied by a stated data scale, and the prior is added
-    outside: covariance = (data_scale H + prior_precision)⁻¹.
+    Warburg et al. 2023, Eq. 62-65, corrected. Targets are O(1), so the curvature H of the loss does
+    not grow with the data. It is multiplied by a given data scale before the prior is added:
+    covariance = (data_scale H + prior_precision)⁻¹.
 
     Parameters
     ----------
-    features : called once for each pass over the data, gives blocks (n, F) in row order.
+    features : called once for each pass over the data; yields blocks (n, F) in row order.
     labels : (N,) int64.
     weight, bias : (D, F), (D,); the trained layer.
     structure : two Kronecker factors (see `kronecker`), or the papers' diagonal.
     approximation, split : which of the six curvatures.
     margin : of the contrastive loss, distance on the unit sphere.
-    scaling : how pairs are weighted against each other.
+    scaling : weighting of the pairs, see `TargetScaling`.
     prior_precision : None to choose it.
     prior_chosen_by : relative to the mean curvature (`relative_prior_precision`), or the largest
         marginal likelihood, where ``prior_precision`` is None.
-    prior_scale : see `PriorScale`; of a Kronecker factor alone.
+    prior_scale : see `PriorScale`; only for Kronecker factors.
     data_scale : None for N, so that each image counts as one observation.
-    generator : draws the minibatches of `full`. Its sum over N² pairs does not factorise, so it is
-        estimated without bias from minibatches; `fixed` and `positives` are exact.
-    plan : of those minibatches; None for the default.
+    generator : draws the minibatches of `full`, whose sum over N² pairs does not factorise. Their
+        estimate is unbiased; `fixed` and `positives` are exact.
+    plan : how these minibatches are drawn; None for the default.
 
     Raises
     ------
@@ -193,13 +193,13 @@ def laplace_of_curvature(
     prior_chosen_by: Literal["curvature", "marginal_likelihood"] = "curvature",
     prior_scale: PriorScale = "features",
 ) -> LaplaceFit:
-    """The posterior of a trained layer whose curvature is known, as after online training.
+    """Return the posterior of a trained layer with a known curvature, as after online training.
 
     Parameters
     ----------
     weight, bias : (D, F), (D,); the trained layer.
-    curvature : H, without the data scale; it is cut off at zero.
-    data_scale : what H is multiplied by.
+    curvature : H, without the data scale; it is clipped at zero.
+    data_scale : factor on H.
     prior_precision, prior_chosen_by, prior_scale : as in `fit_laplace`.
 
     Raises
@@ -241,7 +241,7 @@ def _diagonal(
     generator: torch.Generator | None,
     plan: MinibatchPlan,
 ) -> Curvature:
-    """Diagonal over all pairs, exact or estimated."""
+    """Return the diagonal curvature over all pairs, exact or estimated."""
     layer = (features, labels, weight, bias, targets)
     if approximation == "fixed":
         return fixed_curvature(*layer, split=split, margin=margin)
@@ -265,7 +265,7 @@ def _traces(
     generator: torch.Generator | None,
     plan: MinibatchPlan,
 ) -> PartialTraces:
-    """Partial traces over all pairs, exact or estimated."""
+    """Return the partial traces over all pairs, exact or estimated."""
     layer = (features, labels, weight, bias, targets)
     if approximation == "full":
         generator = _needed(generator)

@@ -1,11 +1,11 @@
-"""Prior and temperature judged by what a posterior is for, on labels and images held out of it.
+"""Choose prior and temperature of a posterior by cross-validation over labels and images.
 
-Of four folds of the labels, one at a time is left out of the posterior, and of its last layer where
-that is a closed form. Its images are queries of absent kinds; held-out images of the other labels
-are queries with a match. The standard deviation of the similarity to the nearest item has two
-duties: to tell wrong first results from right ones, and absent kinds from known ones. A prior is
-judged by the sum of both AUROCs; a temperature, which moves neither much, by how well sampled
-neighbours predict the label of a query (see `votes`).
+The labels form four folds. Each posterior is fitted without the labels of one fold, and so is its
+last layer if it has a closed form. Images of the fold are absent queries; held-out images of the
+other labels are queries with a match. The standard deviation of the similarity to the nearest item
+must separate wrong from right first results, and absent queries from queries with a match. The
+score of a prior is the sum of both AUROCs. A temperature hardly changes them; its score is how well
+sampled neighbours predict the label of a query (see `votes`).
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from index_builder.posteriors.laplace.prior import PriorSearch
 from index_builder.posteriors.laplace.votes import N_SAMPLES
 
 FRACTIONS = {"kronecker": (30.0, 3.0, 0.3, 0.03), "diagonal": (0.01, 0.1, 1.0, 0.001)}
-"""Prior precisions to try, over the mean curvature, in the order of preference."""
+"""Candidate prior precisions, relative to the mean curvature, in order of preference."""
 
 LEAST_GAIN = 0.01
-"""In the sum of two AUROCs, from which another prior is better. On five data sets a standard error
-is about as large."""
+"""Minimum gain in the sum of the AUROCs for choosing a less preferred prior; about one standard
+error on five data sets."""
 
 SPREADS = np.logspace(2, -4, 13)
-"""Temperatures to try, as the median of Σ_d v_d / ‖m‖² over queries; the widest first."""
+"""Candidate temperatures, as the median of Σ_d v_d / ‖m‖² over queries, widest first."""
 
 TYPICAL_SPREAD = 0.3
-"""That priors are compared at. On five data sets, votes choose 0.2 to 1.4."""
+"""Spread at which priors are compared. On five data sets, votes choose 0.2 to 1.4."""
 
 N_FOLDS = 4
 
@@ -46,25 +46,25 @@ MIN_LABELS = 6
 """Minimum number of labels for leaving out a fold."""
 
 MIN_IMAGES = 3
-"""Images of a label that leave a positive pair when one is a query."""
+"""Minimum number of images of a label: one query and a positive pair."""
 
 MIN_QUERIES = 30
 
 N_IMAGES = 1000
-"""Images that folds are made of, and as many that no posterior is fitted to."""
+"""Maximum number of images for the folds, and of images that no posterior is fitted to."""
 
 N_NEIGHBOURS, LEAST_SPREAD = 10, 1e-6
-"""Neighbours of an image that it makes pairs with; and the least variance of their similarities."""
+"""Number of neighbours that an image forms pairs with, and the minimum variance of similarities."""
 
 N_QUERIES = 400
-"""Queries of a fold, at most."""
+"""Maximum number of queries in a fold."""
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 Codes = NDArray[np.int64]
 
 FitFold = Callable[[Rows], tuple[LaplaceFit, Tensor, Tensor]]
-"""From the rows of a gallery to a posterior, and weight (D, F) and bias (D,) of the layer."""
+"""Fits a posterior to the rows of a gallery; also returns weight (D, F) and bias (D,)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,14 @@ class HeldOut:
 
     Attributes
     ----------
-    fraction : of the mean curvature that the prior precision is.
-    prior : fractions, and the sum of the AUROCs of both duties.
-    temperature : temperatures, and the mean log-probability of a query's own label.
-    wrong_auroc, absent_auroc : of the prior that was chosen; None without queries to tell apart.
-    n_queries, n_wrong, n_absent : with a match, of these with a wrong first result, and without.
-    pair_correlation : see `pair_correlation`; None of a posterior without one.
+    fraction : chosen prior precision over the mean curvature.
+    prior : candidate fractions, and the sum of their two AUROCs.
+    temperature : candidate temperatures, and the mean log-probability of a query's own label.
+    wrong_auroc, absent_auroc : AUROCs of the chosen prior; None if there are no queries of both
+        kinds.
+    n_queries, n_wrong, n_absent : number of queries with a match, of wrong first results among
+        them, and of absent queries.
+    pair_correlation : see `pair_correlation`; None if the posterior has none.
     """
 
     fraction: float
@@ -102,11 +104,11 @@ class Fold:
 
 
 def some_of_each(labels: Codes, n_labels: int, seed: int) -> Rows:
-    """Return rows of at most `N_IMAGES` images: of some labels, as many as folds have use of.
+    """Return the rows of at most `N_IMAGES` images, a limited number of each label.
 
     Parameters
     ----------
-    labels : (N,) codes below ``n_labels``; the same labels are taken of any images.
+    labels : (N,) codes below ``n_labels``; the chosen labels depend on the seed only.
     """
     generator = np.random.default_rng(seed)
     turn = generator.permutation(n_labels)[labels]
@@ -121,13 +123,14 @@ def some_of_each(labels: Codes, n_labels: int, seed: int) -> Rows:
 def folds_of(
     labels: Codes, may_ask: NDArray[np.bool_], seed: int, *, divided: bool
 ) -> Iterator[Fold]:
-    """Give the folds of N images.
+    """Yield the folds of N images.
 
     Parameters
     ----------
     labels : (N,).
     may_ask : (N,) whether an image may be a query.
-    divided : whether queries are gallery images of other folds; else no query is in any gallery.
+    divided : whether a query of one fold is a gallery image of the others; if not, no query is ever
+        in a gallery.
     """
     generator = np.random.default_rng(seed)
     names = np.unique(labels)
@@ -155,16 +158,16 @@ def folds_of(
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """The queries of a fold, those without a match last, each with its nearest item.
+    """The queries of a fold with their nearest items; absent queries are last.
 
     Attributes
     ----------
-    fit : without a temperature.
-    mean, directions : (Q, D) of the queries, and (M, D) unit ones of the gallery.
-    asked, found : (Q, F) features, and (M, F).
-    nearest : (Q,) row of the gallery.
-    similarities : (Q,) to it.
-    is_right : (n, M) whether an item has the label of each query with a match.
+    fit : the fit at temperature 1.
+    mean, directions : embeddings (Q, D) of the queries, and unit embeddings (M, D) of the gallery.
+    asked, found : features (Q, F) of the queries, and (M, F) of the gallery.
+    nearest : (Q,) gallery row of the nearest item.
+    similarities : (Q,) similarity to the nearest item.
+    is_right : (n, M) whether an item has the label of each of n queries with a match.
     """
 
     fit: LaplaceFit
@@ -191,7 +194,7 @@ class _Asked:
 
     @property
     def is_wrong(self) -> NDArray[np.bool_]:
-        """The error indicator of the first result of each query with a match, (n,)."""
+        """Whether the first result is wrong, (n,), for each query with a match."""
         n = len(self.is_right)
         right = self.is_right[torch.arange(n), self.nearest[:n]]
         return ~np.asarray(right.numpy(), dtype=bool)
@@ -223,9 +226,9 @@ class _Asked:
         return pair_correlation(posterior, self.asked[: len(self.is_right)], self.found)
 
     def votes(self, variance: Tensor, temperatures: Sequence[float], seed: int) -> Tensor:
-        """Return the votes (T, n) of `N_SAMPLES` for a query's own label.
+        """Return the number of samples (T, n) that vote for the query's own label, of `N_SAMPLES`.
 
-        The noise of a sample is compared with the gallery once; a temperature scales it.
+        The product of noise and gallery is computed once; each temperature scales it.
         """
         n = len(self.is_right)
         directions = functional.normalize(self.mean[:n])
@@ -244,7 +247,7 @@ def pair_correlation(
 
     Parameters
     ----------
-    queries, items : (Q, F), (M, F) features; each query makes pairs with its nearest items.
+    queries, items : (Q, F), (M, F) features; each query forms pairs with its nearest items.
     """
     n, both = len(queries), torch.cat([queries, items])
     products = posterior.products(both).double().numpy()
@@ -266,9 +269,9 @@ def pair_std(
 
     Parameters
     ----------
-    queries, items : (Q, D), unit.
-    variances : (Q, D) of the queries, of draws around a unit vector.
-    totals : (Q,) Σ_d v_d of the items.
+    queries, items : (Q, D), unit vectors.
+    variances : (Q, D), variances of the queries around their unit vectors.
+    totals : (Q,), Σ_d v_d of the items.
     similarities : (Q,).
     """
     total = variances.sum(1)
@@ -292,15 +295,15 @@ def validate(
     *,
     divided: bool,
 ) -> HeldOut | None:
-    """Choose a prior and a temperature; None where there are too few queries.
+    """Choose a prior and a temperature; return None if there are too few queries.
 
     Parameters
     ----------
     features : (N, F) of images.
     labels : (N,).
     may_ask, divided : see `folds_of`.
-    fit_fold : fits a posterior to some of the images.
-    fractions : prior precisions over the mean curvature, in the order of preference.
+    fit_fold : fits a posterior to the images of a fold's gallery.
+    fractions : candidate prior precisions over the mean curvature, in order of preference.
     """
     of_images = torch.from_numpy(labels)
     asked = [
@@ -352,7 +355,7 @@ def validate(
 
 
 def _uncertainty(asked: _Asked, variances: tuple[Tensor, Tensor], scale: float) -> Floats:
-    """Return `pair_std` (Q,) of queries and their nearest items, with variances times ``scale``."""
+    """Return `pair_std` (Q,) of queries and their nearest items, with scaled variances."""
     of_queries, totals = variances
     found: Floats = (
         pair_std(

@@ -1,31 +1,32 @@
 r"""The Kronecker-factored curvature of a last layer h = W φ + b, from its two partial traces.
 
-Write φ̃ = (φ, 1), so that W̃ = (W, b) is one D × (F + 1) matrix and the bias one more feature. A pair
+With φ̃ = (φ, 1), the bias is the weight of one more feature: W̃ = (W, b) is D × (F + 1). A pair
 of images with target y contributes to the generalised Gauss-Newton matrix (Warburg et al. 2023,
 Eq. 71-97; with r = ‖h‖, z = h / r and P = I - z zᵀ)
 
     y (M_i ⊗ ψ_i ψ_iᵀ + M_j ⊗ ψ_j ψ_jᵀ - 2 P_i P_j ⊗ ψ_i ψ_jᵀ),  ψ = φ̃ / r
 
-where M = P for the Euclidean split, M_i = c I + z_i z_jᵀ + z_j z_iᵀ - 3 c z_i z_iᵀ for the arccos
-split, with c = z_iᵀ z_j, and ``fixed`` leaves out the last term. The sum G over all pairs is a sum
-of Kronecker products and not one itself. With tr_D and tr_F the traces over outputs and features,
-it is approximated by the product that has the same partial traces as the precision G + λ I:
+The Euclidean split has M = P. The arccos split has M_i = c I + z_i z_jᵀ + z_j z_iᵀ - 3 c z_i z_iᵀ
+with c = z_iᵀ z_j. ``fixed`` leaves out the last term. The sum G over all pairs is a sum of
+Kronecker products, but no Kronecker product itself. The precision G + λ I is approximated by the
+product B ⊗ (A + λ I) with the same partial traces. With tr_D and tr_F, the traces over outputs and
+features:
 
     A + λ I,   A = tr_D(G) / D                        the mean of the D diagonal blocks of G
     B = (1 - π) D tr_F(G) / tr(G) + π I,   π = λ / (λ + mean eigenvalue of A)
 
-So W̃ is matrix normal with the covariance B⁻¹ over its rows and (A + λ)⁻¹ over its columns, and an
-embedding is z | φ ~ N(W φ + b, s B⁻¹) with the scalar s = φ̃ᵀ (A + λ)⁻¹ φ̃. It would be exact if
-all images had M / r² = I up to one factor; what it leaves out is which outputs an image's own
-direction z keeps uncertain. As λ grows it becomes the prior's: s = ‖φ̃‖² / λ and B = I.
+So W̃ is matrix normal, with covariance B⁻¹ over its rows and (A + λ)⁻¹ over its columns. An
+embedding is z | φ ~ N(W φ + b, s B⁻¹) with the scalar s = φ̃ᵀ (A + λ)⁻¹ φ̃. This would be exact if
+M / r² were the same multiple of I for all images. It ignores that the uncertain outputs depend on
+the image's direction z. For large λ the prior remains: s = ‖φ̃‖² / λ and B = I.
 
-The prior may also know the scale of each feature: λ T for λ I, with T diagonal, t_f a power of A_ff
-over its mean. This is λ I for features divided by t_f^½. A prior that is the same for all features
-makes the directions that no training image has taken, many in a wide network, count by
-the feature norm; with T, what is unusual for a feature counts (see tests/benchmarks).
+The prior can also have a scale for each feature: λ T in place of λ I, with T diagonal and t_f a
+power of A_ff over its mean. This equals λ I for features divided by t_f^½. A wide network has many
+feature directions without training images. With λ I their variance depends on the feature norm;
+with T it depends on how unusual a value is for its feature (see tests/benchmarks).
 
-The traces are linear in G, so that sums over pairs, minibatches and steps are exact; nothing is cut
-off at zero until a posterior is formed.
+The traces are linear in G, so sums over pairs, minibatches and steps are exact. Eigenvalues are
+clipped at zero only when a posterior is formed.
 """
 
 from __future__ import annotations
@@ -41,24 +42,25 @@ from torch.nn import functional
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
 
 _LOST = 0.01
-"""Eigenvectors are left out as long as no variance changes by more than this part of itself."""
+"""Maximum relative change of a variance when eigenvectors are dropped."""
 
 _SCALE_POWER = 0.8
-"""The power of A_ff in t_f: at 1 the unit of a feature does not matter, at 0 all have one prior.
-Held-out images of Fashion-MNIST decided: from 1 to 0 wrong first results are detected better
-(AUROC 0.815 to 0.832), corrupted pictures worse (0.865 to 0.773); at 0.8 it is 0.822 and 0.843.
-Far-OOD images, which decided nothing, are detected worse from 1 to 0 as well (MNIST 0.917 to
-0.813), but better where 475 images fit 1,280 frozen features (0.86 to 0.92)."""
+"""Exponent of A_ff in t_f. At 1 the unit of a feature does not matter; at 0 all features have the
+same prior. It was chosen on held-out images of Fashion-MNIST. From 1 to 0, wrong first results are
+detected better (AUROC 0.815 to 0.832) and corrupted images worse (0.865 to 0.773); 0.8 gives 0.822
+and 0.843. Far-OOD images were not used for the choice. They are detected worse from 1 to 0 too
+(MNIST 0.917 to 0.813), but better with 475 images and 1,280 frozen features (0.86 to 0.92)."""
 
 _LEAST_SCALE = 0.01
-"""Smallest A_ff, of the mean: a feature that hardly ever fired must not decide alone. With 0.1
-corrupted pictures are detected less well (0.823 for 0.843), errors as well (0.823 and 0.822)."""
+"""Minimum A_ff relative to its mean, so that a rarely active feature does not dominate. With 0.1
+corrupted images are detected less well (AUROC 0.823, not 0.843), errors equally well (0.823 and
+0.822)."""
 
 MAX_RANK = 512
-"""Directions of the features that are kept where not all are."""
+"""Maximum number of feature directions in a basis."""
 
 _JOINED_RANK = 256
-"""The same where bases are added up at each step of training, which costs their square."""
+"""Maximum number of feature directions of a sum during training; the cost is quadratic in it."""
 
 PriorScale = Literal["features", "isotropic"]
 """The unit of a weight's prior precision: the curvature of its feature, or one unit for all."""
@@ -66,14 +68,14 @@ PriorScale = Literal["features", "isotropic"]
 
 @dataclass(frozen=True, slots=True)
 class PartialTraces:
-    """The partial traces of a curvature G: linear in G, and not cut off at zero.
+    """The partial traces of a curvature G: linear in G, and not clipped at zero.
 
     Attributes
     ----------
     features : (K, K), Qᵀ tr_D(G) Q, float64.
     outputs : (D, D), tr_F(G), float64; its trace is that of G.
     diagonal : (F + 1,), of tr_D(G), float64.
-    basis : Q (F + 1, K), orthonormal columns; None for all of the F + 1 dimensions.
+    basis : Q (F + 1, K), orthonormal columns; None for the identity of size F + 1.
     """
 
     features: Tensor
@@ -83,7 +85,7 @@ class PartialTraces:
 
     @classmethod
     def zeros_like(cls, weight: Tensor, basis: Tensor | None = None) -> PartialTraces:
-        """No curvature, for a layer with weight (D, F)."""
+        """Return a zero curvature for a layer with weight (D, F)."""
         dim, width = weight.shape[0], weight.shape[1] + 1
         size = width if basis is None else basis.shape[1]
         double: dict[str, Any] = {"dtype": torch.float64, "device": weight.device}
@@ -95,7 +97,7 @@ class PartialTraces:
         )
 
     def __add__(self, other: PartialTraces) -> PartialTraces:
-        """Sum; of different bases, in the `_JOINED_RANK` directions that matter most to it."""
+        """Add; a sum over two bases keeps its `_JOINED_RANK` largest eigenvalues."""
         if self.basis is other.basis:
             features, basis = self.features + other.features, self.basis
         else:
@@ -110,7 +112,7 @@ class PartialTraces:
         )
 
     def _joined(self, other: PartialTraces) -> tuple[Tensor, Tensor]:
-        """Feature trace and basis of a sum over two bases."""
+        """Return feature trace and basis of a sum over two bases."""
         if self.basis is None or other.basis is None:
             raise ValueError("one curvature has a basis of its features, the other has none")
         both, mixed = torch.linalg.qr(torch.cat([self.basis, other.basis], 1))
@@ -124,7 +126,7 @@ class PartialTraces:
         return torch.diag(values[kept]), both @ vectors[:, kept].to(both)
 
     def rectified(self, prior_scale: PriorScale = "features") -> KroneckerCurvature:
-        """The factors, with eigenvalues below zero cut off: the nearest semi-definite ones."""
+        """Return the nearest positive semi-definite factors: negative eigenvalues become zero."""
         dim, width = len(self.outputs), len(self.diagonal)
         diagonal = self.diagonal.clamp_min(0)
         scale = torch.ones_like(diagonal)
@@ -153,12 +155,12 @@ class PartialTraces:
 
 @dataclass(frozen=True, slots=True)
 class KroneckerCurvature:
-    """A curvature G ≈ B ⊗ A ≥ 0 of a last layer, by the eigenvectors of its factors.
+    """A curvature G ≈ B ⊗ A ≥ 0 of a last layer, stored as eigenvectors of its factors.
 
     Attributes
     ----------
-    scale : (F + 1,), t^-½, that features are multiplied by, so that the prior is isotropic in them;
-        the bias is the last feature.
+    scale : (F + 1,), t^-½, factors on the features; the prior is isotropic in scaled features. The
+        bias is the last feature.
     directions : (F + 1, K), orthonormal eigenvectors of A, of scaled features.
     values : (K,), their eigenvalues, descending.
     rest : the eigenvalue of A in all other directions.
@@ -195,12 +197,12 @@ class KroneckerCurvature:
 
     @property
     def n_left(self) -> int:
-        """Directions of the features without a separate eigenvector."""
+        """Number of feature directions without a stored eigenvector."""
         return len(self.directions) - len(self.values)
 
     @property
     def mean(self) -> float:
-        """Mean second derivative by a weight or bias, of scaled features."""
+        """Mean second derivative with respect to weights and biases, for scaled features."""
         total = float(self.values.sum()) + self.n_left * self.rest
         return total / len(self.directions)
 
@@ -211,12 +213,12 @@ class KroneckerCurvature:
 
     @property
     def share_zero(self) -> float:
-        """Share of the directions of the features without any curvature."""
+        """Share of the feature directions with zero curvature."""
         zero = int((self.values == 0).sum()) + self.n_left * (self.rest == 0)
         return zero / len(self.directions)
 
     def prior_share(self, prior_precision: float) -> float:
-        """Return π, the share of the precision, summed over the weights, that is the prior's."""
+        """Return π, the prior's share of the precision, summed over the weights."""
         return prior_precision / (prior_precision + self.mean)
 
     def log_determinant(self, prior_precision: float) -> float:
@@ -238,8 +240,8 @@ class KroneckerCurvature:
     def posterior(self, weight: Tensor, bias: Tensor, prior_precision: float) -> KroneckerPosterior:
         """Return the matrix normal posterior of a layer, (D, F) and (D,).
 
-        Eigenvectors are left out from the smallest on, and share their mean eigenvalue with the
-        rest, while that changes no variance by more than a hundredth.
+        The smallest eigenvectors are dropped while no variance changes by more than 1 %; they share
+        one mean eigenvalue.
         """
         kept = self._kept(prior_precision)
         dropped = self.values[kept:]
@@ -259,8 +261,8 @@ class KroneckerCurvature:
     def predictive_variances(self, features: Tensor, priors: Sequence[float]) -> list[Tensor]:
         """Return the variances (B, D) of embeddings of ``features`` (B, F) under each `posterior`.
 
-        The features are projected once. What lies outside the eigenvectors is a difference of
-        squares, which is exact enough to compare priors by, and not to be served.
+        The features are projected once. The part outside the eigenvectors is a difference of
+        squares. It is exact enough to compare priors, but not to be served.
         """
         extended = functional.pad(features, (0, 1), value=1.0) * self.scale.to(features)
         inside = (extended @ self.directions.to(features)).square()
@@ -274,7 +276,7 @@ class KroneckerCurvature:
         return found
 
     def squared_norm(self, weight: Tensor, bias: Tensor) -> float:
-        """Return Σ t_f W̃_df², what the prior precision is multiplied by in the prior's exponent."""
+        """Return Σ t_f W̃_df², the factor of the prior precision in the log prior."""
         layer = torch.cat([weight, bias[:, None]], 1).double() / self.scale
         return float(layer.square().sum())
 
@@ -286,14 +288,14 @@ class KroneckerCurvature:
         counts = torch.ones_like(values)
         if self.n_left:
             counts[-1] = self.n_left
-        # Of all from k on: their mean, largest and smallest; values fall, but for the last perhaps.
+        # Mean, maximum and minimum of values[k:], for each k; only the last value may be unsorted.
         sums, sizes = (x.flip(0).cumsum(0).flip(0) for x in (values * counts, counts))
         mean = sums / sizes
         smallest = values.flip(0).cummin(0).values.flip(0)
         largest = values.flip(0).cummax(0).values.flip(0)
         fits = torch.maximum(largest / mean - 1, mean / smallest - 1) <= _LOST
         kept = int(fits.long().argmax())
-        # From half of them on, the product with what is left out costs more than it saves.
+        # With half of the eigenvectors or more, the product for the rest costs more than it saves.
         is_dear = not self.n_left and 2 * kept > len(self.values)
         return len(self.values) if is_dear else kept
 
@@ -311,7 +313,7 @@ class KroneckerCurvature:
 
 
 def _without_noise(values: Tensor) -> Tensor:
-    """Eigenvalues cut off at zero, and at what rounding of the largest leaves of a zero."""
+    """Set negative eigenvalues, and those within rounding of zero, to zero."""
     if not len(values):
         return values
     floor = len(values) * torch.finfo(values.dtype).eps * values.abs().max()

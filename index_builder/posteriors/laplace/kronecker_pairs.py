@@ -1,7 +1,7 @@
-"""Partial traces of the curvature: over all N² pairs of a data set, and over given pairs.
+"""Partial traces of the curvature over all N² pairs of a data set, or over given pairs.
 
-As in `all_pairs`, what keeps to one image needs its partners only through two sums, so that all
-pairs cost one blocked N × N comparison; what joins images factorises within a class. See
+As in `all_pairs`, the terms of one image depend on its partners only through two sums, so all pairs
+cost one blocked N × N comparison. The terms that couple images factorise within a class. See
 `kronecker` for the terms.
 """
 
@@ -25,23 +25,24 @@ from index_builder.posteriors.laplace.pairs import weights_between
 from index_builder.posteriors.laplace.targets import AnchorTargets
 
 MAX_DENSE = 4096
-"""Features whose covariance is kept whole: 134 MB in float64, a minute to decompose."""
+"""Maximum number of features with a full covariance: 134 MB in float64, a minute to decompose."""
 
 _SAMPLE = 2048
-"""Images whose features span them."""
+"""Maximum number of images for a basis."""
 
 
 @torch.no_grad()
 def feature_basis(
     features: FeatureBlocks, weight: Tensor, bias: Tensor, n_rows: int
 ) -> Tensor | None:
-    """Orthonormal directions (F + 1, K) that features lie in; None where all F + 1 are kept.
+    """Return an orthonormal basis (F + 1, K) of the features; None to keep all F + 1 dimensions.
 
-    That is for F ≤ `MAX_DENSE`, unless the images are so few that their span is smaller and whole.
+    All are kept if F ≤ `MAX_DENSE`, unless few images span a much smaller space.
 
-    The principal directions, not centred, of φ̃ / ‖h‖ of up to `_SAMPLE` images, spread evenly over
-    the data set, each feature in units of its root mean square. Within their span the traces are
-    still exact over all images; of the rest the diagonal is, and that is taken to be isotropic.
+    The basis is the uncentred principal directions of φ̃ / ‖h‖, each feature divided by its root
+    mean square. Up to `_SAMPLE` images are used, spread evenly over the data set. Within the basis
+    the traces are exact over all images. Outside it only the diagonal is exact, and the curvature
+    is taken to be isotropic.
 
     Parameters
     ----------
@@ -62,7 +63,7 @@ def _spanning(rows: Tensor) -> Tensor:
     units = units.clamp_min(1e-3 * float(units.max()))
     scaled = rows / units
     values, vectors = torch.linalg.eigh(scaled.double() @ scaled.double().T)
-    # Directions that are within rounding, of the rows or of this matrix, are noise.
+    # Directions below the rounding error of the rows or of this matrix are noise.
     rounding = max(torch.finfo(rows.dtype).eps, len(rows) * torch.finfo(torch.double).eps)
     kept = (values > rounding * values[-1]).flip(0)[:MAX_RANK]
     leading = vectors.flip(1)[:, : len(kept)][:, kept]
@@ -82,11 +83,11 @@ def fixed_traces(
     margin: float,
     basis: Tensor | None = None,
 ) -> PartialTraces:
-    """Partial traces of `fixed` over all ordered pairs; arguments as of `fixed_curvature`.
+    """Return the partial traces of `fixed` over all ordered pairs; see `fixed_curvature`.
 
     Parameters
     ----------
-    basis : of the features, see `PartialTraces`; they are read twice.
+    basis : of the features, see `PartialTraces`. The features are read twice.
     """
     h = project(features, weight, bias, len(labels))
     norms = h.norm(dim=1, keepdim=True)
@@ -113,7 +114,7 @@ def positives_traces(
     basis: Tensor | None = None,
     max_bytes: int = 2**30,
 ) -> PartialTraces:
-    """Partial traces of `positives` over all pairs; arguments as of `positives_curvature`."""
+    """Return the partial traces of `positives` over all pairs; see `positives_curvature`."""
     h = project(features, weight, bias, len(labels))
     norms = h.norm(dim=1, keepdim=True)
     z = h / norms
@@ -145,9 +146,9 @@ def pair_traces(
     split: Split,
     anchored: bool = False,
 ) -> PartialTraces:
-    """Partial traces over some pairs of a minibatch; arguments as of `pair_curvature`.
+    """Return the partial traces over some pairs of a minibatch; see `pair_curvature`.
 
-    Of more than `MAX_DENSE` features, in the directions that those of the minibatch take up.
+    With more than `MAX_DENSE` features, a basis of the minibatch's features is used.
     """
     y = weights_between(len(features), first, second, targets, approximation, anchored=anchored)
     h = torch.addmm(bias, features, weight.T)
@@ -173,7 +174,7 @@ def pair_traces(
 def _own(
     scaled: Tensor, z: Tensor, pull: Tensor, split: Split, basis: Tensor | None
 ) -> PartialTraces:
-    """Σ_i M_i ⊗ ψ_i ψ_iᵀ of images that each move alone.
+    """Return the traces of Σ_i M_i ⊗ ψ_i ψ_iᵀ, the terms of single images.
 
     Parameters
     ----------
@@ -183,7 +184,7 @@ def _own(
     split : see `Split`.
     basis : of the features.
     """
-    entries = scaled.square()  # in their own type: of all the largest array
+    entries = scaled.square()  # no copy in float64: this is the largest array
     squares = entries.sum(1, keepdim=True).double()
     z, pull, dim = z.double(), pull.double(), z.shape[1]
     if split == "euclidean":
@@ -200,15 +201,15 @@ def _own(
 
 
 def _joint_of_class(scaled: Tensor, z: Tensor, basis: Tensor | None) -> PartialTraces:
-    """Σ_ij P_i P_j ⊗ ψ_i ψ_jᵀ over the rows of one class, i = j included.
+    """Return the traces of Σ_ij P_i P_j ⊗ ψ_i ψ_jᵀ over the rows of one class, i = j included.
 
-    With z_i = V x_i in the few directions V that the class takes up, every term is made of sums
-    over single rows, S_kl = Σ_i x_ik x_il ψ_i and s = Σ_i ψ_i:
+    Write z_i = V x_i with the few directions V of the class. Every term then consists of sums over
+    single rows, S_kl = Σ_i x_ik x_il ψ_i and s = Σ_i ψ_i:
 
         tr_D = (D - 2) s sᵀ + Σ_kl S_kl S_klᵀ
         tr_F = ‖s‖² I - Σ_i (ψ_iᵀ s) (z_i z_iᵀ + its transpose) + V (Σ_k S_kl ᵀ S_km)_lm Vᵀ
     """
-    # Coordinates along orthonormal directions, so that the third sum can be turned back by them.
+    # Coordinates along orthonormal directions, which transform the third sum back.
     x = coordinates_of(z)
     turn = torch.linalg.lstsq(x.double(), z.double()).solution
     rank, dim = x.shape[1], z.shape[1]

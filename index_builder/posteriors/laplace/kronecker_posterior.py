@@ -1,4 +1,4 @@
-"""A matrix normal distribution over the weights of a linear last layer, and what it predicts."""
+"""A matrix normal posterior over the weights of a linear last layer, and its predictions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class KroneckerPosterior:
     feature_scale : (F + 1,), the diagonal of T^-½.
     directions : U (F + 1, K), orthonormal columns; the last feature is the bias's.
     direction_variance : v (K,), strictly positive.
-    rest_variance : ρ (), of all other directions; positive unless K = F + 1.
+    rest_variance : ρ (), the variance of all other directions; positive unless K = F + 1.
     output_factor : C (D, D).
     output_variance : (D,), the diagonal of C Cᵀ.
     """
@@ -69,10 +69,10 @@ class KroneckerPosterior:
         return self.directions.shape[0] == self.directions.shape[1]
 
     def feature_variance(self, features: Tensor) -> Tensor:
-        """Return s = φ̃ᵀ (A + λ)⁻¹ φ̃ (B,) of ``features`` (B, F): how unseen they are.
+        """Return the factor s = φ̃ᵀ (A + λ)⁻¹ φ̃ (B,) of the variances of ``features`` (B, F).
 
-        What lies outside the eigenvectors is subtracted before it is squared, because the
-        difference of squares would be mostly rounding.
+        The part inside the eigenvectors is subtracted before squaring, because a difference of
+        squares would be mostly rounding error.
         """
         extended = functional.pad(features, (0, 1), value=1.0) * self.feature_scale
         coordinates = extended @ self.directions
@@ -83,9 +83,9 @@ class KroneckerPosterior:
         return variance + self.rest_variance * _weighted_sums(outside, torch.ones_like(outside[0]))
 
     def products(self, features: Tensor) -> Tensor:
-        """Return φ̃ᵢᵀ (A + λ)⁻¹ φ̃ⱼ (B, B) of ``features`` (B, F): how they move together.
+        """Return the factors φ̃ᵢᵀ (A + λ)⁻¹ φ̃ⱼ (B, B) of the covariances of ``features`` (B, F).
 
-        The embeddings of i and j have the covariance of this number times C Cᵀ; its diagonal is
+        The embeddings of i and j have the covariance of entry (i, j) times C Cᵀ. The diagonal is
         `feature_variance`.
         """
         extended = functional.pad(features, (0, 1), value=1.0) * self.feature_scale
@@ -96,8 +96,8 @@ class KroneckerPosterior:
     def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of the embedding, in closed form.
 
-        A linear layer turns matrix normal weights into z | φ ~ N(W φ + b, s C Cᵀ), with the scalar
-        s of `feature_variance`; the variances are the diagonal of that.
+        Matrix normal weights give z | φ ~ N(W φ + b, s C Cᵀ), with s from `feature_variance`. The
+        variance is the diagonal of s C Cᵀ.
 
         Parameters
         ----------
@@ -111,12 +111,12 @@ class KroneckerPosterior:
         return mean, self.feature_variance(features)[:, None] * self.output_variance
 
     def sample(self, n_samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw last layers; gradients reach the mean through them.
+        """Draw last layers; gradients flow through them to the mean.
 
         Parameters
         ----------
         n_samples : S.
-        generator : on the device of the posterior.
+        generator : must be on the device of the posterior.
 
         Returns
         -------
@@ -126,7 +126,7 @@ class KroneckerPosterior:
         noise = torch.randn(
             n_samples, *mean.shape, generator=generator, dtype=mean.dtype, device=mean.device
         )
-        # Of the square root of the columns' covariance: ρ^½ I + U (v^½ - ρ^½) Uᵀ.
+        # The square root of the columns' covariance is ρ^½ I + U (v^½ - ρ^½) Uᵀ.
         rest = self.rest_variance.sqrt()
         along = noise @ self.directions
         spread = rest * noise
@@ -135,7 +135,7 @@ class KroneckerPosterior:
         return layers[..., :-1], layers[..., -1]
 
     def tempered(self, temperature: float) -> KroneckerPosterior:
-        """The posterior to the power of 1 / ``temperature`` > 0: its variances times that."""
+        """Return the posterior with all variances multiplied by ``temperature`` > 0."""
         return replace(
             self,
             direction_variance=self.direction_variance * temperature,
@@ -149,14 +149,14 @@ class KroneckerPosterior:
 
 
 _COLUMNS = 16
-"""Columns of the product of matrices that takes the place of a product with a vector."""
+"""Number of columns of the matrix product that replaces a product with a vector."""
 
 
 def _weighted_sums(values: Tensor, weights: Tensor) -> Tensor:
     """Return the sums (B,) of ``values`` (B, K) times ``weights`` (K,), equal in any batch.
 
     ONNX Runtime sums a batch of one, and multiplies by a single vector, in another order than a
-    larger one. A product of matrices is the same for every row, so that an image's variance
-    does not depend on who else asks.
+    larger one. A matrix product is the same for every row, so an image's variance does not depend
+    on its batch.
     """
     return (values @ weights[:, None].expand(-1, _COLUMNS).contiguous())[:, 0]

@@ -1,4 +1,4 @@
-"""A diagonal Gaussian over the weights of a linear last layer, and what it predicts."""
+"""A diagonal Gaussian posterior over the weights of a linear last layer, and its predictions."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class LastLayerPosterior:
     def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of the embedding, in closed form.
 
-        A linear layer turns Gaussian weights into a Gaussian embedding, so that the 100 sampled
-        layers of Warburg et al. 2023 (App. G.3) are not needed: mean = W φ + b and
-        variance = (φ∘φ) S_Wᵀ + S_b, with S the variances of the weights.
+        Gaussian weights give a Gaussian embedding: mean = W φ + b and variance = (φ∘φ) S_Wᵀ + S_b,
+        with S the variances of the weights. The 100 sampled layers of Warburg et al. 2023 (App.
+        G.3) are not needed.
 
         Parameters
         ----------
@@ -63,12 +63,12 @@ class LastLayerPosterior:
         return mean, torch.addmm(self.bias_variance, features.square(), self.weight_variance.T)
 
     def sample(self, n_samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw last layers; gradients reach the mean through them.
+        """Draw last layers; gradients flow through them to the mean.
 
         Parameters
         ----------
         n_samples : S.
-        generator : on the device of the posterior.
+        generator : must be on the device of the posterior.
 
         Returns
         -------
@@ -86,7 +86,7 @@ class LastLayerPosterior:
         return draws[0], draws[1]
 
     def tempered(self, temperature: float) -> LastLayerPosterior:
-        """The posterior to the power of 1 / ``temperature`` > 0: its variances times that."""
+        """Return the posterior with all variances multiplied by ``temperature`` > 0."""
         return replace(
             self,
             weight_variance=self.weight_variance * temperature,

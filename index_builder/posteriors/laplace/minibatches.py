@@ -1,4 +1,4 @@
-"""Loss and curvature of a minibatch, and the estimate of the whole from many of them."""
+"""Loss and curvature of a minibatch, and estimates for the data set from many minibatches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from index_builder.posteriors.laplace.pairs import pair_curvature
 from index_builder.posteriors.laplace.targets import AnchorTargets, minibatch_targets
 
 Sum = TypeVar("Sum", Curvature, PartialTraces)
-"""The form in which curvatures are summed."""
+"""The type of a curvature sum: a diagonal, or partial traces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class MinibatchPlan:
 
     Attributes
     ----------
-    n_minibatches : how many.
-    n_labels : labels in each, at least 2; fewer where the data has fewer.
-    n_images : of each label, at least 2; fewer where a label has fewer.
+    n_minibatches : number of minibatches.
+    n_labels : labels in a minibatch, at least 2; fewer if the data have fewer.
+    n_images : images of each label, at least 2; fewer if a label has fewer.
     """
 
     n_minibatches: int = 256
@@ -66,7 +66,7 @@ class MinibatchPlan:
 
         Parameters
         ----------
-        targets : for the sizes of the classes.
+        targets : used for the class sizes.
         i, j : (P,) int64, rows of the targets.
         same : (P,) bool, whether their labels are the same.
         """
@@ -83,12 +83,12 @@ class MinibatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The data set that a minibatch was drawn from, and how.
+    """The data set of a minibatch, and the sampling plan.
 
     Attributes
     ----------
-    targets : of the data set, at the B rows of the minibatch.
-    plan : labels drawn uniformly, then images of each.
+    targets : targets of the data set for the B rows of the minibatch.
+    plan : labels are drawn uniformly, then images of each.
     """
 
     targets: AnchorTargets
@@ -106,11 +106,11 @@ def minibatch_curvature(
     split: Split,
     drawn: Drawn | None = None,
 ) -> Curvature:
-    """Curvature of all pairs of a minibatch, an unbiased estimate of the data set's.
+    """Curvature over all pairs of a minibatch: an unbiased estimate of the data set's curvature.
 
-    Each pair is weighted by its target over its probability to be drawn (Horvitz and Thompson
-    1952). For classes of equal size this is Eq. 20 of Warburg et al. 2023, as `minibatch_targets`
-    has it; for others it stays unbiased, where Eq. 20 does not.
+    A pair's weight is its target over its sampling probability (Horvitz and Thompson 1952). For
+    classes of equal size this is Eq. 20 of Warburg et al. 2023, see `minibatch_targets`. For
+    unequal classes it is unbiased; Eq. 20 is not.
 
     Parameters
     ----------
@@ -118,8 +118,8 @@ def minibatch_curvature(
     labels : (B,) int64.
     weight, bias : (D, F), (D,); the last layer.
     margin : distance on the unit sphere.
-    approximation, split : which of the six curvatures. It is not cut off at zero.
-    drawn : from which data set; None for one whose classes are of equal size.
+    approximation, split : which of the six curvatures. It is not clipped at zero.
+    drawn : the data set and the plan; None for a data set with classes of equal size.
     """
     of_pairs = partial(
         pair_curvature, features, weight, bias, approximation=approximation, split=split
@@ -139,7 +139,7 @@ def minibatch_traces(
     split: Split,
     drawn: Drawn | None = None,
 ) -> PartialTraces:
-    """Partial traces of the same curvature; arguments as of `minibatch_curvature`."""
+    """Return the partial traces of `minibatch_curvature`, with the same arguments."""
     of_pairs = partial(
         pair_traces, features, weight, bias, approximation=approximation, split=split
     )
@@ -155,7 +155,7 @@ def _over_all_pairs(
     approximation: Approximation,
     drawn: Drawn | None,
 ) -> Sum:
-    """Sum over all pairs of a minibatch, with the targets that keep it unbiased."""
+    """Sum over all pairs of a minibatch, weighted so that the sum is unbiased."""
     first, second = _distinct_pairs(len(labels), labels.device)
     inside = _is_inside(embeddings, first, second, margin)
     same = labels[first] == labels[second]
@@ -171,11 +171,11 @@ def _over_all_pairs(
 
 
 def minibatch_loss(embeddings: Tensor, labels: Tensor, margin: float) -> Tensor:
-    """Contrastive loss of a minibatch, of which `minibatch_curvature` is the curvature.
+    """Contrastive loss of a minibatch; `minibatch_curvature` is its curvature.
 
-    Warburg et al. 2023, Eq. 21, with the third case of Eq. 11 corrected to ½ (m² - d²)₊, which is
-    continuous at the margin: the mean of ½ d² over positives plus that of ½ (m² - d²)₊ over
-    negatives.
+    The mean of ½ d² over positives plus the mean of ½ (m² - d²)₊ over negatives. This is Warburg et
+    al. 2023, Eq. 21. The third case of Eq. 11 is corrected to ½ (m² - d²)₊, which is continuous at
+    the margin.
 
     Parameters
     ----------
@@ -206,14 +206,14 @@ def estimated(
     split: Split,
     generator: torch.Generator,
 ) -> Sum:
-    """Unbiased estimate of the curvature `full` over all pairs, before it is cut off at zero.
+    """Unbiased estimate of the curvature `full` over all pairs, before it is clipped at zero.
 
     Parameters
     ----------
     of_minibatch : `minibatch_curvature` or `minibatch_traces`.
-    features, labels, weight, bias, targets : of the data set; features are read once, and the rows
-        of all minibatches, at most n_minibatches n_labels n_images, are held in memory.
-    plan : how many minibatches, and how they are drawn.
+    features, labels, weight, bias, targets : those of the data set. Features are read once; memory
+        holds the rows of all minibatches, at most n_minibatches n_labels n_images.
+    plan : number of minibatches, and how they are drawn.
     margin, split : as in `minibatch_curvature`.
     generator : draws the minibatches.
     """
@@ -242,7 +242,7 @@ def estimated(
 
 
 def _distinct_pairs(n_rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """All (i, j) with i < j: the loss is symmetric, so that (j, i) would only count double."""
+    """Return all (i, j) with i < j; the loss is symmetric, so (j, i) is not needed."""
     first, second = torch.triu_indices(n_rows, n_rows, offset=1, device=device)
     return first, second
 

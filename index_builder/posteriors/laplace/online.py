@@ -1,4 +1,4 @@
-"""Online Laplace: a running average of the curvature, and layers drawn from it."""
+"""Online Laplace: a running average of the curvature, and sampled layers during training."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ class OnlineLaplace(Generic[Sum]):
     """The state of an online Laplace posterior between training steps.
 
     Warburg et al. 2023, Eq. 66-70, corrected: H ← (1 - α) H + α data_scale G with G the curvature
-    of a minibatch, so that H converges to the curvature of the data and not to G / α; the prior is
-    kept outside, where it is not forgotten. H starts at zero, and is divided by 1 - (1 - α)^t, the
-    weight of the t steps so far, as in Adam (Kingma & Ba 2015, sec. 3). It is cut off at zero only
-    where a posterior is formed.
+    of a minibatch. H then converges to the curvature of the data, not to G / α. The prior is added
+    separately, so that it does not decay. H starts at zero. As in Adam (Kingma & Ba 2015, sec. 3)
+    it is divided by 1 - (1 - α)^t, the weight of t steps. It is clipped at zero only when a
+    posterior is formed.
 
     Attributes
     ----------
-    decayed : H, as in the recursion: a diagonal, or the partial traces of a Kronecker product.
+    decayed : H of the recursion, a diagonal or partial traces.
     n_steps : t.
-    data_scale : the number of images, a factor on G, whose targets sum to one.
+    data_scale : factor on G: the number of images, because the targets sum to one.
     prior_precision : inverse variance of each weight before data, > 0.
-    memory_factor : α in (0, 1]; about the last 1 / α minibatches are remembered.
-    initial_precision : ≥ 0, added where layers are drawn, and forgotten with (1 - α)^t. The entries
-        of an untrained layer are smaller than its posterior is wide: drawn layers would be noise
-        that nothing is learned from. (The authors' code begins with a curvature of 1e6.)
+    memory_factor : α in (0, 1]; the average is over about the last 1 / α minibatches.
+    initial_precision : ≥ 0, added to the prior precision for sampling; it decays with (1 - α)^t.
+        Without it, the posterior of an untrained layer is wider than its weights, and sampled
+        layers are noise. (The authors' code begins with a curvature of 1e6.)
     """
 
     decayed: Sum
@@ -77,7 +77,7 @@ class OnlineLaplace(Generic[Sum]):
 
     @property
     def average(self) -> Sum:
-        """Curvature of the data, data scale included, not cut off; zero before the first step."""
+        """Curvature of the data, data scale included, not clipped; zero before the first step."""
         seen = 1 - (1 - self.memory_factor) ** self.n_steps
         return self.decayed * (1 / seen if seen else 0.0)
 
@@ -93,13 +93,13 @@ class OnlineLaplace(Generic[Sum]):
         return average.rectified()
 
     def posterior(self, weight: Tensor, bias: Tensor) -> LastLayerPosterior | KroneckerPosterior:
-        """N(θ, 1 / (H + prior_precision)); before the first step, the prior's."""
+        """Return N(θ, 1 / (H + prior_precision)); the prior's covariance before the first step."""
         return self.curvature.posterior(weight, bias, self.prior_precision)
 
     def drawn_from(self, weight: Tensor, bias: Tensor) -> LastLayerPosterior | KroneckerPosterior:
         """Return the posterior that layers are drawn from.
 
-        It is `posterior`, narrower while the initial precision lasts.
+        It is `posterior` with the decayed initial precision added, and so narrower.
         """
         left = self.initial_precision * (1 - self.memory_factor) ** self.n_steps
         return self.curvature.posterior(weight, bias, self.prior_precision + left)
@@ -109,7 +109,7 @@ class OnlineLaplace(Generic[Sum]):
 
         Parameters
         ----------
-        minibatch : G, not cut off at zero; the average over sampled layers, if there are any.
+        minibatch : G, not clipped at zero; with sampled layers, their average.
         """
         kept, added = 1 - self.memory_factor, self.memory_factor * self.data_scale
         return replace(
@@ -118,7 +118,7 @@ class OnlineLaplace(Generic[Sum]):
 
 
 def no_curvature(structure: Structure, weight: Tensor) -> Curvature | PartialTraces:
-    """Zero, in what is kept of a curvature, for a layer with weight (D, F)."""
+    """Return a zero curvature of a structure, for a layer with weight (D, F)."""
     if structure == "diagonal":
         return Curvature.zeros_like(weight)
     if weight.shape[1] <= MAX_DENSE:
@@ -141,24 +141,24 @@ def online_step(
     n_samples: int = 0,
     generator: torch.Generator | None = None,
 ) -> tuple[OnlineLaplace[Sum], Tensor]:
-    """Update the curvature with a minibatch, and return what its gradient step minimises.
+    """Update the curvature with a minibatch, and return the training objective.
 
-    Warburg et al. 2023, Eq. 67-70, corrected: the step goes down the gradient, and the prior has a
-    part in it. The objective is E_q[L(θ)] + prior_precision ‖θ‖² / (2 data_scale), with L at θ
-    itself (the point form) or averaged over layers drawn from the present posterior q (the
-    expectation form, through which the gradient reaches the mean of q); G is taken where L is.
+    Warburg et al. 2023, Eq. 67-70, corrected: the step follows the negative gradient, and the
+    objective includes the prior: E_q[L(θ)] + prior_precision ‖θ‖² / (2 data_scale). The point form
+    evaluates L at θ. The expectation form averages L over layers drawn from the current posterior
+    q; the gradient flows to the mean of q. G is computed at the same layers as L.
 
     Parameters
     ----------
-    state : before the step.
+    state : the state before the step.
     features : (B, F), from the network, with its graph.
     labels : (B,) int64.
     weight, bias : (D, F), (D,); the parameters of the layer.
     margin, approximation, split, drawn : as in `minibatch_curvature`.
-    loss : L of embeddings (B, D) and labels; None for `minibatch_loss`, whose curvature is taken in
-        any case: the contrastive loss that trains better has the same minima of its positives.
-    n_samples : layers to draw; 0 for the point form.
-    generator : draws them; needed for the expectation form.
+    loss : L of embeddings (B, D) and labels; None for `minibatch_loss`. The curvature is always
+        that of `minibatch_loss`, whose positives have the same minima.
+    n_samples : number of layers to draw; 0 for the point form.
+    generator : draws the layers; required for the expectation form.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""The curvature of given pairs of a minibatch, without a Jacobian for each pair."""
+"""The curvature of given pairs of a minibatch, computed without a Jacobian for each pair."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from index_builder.posteriors.laplace.all_pairs import own_terms
 from index_builder.posteriors.laplace.curvature import Approximation, Curvature, Split
 
 _ELEMENTS = 2**20
-"""Entries of a temporary array: 4 MB in float32, which stays in the cache."""
+"""Number of entries of a temporary array: 4 MB in float32, which fits into the cache."""
 
 _GATHER_COST = 40
-"""Multiply-adds that take as long as gathering and multiplying one pair of entries (measured)."""
+"""Measured cost of gathering and multiplying one pair of entries, in multiply-adds."""
 
 
 @torch.no_grad()
@@ -28,18 +28,18 @@ def pair_curvature(
     split: Split,
     anchored: bool = False,
 ) -> Curvature:
-    """Diagonal curvature of the contrastive loss over some pairs, before it is cut off at zero.
+    """Diagonal curvature of the contrastive loss over some pairs, before it is clipped at zero.
 
-    Σ_p y_p (J_iᵀ H₁₁ J_i + J_jᵀ H₂₂ J_j + 2 J_iᵀ H₁₂ J_j), the generalised Gauss-Newton matrix of
-    Warburg et al. 2023, Eq. 71-97; `fixed` leaves out H₁₂, and a pair of an image with itself
-    counts nothing, as its loss is zero. Pairs of the same two images are added up first; then
-    images, of which there are far fewer than pairs, are summed over:
+    The generalised Gauss-Newton matrix is Σ_p y_p (J_iᵀ H₁₁ J_i + J_jᵀ H₂₂ J_j + 2 J_iᵀ H₁₂ J_j)
+    (Warburg et al. 2023, Eq. 71-97). `fixed` leaves out H₁₂. A pair of an image with itself
+    contributes nothing, because its loss is zero. Weights of equal pairs are added first. The sum
+    then runs over images, which are far fewer than pairs:
 
         diag(J_iᵀ H₁₁ J_i)_df = own_id φ_if² / r_i²            r = ‖h‖, u = h / r
         diag(J_iᵀ H₁₂ J_j)_df = -(1 - u_id² - u_jd² + u_iᵀu_j u_id u_jd) φ_if φ_jf / (r_i r_j)
 
-    with own = 1 - u_i² (`euclidean`) or c (1 - 3 u_i²) + 2 u_i u_j, c = u_iᵀu_j (`arccos`); H₁₂
-    gives the same in both splits.
+    with own = 1 - u_i² (`euclidean`) or own = c (1 - 3 u_i²) + 2 u_i u_j, c = u_iᵀu_j (`arccos`).
+    The H₁₂ term is equal in both splits.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def pair_curvature(
         outside.
     approximation, split : which of the six curvatures.
     anchored : a pair counts twice for its first image and not for its second, as in
-        `fixed_curvature`; only for `fixed`, where the images of a pair do not meet.
+        `fixed_curvature`. Only for `fixed`, which has no joint terms.
     """
     y = weights_between(len(features), first, second, targets, approximation, anchored=anchored)
     h = torch.addmm(bias, features, weight.T)
@@ -77,13 +77,13 @@ def weights_between(
     *,
     anchored: bool,
 ) -> Tensor:
-    """Weights of all pairs of images, (B, B) with a zero diagonal; see `pair_curvature`.
+    """Return the weights of all pairs of images, (B, B), with a zero diagonal.
 
-    Pairs of the same two images are added up. Entry (i, j) is what image i is moved by with
-    partner j: symmetric, unless ``anchored``.
+    Weights of equal pairs are added. Entry (i, j) is the weight of image i with partner j; the
+    matrix is symmetric unless ``anchored``.
     """
     if anchored and approximation != "fixed":
-        raise ValueError(f"{approximation=} joins the images of a pair: it cannot be anchored")
+        raise ValueError(f"{approximation=} has joint terms of a pair: it cannot be anchored")
     if approximation == "positives":
         targets = targets.clamp_min(0)
     y = targets.new_zeros(n_rows**2).index_add_(0, first * n_rows + second, targets)
@@ -93,7 +93,7 @@ def weights_between(
 
 
 def _by_pairs(features: Tensor, u: Tensor, own: Tensor, y: Tensor, pairs: Tensor) -> Curvature:
-    """Sum over distinct pairs: (D x P) (P x F) products, for few pairs or a large D."""
+    """Sum over distinct pairs by (D x P) (P x F) products; fast for few pairs or a large D."""
     first, second = pairs
     u_first, u_second = u[first], u[second]
     cosines = (u_first * u_second).sum(1, keepdim=True)
@@ -108,7 +108,7 @@ def _by_pairs(features: Tensor, u: Tensor, own: Tensor, y: Tensor, pairs: Tensor
 
 
 def _by_dimensions(features: Tensor, u: Tensor, own: Tensor, y: Tensor) -> Curvature:
-    """For each dimension d a quadratic form φ_fᵀ M_d φ_f with a (B, B) matrix, for a small D."""
+    """Evaluate φ_fᵀ M_d φ_f with M_d (B, B) for each dimension d; fast for a small D."""
     n_rows, dim = u.shape
     weight, bias = u.new_empty(dim, features.shape[1]), u.new_empty(dim)
     y_cosine = y * (u @ u.T)

@@ -1,4 +1,4 @@
-"""The prior precision: the inverse variance of the weights before data, and ways to choose it."""
+"""The prior precision (inverse prior variance of the weights), and ways to choose it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from index_builder.posteriors.laplace.kronecker import KroneckerCurvature
 from model_store.errors import CalibrationError
 
 FeltCurvature = Curvature | KroneckerCurvature
-"""A curvature that is cut off at zero, so that with a prior it is a precision."""
+"""A non-negative curvature; with a prior it is a precision."""
 
 PRIOR_FRACTION = {"kronecker": 3.0, "diagonal": 0.01}
-"""Prior precision over the mean curvature of the data: see `relative_prior_precision`. Most of the
-curvature lies in few directions of the features, where it is many times its mean; over the entries
-of a diagonal it is spread evenly."""
+"""Default prior precision over the mean curvature, see `relative_prior_precision`. With Kronecker
+factors most curvature lies in few feature directions, where it is many times its mean. A diagonal
+spreads it evenly."""
 
 _BISECTIONS = 60
-"""Halvings in log λ: any bracket that doubles can express then ends at double rounding."""
+"""Number of bisections in log λ; they reach float64 precision from any bracket."""
 
 _NO_CURVATURE = (
     "The curvature is zero everywhere, so the data say nothing about the prior; this is so when "
@@ -40,7 +40,7 @@ class PriorSearch:
     Attributes
     ----------
     candidates : prior precisions, or temperatures.
-    values : of the criterion, one each; larger is better.
+    values : value of the criterion for each candidate; larger is better.
     """
 
     candidates: tuple[float, ...]
@@ -48,10 +48,10 @@ class PriorSearch:
 
     @property
     def best(self) -> float:
-        """The candidate of the largest value; of equal ones the first.
+        """The candidate with the largest value; the first of equal values.
 
-        Validation images that are all found right, or all wrong, whatever the posterior's spread,
-        give a plateau of equal values: candidates come in the order of preference, widest first.
+        If the posterior's spread does not change which validation images are correct, all values
+        are equal. Candidates are therefore in order of preference, widest first.
         """
         return self.candidates[self.values.index(max(self.values))]
 
@@ -59,24 +59,24 @@ class PriorSearch:
     def is_identified(self) -> bool:
         """True if the best candidate lies between others.
 
-        At an end of the grid the criterion does not see what it chooses: a better candidate may lie
-        beyond, or none is better than any other.
+        A maximum at an end of the grid does not identify a candidate: a better one may lie beyond,
+        or all are equal.
         """
         return min(self.candidates) < self.best < max(self.candidates)
 
     @property
     def temperature(self) -> float:
-        """The best candidate; 1 where the criterion does not identify one."""
+        """The best candidate; 1 if the criterion does not identify one."""
         return self.best if self.is_identified else 1.0
 
 
 def relative_prior_precision(curvature: FeltCurvature, fraction: float) -> float:
-    """Return a prior precision relative to what the data say: a fraction of the mean curvature.
+    """Return a fraction of the mean curvature as the prior precision.
 
-    What tells outliers apart is which directions the data have determined. A prior many times the
-    curvature levels them, so that the uncertainty is the length of the features; one far below it
-    leaves directions that only noise has determined. In between the choice hardly matters,
-    and how wide the posterior is altogether is its temperature's to say.
+    Outliers are detected by feature directions that the data have not determined. A prior far above
+    the curvature hides these directions: the uncertainty is then the norm of the features. A prior
+    far below it also counts directions that only noise has determined. Between these limits the
+    choice hardly matters. The temperature sets the overall width of the posterior.
 
     Raises
     ------
@@ -90,15 +90,15 @@ def relative_prior_precision(curvature: FeltCurvature, fraction: float) -> float
 def log_marginal_likelihood(
     curvature: FeltCurvature, weight: Tensor, bias: Tensor, prior_precision: float
 ) -> float:
-    """Laplace evidence of a prior precision λ, without the data term, which does not depend on it.
+    """Return the Laplace evidence of a prior precision λ, without the constant data term.
 
-    log p(D | λ) = -L(θ) - ½ λ ‖θ‖² + ½ Σ_k log λ - ½ Σ_k log(H_k + λ) for the diagonal curvature H
-    of a loss L that stands for a negative log-likelihood (MacKay 1992, "Bayesian interpolation");
-    -L(θ) is left out. Of a Kronecker-factored one, the same with its log-determinant and its prior.
+    For a diagonal curvature H, log p(D | λ) = -L(θ) - ½ λ ‖θ‖² + ½ Σ_k log λ - ½ Σ_k log(H_k + λ)
+    (MacKay 1992, "Bayesian interpolation"). L is the negative log-likelihood; -L(θ) is left out. A
+    Kronecker-factored curvature has its own log-determinant and prior.
 
     Parameters
     ----------
-    curvature : of the sum over the data (data scale included), non-negative.
+    curvature : non-negative curvature of the sum over the data (data scale included).
     weight, bias : (D, F), (D,), the parameters θ; the prior is centred at zero.
     prior_precision : λ > 0.
     """
@@ -107,15 +107,15 @@ def log_marginal_likelihood(
 
 
 def tune_prior_precision(curvature: FeltCurvature, weight: Tensor, bias: Tensor) -> float:
-    """Find the prior precision of the largest evidence.
+    """Find the prior precision with the largest evidence.
 
-    The derivative by log λ is ½ (γ - λ ‖θ‖²), with γ the number of well-determined parameters,
-    Σ_k H_k / (H_k + λ) for a diagonal (MacKay 1992). γ falls and λ ‖θ‖² rises with λ: there
-    is one root, and bisection in log λ finds it.
+    The derivative with respect to log λ is ½ (γ - λ ‖θ‖²). Here γ is the number of well-determined
+    parameters, Σ_k H_k / (H_k + λ) for a diagonal (MacKay 1992). γ falls and λ ‖θ‖² rises with λ,
+    so there is one root; bisection in log λ finds it.
 
     Raises
     ------
-    CalibrationError : the curvature or the weights are zero, and the evidence has no maximum.
+    CalibrationError : the curvature or the weights are zero, so the evidence has no maximum.
     """
     squared_norm = curvature.squared_norm(weight, bias)
     if not curvature.largest > 0 or not squared_norm > 0:
@@ -136,7 +136,7 @@ def tune_prior_precision(curvature: FeltCurvature, weight: Tensor, bias: Tensor)
 def evidence_curve(
     curvature: FeltCurvature, weight: Tensor, bias: Tensor, prior_precision: float
 ) -> PriorSearch:
-    """Log marginal likelihood around a prior precision, two values a decade."""
+    """Return the log marginal likelihood around a prior precision, at two values a decade."""
     factors = np.logspace(-_DECADES, _DECADES, 4 * _DECADES + 1)
     candidates = tuple(float(prior_precision * factor) for factor in factors)
     values = (log_marginal_likelihood(curvature, weight, bias, value) for value in candidates)

@@ -1,4 +1,4 @@
-"""Targets y_ij: what weight each pair of images has in the contrastive loss."""
+"""Targets y_ij: the weight of each pair of images in the contrastive loss."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from torch import Tensor
 from model_store.errors import DatasetError
 
 TargetScaling = Literal["per_anchor", "global"]
-"""The weighting of a data set's pairs against each other.
+"""The relative weights of a data set's pairs.
 
-`per_anchor`: each anchor's positives weigh 1 / |A| together, its negatives -1 / |A|, with A the
-anchors that have a positive. This is what the proof of Prop. F.3 of Warburg et al. 2023 uses, and
-what keeps `fixed` non-negative. `global`: Eq. 13, 1 / |D²pos| and -1 / |D²neg| for every pair,
-under which large classes dominate and `fixed` can be negative for images of small ones. With
-classes of equal size the two are the same. Pairs of an image with itself are left out of both."""
+`per_anchor`: the positives of each anchor weigh 1 / |A| together, its negatives -1 / |A|, with A
+the anchors that have a positive. The proof of Prop. F.3 of Warburg et al. 2023 uses these weights;
+they keep `fixed` non-negative. `global`: Eq. 13, 1 / |D²pos| and -1 / |D²neg| for every pair. Large
+classes then dominate, and `fixed` can be negative for images of small classes. Both are equal for
+classes of equal size. Both leave out pairs of an image with itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnchorTargets:
-    """Targets of all pairs (i, j), j ≠ i, of a data set: they depend on the anchor i alone.
+    """Targets of all pairs (i, j), j ≠ i, of a data set; they depend on the anchor i only.
 
     Attributes
     ----------
-    positive : (N,), y_ij where j has the label of i; 0 where no such j exists.
-    negative : (N,), -y_ij where j has another label and is inside the margin.
+    positive : (N,), y_ij for j with the label of i; 0 if there is no such j.
+    negative : (N,), -y_ij for j of another label inside the margin.
     class_size : (N,), number of images with the label of i, itself included.
     n_classes : number of labels.
     """
@@ -38,7 +38,7 @@ class AnchorTargets:
     n_classes: int
 
     def of(self, rows: Tensor) -> AnchorTargets:
-        """Those of some images, (B,) int64; the others are still what they are partners of."""
+        """Return the targets of some anchors, rows (B,) int64; all images remain partners."""
         return replace(
             self,
             positive=self.positive[rows],
@@ -47,24 +47,24 @@ class AnchorTargets:
         )
 
     def of_pairs(self, anchors: Tensor, is_positive: Tensor, is_inside: Tensor) -> Tensor:
-        """y_ij (P,) of pairs whose first images are the rows ``anchors`` (P,)."""
+        """Return y_ij (P,) of the pairs whose first images are ``anchors`` (P,)."""
         return torch.where(is_positive, self.positive[anchors], -self.negative[anchors] * is_inside)
 
 
 def anchor_targets(labels: Tensor, scaling: TargetScaling, dtype: torch.dtype) -> AnchorTargets:
     """Targets of all ordered pairs of a data set.
 
-    Warburg et al. 2023, Eq. 13, without the trivial pairs i = i, or per anchor as in Eq. 109.
+    Warburg et al. 2023, Eq. 13 without the trivial pairs i = i, or Eq. 109 (per anchor).
 
     Parameters
     ----------
     labels : (N,) int64.
     scaling : see `TargetScaling`.
-    dtype : of the result.
+    dtype : type of the targets.
 
     Raises
     ------
-    DatasetError : no label has two images: no pair is positive.
+    DatasetError : no label has two images, so no pair is positive.
     """
     _, inverse, counts = torch.unique(labels, return_inverse=True, return_counts=True)
     class_size = counts[inverse].to(torch.float64)
@@ -87,19 +87,19 @@ def anchor_targets(labels: Tensor, scaling: TargetScaling, dtype: torch.dtype) -
 
 
 def minibatch_targets(is_positive: Tensor, is_inside: Tensor, dtype: torch.dtype) -> Tensor:
-    """Targets of the pairs of a minibatch, such that their sum estimates that of the data set.
+    """Return targets of a minibatch's pairs; sums with them estimate sums over the data set.
 
-    Warburg et al. 2023, Eq. 20 times the factor |D²| / |B| of Eq. 21: 1 / |B_pos| for positives,
-    -1 / |B_neg| for negatives inside the margin, with |B_neg| counting those outside too. Unbiased
-    for `global` targets where positives are drawn uniformly from those of the data set, and so are
-    negatives, and as many in every minibatch; so it is for classes of equal size and a sampler that
-    draws labels, and then as many images of each.
+    Warburg et al. 2023, Eq. 20 times the factor |D²| / |B| of Eq. 21. Positives have 1 / |B_pos|,
+    negatives inside the margin -1 / |B_neg|; |B_neg| also counts negatives outside. The estimate of
+    `global` sums is unbiased if positives and negatives are each drawn uniformly, and in equal
+    numbers for every minibatch. A sampler that draws labels and then n images of each does so for
+    classes of equal size.
 
     Parameters
     ----------
     is_positive : (P,) bool, the pair shares a label.
     is_inside : (P,) bool, the pair is inside the margin.
-    dtype : of the result.
+    dtype : type of the targets.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""A temperature chosen by a criterion on validation images, and what adds to a norm."""
+"""Choose a temperature on validation images; compare an uncertainty with the feature norm."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ Criterion = Callable[[Posterior], float]
 def temper_by_validation(
     fit: LaplaceFit, candidates: Sequence[float], criterion: Callable[[LaplacePosterior], float]
 ) -> LaplaceFit:
-    """The fit at the candidate temperature of the largest criterion.
+    """Return the fit at the candidate temperature with the largest criterion.
 
     Parameters
     ----------
     candidates : temperatures to try.
-    criterion : judged on data that neither trained the layer nor will evaluate it.
+    criterion : computed on data that are used neither for training nor for the evaluation.
 
-    Where validation cannot tell, because its images are found right whatever the spread, the
-    widest of the equally good posteriors is taken: the data do not ask for less. Where
-    the best is an end of the candidates, the temperature is 1: see `PriorSearch.is_identified`.
+    Of equally good temperatures the largest is chosen. If the best is at an end of the candidates,
+    the temperature is 1, see `PriorSearch.is_identified`.
     """
     if not candidates:
         raise ValueError("no candidates")
@@ -38,15 +37,15 @@ def temper_by_validation(
 
 
 def norm_correlation(posterior: LaplacePosterior, features: Tensor) -> float | None:
-    """Return the correlation, in logs, of an uncertainty with what it is without any data.
+    """Return the correlation of log uncertainty with its value under the prior alone.
 
-    The uncertainty Σ_d v_d / ‖m‖² (which 1 - R rises with) of a posterior that is all prior is
-    ‖φ‖² / ‖m‖² up to a factor. None where either is the same for all images.
+    The uncertainty is Σ_d v_d / ‖m‖²; under the prior it is ‖φ‖² / ‖m‖² up to a factor. None if
+    either is the same for all images.
 
     Parameters
     ----------
-    posterior : the one that is judged.
-    features : (N, F), of images.
+    posterior : the posterior to compare.
+    features : (N, F) features of images.
     """
     mean, variance = posterior.predict(features)
     squared_norm = mean.double().square().sum(1)

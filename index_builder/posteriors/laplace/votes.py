@@ -1,4 +1,4 @@
-"""The prior precision judged by what predictive samples are used for: voting on neighbours."""
+"""A criterion for posteriors: predictive samples vote on the label of a query."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from index_builder.posteriors.stored import Posterior
 N_SAMPLES = 50
 
 N_NEAREST, N_OTHERS = 100, 400
-"""Candidates of a query: its nearest items, and a random share of all. Among the nearest alone,
-which in a gallery with hundreds of images of each label are nearly all of one, noise votes as well
-as the right posterior, and the widest one that is tried is chosen."""
+"""Number of candidates of a query: nearest items and random items. In a gallery with hundreds of
+images of each label, the nearest items nearly all share one label. Without random items, too wide a
+posterior votes as well as the right one and is chosen."""
 
 _CHUNK = 50
-"""Queries at a time: 50 × 50 samples × 500 candidates fit into memory whatever D."""
+"""Number of queries in a batch; 50 × 50 samples × 500 candidates fit into memory."""
 
 
 def vote_log_likelihood(
@@ -27,22 +27,22 @@ def vote_log_likelihood(
     gallery_labels: Tensor,
     generator: torch.Generator,
 ) -> Criterion:
-    """Mean log-probability that sampled nearest neighbours give to a query's own label.
+    """Return a criterion: the mean log-probability of a query's own label under sampled votes.
 
-    Each predictive sample of a query votes for the label of its nearest candidate; the share of
-    votes is the probability of the label (with one vote added to either side, Laplace's rule). A
-    proper scoring rule, so that it is best where the samples are as spread as the errors are
-    frequent: a posterior too wide votes at random, one too narrow is unanimously wrong. Area under
-    a ROC curve cannot tell, since it does not see the scale.
+    Each predictive sample of a query votes for the label of its nearest candidate. The probability
+    of a label is its share of the votes, with one vote added to either side (Laplace's rule). This
+    is a proper scoring rule: it is best when the spread of the samples fits the frequency of
+    errors. Votes of too wide a posterior are random; those of too narrow a posterior are unanimous
+    also when wrong. The area under a ROC curve does not depend on the scale.
 
     Parameters
     ----------
-    posterior : only its mean is used, to find the candidates.
-    queries : (Q, F) features of images that trained nothing.
+    posterior : its mean finds the candidates.
+    queries : (Q, F) features of images not used in training.
     query_labels : (Q,) int64.
     gallery : (M, F) features of gallery images.
     gallery_labels : (M,) int64.
-    generator : draws the noise, the same for every posterior that is judged.
+    generator : draws the noise, which is the same for every posterior.
     """
     directions = torch.nn.functional.normalize(posterior.predict(gallery)[0])
     nearest = posterior.predict(queries)[0] @ directions.T
@@ -57,7 +57,7 @@ def vote_log_likelihood(
         total = 0.0
         for start in range(0, len(queries), _CHUNK):
             rows = slice(start, start + _CHUNK)
-            # Normalising a sample does not change which candidate it is nearest to.
+            # Normalising a sample does not change its nearest candidate.
             samples = mean[rows, None] + variance[rows, None].sqrt() * noise
             votes = (samples @ directions[candidates[rows]].mT).argmax(-1)
             right = is_right[rows].gather(1, votes).sum(1)
