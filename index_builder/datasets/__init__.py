@@ -1,10 +1,11 @@
-"""Labelled images and what each part of them is for.
+"""Labelled images, and their division into training, gallery, calibration and evaluation.
 
-`load_splits` (`splits`) is the way in. Sources: `digits` (they come with scikit-learn), `idx`
-(Fashion-MNIST and MNIST), `folder` (one sub-folder for each label), `outliers` (other worlds).
-`image_files` tells images from the other files of a source, `unicode_text` refuses what is no text.
-`groups` and `near_duplicates` keep what belongs together on one side. Made up from them: `views`
-(what a query could look like), `corruption` (corrupted copies). `images` is what all of them give.
+`load_splits` (`splits`) loads and divides the data of a build. Sources: `digits` (part of
+scikit-learn), `idx` (Fashion-MNIST and MNIST), `folder` (one sub-folder for each label), `outliers`
+(far-OOD images). `image_files` separates the images of a source from its other files;
+`unicode_text` refuses invalid text. `groups` and `near_duplicates` keep images of one object in one
+part. `views` makes augmented views, `corruption` corrupted images. `images` has the type that all
+of them return.
 """
 
 from index_builder.datasets.images import LabelledImages

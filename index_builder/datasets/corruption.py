@@ -1,4 +1,4 @@
-"""Corrupted copies of images: out of focus, full of noise, lying on their side; and of vectors."""
+"""Corrupted images (blurred, noisy, rotated by 90°) and corrupted vectors."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from PIL import Image, ImageFilter
 from index_builder.datasets.images import LabelledImages, Pixels, changed
 
 BLUR = 1 / 14
-"""Radius, in sides of the image: edges survive, texture does not."""
+"""Blur radius relative to the longer side; it keeps edges and removes texture."""
 
 NOISE = 60
-"""Standard deviation, of 255 grey levels."""
+"""Standard deviation of the noise, in grey levels from 0 to 255."""
 
 NOISE_AT_ONCE = 2**18
-"""Grey levels that noise is drawn for at a time: of a large image it takes a gigabyte at once, and
-six times as long."""
+"""Number of values that noise is drawn for at a time. For a large image at once, it needs a
+gigabyte and six times as long."""
 
 EXCHANGED = (0.25, 0.5, 1.0)
-"""Shares of a vector's numbers that others take the place of."""
+"""Shares of a vector's numbers that are replaced by numbers of other vectors."""
 
 N_OTHERS = 16
-"""Vectors that the numbers of one come from."""
+"""Number of other vectors that replacements come from."""
 
 
 def corrupted(images: LabelledImages, seed: int) -> LabelledImages:
-    """The same images, corrupted: each in one of three ways, in turn."""
+    """Return the images corrupted by blur, noise and rotation in turn."""
 
     def change(pixels: Pixels, position: int) -> Pixels:
         if position % 3 == 0:
@@ -42,10 +42,10 @@ def corrupted(images: LabelledImages, seed: int) -> LabelledImages:
 
 
 def corrupted_vectors(images: LabelledImages, seed: int) -> LabelledImages:
-    """The same vectors, with numbers of others in them: a quarter, half, and all, in turn.
+    """Return the vectors with a quarter, half or all numbers replaced, in turn.
 
-    Each number stays one that its place may have; how the numbers depend on each other is lost
-    (after Breiman 2001, who tells a sample by it from a synthetic one).
+    Each replacement comes from the same position of another vector. Marginal distributions are kept
+    and dependencies are lost, as in the synthetic samples of Breiman 2001.
     """
 
     def change(row: Pixels, position: int) -> Pixels:
@@ -59,13 +59,13 @@ def corrupted_vectors(images: LabelledImages, seed: int) -> LabelledImages:
 
 
 def blurred(pixels: Pixels) -> Pixels:
-    """Out of focus."""
+    """Return a blurred image."""
     radius = BLUR * max(pixels.shape)
     return np.asarray(Image.fromarray(pixels).filter(ImageFilter.GaussianBlur(radius)))
 
 
 def noisy(pixels: Pixels, generator: np.random.Generator, std: float = NOISE) -> Pixels:
-    """With Gaussian noise in every channel."""
+    """Return an image with Gaussian noise in every channel."""
     spoilt = np.empty_like(pixels)
     n_rows = max(1, NOISE_AT_ONCE // pixels[0].size)
     for start in range(0, len(pixels), n_rows):
@@ -110,7 +110,7 @@ DEGRADE: Mapping[str, Callable[[Pixels, float, np.random.Generator], Pixels]] = 
     "dark": _darkened,
     "jpeg": _compressed,
 }
-"""Ways to degrade a picture, each of a strength between 0 and 1."""
+"""Functions that degrade an image with a strength between 0 and 1."""
 
 DEGRADATIONS = tuple(DEGRADE)
 
@@ -118,13 +118,13 @@ DEGRADATIONS = tuple(DEGRADE)
 def degraded(
     images: LabelledImages, seed: int, kinds: Sequence[str] = DEGRADATIONS
 ) -> LabelledImages:
-    """The same images as poor photographs: each in one of five ways, in turn, more or less.
+    """Return the images as poor photographs, by five degradations in turn, with random strength.
 
-    A part of the picture, out of focus, noisy, dark, or compressed until it shows.
+    The degradations are crop, blur, noise, darkening and strong JPEG compression.
 
     Parameters
     ----------
-    kinds : keys of `DEGRADE` that take turns.
+    kinds : keys of `DEGRADE`, used in turn.
     """
 
     def change(pixels: Pixels, position: int) -> Pixels:

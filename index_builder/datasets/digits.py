@@ -8,7 +8,7 @@ from index_builder.datasets.images import LabelledImages, from_arrays
 
 
 def digits() -> LabelledImages:
-    """All digits (Alpaydin & Kaynak 1998, the UCI test set), ink bright on black."""
+    """All digits (Alpaydin & Kaynak 1998, the UCI test set), bright ink on a black ground."""
     from sklearn.datasets import load_digits  # noqa: PLC0415 - no other data set needs it
 
     data = load_digits()

@@ -25,12 +25,12 @@ from model_store.images import FORMATS, decode_image
 logger = logging.getLogger(__name__)
 
 SEEN_SIDE = 512
-"""Pixels of the smaller side, at least, of what pictures are compared by: large ones are read at a
-fraction of their size."""
+"""Minimum smaller side, in pixels, for comparing images; larger JPEGs are decoded at a fraction of
+their size."""
 
 
 MOST_KEPT_BYTES = 2**28
-"""Decoded pictures that are kept for the steps of a build: of a small collection each is decoded
+"""Memory for decoded images that are kept for later steps, in bytes; a small collection is decoded
 once."""
 
 
@@ -44,8 +44,8 @@ class _Picture:
     of_file : SHA-256 of its file.
     fingerprint : see `near_duplicates`.
     losses : see `DecodedImage.losses`.
-    pixels : of the whole picture; None of one that was decoded at a fraction of its size, or that
-        does not fit into the memory budget.
+    pixels : the decoded image; None if it was decoded at a fraction of its size or does not fit
+        into the memory budget.
     """
 
     digest: bytes
@@ -56,16 +56,16 @@ class _Picture:
 
 
 def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
-    """Every image below ``root``; its id is the path from there, its label the first sub-folder.
+    """Return the images below ``root``; id: the relative path, label: the first sub-folder.
 
-    Not ``labelled``, every image is its own label, wherever it lies.
-    Copies and near-duplicates share a group, where there are any.
-    Every file that is left out is counted and named in the log by its reason, as an image that
-    cannot be read is: one bad file spoils no build.
+    If not ``labelled``, every image is its own label.
+    Copies and near-duplicates share a group.
+    Files that are left out and unreadable images are counted and logged with the reason; they do
+    not stop a build.
 
     Raises
     ------
-    DatasetError : no folder, or no readable images in it, or none in sub-folders.
+    DatasetError : there is no such folder, or no readable image in it or in its sub-folders.
     """
     root = root.expanduser()
     if not root.is_dir():
@@ -106,13 +106,13 @@ def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
 
 
 class _Room:
-    """Bytes that decoded pictures may take together."""
+    """Memory budget for decoded images, in bytes; safe for threads."""
 
     def __init__(self, n_bytes: int) -> None:
         self._left, self._lock = n_bytes, Lock()
 
     def takes(self, pixels: Pixels) -> bool:
-        """Return whether a picture has room, and count it."""
+        """Return whether an image fits into the budget; if so, subtract its size."""
         with self._lock:
             fits = pixels.nbytes <= self._left
             self._left -= pixels.nbytes if fits else 0
@@ -120,7 +120,7 @@ class _Room:
 
 
 def _groups(pictures: Sequence[_Picture]) -> tuple[str, ...] | None:
-    """Name the groups of copies and near-duplicates; None where no two pictures belong together."""
+    """Name the groups of copies and near-duplicates; None if there are none."""
     digests = np.array([one.digest.hex() for one in pictures])
     copies = pairs_of_equal(np.unique(digests, return_inverse=True)[1].astype(np.int64))
     alike = pairs_among([one.fingerprint for one in pictures])
@@ -138,7 +138,7 @@ def _look_at(room: _Room, path: Path) -> _Picture | None:
         return None
     pixels = decoded.pixels
     content = repr(pixels.shape).encode() + pixels.tobytes()
-    pixels.setflags(write=False)  # every step of the build reads it
+    pixels.setflags(write=False)  # all later steps use the decoded image
     is_whole = pixels.shape[:2] == (decoded.height, decoded.width)
     return _Picture(
         hashlib.sha256(content).digest(),

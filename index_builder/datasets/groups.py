@@ -1,4 +1,4 @@
-"""Dividing images so that no group of them is on both sides."""
+"""Divide images into two parts without splitting a group."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def united(n: int, pairs: Iterable[Integers]) -> Integers:
 
     Parameters
     ----------
-    pairs : arrays (P, 2) of images that belong together.
+    pairs : arrays (P, 2) of images of one group.
     """
     first, second = np.concatenate([np.empty((0, 2), dtype=np.int64), *pairs]).T
     links = coo_array((np.ones(len(first), dtype=np.int8), (first, second)), shape=(n, n))
@@ -25,7 +25,7 @@ def united(n: int, pairs: Iterable[Integers]) -> Integers:
 
 
 def pairs_of_equal(codes: Integers) -> Integers:
-    """Return pairs (P, 2) that link the images of each code in a chain; −1 links nothing."""
+    """Return pairs (P, 2) that chain the images of equal code; code −1 has no pairs."""
     order = np.argsort(codes, kind="stable")
     same = (codes[order[1:]] == codes[order[:-1]]) & (codes[order[1:]] >= 0)
     return np.stack([order[:-1][same], order[1:][same]], axis=1)
@@ -39,21 +39,22 @@ def held_out_groups(
     wanted: Integers,
     most: Integers,
 ) -> NDArray[np.bool_]:
-    """Choose whole groups to hold out, so that each label gives about as many images as it should.
+    """Choose whole groups to hold out, with about the wanted number of images of each label.
 
-    Groups are visited in ``order``. First, a group is taken where it brings its labels nearer to
-    the number that is wanted of each; where it makes no difference, every second time, once a
-    label that has given something. That leaves labels that gave nothing: of two images, or of a
-    few large groups. Of those together, ``share`` of the images is taken, one group of a label at
-    most: of labels of two images and a share of a fifth, two labels in five give one.
+    Groups are visited in ``order``, twice. The first pass holds out a group if its labels then come
+    closer to their wanted numbers. On a tie it holds out about half, once for each label that
+    already has a held-out image. Some labels then still have no held-out image: those of two
+    images, or of a few large groups. The second pass holds out ``share`` of their images together,
+    at most one group of each label. With two images in each label and a share of 0.2, it holds out
+    one image of two labels in five.
 
     Parameters
     ----------
     labels, groups : (N,) codes from 0 without gaps of each image's label and group.
-    order : (G,) the groups, in the order of the visit.
-    share : of the images to hold out.
-    wanted : (L,) images of each label to hold out.
-    most : (L,) images of each label that may be held out.
+    order : (G,) groups in the order of visits.
+    share : share of the images to hold out.
+    wanted : (L,) wanted number of held-out images of each label.
+    most : (L,) maximum number of held-out images of each label.
 
     Returns
     -------
@@ -66,11 +67,11 @@ def held_out_groups(
 
 
 class _Division:
-    """The groups that are held out so far.
+    """A division under construction.
 
     Attributes
     ----------
-    taken : (G,) whether a group is.
+    taken : (G,) whether a group is held out.
     """
 
     def __init__(self, labels: Integers, groups: Integers, n_groups: int, most: Integers) -> None:
@@ -84,7 +85,7 @@ class _Division:
         self.taken = np.zeros(n_groups, dtype=bool)
 
     def take_by_label(self, visits: list[int], wanted: list[int]) -> None:
-        """Take groups that bring their labels nearer to the ``wanted`` number of each."""
+        """Hold out groups that bring their labels closer to the ``wanted`` numbers."""
         tied = [False] * len(wanted)
         n_due, n_taken = 0.0, 0
         for group in visits:
@@ -107,7 +108,7 @@ class _Division:
                     tied[label] = True
 
     def take_by_share(self, visits: list[int], share: float) -> None:
-        """Take, of labels that gave nothing, groups that come to ``share`` of their images."""
+        """Hold out groups of labels without held-out images, ``share`` of their images in total."""
         gave_nothing = [n == 0 for n in self._held]
         n_due, n_taken = 0.0, 0
         for group in visits:
@@ -118,7 +119,7 @@ class _Division:
                 gave_nothing[label] = False
                 n_due += share * self._n_of_label[label]
             size = sum(n for _, n in parts)
-            if n_taken + size / 2 <= n_due + 1e-9:  # the nearest that whole groups allow
+            if n_taken + size / 2 <= n_due + 1e-9:  # as close as whole groups allow
                 self._take(group)
                 n_taken += size
 

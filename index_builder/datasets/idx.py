@@ -1,4 +1,4 @@
-"""Fashion-MNIST and MNIST in their official files."""
+"""Fashion-MNIST and MNIST, read from their official files."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def idx_dataset(
     part: Literal["train", "t10k"],
     raw: Path | None = None,
 ) -> LabelledImages:
-    """One part of Fashion-MNIST or MNIST, 28 × 28 grey.
+    """Load one part of Fashion-MNIST or MNIST, 28 × 28 grey.
 
-    Read from the folder ``raw``, or where none is named from ``$VOUCH_DATA_DIR/<name>/raw`` if that
-    is set, and downloaded by torchvision (into ``~/.cache/vouch``) otherwise.
+    It is read from the folder ``raw``; by default from ``$VOUCH_DATA_DIR/<name>/raw`` if the
+    variable is set. Otherwise torchvision downloads it into ``~/.cache/vouch``.
 
     Raises
     ------

@@ -1,7 +1,7 @@
-"""The image files of a folder, an archive or a bucket, and the files that are left out of it.
+"""Find the image files of a folder, an archive or a bucket, and list the files that are left out.
 
-A file is an image by its content, whatever its name. Every other file is counted by the reason and
-named in the report of the run: nothing that lies in a source disappears from it in silence.
+A file is an image by its content, whatever its name. The report of the run counts and names every
+other file with the reason.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pathlib import Path, PurePosixPath
 from model_store.images import FORMATS, RAW_SUFFIXES, SUFFIXES, content_of, format_of
 
 HEAD_BYTES = 512
-"""Bytes at the beginning of a file that tell its format."""
+"""Number of bytes at the beginning of a file that identify its format."""
 
 N_SHOWN = 10
-"""Names in a message; a report lists all."""
+"""Maximum number of names in a message; a report lists all names."""
 
 _SYSTEM_NAMES = frozenset(
     {"@eadir", "@tmp", "@recycle", "@recently-snapshot", "@synoresource", "@sharebin"}
@@ -35,7 +35,7 @@ _SYSTEM_NAMES = frozenset(
     | {"config.msi", "$windows.~bt", "$windows.~ws", "$winreagent", "$extend", "albumartsmall.jpg"}
     | {"node_modules", "site-packages"}
 )
-"""Files and folders that operating systems, NAS and programs put among a user's files."""
+"""Names of files and folders that operating systems, NAS devices and programs create."""
 
 _SYSTEM_BEGINNINGS = (
     *(".", "@__thumb", "synofile_thumb_", "synophoto_", "~syncthing~", "~$"),
@@ -45,10 +45,11 @@ _SYSTEM_ENDS = (
     *("@synoeastream", "@synoresource", ".lrdata", ".thm"),
     *(".crdownload", ".part", ".partial", ".download", ".opdownload", ".filepart"),
 )
-"""Endings of caches of previews, cameras' pictures of videos, and files that are not yet whole."""
+"""Endings of preview caches, video thumbnails of cameras, and incomplete files."""
 
 _LIBRARY, _OWN_IN_LIBRARIES = ".photoslibrary", frozenset({"originals", "masters"})
-"""Photo libraries of macOS, and their folders with originals; other files are derived from them."""
+"""Suffix of macOS photo libraries, and their folders of originals; other files in them are
+derived."""
 
 _OTHER_SUFFIXES = (
     RAW_SUFFIXES
@@ -82,33 +83,33 @@ _TITLES = {
     Reason.no_label: "in no label folder",
     Reason.beside_tables: "beside Parquet files",
 }
-"""Row of a table for each reason."""
+"""Title of a table row for each reason."""
 
 _SENTENCES = {
     Reason.other_format: f"Vouch reads {', '.join(FORMATS)}. Convert the file.",
-    Reason.not_an_image: "The content is of no image format.",
-    Reason.system_file: "An operating system, a NAS or a program wrote it; it is no user's image.",
+    Reason.not_an_image: "The content has no known image format.",
+    Reason.system_file: "An operating system, a NAS device or a program created it.",
     Reason.linked_folder: (
-        "It is a link to a folder. Links out of the source are followed where --root names a "
-        "folder that both lie in."
+        "It is a link to a folder. To follow a link out of the source, name a folder that "
+        "contains both with --root."
     ),
     Reason.not_opened: (
         "It cannot be opened as a regular file: it is a link, a pipe or a device, or a permission "
         "is missing."
     ),
     Reason.bad_name: "The file name is not UTF-8, so it cannot be an id. Rename the file.",
-    Reason.no_label: "It lies in no sub-folder, and sub-folders are the labels.",
+    Reason.no_label: "It is in no sub-folder, and sub-folders are the labels.",
     Reason.beside_tables: "The Parquet files of the folder are the source; this file is not read.",
 }
 """The sentence in the report for each reason."""
 
 _SAID = (Reason.other_format, Reason.linked_folder, Reason.bad_name, Reason.no_label)
-"""Reasons that are printed at once: a part of the collection may be missing."""
+"""Reasons that are printed immediately, because part of the collection may be missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOutFile:
-    """A file that is not among a source's images.
+    """A file of a source that is not read as an image.
 
     Attributes
     ----------
@@ -130,7 +131,7 @@ class LeftOutFile:
 
 @dataclass(slots=True)
 class LeftOut:
-    """The files of a source that are not among its images, in the order of the source."""
+    """The files of a source that are not read as images, in the order of the source."""
 
     files: list[LeftOutFile] = field(default_factory=list)
 
@@ -140,15 +141,15 @@ class LeftOut:
         self.files.append(LeftOutFile(shown, reason, content))
 
     def takes(self, name: str, head: Callable[[], bytes]) -> bool:
-        """Return whether a file is to be decoded as an image; note it if not.
+        """Return whether to decode a file as an image; if not, record it.
 
-        A file whose content is unknown is decoded if its name is that of an image: then it counts
-        as an unreadable image.
+        A file with unknown content is decoded if its suffix is that of an image; it then counts as
+        an unreadable image.
 
         Parameters
         ----------
         name : the path in the source.
-        head : reads the first `HEAD_BYTES` of the file; called only where the name does not decide.
+        head : reads the first `HEAD_BYTES` of the file; called only if the name does not decide.
         """
         suffix = PurePosixPath(name).suffix.lower()
         if is_system_file(name):
@@ -199,7 +200,7 @@ class LeftOut:
     def rows(self, report: Path | None = None) -> list[tuple[str, str]]:
         """Return rows for a table; ``report`` is the file that names all of them.
 
-        Other formats have a row in any case: zero of them is an answer.
+        Other formats always have a row, also with zero files.
         """
         where = "" if report is None else f"; see {report}"
         shown = [reason for reason in Reason if self.of(reason) or reason is Reason.other_format]
@@ -207,12 +208,12 @@ class LeftOut:
 
     @property
     def sentences(self) -> list[str]:
-        """Messages about the files whose absence may be a mistake, one for each reason."""
+        """One message for each reason that may mean a mistake."""
         return [self._said(reason) for reason in _SAID if self.of(reason)]
 
     @property
     def sentence(self) -> str:
-        """A message about all files that were left out; empty where there are none."""
+        """A message about all files that were left out; empty if there are none."""
         return " ".join(self._said(reason) for reason in Reason if self.of(reason))
 
     def _said(self, reason: Reason) -> str:
@@ -230,9 +231,9 @@ class LeftOut:
 
 
 def is_system_file(name: str) -> bool:
-    """Return whether a path in a source belongs to an operating system, a NAS or a program.
+    """Return whether a path belongs to an operating system, a NAS device or a program.
 
-    Names with a leading dot do, such as the ``._`` twins of macOS and ``.ipynb_checkpoints``.
+    All names with a leading dot do, for example ``._`` files of macOS and ``.ipynb_checkpoints``.
     """
     parts = [part for part in name.lower().split("/") if part not in {"", ".", ".."}]
     return any(
@@ -261,10 +262,10 @@ def head_of(path: Path) -> bytes:
 
 
 def files_below(folder: Path, root: Path, left_out: LeftOut) -> Iterator[str]:
-    """Give the files below a folder, sorted, as POSIX paths from there.
+    """Yield the files below a folder, sorted, as relative POSIX paths.
 
-    A link to a folder is followed if it leads out of ``folder`` and stays inside ``root``; any
-    other is left out. So no file is given twice because of a link within the folder.
+    A link to a folder is followed if its target is outside ``folder`` and inside ``root``. Other
+    links are left out, so that a link within the folder does not repeat files.
     """
     top, allowed = folder.resolve(), root.expanduser().resolve()
 
@@ -275,7 +276,7 @@ def files_below(folder: Path, root: Path, left_out: LeftOut) -> Iterator[str]:
         except PermissionError:
             if not is_system_file(prefix):
                 raise
-            left_out.add(prefix, Reason.system_file)  # such as lost+found, which every disk has
+            left_out.add(prefix, Reason.system_file)  # for example lost+found of every disk
             return
         for member in members:
             name, path = prefix + member.name, Path(member.path)
@@ -294,7 +295,7 @@ def files_below(folder: Path, root: Path, left_out: LeftOut) -> Iterator[str]:
 
 
 def image_files(folder: Path, left_out: LeftOut) -> Iterator[str]:
-    """Give the image files below a folder whose links may lead anywhere; note the other files."""
+    """Yield the image files below a folder, also behind links; record the other files."""
     for name in files_below(folder, Path(folder.resolve().anchor), left_out):
         if left_out.takes(name, partial(head_of, folder / name)):
             yield name

@@ -20,13 +20,13 @@ from model_store.images import decode_image
 T = TypeVar("T")
 
 Pixels = NDArray[Any]
-"""An image (H, W, 3) uint8; or a vector (n,) float32, where an encoder takes vectors."""
+"""An image (H, W, 3) uint8, or a vector (n,) float32 for encoders of vectors."""
 
 Read = Callable[[int, int | None], Pixels]
-"""Position in a source, and how small a JPEG may be decoded, to pixels; see `decode_image`."""
+"""Function from a position and ``smallest_side`` (see `decode_image`) to pixels."""
 
 Content = Callable[[int], bytes]
-"""Position in a source to what tells its image from every other, such as a hash of the file."""
+"""Function from a position to bytes that identify its image, for example a hash of the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +37,16 @@ class LabelledImages:
     ----------
     ids : N distinct strings.
     labels : N labels.
-    read : gives image ``i`` of the collection's source as (H, W, 3) uint8 RGB.
-    rows : (N,) the source's own positions of these images.
-    groups : N names of what images show together, such as one object photographed several times:
-        no group is divided between gallery and queries. None if unknown.
-    sources : N names of where images come from, such as a camera; None if unknown.
-    content : of the same source as ``read``; None if images have no identity, so that nothing
-        computed of them can be found again.
-    metadata : N objects of what else is known of the images; None where nothing is.
-    places : (N, 3) of where images were taken, see `model_store.truth.wgs84`; NaN if unknown. None
-        if places do not decide what matches.
+    read : returns image ``i`` of the source as (H, W, 3) uint8 RGB.
+    rows : (N,) positions of these images in the source.
+    groups : N names of groups, for example one object in several photographs; gallery and queries
+        never share a group. None if unknown.
+    sources : N names of image sources, for example cameras; None if unknown.
+    content : returns the identity of an image of the source; None without identities, and then
+        nothing computed from the images is cached.
+    metadata : N mappings of metadata; None without metadata.
+    places : (N, 3) coordinates where the images were taken, see `model_store.truth.wgs84`; NaN if
+        unknown. None if matches do not depend on places.
     """
 
     ids: tuple[str, ...]
@@ -70,16 +70,17 @@ class LabelledImages:
         return len(self.ids)
 
     def pixels(self, position: int, smallest_side: int | None = None) -> Pixels:
-        """Image at ``position``, (H, W, 3) uint8 RGB at its own size, or a fraction of it.
+        """Return the image at ``position``, (H, W, 3) uint8 RGB, at full size or a fraction of it.
 
         Parameters
         ----------
-        smallest_side : of a JPEG that is decoded at a fraction of its size, see `decode_image`.
+        smallest_side : minimum side of a JPEG decoded at a fraction of its size, see
+            `decode_image`.
         """
         return self.read(int(self.rows[position]), smallest_side)
 
     def contents(self) -> list[bytes] | None:
-        """Return what tells the images from all others, see `Content`; None if unknown."""
+        """Return the identities of the images, see `Content`; None if unknown."""
         if self.content is None:
             return None
         return [self.content(int(row)) for row in self.rows]
@@ -103,7 +104,7 @@ class LabelledImages:
         return np.unique(np.array(self.labels), return_inverse=True)[1].astype(np.int64)
 
     def prepared(self, preprocessing: EncoderInput) -> Pixels:
-        """All images at the encoder's input size, (N, H, W, 3) uint8; or all vectors, (N, n)."""
+        """Return all images at the encoder's input size, (N, H, W, 3) uint8, or vectors (N, n)."""
         images = np.empty((len(self), *preprocessing.shape), dtype=preprocessing.dtype)
         for position in range(len(self)):
             images[position] = preprocessing(self.pixels(position, preprocessing.smallest_side))
@@ -112,14 +113,14 @@ class LabelledImages:
     def batches(
         self, preprocessing: EncoderInput, size: int
     ) -> Iterator[tuple[NDArray[np.int64], Pixels]]:
-        """Positions and prepared images, ``size`` at a time."""
+        """Yield positions and prepared images in batches of ``size``."""
         for start in range(0, len(self), size):
             positions = np.arange(start, min(start + size, len(self)))
             yield positions, self.subset(positions).prepared(preprocessing)
 
 
 def joined(*parts: LabelledImages) -> LabelledImages:
-    """All images of several collections, one after the other."""
+    """Concatenate several collections."""
     starts = np.cumsum([0, *map(len, parts)])
 
     def place(position: int) -> tuple[LabelledImages, int]:
@@ -150,11 +151,11 @@ def joined(*parts: LabelledImages) -> LabelledImages:
 def changed(
     images: LabelledImages, how: str, change: Callable[[Pixels, int], Pixels]
 ) -> LabelledImages:
-    """The same images, each changed as its pixels and position say, with its id and label.
+    """Return the images changed by a function of pixels and position; ids and labels are kept.
 
     Parameters
     ----------
-    how : names ``change`` and all it depends on but the image and its position.
+    how : identifies ``change`` and its parameters, for the identity of the changed images.
     """
 
     def read(position: int, smallest_side: int | None) -> Pixels:
@@ -185,12 +186,12 @@ def from_files(
     digests: Sequence[bytes] = (),
     decoded: Mapping[int, Pixels] = MappingProxyType({}),
 ) -> LabelledImages:
-    """Image files below ``root``, decoded when asked for; an image's id is its name there.
+    """Return the image files below ``root``, decoded on access; the id is the file's name.
 
     Parameters
     ----------
-    digests : SHA-256 of each file; empty: computed when asked for.
-    decoded : by position, the whole pictures of files that are decoded already.
+    digests : SHA-256 of each file; empty to compute them on access.
+    decoded : pixels of already decoded files, by position.
     """
 
     def read(row: int, smallest_side: int | None) -> Pixels:
@@ -211,11 +212,11 @@ def from_files(
 
 
 def is_whole_at(pixels: Pixels, smallest_side: int | None) -> bool:
-    """Return whether a picture is too small to be decoded at a half of its size.
+    """Return whether an image is too small to be decoded at half its size.
 
     Parameters
     ----------
-    pixels : the whole picture.
+    pixels : the image at full size.
     smallest_side : see `decode_image`.
     """
     return smallest_side is None or min(pixels.shape[:2]) < 2 * smallest_side

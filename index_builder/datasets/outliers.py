@@ -1,4 +1,4 @@
-"""Images of another kind than the gallery's (far-OOD), for calibration and evaluation."""
+"""Far-OOD images, unlike those of the gallery, for calibration and evaluation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from index_builder.datasets.idx import idx_dataset
 from index_builder.datasets.images import LabelledImages, Pixels, from_arrays
 
 N_CROPS = 1000
-"""As many as the small test sets have queries; more crops of one photograph tell nothing new."""
+"""Number of crops of a photograph; more crops add no information."""
 
 
 def outliers(kind: OutlierKind, part: int, generator: np.random.Generator) -> LabelledImages | None:
@@ -18,9 +18,10 @@ def outliers(kind: OutlierKind, part: int, generator: np.random.Generator) -> La
 
     Parameters
     ----------
-    kind : ``photographs`` are crops of the two that come with scikit-learn, in grey and upright or
-        turned; ``digits`` scikit-learn's digits; ``mnist`` MNIST's test set; ``none`` no outliers.
-    part : 0 for calibration, 1 for evaluation: halves of the kind that share no source image.
+    kind : ``photographs`` are grey crops of scikit-learn's two photographs, upright or rotated;
+        ``digits`` are scikit-learn's digits; ``mnist`` is the MNIST test set; ``none`` has no
+        outliers.
+    part : 0 for calibration, 1 for evaluation; the two parts share no source image.
     """
     if kind == "none":
         return None

@@ -1,4 +1,4 @@
-"""The division of images by purpose: training, gallery, calibration, evaluation."""
+"""The division of images into training, gallery, calibration and evaluation."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from index_builder.datasets.views import views
 from model_store.errors import DatasetError
 
 N_VALIDATION_VIEWS = 1000
-"""Views of unlabelled images that the prior precision is chosen by."""
+"""Number of views of unlabelled images for choosing the prior precision."""
 
 MIN_SPLIT = 3
-"""Images of a label that leave a positive pair to train on when one is put aside."""
+"""Minimum number of images of a label for holding one out: two remain as a positive pair."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuerySet:
-    """Queries to calibrate with, or to be tested on.
+    """Queries for calibration or evaluation.
 
     Attributes
     ----------
@@ -47,18 +47,17 @@ class Splits:
 
     Attributes
     ----------
-    gallery : what is indexed: training and validation images together; with `unseen_share`,
-        images of other labels than theirs.
-    training : what the encoder is trained on and its posterior fitted to; without labels, half of
-        the gallery, disjoint from the images whose views are calibration queries.
-    validation : what the prior precision is chosen by; the encoder has not seen them.
-    calibration, evaluation : queries, which stand in no other part; without labels, views of items.
-    labelled : whether labels are known; else each image is its own label.
-    items_are_queries : whether the gallery holds all images of its labels, so that items, each
-        excluded from its own results, are the queries with a match; ``calibration`` and
-        ``evaluation`` then have none.
-    gallery_unseen : whether nothing was learned from the gallery's images, nor from their labels:
-        then they look to the encoder as fresh queries do.
+    gallery : the indexed images: training and validation images; with `unseen_share`, images of
+        other labels.
+    training : images for training the encoder and fitting its posterior; without labels, half of
+        the gallery, and no calibration query is a view of them.
+    validation : images for choosing the prior precision; the encoder is not trained on them.
+    calibration, evaluation : queries that are in no other part; without labels, views of items.
+    labelled : whether labels are known; if not, each image is its own label.
+    items_are_queries : whether the items are also the queries with a match, each excluded from its
+        own results. ``calibration`` and ``evaluation`` then have no queries with a match.
+    gallery_unseen : whether the encoder was trained on neither the gallery's images nor their
+        labels, so that items are like fresh queries.
     """
 
     gallery: LabelledImages
@@ -73,7 +72,7 @@ class Splits:
 
 @dataclass(frozen=True, slots=True)
 class SplitChoices:
-    """The part of a configuration that decides on the splits of a build.
+    """The options of a configuration that determine the splits.
 
     Attributes
     ----------
@@ -94,15 +93,15 @@ class SplitChoices:
 def load_splits(
     config: BuildConfig | SplitChoices, vectors: LabelledImages | None = None
 ) -> Splits:
-    """Load the data of ``config`` and divide it, the same way for the same seed.
+    """Load the data of ``config`` and divide them; equal seeds give equal splits.
 
     Parameters
     ----------
-    vectors : the data itself, where it is no images.
+    vectors : the data, if they are vectors and not images.
 
     Raises
     ------
-    DatasetError : data missing or damaged, an unknown withheld label, or too few images.
+    DatasetError : data are missing or damaged, a withheld label is unknown, or images are too few.
     """
     generator = np.random.default_rng([config.seed, 0])
     if config.dataset.labels == "none":
@@ -130,7 +129,7 @@ def load_splits(
         generator,
         at_least_one_left=share > 0,
     )
-    # Images of withheld labels that fell to the gallery can be nothing but queries.
+    # Images of withheld labels in the gallery's part can only be queries.
     spares = stratified(spare, 0.5, generator, keep=False)
     calibration, evaluation = (
         QuerySet(
@@ -152,7 +151,7 @@ def load_splits(
 
 
 def _require_known(withheld: set[str], images: LabelledImages) -> None:
-    """Raise `DatasetError` where no image has a withheld label."""
+    """Raise `DatasetError` if no image has a withheld label."""
     known = set(images.labels)
     if withheld - known:
         raise DatasetError(
@@ -162,11 +161,11 @@ def _require_known(withheld: set[str], images: LabelledImages) -> None:
 
 
 def _of_views(config: BuildConfig | SplitChoices, generator: np.random.Generator) -> Splits:
-    """Images without labels: views of an image are its positives, and the queries that match it.
+    """Divide images without labels; views of an image are its positives and its matching queries.
 
-    One half of the images is learned from, and tested with. The other calibrates: where an image
-    is hidden from its own view, what is left are near misses, and only of an image that the encoder
-    has not learned are they as near as those of fresh photographs.
+    One half of the images is for training and evaluation, the other for calibration. A calibration
+    query whose own image is hidden finds near misses. They are as near as for new photographs only
+    if the encoder was not trained on the image.
     """
     assert config.dataset.path is not None  # noqa: S101 - the configuration has checked it
     gallery = folder(config.dataset.path, labelled=False)
@@ -189,7 +188,7 @@ def _of_views(config: BuildConfig | SplitChoices, generator: np.random.Generator
 
 
 def _halves(images: LabelledImages, order: NDArray[np.int64]) -> list[LabelledImages]:
-    """Divide ``images`` in ``order``; no group is divided."""
+    """Divide ``images`` into halves in ``order`` without splitting a group."""
     if images.groups is None:
         return [images.subset(np.sort(half)) for half in np.array_split(order, 2)]
     alike = np.zeros(len(images), dtype=np.int64)
@@ -200,7 +199,7 @@ def _halves(images: LabelledImages, order: NDArray[np.int64]) -> list[LabelledIm
 def _outliers(
     config: BuildConfig | SplitChoices, generator: np.random.Generator
 ) -> Iterator[LabelledImages | None]:
-    """Far-OOD images: one part for calibration, one for evaluation."""
+    """Yield the far-OOD images for calibration, then those for evaluation."""
     most = config.outliers.n_images
     for part, kind in enumerate((config.outliers.calibration, config.outliers.evaluation)):
         images = outliers(kind, part, generator)
@@ -210,9 +209,9 @@ def _outliers(
 def _parts(
     config: DatasetConfig, vectors: LabelledImages | None
 ) -> tuple[LabelledImages | None, LabelledImages, LabelledImages | None]:
-    """Images to learn from, where they are not the gallery's own; all others; and queries.
+    """Return separate training images or None, all other images, and queries or None.
 
-    None for queries if the data has no predefined split.
+    Queries are None if the data have no predefined split.
     """
     if config.kind == "fashion-mnist":
         return None, idx_dataset("FashionMNIST", "train"), idx_dataset("FashionMNIST", "t10k")
@@ -249,16 +248,16 @@ def stratified(
     at_least_one_left: bool = False,
     keep: bool = True,
 ) -> tuple[LabelledImages, LabelledImages]:
-    """Divide each label's images at ``share``, at random; each side keeps the source's order.
+    """Divide each label's images at random: ``share`` of them, and the rest, in the source's order.
 
-    No group is divided. Where groups are large, a label's share is what whole groups allow, and may
-    be all of it; labels together have about ``share`` on the first side.
+    No group is divided. With large groups the share of a label can differ, up to all of its images.
+    All labels together have about ``share`` on the first side.
 
     Parameters
     ----------
-    at_least_one_left : for the second side, of every label with three images or more; of images
-        with groups, of those whose groups are small enough.
-    keep : whether each label with a group keeps one on the first side.
+    at_least_one_left : whether each label with three or more images has one on the second side, if
+        its groups are small enough.
+    keep : whether each label with a group keeps an image on the first side.
     """
     labels = np.array(images.labels)
     first = np.zeros(len(images), dtype=bool)
@@ -291,12 +290,12 @@ def _second_side(
     *,
     keep: bool = False,
 ) -> NDArray[np.bool_]:
-    """Return whether each image (N,) is on the second side, whole groups as `held_out_groups` has.
+    """Return whether each image (N,) is on the second side, by `held_out_groups`.
 
     Parameters
     ----------
-    names : of the groups.
-    order : (N,) images; a group is visited with its first.
+    names : group name of each image.
+    order : (N,) images; a group is visited at its first image.
     """
     groups = np.unique(np.array(names), return_inverse=True)[1].astype(np.int64)
     visited, starts = np.unique(groups[order], return_index=True)
@@ -308,6 +307,6 @@ def _second_side(
 def with_label(
     images: LabelledImages, labels: Collection[str], *, wanted: bool
 ) -> NDArray[np.int64]:
-    """Positions of the images whose label is among ``labels``, or, not ``wanted``, is not."""
+    """Return the positions of images with a label in ``labels``; without, if not ``wanted``."""
     member = np.array([label in labels for label in images.labels], dtype=bool)
     return np.flatnonzero(member == wanted)

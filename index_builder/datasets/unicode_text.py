@@ -1,4 +1,4 @@
-"""Text that every file can hold."""
+"""Check that text can be written as UTF-8."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from model_store.errors import DatasetError
 
 
 def require_unicode(text: str, origin: str) -> None:
-    """Refuse text with half a pair of surrogates in it, which no file of UTF-8 holds.
+    """Refuse text with an unpaired surrogate, which UTF-8 cannot encode.
 
-    So JSON may write it, and so Python reads a name of other bytes than UTF-8.
+    JSON escapes can contain one, and Python uses them for file names that are not UTF-8.
 
     Raises
     ------
@@ -20,5 +20,5 @@ def require_unicode(text: str, origin: str) -> None:
         where = origin.encode(errors="backslashreplace").decode()
         raise DatasetError(
             f"{where}: {text[error.start : error.end]!r} in {text[:200]!r} is no Unicode. Write it "
-            "in UTF-8; where it is the name of a file, rename it."
+            "in UTF-8; if it is the name of a file, rename the file."
         ) from error

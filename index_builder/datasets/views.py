@@ -1,4 +1,4 @@
-"""Other pictures of the same thing, made up: what a query may look like where none is at hand."""
+"""Augmented views of images, which stand in for queries if there are none."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from PIL import Image, ImageEnhance, ImageFilter
 from index_builder.datasets.images import LabelledImages, Pixels, changed
 
 KEPT = (0.6, 0.95)
-"""Share of each side that a crop keeps."""
+"""Range of the share of each side that a crop keeps."""
 
 TURN = 8.0
-"""Degrees, either way."""
+"""Maximum rotation in degrees, in either direction."""
 
 LIGHT = (0.7, 1.3)
-"""Factor on brightness, and on contrast."""
+"""Range of the factors on brightness and contrast."""
 
 BLUR = 1 / 120
-"""Largest radius, in sides of the image."""
+"""Maximum blur radius relative to the longer side."""
 
 QUALITY = (30, 85)
-"""Range of the quality of the JPEG that a view is compressed to."""
+"""Range of the JPEG quality."""
 
 
 def views(images: LabelledImages, seed: int) -> LabelledImages:
-    """A view of each image, with its id and label: another for each seed."""
+    """Return a view of each image, with its id and label; each seed gives different views."""
 
     def change(pixels: Pixels, position: int) -> Pixels:
         return view(pixels, np.random.default_rng([seed, position]))
@@ -35,7 +35,7 @@ def views(images: LabelledImages, seed: int) -> LabelledImages:
 
 
 def view(pixels: Pixels, generator: np.random.Generator) -> Pixels:
-    """Photograph it again: turned, cropped, in another light, less sharp, compressed."""
+    """Rotate, crop, change brightness and contrast, blur and compress an image at random."""
     image = Image.fromarray(pixels)
     image = image.rotate(generator.uniform(-TURN, TURN), Image.Resampling.BILINEAR)
     width, height = (
