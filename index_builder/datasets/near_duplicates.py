@@ -83,7 +83,7 @@ def near_duplicates(fingerprints: Fingerprint) -> NDArray[np.int64]:
     n, dim = fingerprints.shape
     if n > N_MOST:
         logger.warning(
-            "near-duplicates are not detected among %d images (at most %d): name images of the same "
+            "near-duplicates are not detected among %d images (at most %d): name images of one "
             "object in the column `group` of a manifest",
             n,
             N_MOST,

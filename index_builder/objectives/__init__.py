@@ -1,30 +1,30 @@
-"""Objectives: what training minimises; `index_builder.methods` chooses.
+"""Training objectives (losses); `index_builder.methods` chooses one.
 
 ::
 
     objective            the interface
-    registry             `training.objective` of a configuration → its objective
-    pairs                pairs of a batch, and their distances
-    of_embeddings        objectives that learn nothing beside the encoder
+    registry             objectives by the name in `training.objective`
+    pairs                positive and negative pairs of a batch, and their distances
+    of_embeddings        objectives without parameters
     contrastive          the contrastive loss
     triplet_loss         the triplet loss
-    margin               the margin loss, its negatives drawn evenly over distances
+    margin               the margin loss with distance-weighted sampling
     similarities         N-pairs, InfoNCE, soft neighbours, SupCon, SNCA
     ranking              multi-similarity, FastAP, smooth AP
     classification       cross-entropy, center loss, SPCE
     proxies              ProxyNCA++, ProxyAnchor
-    sphere_proxies       proxies that are distributions on the sphere
-    view_loss            SimCLR, MCInfoNCE: no labels
+    sphere_proxies       proxies as distributions on the sphere
+    view_loss            SimCLR, MCInfoNCE: without labels
     von_mises_fisher     the von Mises-Fisher distribution with gradients
 
-Those that a posterior brings with it::
+Objectives that train a posterior::
 
-    online_laplace       the contrastive loss with a posterior along the way
-    bayesian_triplet     distributions by a variance head
-    triplets             triplets worth training on
+    online_laplace       the contrastive loss with an online Laplace posterior
+    bayesian_triplet     the Bayesian triplet loss, with a variance head
+    triplets             mining of useful triplets
     mutual_likelihood    probabilistic face embeddings
     hedged_instance      hedged instance embeddings
-    loss_prediction      how badly an image will be found
+    loss_prediction      prediction of an image's retrieval loss
 """
 
 from index_builder.objectives.bayesian_triplet import BayesianTripletLoss

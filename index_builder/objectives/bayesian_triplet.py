@@ -1,4 +1,4 @@
-"""The Bayesian triplet loss: embeddings are distributions, and a network says how wide."""
+"""The Bayesian triplet loss: embeddings are distributions, and a head predicts their variance."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from model_store.gaussian import DiagonalGaussian, triplet_margin_moments
 Prior = Literal["gaussian", "von_mises_fisher"]
 
 _SMALLEST_VARIANCE = 1e-20
-"""The least variance of τ: it keeps the root differentiable where a triplet's three embeddings
-coincide and are certain."""
+"""Minimum variance of τ; it keeps the square root differentiable if a triplet's embeddings coincide
+with variance zero."""
 
 
 class BayesianTripletLoss(Objective):
-    """−log P(τ < −m) of mined triplets, plus a weighted divergence from the prior.
+    """The mean −log P(τ < −m) of mined triplets, plus a weighted divergence from the prior.
 
-    Warburg et al. 2021, with the corrections of the margin's sign (the positive must lead *by* m,
-    so that P(τ < −m) is wanted), of the axis of the Gaussian divergence and of the divergence from
-    the uniform distribution on the sphere; the logarithm of the normal cdf is taken as such, so
-    that hard triplets keep a gradient. With a weight other than one it is no evidence lower bound.
+    Warburg et al. 2021, with three corrections: the sign of the margin (the positive must be closer
+    by m, so P(τ < −m) is maximised), the axis of the Gaussian divergence, and the divergence from
+    the uniform distribution on the sphere. The log of the normal cdf is computed directly, so that
+    hard triplets have a gradient. With a weight other than one, the loss is no evidence lower
+    bound.
 
     Parameters
     ----------
-    head : gives the variances.
+    head : predicts the variances.
     prior : N(0, prior_variance I), or uniform on the sphere with κ = 1 / variance.
-    prior_variance : of each dimension.
-    kl_weight : of the divergence, averaged over the minibatch.
+    prior_variance : prior variance of each dimension.
+    kl_weight : weight of the mean divergence of a minibatch.
     margin : m ≥ 0, in squared distance.
     mining, n_triplets : see `mine_triplets`.
-    normalised : whether means are brought to unit length. If not, the divergence from the Gaussian
-        prior holds their lengths (supplement, after Eq. 46), which is otherwise a constant.
+    normalised : whether means are normalised to unit length. If not, the divergence from the
+        Gaussian prior controls their lengths (supplement, after Eq. 46).
     generator : draws triplets.
     """
 
@@ -84,7 +85,7 @@ class BayesianTripletLoss(Objective):
 
         Parameters
         ----------
-        mean, variance : (B, D), of the embeddings z.
+        mean, variance : (B, D), moments of the embeddings z.
         anchors, positives, negatives : (T,) rows.
         """
         triplet = [
@@ -93,7 +94,7 @@ class BayesianTripletLoss(Objective):
         expected, spread = triplet_margin_moments(*triplet)
         deviation = spread.clamp_min(_SMALLEST_VARIANCE).sqrt()
         lead = (-self.margin - expected) / deviation
-        # In float32 the derivative of torch's log_ndtr is wrong some hundred deviations out.
+        # In float32, torch's derivative of log_ndtr is wrong beyond about a hundred deviations.
         log_probability: Tensor = torch.special.log_ndtr(lead.double())
         return -log_probability.to(mean)
 

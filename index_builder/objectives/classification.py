@@ -1,4 +1,4 @@
-"""Objectives that classify: cross-entropy by Boudiaf's recipe, center loss, and SPCE."""
+"""Classification objectives: cross-entropy as in Boudiaf et al., center loss, and SPCE."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from index_builder.objectives.pairs import mean_of
 
 
 class CrossEntropyLoss(Objective):
-    """A linear classifier on embeddings that are not normalised (Boudiaf et al. 2020, sec. 5.3).
+    """Cross-entropy of a linear classifier on raw embeddings (Boudiaf et al. 2020, sec. 5.3).
 
-    Weights and biases begin at zero, dropout comes before, and labels are smoothed as the paper
-    means it: each wrong label gets ε / (K − 1), where torch gives ε / K to all.
+    Weights and biases start at zero, and dropout is applied to the embedding. As in the paper,
+    label smoothing gives ε / (K − 1) to each wrong label; torch gives ε / K to all labels.
 
     Parameters
     ----------
     embedding_dim : D.
     n_labels : K.
-    dropout : share of the embedding.
+    dropout : share of the embedding's dimensions.
     label_smoothing : ε.
-    generator : decides what is dropped.
-    learning_rate : of the classifier.
+    generator : draws the dropout masks.
+    learning_rate : learning rate of the classifier.
     """
 
     sampling = "shuffled"
@@ -59,15 +59,15 @@ class CrossEntropyLoss(Objective):
 class CenterLoss(Objective):
     """Cross-entropy plus half the squared distance to a learned centre of the label.
 
-    Wen et al. 2016, both averaged over the images. The centres follow the gradient.
+    Wen et al. 2016; both terms are averaged over the images. The centres follow the gradient.
 
     Parameters
     ----------
     embedding_dim : D.
     n_labels : K.
-    weight : λ, of the distances.
-    generator : draws the classifier.
-    learning_rate : of classifier and centres.
+    weight : λ, weight of the distances.
+    generator : draws the initial classifier.
+    learning_rate : learning rate of classifier and centres.
     """
 
     sampling = "shuffled"
@@ -100,8 +100,8 @@ class CenterLoss(Objective):
 def simplified_pairwise_cross_entropy(embeddings: Tensor, labels: Tensor) -> Tensor:
     """The cross-entropy of a classifier of θ_k = 1/n Σ_{j: y_j = k} z_j (Boudiaf 2020, Eq. 15).
 
-    −1/n² Σ_{i, j: y_i = y_j} z_i·z_j + 1/n Σ_i log Σ_k exp(1/n Σ_{j: y_j = k} z_i·z_j), over the
-    labels k of the batch and with the pairs of an image with itself, as the identity has it.
+    −1/n² Σ_{i, j: y_i = y_j} z_i·z_j + 1/n Σ_i log Σ_k exp(1/n Σ_{j: y_j = k} z_i·z_j). The sum
+    over k is over the labels of the batch, and pairs of an image with itself are included.
 
     Parameters
     ----------
@@ -115,21 +115,21 @@ def simplified_pairwise_cross_entropy(embeddings: Tensor, labels: Tensor) -> Ten
 
 
 def pairwise_cross_entropy(embeddings: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
-    """Evaluate the pairwise cross-entropy of Boudiaf et al. 2020, Eq. 12, which nothing trains.
+    """Return the pairwise cross-entropy of Boudiaf et al. 2020, Eq. 12; not for training.
 
-    Their Proposition 1 has it below the cross-entropy of any linear classifier. It is not: the
-    proof takes f₂ for convex by the diagonal blocks of its Hessian alone.
+    Proposition 1 states that it bounds the cross-entropy of any linear classifier from below. This
+    is false: the proof infers convexity of f₂ from the diagonal blocks of its Hessian only.
 
     Parameters
     ----------
     embeddings : (B, D).
     labels : (B,) int64.
-    weight : (K, D) of the classifier, which gives the probabilities p_ik.
+    weight : (K, D), weight of the classifier with the probabilities p_ik.
 
     Returns
     -------
-    A scalar; not finite where λ, the least eigenvalue of all A_k = 1/n Σ_i (p_ik − p_ik²) z_i z_iᵀ,
-    is zero, for example with fewer images than dimensions.
+    A scalar. Let λ be the smallest eigenvalue of all A_k = 1/n Σ_i (p_ik − p_ik²) z_i z_iᵀ. The
+    value is not finite if λ is zero, for example with fewer images than dimensions.
     """
     n = len(labels)
     probabilities = (embeddings @ weight.T).softmax(1)

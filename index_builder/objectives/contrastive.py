@@ -1,7 +1,7 @@
-"""The contrastive loss that trains, in three forms.
+"""The contrastive loss for training, in three forms.
 
-The Laplace posterior takes the curvature of its form in squared distances (`minibatch_loss`), which
-has the same positives and, for negatives, the curvature that the papers' equations are written for.
+The Laplace posterior uses the curvature of the squared form (`minibatch_loss`). It has the same
+positive term; the papers' equations give the curvature of its negative term.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ def contrastive_loss(
 ) -> Tensor:
     """Contrastive loss on L2-normalised embeddings (Warburg et al. 2023, Eq. 10; Hadsell 2006).
 
-    For a pair at distance d = ‖z_i − z_j‖, positives pay ½ d² and negatives ½ (m − d)₊². Positives
-    are averaged over their pairs, negatives over those inside the margin: over all of them, the few
-    that violate it would weigh so little that classes collapse onto each other.
+    With d = ‖z_i − z_j‖, a positive pair has the loss ½ d², a negative pair ½ (m − d)₊². The
+    positive term is averaged over positive pairs, the negative term over pairs inside the margin.
+    Averaged over all negative pairs, the few inside would weigh so little that classes collapse.
 
-    The form in squared distances, ½ (m² − d²)₊ (Eq. 11, made continuous), has no gradient at d = 0,
-    just where a negative pair is worst: training with it leaves confused classes confused. The
-    third is that of the Laplace paper's code: d and (m − d)₊, neither squared nor halved.
+    The squared form, ½ (m² − d²)₊ (Eq. 11, made continuous), has no gradient at d = 0, where a
+    negative pair is worst; confused classes then stay confused. The third form, d and (m − d)₊, is
+    in the code of the Laplace paper.
 
     Parameters
     ----------
     embeddings : (B, D), before normalisation.
     labels : (B,) int64.
-    margin : m, in distance on the unit sphere, so below 2.
-    form : which.
+    margin : m, a distance on the unit sphere, below 2.
+    form : one of the three forms.
     """
     squared = squared_distances(embeddings)
     positive, negative = positives_and_negatives(labels)
@@ -51,7 +51,7 @@ def contrastive_loss(
 
 
 class ContrastiveLoss(Objective):
-    """`contrastive_loss` of the last layer's embeddings; it learns nothing beside them."""
+    """`contrastive_loss` of the last layer's embeddings, without further parameters."""
 
     def __init__(self, margin: float, form: Form = "hadsell") -> None:
         super().__init__()

@@ -13,29 +13,29 @@ from index_builder.objectives.objective import Objective
 from index_builder.posteriors import UncertaintyModule
 
 _SLOPE = 10.0
-"""a at first: from match to no match within half the unit sphere's radius."""
+"""Initial a; P(match) falls from high to low within a distance of about ½."""
 
 _BOUNDARY = 1 / math.sqrt(2)
-"""b / a at first: half the distance between embeddings that have nothing in common."""
+"""Initial b / a: half the distance of two orthogonal embeddings."""
 
 _SQUARED_FLOOR = 1e-8
-"""The least squared distance: the root's derivative is infinite where two samples coincide."""
+"""Minimum squared distance; it keeps the square root differentiable if two samples coincide."""
 
 
 class HedgedInstanceLoss(Objective):
     """The variational information bottleneck on matches (Oh et al. 2019).
 
-    −log P(match) of pairs of one label and −log P(no match) of others, either half the loss, plus
-    ``kl_weight`` times the divergence of both images' embeddings from N(0, I). P(match) is the mean
-    of σ(−a d + b) over all pairs of K samples of either image, with a > 0 and b learned. Samples
-    are normalised, as an answer's are, where Oh et al. compare them as they come: the distance d is
-    that on the unit sphere, and an image that is not sure has a mean that is short beside its
+    Pairs of one label have the loss −log P(match), other pairs −log P(no match); each kind is half
+    of the loss. ``kl_weight`` times the divergence of both embeddings from N(0, I) is added.
+    P(match) is the mean of σ(−a d + b) over all pairs of K samples of either image, with learned a
+    > 0 and b. Unlike Oh et al., samples are normalised, as in an answer, so d is a distance on the
+    unit sphere. The embedding of an uncertain image has a mean that is short relative to its
     standard deviation.
 
     Parameters
     ----------
-    module : gives the variances; the last layer gives the means.
-    kl_weight : of the divergence.
+    module : predicts the variances; the last layer predicts the means.
+    kl_weight : weight of the divergence.
     n_samples : K.
     generator : draws the samples.
     """
@@ -85,7 +85,7 @@ class HedgedInstanceLoss(Objective):
 
     @staticmethod
     def module_state(learned: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The state of the uncertainty module, of what `learned` gave."""
+        """Return the state of the uncertainty module from the tensors of `learned`."""
         prefix = "module."
         return {
             name.removeprefix(prefix): value
@@ -95,5 +95,5 @@ class HedgedInstanceLoss(Objective):
 
 
 def _mean_of(values: Tensor, chosen: Tensor) -> Tensor:
-    """Mean of the chosen values; 0 where there are none."""
+    """Return the mean of the chosen values; 0 if there are none."""
     return (values * chosen).sum() / chosen.sum().clamp_min(1)

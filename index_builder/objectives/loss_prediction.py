@@ -1,4 +1,4 @@
-"""Loss prediction: an uncertainty that is trained to say how badly an image will be found."""
+"""Loss prediction: a head is trained to predict the retrieval loss of an image."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from index_builder.posteriors.predicted_loss import LossHead
 Form = Literal["ranking", "squared"]
 
 MARGIN = 0.1
-"""Least difference of the predictions of two images (Kirchhof et al. 2024)."""
+"""Margin m between the predictions of two images (Kirchhof et al. 2024)."""
 
 TEMPERATURE = 0.1
-"""Temperature of the cosines in the loss that is predicted."""
+"""Temperature of the cosines in the predicted loss."""
 
 
 class LossPrediction(Objective):
-    """A head is trained to predict the loss of each image; the encoder is fixed.
+    """Trains a head to predict the loss of each image; the encoder is frozen.
 
     ``ranking``: max(0, m − sgn(l_i − l_j)(u_i − u_j)) over pairs of images with losses l and
     predictions u (pretrained visual uncertainties, Kirchhof et al. 2024; Yoo & Kweon 2019).
-    ``squared``: (l − u)², the baseline of the URL benchmark (Kirchhof et al. 2023). The loss of
-    an image is that of its nearest neighbours in the batch, see `neighbour_losses`: the classifier
-    whose loss these papers predict is one that retrieval has not.
+    ``squared``: (l − u)², the baseline of the URL benchmark (Kirchhof et al. 2023). These papers
+    predict the loss of a classifier, which retrieval does not have. Here the loss of an image comes
+    from its neighbours in the batch, see `neighbour_losses`.
 
     Parameters
     ----------
-    head : features to predictions.
-    form : of the loss.
+    head : maps features to predictions.
+    form : ``ranking`` or ``squared``.
     """
 
     def __init__(self, head: LossHead, form: Form) -> None:
@@ -41,7 +41,7 @@ class LossPrediction(Objective):
         self.form = form
 
     def forward(self, features: Tensor, labels: Tensor, last_layer: nn.Linear) -> Tensor:
-        """Loss of a minibatch of ``features`` (B, F); 0 where no two have the same label."""
+        """Loss of a minibatch of ``features`` (B, F); 0 if no two images share a label."""
         with torch.no_grad():
             losses, has_any = neighbour_losses(last_layer(features), labels)
         predicted = self.head(features)[has_any]
@@ -55,7 +55,7 @@ class LossPrediction(Objective):
 
 
 def neighbour_losses(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """−log Σ_p e^{cos(i, p)/T} / Σ_{k≠i} e^{cos(i, k)/T} of each image, as SNCA has it.
+    """Return −log Σ_p e^{cos(i, p)/T} / Σ_{k≠i} e^{cos(i, k)/T} of each image, as in SNCA.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def neighbour_losses(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor
 
     Returns
     -------
-    Losses (B,), and whether an image has any positive, (B,); the loss of others is 0.
+    Losses (B,), and whether each image has a positive, (B,); the loss is 0 without one.
     """
     unit = nn.functional.normalize(embeddings)
     logits = unit @ unit.T / TEMPERATURE

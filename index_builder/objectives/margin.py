@@ -1,4 +1,4 @@
-"""The margin loss, its negatives drawn evenly over distances."""
+"""The margin loss with distance-weighted sampling of negatives."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from index_builder.objectives.objective import Objective
 from index_builder.objectives.pairs import mean_of, positives_and_negatives, squared_distances
 
 _NO_LOSS = 1.4
-"""Distance from which negatives are not drawn: at √2 two images have nothing in common (Wu et al.'s
-code)."""
+"""Negatives at this distance or more are not drawn, as in the code of Wu et al. (orthogonal
+embeddings are at √2)."""
 
 
 class MarginLoss(Objective):
-    """[α + d(a, p) − β]₊ and [α + β − d(a, n)]₊ with a boundary β that is learned (Wu et al. 2017).
+    """[α + d(a, p) − β]₊ + [α + β − d(a, n)]₊ with a learned boundary β (Wu et al. 2017).
 
-    For each positive pair one negative of its anchor is drawn with probability inverse to how many
-    points of the sphere lie at its distance; what is paid is averaged over the pairs that pay.
+    For each positive pair one negative of its anchor is drawn. Its probability is inverse to the
+    density of points of the sphere at its distance. The loss is averaged over its terms above zero.
 
     Parameters
     ----------
     margin : α.
-    boundary : β at first.
-    cutoff : distance below which negatives are drawn no more often; in high dimensions the density
-        of points there is next to nothing, and its inverse would be noise.
-    generator : draws the negatives, on the CPU.
-    learning_rate : of β.
+    boundary : initial β.
+    cutoff : minimum distance for computing the probability; below it the density is nearly zero in
+        high dimensions.
+    generator : draws the negatives; must be on the CPU.
+    learning_rate : learning rate of β.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class MarginLoss(Objective):
 
 
 def negative_odds(distances: Tensor, negative: Tensor, dim: int, cutoff: float) -> Tensor:
-    """Odds (B, B) with which each negative of each anchor is drawn: 1 / q(d), at most 1 a row.
+    """Return the sampling odds (B, B) of each anchor's negatives: 1 / q(d), scaled to at most 1.
 
     q(d) ∝ d^{D−2} (1 − d²/4)^{(D−3)/2} is the density of distances on the unit sphere of R^D (Wu et
-    al. 2017, sec. 4.1). Where no negative contributes to the loss, all are equally likely.
+    al. 2017, sec. 4.1). If all negatives of an anchor are too far, they are equally likely.
 
     Parameters
     ----------

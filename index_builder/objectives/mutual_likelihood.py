@@ -1,4 +1,4 @@
-"""Probabilistic face embeddings: variances under which images of one label may be the same."""
+"""Probabilistic face embeddings: variances learned from pairs of one label."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from index_builder.posteriors import UncertaintyModule
 
 
 class MutualLikelihoodLoss(Objective):
-    """Minus the mutual likelihood score of all pairs of one label, averaged (Shi & Jain 2019).
+    """The mean negative mutual likelihood score of pairs of one label (Shi & Jain 2019).
 
-    The encoder is fixed: no gradient reaches the last layer, and the means that are compared
-    are its directions. Only variances are learned, and only from pairs that do match.
+    Only the variances are trained, from pairs of one label. The encoder is frozen: the means are
+    the directions of the last layer, without gradient.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ class MutualLikelihoodLoss(Objective):
         self.module = module
 
     def forward(self, features: Tensor, labels: Tensor, last_layer: nn.Linear) -> Tensor:
-        """Loss of a minibatch of ``features`` (B, F); 0 where no two have the same label."""
+        """Loss of a minibatch of ``features`` (B, F); 0 if no two images share a label."""
         with torch.no_grad():
             mean = nn.functional.normalize(last_layer(features))
         variance = self.module(features)

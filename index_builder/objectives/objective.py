@@ -8,21 +8,22 @@ from typing import Literal
 from torch import Tensor, nn
 
 Sampling = Literal["balanced", "pairs", "shuffled", "views"]
-"""The images that an objective needs in a batch: several of each of some labels; two of each of
-many; any, in random order; or two views of each of some, with labels that say no more than which
-views are of one."""
+"""The batches that an objective needs. `balanced`: several images of some labels. `pairs`: two
+images of many labels. `shuffled`: random images. `views`: two views of some images, each image its
+own label."""
 
 
 class Objective(nn.Module):
-    """A loss on the features of a minibatch, and whatever it learns beside the last layer.
+    """A loss on the features of a minibatch, which may have parameters to train.
 
-    What it learns are its parameters, and nothing more is to be done for them: the training loop
-    trains them along, `learned` gives them to the checkpoint.
+    The training loop trains the parameters together with the encoder; `learned` returns them for
+    the checkpoint.
 
     Attributes
     ----------
-    holds_prior : the last layer's prior is part of the loss: weight decay would be another.
-    sampling : the batches that it needs.
+    holds_prior : whether the loss includes the prior of the last layer, which then has no weight
+        decay.
+    sampling : the batches that the objective needs.
     learning_rate : peak learning rate of the objective's parameters; None for that of the encoder.
     """
 
@@ -42,5 +43,5 @@ class Objective(nn.Module):
         """
 
     def learned(self) -> dict[str, Tensor]:
-        """Return the tensors learned beside the encoder; `vouch-build fit` reads them."""
+        """Return the trained tensors beside the encoder's; `vouch-build fit` reads them."""
         return self.state_dict()

@@ -1,4 +1,4 @@
-"""Objectives that are a function of a batch's embeddings and labels, and learn nothing."""
+"""Objectives without parameters: functions of a batch's embeddings and labels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from index_builder.objectives.objective import Objective, Sampling
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""A scalar of embeddings (B, D), before normalisation, and labels (B,)."""
+"""Function from embeddings (B, D), before normalisation, and labels (B,) to a scalar."""
 
 
 class LossOfEmbeddings(Objective):

@@ -1,4 +1,4 @@
-"""The contrastive loss with the Laplace posterior kept up along the way."""
+"""The contrastive loss with an online Laplace posterior."""
 
 from __future__ import annotations
 
@@ -30,17 +30,16 @@ class OnlineLaplaceLoss(Objective):
 
     Parameters
     ----------
-    last_layer : its shape is that of the curvature.
+    last_layer : the last layer; its shape determines that of the curvature.
     labels : (N,) int64 codes of the training images, from 0 without gaps.
-    plan : how minibatches are drawn from them, so that the curvature is that of the data whatever
-        the sizes of the labels.
-    margin : of the contrastive loss.
-    structure : what is kept of the curvature.
+    plan : how minibatches are drawn; it makes the curvature unbiased for labels of unequal size.
+    margin : margin of the contrastive loss.
+    structure : structure of the curvature.
     approximation, split : which of the six curvatures.
-    scaling : how pairs are weighted against each other.
+    scaling : weighting of the pairs, see `TargetScaling`.
     memory_factor, prior_precision, initial_precision : see `OnlineLaplace`.
-    n_samples : layers drawn for each step, 0 for none.
-    generator : draws them.
+    n_samples : number of layers drawn at each step; 0 uses the last layer itself.
+    generator : draws the layers.
     """
 
     holds_prior = True
@@ -87,7 +86,7 @@ class OnlineLaplaceLoss(Objective):
         self._plan = plan
 
     def forward(self, features: Tensor, labels: Tensor, last_layer: nn.Linear) -> Tensor:
-        """Loss of a minibatch of ``features`` (B, F); the curvature takes it in."""
+        """Return the loss of a minibatch of ``features`` (B, F), and update the curvature."""
         self.online, loss = self.step(
             self.online,
             features,

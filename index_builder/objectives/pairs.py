@@ -1,4 +1,4 @@
-"""The pairs of images of a batch: which belong together, and how near they are."""
+"""Positive and negative pairs of a batch, and their distances."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import torch
 from torch import Tensor
 
 _SQUARED_FLOOR = 1e-8
-"""Added room under the root: its derivative is infinite where two embeddings coincide."""
+"""Minimum squared distance; it keeps the square root differentiable if embeddings coincide."""
 
 
 def positives_and_negatives(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which pairs are of one label, and which of two, (B, B) bool; an image is no pair."""
+    """Return masks (B, B) of positive and negative pairs, both False on the diagonal."""
     same = labels[:, None] == labels
     itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     return same & ~itself, ~same
 
 
 def squared_distances(embeddings: Tensor) -> Tensor:
-    """Squared distances (B, B) on the unit sphere; their root has a finite slope.
+    """Return squared distances (B, B) on the unit sphere, at least the minimum.
 
     Parameters
     ----------
@@ -28,6 +28,6 @@ def squared_distances(embeddings: Tensor) -> Tensor:
 
 
 def mean_of(values: Tensor, n: Tensor | int | None = None) -> Tensor:
-    """Mean of all ``values``, or their sum over ``n``; 0, with a gradient, of none."""
+    """Return the mean of ``values``, or their sum divided by ``n``; 0 with a gradient if empty."""
     count = values.numel() if n is None else n
     return values.sum() / torch.as_tensor(count).clamp_min(1)

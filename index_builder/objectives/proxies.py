@@ -13,24 +13,24 @@ from index_builder.objectives.pairs import mean_of
 
 
 def random_directions(n: int, dim: int, generator: torch.Generator) -> Tensor:
-    """Unit vectors (n, D), uniform on the sphere."""
+    """Draw unit vectors (n, D), uniform on the sphere."""
     with drawn_from(generator):
         return nn.functional.normalize(torch.randn(n, dim))
 
 
 class ProxyNcaLoss(Objective):
-    """−log exp(−d(z, p_y) / t) / Σ_c exp(−d(z, p_c) / t), over all proxies p_c, its own too.
+    """−log exp(−d(z, p_y) / t) / Σ_c exp(−d(z, p_c) / t) over all proxies p_c, p_y included.
 
-    ProxyNCA++ (Teh et al. 2020); Kirchhof et al. 2022, Eq. 1, its sign put right.
+    ProxyNCA++ (Teh et al. 2020); Kirchhof et al. 2022, Eq. 1, with corrected sign.
 
     Parameters
     ----------
     embedding_dim : D.
-    n_labels : the proxies.
+    n_labels : number of proxies.
     distance : ``cosine``, −cos(z, p); or ``squared``, ‖z − p‖² of unnormalised vectors.
     temperature : t.
     generator : draws the proxies.
-    learning_rate : of the proxies.
+    learning_rate : learning rate of the proxies.
     """
 
     sampling = "shuffled"
@@ -67,10 +67,10 @@ class ProxyAnchorLoss(Objective):
     Parameters
     ----------
     embedding_dim : D.
-    n_labels : the proxies.
+    n_labels : number of proxies.
     margin, alpha : see `proxy_anchor_loss`.
     generator : draws the proxies.
-    learning_rate : of the proxies.
+    learning_rate : learning rate of the proxies.
     """
 
     sampling = "shuffled"
@@ -103,9 +103,9 @@ def proxy_anchor_loss(
 ) -> Tensor:
     """The ProxyAnchor loss (Kim et al. 2020, Eq. 4).
 
-    log(1 + Σ_z e^{−α(cos(z, p) − δ)}) over the images z of a proxy p, averaged over the proxies
-    with images in the batch; plus log(1 + Σ_z e^{α(cos(z, p) + δ)}) over the images of others,
-    averaged over all proxies.
+    The first term is log(1 + Σ_z e^{−α(cos(z, p) − δ)}) over the images z of a proxy p, averaged
+    over the proxies with images in the batch. The second is log(1 + Σ_z e^{α(cos(z, p) + δ)}) over
+    the images of other proxies, averaged over all proxies.
 
     Parameters
     ----------

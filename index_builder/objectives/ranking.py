@@ -1,4 +1,4 @@
-"""Objectives of whole rankings: multi-similarity, and average precision in two smooth forms."""
+"""Ranking objectives: multi-similarity, and two smooth forms of average precision."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from index_builder.objectives.pairs import mean_of, positives_and_negatives
 def multi_similarity(alpha: float, beta: float, base: float) -> Loss:
     """Return the multi-similarity loss (Wang et al. 2019; Boudiaf et al. 2020, Tab. 2).
 
-    1/α log(1 + Σ_p e^{−α(s_ip − λ)}) + 1/β log(1 + Σ_n e^{β(s_in − λ)}), averaged over images, of
-    all pairs.
+    1/α log(1 + Σ_p e^{−α(s_ip − λ)}) + 1/β log(1 + Σ_n e^{β(s_in − λ)}) over all pairs, averaged
+    over images i.
     """
     loss: Loss = MultiSimilarityLoss(alpha=alpha, beta=beta, base=base)
     return loss
@@ -23,32 +23,32 @@ def multi_similarity(alpha: float, beta: float, base: float) -> Loss:
 def fast_ap(n_bins: int) -> Loss:
     """Return 1 − average precision over a histogram of squared distances (Cakir et al. 2019).
 
-    AP = Σ_b h⁺_b H⁺_b / (H_b N⁺), with the bin's positives h⁺, and positives H⁺ and images H up to
-    and with it.
+    AP = Σ_b h⁺_b H⁺_b / (H_b N⁺), with h⁺_b the positives in bin b, and H⁺_b positives and H_b
+    images in bins up to b.
     """
     loss: Loss = FastAPLoss(num_bins=n_bins)
     return loss
 
 
 def smooth_ap(embeddings: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """1 − average precision, with a sigmoid for "is ranked before" (Brown et al. 2020).
+    """Return 1 − average precision, with a sigmoid for "is ranked before" (Brown et al. 2020).
 
-    AP_i = mean over positives p of R⁺/R, with R = 1 + Σ_j σ((s_ij − s_ip) / τ) over all other
-    images j, and R⁺ over the positives alone. Of labels of any sizes: the library's form wants
-    equal ones, in order, and takes their number for their size.
+    AP_i is the mean of R⁺/R over positives p, with R = 1 + Σ_j σ((s_ij − s_ip) / τ) over all other
+    images j, and R⁺ over positives j only. Labels may have any size. The library's form requires
+    sorted labels of equal size, and uses the number of labels in place of the size.
 
     Parameters
     ----------
     embeddings : (B, D), before normalisation.
     labels : (B,) int64.
-    temperature : τ, of cosines.
+    temperature : τ, temperature of the cosines.
     """
     unit = torch.nn.functional.normalize(embeddings)
     cosines = unit @ unit.T
     positive, negative = positives_and_negatives(labels)
     anchors, others = positive.nonzero(as_tuple=True)
     before = ((cosines[anchors] - cosines[anchors, others][:, None]) / temperature).sigmoid()
-    # An item is not ranked before itself; the sigmoid of 0 is a half.
+    # An item is not ranked before itself, although the sigmoid of 0 is ½.
     among = 0.5 + (before * positive[anchors]).sum(1)
     rank = among + (before * negative[anchors]).sum(1)
     numbers = positive.sum(1)

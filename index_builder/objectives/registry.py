@@ -1,4 +1,4 @@
-"""Objectives by name: a line for each kind of `training.objective`."""
+"""Objectives by their name in `training.objective`."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from index_builder.objectives.view_loss import MonteCarloInfoNceLoss, simclr
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Everything but its own settings that an objective is made from.
+    """What an objective needs besides its configuration table.
 
     Attributes
     ----------
     embedding_dim : D.
-    n_labels : K, of the training images.
+    n_labels : K, number of labels of the training images.
     margin : `training.margin`.
-    generator : draws what the objective draws, at first and in training.
+    generator : draws initial parameters, and samples during training.
     """
 
     embedding_dim: int
@@ -51,11 +51,11 @@ class Task:
 
 
 Maker = Callable[[Any, Task], Objective]
-"""An objective of its table of the configuration and of the task."""
+"""Function from an objective's configuration table and the task to the objective."""
 
 
 def _of_embeddings(loss: Callable[..., torch.Tensor], *keys: str) -> Maker:
-    """Return the maker of an objective whose ``loss`` takes these keys of its table."""
+    """Return a factory that passes these keys of the table to ``loss``."""
     return lambda c, _: LossOfEmbeddings(partial(loss, **{key: getattr(c, key) for key in keys}))
 
 
@@ -78,7 +78,7 @@ def _triplet(c: Any, _: Task) -> Objective:  # noqa: ANN401
 
 
 def _learning(objective: Callable[..., Objective]) -> Maker:
-    """Return the maker of an ``objective`` of D, K, a generator, and all keys of its table."""
+    """Return a factory that passes D, K, all keys of the table and a generator to ``objective``."""
     return lambda c, task: objective(
         task.embedding_dim,
         task.n_labels,
@@ -126,8 +126,8 @@ def objective_of(
     ----------
     config : the table `[training]`.
     embedding_dim : D.
-    n_labels : of the training images.
-    generator : draws what the objective draws.
+    n_labels : number of labels of the training images.
+    generator : draws initial parameters, and samples during training.
     """
     task = Task(embedding_dim, n_labels, config.margin, generator)
     return OBJECTIVES[config.objective.kind](config.objective, task)

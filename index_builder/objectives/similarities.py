@@ -1,7 +1,7 @@
 """Softmaxes over the similarities of a batch: N-pairs, InfoNCE, soft neighbours, SupCon, SNCA.
 
-All are written over the other images k ≠ i, positives and negatives, where the papers are: a
-denominator of negatives alone makes soft neighbours and SupCon unbounded below.
+All denominators are over the other images k ≠ i, positives and negatives. With negatives only, soft
+neighbours and SupCon would be unbounded below.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torch import Tensor
 from index_builder.objectives.pairs import mean_of, positives_and_negatives
 
 Softmax = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""A loss of logits (B, B) and of which pairs are positive and negative."""
+"""Function from logits (B, B) and masks of positive and negative pairs to a loss."""
 
 
 def similarity_loss(
     embeddings: Tensor, labels: Tensor, softmax: Softmax, temperature: float
 ) -> Tensor:
-    """A ``softmax`` of the cosines over the temperature τ; see `SOFTMAXES`."""
+    """Return a ``softmax`` loss of the cosines divided by the temperature τ; see `SOFTMAXES`."""
     unit = torch.nn.functional.normalize(embeddings)
     return softmax(unit @ unit.T / temperature, *positives_and_negatives(labels))
 
@@ -28,8 +28,7 @@ def similarity_loss(
 def n_pairs_loss(embeddings: Tensor, labels: Tensor, norm_weight: float) -> Tensor:
     """log(1 + Σ_n exp(z_a·z_n − z_a·z_p)) of each positive pair among its negatives (Sohn 2016).
 
-    Scalar products of unnormalised embeddings, whose mean squared length, times ``norm_weight``, is
-    added.
+    The embeddings are unnormalised; ``norm_weight`` times their mean squared length is added.
     """
     loss = info_nce(embeddings @ embeddings.T, *positives_and_negatives(labels))
     return loss + norm_weight * embeddings.square().sum(1).mean()
@@ -56,7 +55,7 @@ def snca(logits: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
 
 
 def soft_nearest_neighbours(logits: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-    """`snca` with the mean over the positives, not their sum: log of their number is added."""
+    """`snca` with the mean over positives in place of the sum: the log of their number is added."""
     numbers = positive.sum(1)
     return snca(logits, positive, negative) + mean_of(numbers[numbers > 0].to(logits).log())
 

@@ -1,4 +1,4 @@
-"""Proxies that are distributions on the sphere, compared with images that are points or others.
+"""Proxies as distributions on the sphere; images are points or distributions.
 
 An image's embedding z is the von Mises-Fisher distribution of direction z / ‖z‖ and concentration
 ‖z‖ (Kirchhof et al. 2022, sec. 3.2): the natural parameter is the embedding itself. Everything is
@@ -25,14 +25,14 @@ from index_builder.objectives.von_mises_fisher import (
 )
 
 _SHORTEST = 1e-6
-"""Added room under an embedding's length, whose derivative at zero is none."""
+"""Minimum length of an embedding; the length has no derivative at zero."""
 
 
 class _DistributionProxies(Objective):
     """−log exp(−d(ρ_y, ζ) / t) / Σ_c exp(−d(ρ_c, ζ) / t) (Kirchhof et al. 2022, Eq. 2 and 6).
 
-    The sign is put right, and the temperature t, which is learned, divides the logarithm
-    inside the average over draws, as Eq. 5-6 have it; Algorithm 1 has it inside.
+    The sign is corrected. The learned temperature t divides the logarithm of the mean over draws,
+    as in Eq. 5-6; Algorithm 1 puts it inside the mean.
     """
 
     sampling = "shuffled"
@@ -62,13 +62,13 @@ class SphereProxyLoss(_DistributionProxies):
     Parameters
     ----------
     embedding_dim : D.
-    n_labels : the proxies.
-    overlap : what takes the place of −d: the log expected likelihood (Eq. 25), the log
-        Bhattacharyya coefficient (Eq. 24), or −KL(image ‖ proxy) (Eq. 39, corrected).
-    concentration : of the proxies at first.
-    temperature : t at first.
+    n_labels : number of proxies.
+    overlap : −d: the log expected likelihood (Eq. 25), the log Bhattacharyya coefficient (Eq. 24),
+        or −KL(image ‖ proxy) (Eq. 39, corrected).
+    concentration : initial concentration of the proxies.
+    temperature : initial t.
     generator : draws the proxies' directions.
-    learning_rate : of the proxies and of log t.
+    learning_rate : learning rate of the proxies and of log t.
     """
 
     def __init__(
@@ -102,16 +102,16 @@ class SphereProxyLoss(_DistributionProxies):
 
 
 class NonIsotropicProxyLoss(_DistributionProxies):
-    """Non-isotropic proxies with a density for an image's direction (Kirchhof et al. 2022).
+    """Non-isotropic proxies; −d is the log density of an image's direction (Kirchhof et al. 2022).
 
     Parameters
     ----------
     embedding_dim : D.
-    n_labels : the proxies.
-    concentration : of each dimension at first.
-    temperature : t at first.
+    n_labels : number of proxies.
+    concentration : initial concentration of each dimension.
+    temperature : initial t.
     generator : draws the proxies' directions.
-    learning_rate : of directions, log concentrations and log t.
+    learning_rate : learning rate of directions, log concentrations and log t.
     """
 
     def __init__(
@@ -145,8 +145,8 @@ class ExpectedLikelihoodLoss(NonIsotropicProxyLoss):
 
     Parameters
     ----------
-    n_samples : N, draws of each image.
-    generator : draws proxies and images.
+    n_samples : N, number of draws of each image.
+    generator : draws proxies and samples of images.
     others : see `NonIsotropicProxyLoss`.
     """
 
@@ -186,8 +186,8 @@ class RegularisedProxyAnchorLoss(ExpectedLikelihoodLoss):
 
     Parameters
     ----------
-    weight : ω, of ProxyAnchor.
-    margin, alpha : of ProxyAnchor.
+    weight : ω, weight of ProxyAnchor.
+    margin, alpha : parameters of ProxyAnchor.
     others : see `ExpectedLikelihoodLoss`.
     """
 
@@ -225,11 +225,12 @@ class RegularisedProxyAnchorLoss(ExpectedLikelihoodLoss):
 
 
 def non_isotropic_log_density(points: Tensor, directions: Tensor, concentrations: Tensor) -> Tensor:
-    """Log density of non-isotropic von Mises-Fisher distributions, which integrates to 1.
+    """Return the normalised log density of non-isotropic von Mises-Fisher distributions.
 
-    log C_D(‖Kμ‖) + ‖Kμ‖ cos(Kx, Kμ) + Σ log κ_d − D log ‖Kx‖, with K = diag κ: the surface element
-    of x → Kx / ‖Kx‖ is det K / ‖Kx‖^D, where Kirchhof et al. 2022, Eq. 4 and 14-22, have Π κ_d /
-    ‖Kμ‖, which does not normalise it. With K = κ I it is the von Mises-Fisher distribution.
+    log C_D(‖Kμ‖) + ‖Kμ‖ cos(Kx, Kμ) + Σ log κ_d − D log ‖Kx‖, with K = diag κ. The surface element
+    of x → Kx / ‖Kx‖ is det K / ‖Kx‖^D. Kirchhof et al. 2022, Eq. 4 and 14-22, have Π κ_d / ‖Kμ‖
+    instead, so that their density does not integrate to 1. With K = κ I it is the von Mises-Fisher
+    distribution.
 
     Parameters
     ----------

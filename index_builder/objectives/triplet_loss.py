@@ -1,4 +1,4 @@
-"""The triplet loss: plain, squared, soft and cosine, of all or of hard triplets."""
+"""The triplet loss: plain, squared, soft or cosine, over all or hard triplets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from index_builder.objectives.pairs import mean_of, positives_and_negatives, squ
 from index_builder.objectives.triplets import Mining
 
 Distance = Literal["euclidean", "squared", "cosine"]
-"""On the unit sphere: ‖z_i − z_j‖, its square, or 1 − cos, which is half the square."""
+"""The distance on the unit sphere: ‖z_i − z_j‖, its square, or 1 − cos (half the square)."""
 
 MARGIN = 0.2
 """The margin of Schroff et al. 2015."""
@@ -28,22 +28,22 @@ def triplet_loss(
 ) -> Tensor:
     """Mean of [m + d(a, p) − d(a, n)]₊ over triplets, or of log(1 + exp(d(a, p) − d(a, n))).
 
-    Hermans et al. 2017. The hinge is averaged over the triplets that pay anything; of a few among
-    thousands nothing would be left. ``hard`` has one triplet for each anchor, its farthest positive
-    with its nearest negative, and is averaged over them all.
+    Hermans et al. 2017. The hinge is averaged over triplets with a loss above zero, because these
+    are few among thousands. ``hard`` uses one triplet for each anchor, with its farthest positive
+    and nearest negative, and averages over all anchors.
 
     Parameters
     ----------
     embeddings : (B, D), before normalisation.
     labels : (B,) int64.
-    distance : of two images.
-    soft : without a margin.
+    distance : the distance of two images.
+    soft : whether to use log(1 + exp(·)), without a margin.
     mining : see `TripletConfig`.
     margin : m.
 
     Returns
     -------
-    A scalar; 0 where no image has both a positive and a negative.
+    A scalar; 0 if no image has both a positive and a negative.
     """
     squared = squared_distances(embeddings)
     if distance == "cosine":

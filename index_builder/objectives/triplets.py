@@ -1,4 +1,4 @@
-"""Triplets of a minibatch that are useful for training."""
+"""Mining of triplets that are useful for training."""
 
 from __future__ import annotations
 
@@ -8,31 +8,30 @@ import torch
 from torch import Tensor
 
 Mining = Literal["all", "semihard", "hard"]
-"""By the lead g = d(a, n) − d(a, p) of the positive over the negative (Schroff et al. 2015):
-`all` triplets with g below the miner's margin, `semihard` 0 < g, `hard` g ≤ 0 among them."""
+"""The choice of triplets by the gap g = d(a, n) − d(a, p) (Schroff et al. 2015). `all`: g below the
+margin. `semihard`: also g > 0. `hard`: g ≤ 0."""
 
 MINING_MARGIN = 0.2
-"""In distance on the unit sphere: triplets whose positive leads by more have nothing to teach."""
+"""Maximum gap of a triplet, a distance on the unit sphere; a larger gap needs no training."""
 
 
 @torch.no_grad()
 def mine_triplets(
     directions: Tensor, labels: Tensor, mining: Mining, n_most: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of anchors, positives and negatives.
+    """Return the rows of anchors, positives and negatives of mined triplets.
 
     Parameters
     ----------
     directions : (B, D), unit.
     labels : (B,) int64.
-    mining : which.
-    n_most : of more, so many are drawn at random.
-    generator : on the CPU.
+    mining : which triplets.
+    n_most : maximum number of triplets, drawn at random.
+    generator : must be on the CPU.
 
     Returns
     -------
-    anchors, positives, negatives : (T,) int64 each; T ≤ ``n_most``, and 0 where nothing is left to
-        learn.
+    anchors, positives, negatives : (T,) int64 each, 0 ≤ T ≤ ``n_most``.
     """
     distances = torch.cdist(directions, directions)
     same = labels[:, None] == labels

@@ -14,7 +14,7 @@ from index_builder.objectives.similarities import info_nce, similarity_loss
 from index_builder.objectives.von_mises_fisher import sample_von_mises_fisher
 
 _SHORTEST = 1e-6
-"""Added room under an embedding's length, whose derivative at zero is none."""
+"""Minimum length of an embedding; the length has no derivative at zero."""
 
 
 def simclr(temperature: float) -> Objective:
@@ -27,17 +27,17 @@ def simclr(temperature: float) -> Objective:
 
 
 class MonteCarloInfoNceLoss(Objective):
-    """InfoNCE between draws of two views' distributions, averaged over draws (Kirchhof 2023).
+    """InfoNCE between samples of two views' distributions, averaged over samples (Kirchhof 2023).
 
-    −log 1/S Σ_s exp(κ z_i·z_p) / Σ_{k≠i} exp(κ z_i·z_k), each z a draw from the von Mises-Fisher
-    distribution of its view. The length of the embedding is that distribution's concentration,
-    where the paper has a separate network for it.
+    −log 1/S Σ_s exp(κ z_i·z_p) / Σ_{k≠i} exp(κ z_i·z_k). Each z is a sample from the von
+    Mises-Fisher distribution of its view. The concentration is the length of the embedding; the
+    paper has a separate network for it.
 
     Parameters
     ----------
     concentration : κ.
     n_samples : S.
-    generator : draws.
+    generator : draws the samples.
     """
 
     sampling = "views"

@@ -1,8 +1,7 @@
 """The von Mises-Fisher distribution for losses: `model_store.sphere` with gradients.
 
-The values come from the core's float64 code, whatever the type and device of the concentrations,
-because the expansions behind them cancel too much for float32. A concentration on a GPU is copied
-to the CPU and back; there is one an image, not D.
+The core computes all values in float64 on the CPU, because the expansions cancel too much in
+float32. A concentration on a GPU is copied to the CPU and back; each image has only one.
 """
 
 from __future__ import annotations
@@ -21,10 +20,11 @@ from model_store import sphere
 
 _N_STEPS = 513
 _REACH = 10.0
-"""Table of the angle's distribution function: so many points, so many deviations either way."""
+"""Table of the angle's distribution function: number of points, and range in standard
+deviations."""
 
 _SQUARED_FLOOR = 1e-12
-"""Added room under the root where two opposites cancel: its derivative there is infinite."""
+"""Minimum under the square root; it keeps it differentiable if opposite vectors cancel."""
 
 
 def log_normaliser(concentration: Tensor, dim: int) -> Tensor:
@@ -33,7 +33,7 @@ def log_normaliser(concentration: Tensor, dim: int) -> Tensor:
     Parameters
     ----------
     concentration : (...) κ ≥ 0, floating point.
-    dim : D ≥ 2, of the space that the sphere lies in.
+    dim : D ≥ 2, dimension of the space around the sphere.
 
     Returns
     -------
@@ -117,17 +117,17 @@ def sample_von_mises_fisher(
 ) -> Tensor:
     """Draw S unit vectors from each distribution, differentiable in both its parameters.
 
-    The angle θ to the mean direction has the density sin^{D−2} θ exp(κ cos θ); it is drawn by
-    inverting its distribution function, tabulated about its mode, so that its derivative by κ is
-    that of the quantile. Rejection, as in Wood 1994 or Davidson et al. 2018, has none that is
-    without bias. The rest is uniform at right angles to the direction.
+    The angle θ to the mean direction has the density sin^{D−2} θ exp(κ cos θ). It is drawn by
+    inverting its distribution function, which is tabulated around the mode, so its derivative with
+    respect to κ is that of the quantile. Rejection sampling, as in Wood 1994 or Davidson et al.
+    2018, has no unbiased derivative. The component orthogonal to the direction is uniform.
 
     Parameters
     ----------
     direction : (B, D) unit, D ≥ 2.
     concentration : (B,) κ > 0.
     n_samples : S.
-    generator : on the CPU.
+    generator : must be on the CPU.
 
     Returns
     -------
@@ -170,7 +170,7 @@ def _angle_at(level: Tensor, concentration: Tensor, dim: int) -> Tensor:
 
 
 def _resultant(concentration: Tensor, other_concentration: Tensor, cosine: Tensor) -> Tensor:
-    """‖κ_p μ_p + κ_q μ_q‖, by (κ_p − κ_q)² + 2 κ_p κ_q (1 + cos): no cancellation for opposites."""
+    """Return ‖κ_p μ_p + κ_q μ_q‖ from (κ_p − κ_q)² + 2 κ_p κ_q (1 + cos), without cancellation."""
     difference = (concentration - other_concentration).square()
     squared = difference + 2 * concentration * other_concentration * (1 + cosine)
     return squared.clamp_min(_SQUARED_FLOOR).sqrt()
@@ -181,7 +181,7 @@ def _on_the_core(
     concentration: Tensor,
     dim: int,
 ) -> Tensor:
-    """Evaluate a function of the core, and bring the result back to type and device."""
+    """Evaluate a function of the core, and convert the result to the input's type and device."""
     kappa = concentration.detach().to("cpu", torch.float64).numpy()
     return torch.from_numpy(np.asarray(function(kappa, dim))).to(concentration)
 
