@@ -1,19 +1,19 @@
-"""Methods: how an encoder is trained, and comes by its uncertainty. A file for each.
+"""Methods: how an encoder is trained and gets its uncertainty. A file for each.
 
 ::
 
     method               the interface
-    registry             `posterior.method` of a configuration → its method
-    laplace              a Laplace posterior, after training or kept up while training
-    bayesian_triplet     a variance head, by the Bayesian triplet loss
+    registry             methods by the name in `posterior.method`
+    laplace              a Laplace posterior, fitted after or during training
+    bayesian_triplet     a variance head, trained with the Bayesian triplet loss
     hedged_instance      hedged instance embeddings
     face_embeddings      probabilistic face embeddings
     dropout              Monte Carlo dropout
     ensemble             a deep ensemble
-    embedding_norm       the length of the embedding as its concentration
-    loss_prediction      how badly an image will be found, predicted
+    embedding_norm       the norm of the embedding as its concentration
+    loss_prediction      a head that predicts an image's retrieval loss
     deterministic        no posterior
-    votes                held-out images that choose a prior or a temperature
+    votes                choice of a temperature on held-out images
 
 The mathematics are in `index_builder.posteriors` and `index_builder.objectives`.
 """

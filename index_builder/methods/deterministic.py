@@ -1,4 +1,4 @@
-"""No posterior: the embedding of every image is certain."""
+"""No posterior: every embedding has variance zero."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from index_builder.posteriors import PointPosterior
 
 @dataclass(frozen=True)
 class Deterministic(Method):
-    """The baseline of all other methods."""
+    """The baseline of the other methods."""
 
     settings: DeterministicConfig
 

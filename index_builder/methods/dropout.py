@@ -1,4 +1,4 @@
-"""Monte Carlo dropout: dropout that stays on."""
+"""Monte Carlo dropout: dropout stays on after training."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from index_builder.posteriors import (
 )
 
 N_PASSES = 20
-"""Passes of Monte Carlo dropout within the trunk: the variance is then known to a third of
-itself."""
+"""Number of passes with dropout in the trunk; the variance has a relative error of about a
+third."""
 
 
 @dataclass(frozen=True)
 class MonteCarloDropout(Method):
-    """Monte Carlo dropout (Gal & Ghahramani 2016), as the encoder was trained with it."""
+    """Monte Carlo dropout (Gal & Ghahramani 2016), with the dropout shares of training."""
 
     settings: MonteCarloDropoutConfig
 
     def fit(
         self, config: EncoderConfig, members: Sequence[Trained], splits: Splits
     ) -> tuple[DropoutPosterior, Report]:
-        """Draw the masks of the passes, where activations within the trunk are dropped."""
+        """Draw the masks of the passes, if the trunk has dropout."""
         (trained,) = members
         inside = config.network.dropout_inside
         layer = trained.encoder.last_layer

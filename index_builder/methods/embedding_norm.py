@@ -1,4 +1,4 @@
-"""The length of the embedding as its concentration: no posterior, and yet an uncertainty."""
+"""The norm of the embedding as its concentration: an uncertainty without a posterior."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ TEMPERATURES = np.logspace(-3, 3, 25)
 class EmbeddingNorm(Method):
     """The von Mises-Fisher distribution whose natural parameter is the embedding.
 
-    Kirchhof et al. 2022. Objectives that take an image for a distribution train its length to be
-    one (el_nivmf, el_vmf and their like, mc_info_nce); that of others says something, or not.
+    Kirchhof et al. 2022. Objectives with distributions (el_nivmf, el_vmf and similar, mc_info_nce)
+    train the norm as a concentration. With other objectives the norm may not be informative.
     """
 
     settings: EmbeddingNormConfig
@@ -31,7 +31,7 @@ class EmbeddingNorm(Method):
     def fit(
         self, config: EncoderConfig, members: Sequence[Trained], splits: Splits
     ) -> tuple[EmbeddingNormPosterior, Report]:
-        """Return the trained last layer, at the temperature that the configuration says."""
+        """Return the trained last layer, with a given temperature or one chosen by validation."""
         (trained,) = members
         posterior = EmbeddingNormPosterior.of(trained.encoder.last_layer)
         if self.settings.temperature != "validation":

@@ -1,4 +1,4 @@
-"""A deep ensemble: encoders trained apart, and how far they disagree."""
+"""A deep ensemble: independently trained encoders; their disagreement is the uncertainty."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from index_builder.posteriors import (
 )
 
 N_ALIGNING = 10_000
-"""Training images that members are turned by: many times the D that it takes."""
+"""Maximum number of training images for aligning members; many times the required D."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Ensemble(Method):
     def members(self, config: EncoderConfig) -> list[EncoderConfig]:
         """Return the configurations of deterministic encoders with their own seeds.
 
-        The first member's seed is that of the build, so that it is the deterministic baseline; the
-        others' come from that seed and the member's number, so that builds of different seeds
-        share none. The data are divided by the build's own seed, for all members.
+        The first member has the seed of the build, so it equals the deterministic baseline. The
+        other seeds are derived from it and the member's number. All members use the same division
+        of the data.
         """
         others = np.random.SeedSequence(config.seed).generate_state(self.settings.n_members - 1)
         alone = DeterministicConfig(method="deterministic")
@@ -65,5 +65,5 @@ class Ensemble(Method):
     def assemble(
         self, encoders: Sequence[MetricEncoder], posterior: Posterior
     ) -> ProbabilisticEncoder:
-        """Return all members in one graph."""
+        """Return all members as one module."""
         return EnsembleEncoder(encoders, posterior)

@@ -1,4 +1,4 @@
-"""Probabilistic face embeddings: variances learned for a fixed encoder."""
+"""Probabilistic face embeddings: variances trained for a frozen encoder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hedged instance embeddings: means and variances learned together."""
+"""Hedged instance embeddings: means and variances trained together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Laplace posterior of the last layer, after training or kept up while training."""
+"""The Laplace posterior of the last layer, fitted after or during training."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ from model_store.errors import CalibrationError, DatasetError
 from model_store.threads import one_blas_thread
 
 TEMPERATURES = np.logspace(-9, 3, 25)
-"""Temperatures that validation tries: at the ends samples never, and always, leave the mean."""
+"""Candidate temperatures of a validation; at the ends, samples equal the mean or are random."""
 
 NOTHING_BUT_NORM = 0.95
-"""Correlation from which the uncertainty is no more than the length of the features."""
+"""Correlation above which the uncertainty is only the norm of the features."""
 
 MIN_PAIRED = 20
-"""Validation images that tell how pairs move together."""
+"""Minimum number of validation images for estimating correlations of pairs."""
 
 MIN_CORRELATED = 30
-"""Validation images that a correlation can be read off."""
+"""Minimum number of validation images for a correlation with the norm."""
 
 
 class Laplace(Method):
-    """A Laplace posterior, its prior and temperature chosen as the configuration says."""
+    """A Laplace posterior; the configuration determines the choice of prior and temperature."""
 
     settings: LaplaceConfig | OnlineLaplaceConfig
     is_post_hoc: ClassVar[bool]
@@ -71,12 +71,12 @@ class Laplace(Method):
     def curvature_fit(
         self, config: EncoderConfig, trained: Trained, images: LabelledImages
     ) -> tuple[LaplaceFit, Approximation]:
-        """Return the posterior before validation, and how its curvature is approximated."""
+        """Return the fit before validation, and the approximation of its curvature."""
 
     def fit(
         self, config: EncoderConfig, members: Sequence[Trained], splits: Splits
     ) -> tuple[LaplacePosterior, Report]:
-        """Fit the posterior, and choose prior and temperature as the configuration says."""
+        """Fit the posterior, and choose prior and temperature."""
         (trained,) = members
         settings, encoder = self.settings, trained.encoder
         fitted, approximation = self.curvature_fit(config, trained, splits.training)
@@ -108,7 +108,7 @@ class Laplace(Method):
 
     @property
     def prior_chosen_by(self) -> Literal["curvature", "marginal_likelihood"]:
-        """The rule that chooses the prior before validation does, and where it cannot."""
+        """The rule for the prior of the first fit; it remains if validation cannot choose."""
         likeliest = self.settings.prior_chosen_by == "marginal_likelihood"
         return "marginal_likelihood" if likeliest else "curvature"
 
@@ -122,10 +122,10 @@ class Laplace(Method):
         *,
         chooses_prior: bool,
     ) -> HeldOut | None:
-        """Judge priors and temperatures by labels and images that are held out; see `validate`.
+        """Choose prior and temperature on held-out labels and images; see `validate`.
 
-        Where the last layer is a closed form of frozen features, it is fitted anew without them,
-        and all images are as new to it as queries are. A layer that was trained stays, and
+        A last layer in closed form (whitening of frozen features) is fitted again without the
+        held-out images, so every image can be a query. A trained layer is not refitted, and
         validation images are the queries.
         """
         network, settings, seed = config.network, self.settings, config.seed
@@ -137,7 +137,7 @@ class Laplace(Method):
         if not is_fitted and not len(new):
             return None
         if not fitted.curvature.mean > 0:
-            return None  # the given prior is all of the posterior: folds would not differ
+            return None  # without curvature the posterior is the prior, and folds would not differ
         weight, bias = _layer(trained.encoder)
         features = torch.cat([all_features(trained.encoder, part) for part in (learned, new)])
         features = features.to(weight)
@@ -176,12 +176,12 @@ class Laplace(Method):
                     features, labels, may_ask, fit_fold, fractions, seed, divided=is_fitted
                 )
         except (CalibrationError, DatasetError):
-            return None  # folds are too small to fit anything to
+            return None  # folds are too small for a fit
 
 
 @dataclass(frozen=True)
 class PostHocLaplace(Laplace):
-    """The Laplace posterior of an encoder whose training is over."""
+    """The Laplace posterior of a trained encoder."""
 
     settings: LaplaceConfig
     is_post_hoc = True
@@ -189,10 +189,10 @@ class PostHocLaplace(Laplace):
     def curvature_fit(
         self, config: EncoderConfig, trained: Trained, images: LabelledImages
     ) -> tuple[LaplaceFit, Approximation]:
-        """Fit it to all pairs of training images.
+        """Fit the posterior to all pairs of training images.
 
-        Of a network that was not trained with the margin, all negatives may lie inside it, where
-        the terms of `fixed` cancel; then the positives alone are taken.
+        If a network was not trained with the margin, all negatives may be inside it, and the terms
+        of `fixed` cancel. Then `positives` is used.
         """
         settings = self.settings
         fit = partial(
@@ -223,7 +223,7 @@ class PostHocLaplace(Laplace):
 
 @dataclass(frozen=True)
 class OnlineLaplace(Laplace):
-    """The Laplace posterior kept up while the encoder is trained."""
+    """The Laplace posterior that is updated during training."""
 
     settings: OnlineLaplaceConfig
     is_post_hoc = False
@@ -235,7 +235,7 @@ class OnlineLaplace(Laplace):
         labels: Tensor,
         generator: torch.Generator,
     ) -> OnlineLaplaceLoss:
-        """Return the contrastive loss with the curvature along the way."""
+        """Return the contrastive loss that also updates the curvature."""
         settings = self.settings
         return OnlineLaplaceLoss(
             encoder.last_layer,
@@ -259,7 +259,7 @@ class OnlineLaplace(Laplace):
     def curvature_fit(
         self, config: EncoderConfig, trained: Trained, images: LabelledImages
     ) -> tuple[LaplaceFit, Approximation]:
-        """Take the curvature that training has averaged."""
+        """Return the fit with the average curvature of the training."""
         settings = self.settings
         fitted = laplace_of_curvature(
             *_layer(trained.encoder),
@@ -273,12 +273,12 @@ class OnlineLaplace(Laplace):
 
 
 def _layer(encoder: MetricEncoder) -> tuple[Tensor, Tensor]:
-    """Weight and bias of the last layer."""
+    """Return weight and bias of the last layer."""
     return encoder.last_layer.weight.detach(), encoder.last_layer.bias.detach()
 
 
 def _some(images: LabelledImages, names: Mapping[str, int], seed: int) -> LabelledImages:
-    """Return images for folds, of labels that have a name."""
+    """Return images for the folds, only with labels in ``names``."""
     known = images.subset(with_label(images, names.keys(), wanted=True))
     codes = np.array([names[label] for label in known.labels], dtype=np.int64)
     return known.subset(some_of_each(codes, len(names), seed))
@@ -287,7 +287,7 @@ def _some(images: LabelledImages, names: Mapping[str, int], seed: int) -> Labell
 def _say(
     name: str, fitted: LaplaceFit, correlation: float | None, held_out: HeldOut | None
 ) -> None:
-    """Print how much of the posterior is prior, and whether it says more than a norm does."""
+    """Print the prior's share of the precision, and the results of the validation."""
     known = "unknown" if correlation is None else f"{correlation:.3f}"
     console.print(
         f"{name}: {fitted.prior_share:.1%} of the precision is prior; the uncertainty "
@@ -309,7 +309,7 @@ def _say(
     by_validation = fitted.prior_chosen_by == "validation"
     if correlation is not None and correlation > NOTHING_BUT_NORM and not by_validation:
         console.print(
-            "[yellow]The posterior says nothing beyond the length of the features. "
+            "[yellow]The posterior adds nothing to the length of the features.  "
             "Take structure = 'kronecker', or a smaller prior_precision.[/]"
         )
 
@@ -320,7 +320,7 @@ def _report(
     correlation: float | None,
     held_out: HeldOut | None,
 ) -> Report:
-    """Return how the posterior came about."""
+    """Return how the posterior was fitted, as JSON values."""
     search = fitted.temperature_search
     return {
         "structure": fitted.structure,
@@ -344,10 +344,10 @@ def _report(
 def _pair_correlation(
     encoder: MetricEncoder, posterior: LaplacePosterior, splits: Splits, seed: int
 ) -> tuple[float, float] | None:
-    """Return a and b of r ≈ a + b s, see `model_store.pairs`; None where they are not to be had.
+    """Return a and b of r ≈ a + b s, see `model_store.pairs`; None if they cannot be estimated.
 
-    By least squares over validation images, which are as unknown to the layer as queries are, and
-    their nearest training images.
+    They are fitted by least squares over pairs of a validation image and its nearest training
+    images. Like queries, validation images are unknown to the layer.
     """
     n_queries = min(len(splits.validation), N_VALIDATION)
     if not isinstance(posterior, KroneckerPosterior) or n_queries < MIN_PAIRED:
@@ -365,9 +365,9 @@ def _pair_correlation(
 def _norm_correlation(
     encoder: MetricEncoder, posterior: LaplacePosterior, splits: Splits, seed: int
 ) -> float | None:
-    """Correlation, in logs, of the uncertainty Σv / ‖m‖² with ‖φ‖² / ‖m‖², its value without data.
+    """Return the correlation of log Σv / ‖m‖² with log ‖φ‖² / ‖m‖², its value under the prior.
 
-    Over validation images, or training images where there are few; None where all are equal.
+    It is over validation images, or training images if those are few. None if all values are equal.
     """
     images = splits.validation if len(splits.validation) >= MIN_CORRELATED else splits.training
     chosen = np.random.default_rng(seed).permutation(len(images))[:N_VALIDATION]

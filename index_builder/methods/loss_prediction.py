@@ -1,4 +1,4 @@
-"""Loss prediction: a head says how badly an image will be found, of an encoder that is trained."""
+"""Loss prediction: a head predicts the retrieval loss of an image, for a trained encoder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from index_builder.training.loop import train
 
 @dataclass(frozen=True)
 class LossPredictor(Method):
-    """Pretrained visual uncertainties (Kirchhof et al. 2024), or the loss itself, predicted."""
+    """Prediction of the ranking of losses (Kirchhof et al. 2024), or of the losses themselves."""
 
     settings: LossPredictionConfig
 

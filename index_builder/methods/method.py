@@ -1,4 +1,4 @@
-"""The interface of methods: what one does at each step of a build."""
+"""The interface of methods: the work of a method at each step of a build."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from index_builder.objectives import Objective, objective_of
 from index_builder.posteriors import Posterior, ProbabilisticEncoder
 
 Report = dict[str, Any]
-"""The origin of a posterior, as JSON values."""
+"""How a posterior was fitted, as JSON values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """An encoder as training left it.
+    """A trained encoder.
 
     Attributes
     ----------
     encoder : in evaluation mode.
-    learned : what its objective learned beside it, see `Objective.learned`.
+    learned : trained tensors of the objective, see `Objective.learned`.
     """
 
     encoder: MetricEncoder
@@ -35,14 +35,14 @@ class Trained:
 
 
 class Method(ABC):
-    """A way to learn uncertainty: `posterior.method` of a configuration.
+    """A method to learn uncertainty, `posterior.method` of a configuration.
 
-    What is implemented here is that of most methods: one encoder, trained with the objective that
-    the configuration names, whose posterior acts on the features of one pass.
+    The defaults suit most methods: one encoder, trained with the configured objective, and a
+    posterior on the features of one pass.
     """
 
     def members(self, config: EncoderConfig) -> list[EncoderConfig]:
-        """Return the configuration of each encoder that is trained; one, as a rule."""
+        """Return the configuration of each encoder to train, by default one."""
         return [config]
 
     def objective(
@@ -52,12 +52,12 @@ class Method(ABC):
         labels: Tensor,
         generator: torch.Generator,
     ) -> Objective:
-        """Return the loss that ``encoder`` is trained with.
+        """Return the training objective of ``encoder``.
 
         Parameters
         ----------
         labels : (N,) int64 codes of the training images, from 0 without gaps.
-        generator : draws what the objective draws.
+        generator : draws initial parameters, and samples during training.
         """
         dim = encoder.last_layer.out_features
         return objective_of(config.training, dim, int(labels.max()) + 1, generator)
@@ -66,7 +66,7 @@ class Method(ABC):
     def fit(
         self, config: EncoderConfig, members: Sequence[Trained], splits: Splits
     ) -> tuple[Posterior, Report]:
-        """Return the posterior of the encoders that were trained, and how it came about.
+        """Return the posterior of the trained encoders, and how it was fitted.
 
         Raises
         ------
@@ -76,6 +76,6 @@ class Method(ABC):
     def assemble(
         self, encoders: Sequence[MetricEncoder], posterior: Posterior
     ) -> ProbabilisticEncoder:
-        """Return what is exported: images to mean, variance and features."""
+        """Return the module for export: images to mean, variance and features."""
         (encoder,) = encoders
         return ProbabilisticEncoder(encoder, posterior)

@@ -1,4 +1,4 @@
-"""Held-out images that vote on how wide a posterior is to be."""
+"""Choose the temperature of a posterior on held-out images."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from index_builder.posteriors.laplace.votes import vote_log_likelihood
 from index_builder.progress import console
 
 N_VALIDATION = 1_000
-"""Validation images that vote on prior or temperature: the optimum is flat, more hardly move it."""
+"""Maximum number of validation images; the optimum is flat, so more hardly change it."""
 
 N_VOTERS = 10_000
-"""Number of training images among which their neighbours are searched."""
+"""Maximum number of training images among which neighbours are searched."""
 
 
 class Tempered(Posterior, Protocol):
     """A posterior with a temperature."""
 
     def at(self, temperature: float) -> Posterior:
-        """Return the same at another temperature."""
+        """Return a copy with another temperature."""
 
 
 def chosen_temperature(
     posterior: Tempered, candidates: NDArray[np.float64], criterion: Criterion
 ) -> tuple[float, dict[str, Any]]:
-    """Return the temperature of the largest criterion, and the search as JSON values.
+    """Return the temperature with the largest criterion, and the search as JSON values.
 
-    The widest comes first: of equally good ones the data do not ask for less. It is 1 where the
-    best is an end of the candidates, see `PriorSearch.is_identified`.
+    Of equally good temperatures the largest is chosen. If the best is at an end of the candidates,
+    the temperature is 1, see `PriorSearch.is_identified`.
     """
     ordered = sorted(candidates.tolist(), reverse=True)
     values = [criterion(posterior.at(candidate)) for candidate in ordered]
@@ -49,7 +49,7 @@ def chosen_temperature(
 
 
 def say_if_unidentified(search: PriorSearch) -> None:
-    """Print why the temperature is 1, where it is for want of evidence."""
+    """Print a warning if the validation does not identify a temperature."""
     if not search.is_identified:
         console.print(
             f"[yellow]The temperature is 1: of {min(search.candidates):g} to "
@@ -59,7 +59,7 @@ def say_if_unidentified(search: PriorSearch) -> None:
 
 
 def votes(encoder: MetricEncoder, posterior: Posterior, splits: Splits, seed: int) -> Criterion:
-    """Return a criterion: how well votes of a posterior's samples predict validation labels."""
+    """Return a criterion: how well sampled votes of a posterior predict validation labels."""
     shuffle = np.random.default_rng(seed)
     names = sorted({*splits.training.labels, *splits.validation.labels})
 

@@ -1,18 +1,18 @@
 """The metrics of an evaluation: pure functions of arrays, grouped by what they measure.
 
 =================  ==============================================================================
-`ranking`          lists: recall at k, mAP at k, mAP at R, average precision
+`ranking` ranked lists: recall at k, mAP at k, mAP at R, average precision
 `calibration`      probabilities: reliability, calibration error, Brier score, consensus
-`separation`       two kinds told apart by a number: AUROC, AUPRC, FPR at 95 %
-`selective`        answering only when sure: sparsification, AUSC, AURC, AUGRC
-`open_set`         gallery and strangers at once: detection and identification, OSCR
+`separation`       positives against negatives: AUROC, AUPRC, FPR at 95 %
+`selective`        selective answering: sparsification, AUSC, AURC, AUGRC
+`open_set`         known and absent queries: detection and identification, OSCR
 `structure`        the embedding itself: NMI, entropy, feature and cluster diversity
-`pages`            templates of HTML, and how numbers are printed in them
+`pages`            HTML templates and number formats
 =================  ==============================================================================
 
-A metric that is not defined, for example a rate over nothing, is None. NaN cannot be ranked, and is
-a ``ValueError``. Tied numbers are one threshold, or count as if in random order: a metric never
-depends on the order in which images are stored.
+An undefined metric, for example a rate over an empty set, is None. NaN raises a ``ValueError``.
+Tied values share one threshold, or count as if in random order, so metrics do not depend on the
+order of the images.
 """
 
 from index_builder.metrics.calibration import (

@@ -1,4 +1,4 @@
-"""Metrics of calibration: do events happen as often as their probabilities say."""
+"""Calibration metrics: compare predicted probabilities with observed frequencies."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class ReliabilityBin:
-    """Predictions of about the same probability.
+    """A bin of predictions with similar probabilities.
 
     Attributes
     ----------
-    n : how many.
-    probability : their weighted mean.
-    share : of them that came true, weighted.
-    weight : of all of them, as a share of the whole.
+    n : number of predictions.
+    probability : their weighted mean probability.
+    share : weighted share of true outcomes.
+    weight : share of the total weight.
     """
 
     n: int
@@ -35,17 +35,17 @@ class ReliabilityBin:
 def reliability(
     probabilities: Floats, outcomes: Bools, n_bins: int = 15, weights: Floats | None = None
 ) -> list[ReliabilityBin]:
-    """Reliability diagram over bins that hold the same number of predictions.
+    """Return a reliability diagram with equal numbers of predictions in the bins.
 
-    Equal mass instead of equal width (Nixon et al. 2019); a probability of exactly 1 is counted
-    like any other. Where equal probabilities fall into two bins their outcomes are shared out
-    evenly, see `evened`: no order of the predictions is better than another.
+    Bins have equal mass, not equal width (Nixon et al. 2019); a probability of exactly 1 counts.
+    Equal probabilities in different bins share their mean outcome, see `evened`, so the order of
+    predictions does not matter.
 
     Parameters
     ----------
     probabilities : (N,) in [0, 1].
-    outcomes : (N,) whether the predicted thing was so.
-    weights : (N,) of the predictions; bins hold the same weight. None for equal ones.
+    outcomes : (N,) whether the predicted event occurred.
+    weights : (N,) weights of the predictions; bins then have equal weight. None for equal weights.
     """
     _require_finite(probabilities)
     shares = evened(probabilities, outcomes, weights)
@@ -60,12 +60,12 @@ def reliability(
 
 
 def evened(values: Floats, outcomes: Bools, weights: Floats | None = None) -> Floats:
-    """Return the mean outcome (N,) of all whose value is the same: as if in random order.
+    """Return the mean outcome (N,) of the entries with the same value, as if in random order.
 
     Parameters
     ----------
     values, outcomes : (N,).
-    weights : (N,) above 0; None for equal ones.
+    weights : (N,) above 0; None for equal weights.
     """
     weights = np.ones(len(values)) if weights is None else weights
     _, group = np.unique(values, return_inverse=True)
@@ -82,11 +82,10 @@ def calibration_spread(
     n_draws: int = 200,
     seed: int = 0,
 ) -> float:
-    """Return the calibration error that true probabilities would show, by chance of the labels.
+    """Return the calibration error that correct probabilities would have by chance.
 
-    Predictions of one label err together, so that few labels spread more than their predictions
-    do: labels are resampled (a cluster bootstrap), and the gap of each bin is compared with that of
-    all labels.
+    Errors of predictions of one label are correlated. Therefore labels are resampled (cluster
+    bootstrap), and the gap of each bin is compared with the gap over all labels.
 
     Parameters
     ----------
@@ -113,10 +112,10 @@ def calibration_spread(
 def reliability_by_width(
     probabilities: Floats, outcomes: Bools, n_bins: int = 10
 ) -> list[ReliabilityBin]:
-    """Reliability diagram over bins [0, 1/n), …, [(n − 1)/n, 1]; empty ones are left out.
+    """Return a reliability diagram over bins [0, 1/n), …, [(n − 1)/n, 1], without empty bins.
 
-    The last bin holds a probability of exactly 1, which the authors' code of the Laplace
-    metric-learning paper drops.
+    The last bin includes a probability of exactly 1; the code of the Laplace metric-learning paper
+    drops it.
     """
     _require_finite(probabilities)
     place = np.minimum((probabilities * n_bins).astype(int), n_bins - 1)
@@ -138,14 +137,14 @@ def calibration_error(bins: Sequence[ReliabilityBin]) -> float:
 
 
 def retrieval_calibration_error(confidences: Floats, correct: Bools, n_bins: int = 10) -> float:
-    """Calibration error of a consensus: Σ_b |B_b|/N · |accuracy − confidence|, bins of equal width.
+    """Return the calibration error of a consensus: Σ_b |B_b|/N · |accuracy − confidence|.
 
-    Eq. 111 of the Laplace metric-learning paper (Warburg et al. 2023), which prints the weight of a
-    bin as 1/|B_b|.
+    Eq. 111 of the Laplace metric-learning paper (Warburg et al. 2023), which misprints the weight
+    |B_b|/N as 1/|B_b|. Bins have equal width.
 
     Parameters
     ----------
-    confidences, correct : (N,), of `consensus`.
+    confidences, correct : (N,), confidences from `consensus`, and whether each mode is correct.
     """
     return calibration_error(reliability_by_width(confidences, correct, n_bins))
 
@@ -159,7 +158,7 @@ def consensus(votes: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], Float
 
     Returns
     -------
-    modes : (B,) the most frequent code; of equally frequent ones the smallest.
+    modes : (B,) the most frequent code; the smallest if several are.
     confidences : (B,) its share of the votes, in (0, 1].
     """
     n_codes = int(votes.max(initial=0)) + 1
@@ -184,7 +183,7 @@ def brier(probabilities: Floats, outcomes: Bools) -> float:
 
 def _require_finite(probabilities: Floats) -> None:
     if not len(probabilities) or not np.isfinite(probabilities).all():
-        raise ValueError("probabilities must be one finite number or more")
+        raise ValueError("probabilities must be one or more finite numbers")
 
 
 def _bins(

@@ -1,4 +1,4 @@
-"""Naming queries with a match, and refusing those without, by one threshold."""
+"""Open-set metrics: one threshold accepts queries with a match and rejects absent queries."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ Bools = NDArray[np.bool_]
 def detection_and_identification_rate(
     confidences: Floats, correct: Bools, absent_confidences: Floats, false_alarm_rate: float
 ) -> float | None:
-    """Share of known queries that are accepted and whose first result is true.
+    """Return the share of known queries that are accepted with a correct first result.
 
     Detection and identification rate at a false alarm rate (Phillips et al. 2011).
-    Accepted is what is surer than a threshold, the lowest at which at most ``false_alarm_rate`` of
-    those without a match are accepted. One as sure as the threshold is refused, so the rate is kept
-    even where many are equally sure.
+    Queries with a confidence above a threshold are accepted. The threshold is the lowest that
+    accepts at most ``false_alarm_rate`` of the absent queries. A confidence equal to the threshold
+    is rejected, so ties do not exceed the rate.
 
     Parameters
     ----------
-    confidences : (B,) in the first result of queries whose match is in the gallery.
-    correct : (B,) whether it is true.
+    confidences : (B,) confidence in the first result of queries with a match.
+    correct : (B,) whether the first result is correct.
     absent_confidences : (M,) confidences of queries without a match.
     false_alarm_rate : in [0, 1].
 
     Returns
     -------
-    In [0, recall at 1]; None where there are no queries or none without a match.
+    In [0, recall at 1]; None without queries of either kind.
     """
     if np.isnan(confidences).any() or np.isnan(absent_confidences).any():
         raise ValueError("confidences must not be NaN")
@@ -43,10 +43,10 @@ def detection_and_identification_rate(
 def open_set_classification_rate(
     confidences: Floats, correct: Bools, absent_confidences: Floats
 ) -> float | None:
-    """Area under the curve of correct answers against false acceptances.
+    """Return the area under the curve of correct answers against false acceptances.
 
-    OSCR (Dhamija et al. 2018): the probability that a query whose match is in the gallery is
-    answered correctly and with more confidence than one without a match; equal ones count half.
+    OSCR (Dhamija et al. 2018) is the probability that a query with a match is answered correctly,
+    and with more confidence than a query without a match. Ties count half.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def open_set_classification_rate(
 
     Returns
     -------
-    In [0, recall at 1]; None where there are no queries or none without a match.
+    In [0, recall at 1]; None without queries of either kind.
     """
     if np.isnan(confidences).any() or np.isnan(absent_confidences).any():
         raise ValueError("confidences must not be NaN")

@@ -1,4 +1,4 @@
-"""Pages of HTML that need nothing else: their templates, and how numbers are printed in them."""
+"""Self-contained HTML pages: templates and number formats."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 
 def templates_of(package: str) -> Environment:
-    """Return the templates of a package; a name that they lack is an error."""
+    """Return the templates of a package; an undefined name in a template raises an error."""
     environment = Environment(
         loader=PackageLoader(package, "templates"),
         autoescape=True,
@@ -19,5 +19,5 @@ def templates_of(package: str) -> Environment:
 
 
 def percent(value: float | None) -> str:
-    """Return a share as a page prints it."""
+    """Format a share for a page."""
     return "–" if value is None else f"{100 * value:.1f} %"

@@ -1,6 +1,6 @@
 """Metrics of ranked lists.
 
-``matches`` (B, n) is true where a place of a query's list, nearest first, is a true match.
+``matches`` (B, n) marks the true matches in each query's list, nearest first.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ Counts = NDArray[np.integer[Any]]
 
 
 def recall_at_k(matches: Bools, k: int) -> float:
-    """Share of queries with a true match among their first k; ``matches`` is (B, ≥ k)."""
+    """Return the share of queries with a true match among their first k; ``matches`` (B, ≥ k)."""
     return float(matches[:, :k].any(axis=1).mean())
 
 
 def map_at_k(matches: Bools, n_relevant: Counts, k: int) -> float | None:
     """Mean over queries of AP@k = Σ_{i ≤ k} P(i) · rel(i) / min(R, k).
 
-    P(i) is the share of true matches among the first i, and R how many the gallery holds: the
-    definition of the code of the Laplace metric-learning paper, except that a query without a match
-    in the gallery counts 1 there, and is left out here.
+    P(i) is the share of true matches among the first i, and R their number in the gallery. The code
+    of the Laplace metric-learning paper has the same definition, but counts queries without a match
+    as 1; here they are left out.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def map_at_r(matches: Bools, n_relevant: Counts) -> float | None:
     Parameters
     ----------
     matches : (B, ≥ the largest R).
-    n_relevant : (B,) R of each query; one that has none is left out.
+    n_relevant : (B,) R of each query; queries with R = 0 are left out.
     """
     within = np.arange(matches.shape[1]) < n_relevant[:, None]
     return _mean_precision(matches & within, n_relevant, n_relevant)
@@ -51,14 +51,14 @@ def average_precision(matches: Bools) -> float | None:
 
     Parameters
     ----------
-    matches : (B, n) over all n items; a query without any is left out.
+    matches : (B, n) over all n items; queries without a match are left out.
     """
     n_relevant = matches.sum(axis=1)
     return _mean_precision(matches, n_relevant, n_relevant)
 
 
 def _mean_precision(matches: Bools, n_relevant: Counts, divisor: Counts) -> float | None:
-    """Mean over the queries with R > 0 of Σ_i P(i) · rel(i) / divisor; None where none has."""
+    """Return the mean of Σ_i P(i) · rel(i) / divisor over queries with R > 0, or None."""
     has = n_relevant > 0
     if not has.any():
         return None

@@ -1,7 +1,7 @@
-"""Metrics of selective answering: the gain of not answering the most uncertain queries.
+"""Metrics of selective answering: errors when the most uncertain queries are not answered.
 
-Queries that are equally uncertain count as if in random order: each has the mean of the values of
-them all, which is the expectation over orders.
+Equally uncertain queries count as if in random order: each gets their mean value, the expectation
+over all orders.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 N_SHARES = 99
-"""Points of the Laplace metric-learning paper's sparsification curve: 0, 1, …, 98 % removed."""
+"""Number of points of the sparsification curve: 0, 1, …, 98 % removed, as in the Laplace
+metric-learning paper."""
 
 
 def sparsification(uncertainties: Floats, correct: Bools) -> tuple[Floats, Floats]:
-    """Accuracy of the rest when 0, 1, …, 98 % of the queries, the most uncertain, are removed.
+    """Return the accuracy after removing the 0, 1, …, 98 % most uncertain queries.
 
     Parameters
     ----------
-    uncertainties : (B,), of one query or more.
-    correct : (B,) whether the first result is true.
+    uncertainties : (B,), B ≥ 1.
+    correct : (B,) whether the first result is correct.
 
     Returns
     -------
-    shares : (99,) removed, 0 to 0.98.
-    accuracies : (99,) of the rest, which is never empty.
+    shares : (99,) removed shares, 0 to 0.98.
+    accuracies : (99,) accuracies of the remaining queries.
     """
     shares = np.arange(N_SHARES) / 100
     kept = len(correct) - np.floor(shares * len(correct) + 1e-9).astype(int)
@@ -37,14 +38,14 @@ def sparsification(uncertainties: Floats, correct: Bools) -> tuple[Floats, Float
 def ausc(uncertainties: Floats, correct: Bools) -> float:
     """Area under the sparsification curve, by the trapezium rule with steps of 1/99.
 
-    As the code of the Laplace metric-learning paper has it: 98/99 at best.
+    This is the definition in the code of the Laplace metric-learning paper; the maximum is 98/99.
     """
     _, accuracies = sparsification(uncertainties, correct)
     return float(np.trapezoid(accuracies, dx=1 / N_SHARES))
 
 
 def risk_coverage(uncertainties: Floats, correct: Bools) -> tuple[Floats, Floats]:
-    """Share of wrong ones among the answered, when 1, 2, …, B queries are, the surest first.
+    """Return the share of wrong answers when the 1, 2, …, B most certain queries are answered.
 
     Returns
     -------
@@ -56,25 +57,25 @@ def risk_coverage(uncertainties: Floats, correct: Bools) -> tuple[Floats, Floats
 
 
 def aurc(uncertainties: Floats, correct: Bools) -> float:
-    """Mean over all coverages of the risk (Geifman & El-Yaniv 2017), 0 at best."""
+    """Return the mean risk over all coverages (Geifman & El-Yaniv 2017), 0 at best."""
     _, risks = risk_coverage(uncertainties, correct)
     return float(risks.mean())
 
 
 def augrc(uncertainties: Floats, correct: Bools) -> float:
-    """Mean over all coverages of the share of all queries that are answered wrongly.
+    """Return the mean over all coverages of the share of wrong answers among all queries.
 
-    Area under the generalised risk coverage curve (Traub et al. 2024), risk times coverage: unlike
-    `aurc` it does not weigh the errors among the surest queries many times. 0 at best.
+    The area under the generalised risk coverage curve (Traub et al. 2024), risk times coverage, 0
+    at best. Unlike `aurc`, it does not count errors among the most certain queries many times.
     """
     coverages, risks = risk_coverage(uncertainties, correct)
     return float((coverages * risks).mean())
 
 
 def _accuracies(uncertainties: Floats, correct: Bools) -> Floats:
-    """Accuracy (B,) of the n surest queries, for n from 1."""
+    """Return the accuracy (B,) of the n most certain queries, for n from 1 to B."""
     if not len(uncertainties) or np.isnan(uncertainties).any():
-        raise ValueError("uncertainties must be one number or more, and none NaN")
+        raise ValueError("uncertainties must be one or more numbers without NaN")
     _, group, size = np.unique(uncertainties, return_inverse=True, return_counts=True)
     of_group = np.bincount(group, weights=correct) / size
     surest_first = np.repeat(of_group, size)

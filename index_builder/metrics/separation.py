@@ -1,4 +1,4 @@
-"""Metrics of a number that should be larger for positives than for negatives."""
+"""Separation metrics: a value should be larger for positives than for negatives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Bools = NDArray[np.bool_]
 
 
 def auroc(values_of_positives: Floats, values_of_negatives: Floats) -> float | None:
-    """P(a positive has a larger value than a negative), ties counted half; None if either is empty.
+    """Return P(a positive is larger than a negative), ties counted half; None if either is empty.
 
     The area under the receiver operating characteristic (Hanley & McNeil 1982).
     """
@@ -22,9 +22,9 @@ def auroc(values_of_positives: Floats, values_of_negatives: Floats) -> float | N
 
 
 def error_auroc(uncertainties: Floats, correct: Bools) -> float | None:
-    """R-AUROC: whether a wrong first result is more uncertain than a right one.
+    """Return R-AUROC: P(a wrong first result is more uncertain than a correct one).
 
-    Kirchhof et al. 2023 (URL benchmark). None where all are right, or all wrong.
+    Kirchhof et al. 2023 (URL benchmark). None if all are correct or all are wrong.
 
     Parameters
     ----------
@@ -34,9 +34,9 @@ def error_auroc(uncertainties: Floats, correct: Bools) -> float | None:
 
 
 def auprc(values_of_positives: Floats, values_of_negatives: Floats) -> float | None:
-    """Area under precision over recall, as a step function; None if either is empty.
+    """Return the area under the precision–recall step function; None if either is empty.
 
-    Average precision: no trapezium rule, which is optimistic (Davis & Goadrich 2006).
+    This is average precision; the trapezium rule is optimistic (Davis & Goadrich 2006).
     """
     from sklearn.metrics import average_precision_score  # noqa: PLC0415 - slow
 
@@ -48,9 +48,9 @@ def auprc(values_of_positives: Floats, values_of_negatives: Floats) -> float | N
 def fpr_at_tpr(
     values_of_positives: Floats, values_of_negatives: Floats, tpr: float = 0.95
 ) -> float | None:
-    """Least share of negatives taken for positives at a threshold that finds ``tpr`` of these.
+    """Return the smallest false-positive rate of thresholds with a true-positive rate of ``tpr``.
 
-    FPR@95 of the literature on outliers; values that are equal are on one side together.
+    FPR@95 of the outlier literature; equal values are on the same side of a threshold.
     None if either is empty.
     """
     if not len(values_of_positives) or not len(values_of_negatives):
@@ -60,7 +60,7 @@ def fpr_at_tpr(
 
 
 def roc(values_of_positives: Floats, values_of_negatives: Floats) -> tuple[Floats, Floats]:
-    """False and true positive rate at every threshold, from (0, 0) to (1, 1); neither is empty."""
+    """Return false and true positive rates at every threshold, from (0, 0) to (1, 1)."""
     thresholds = np.unique(np.concatenate([values_of_positives, values_of_negatives]))[::-1]
     if np.isnan(thresholds).any():
         raise ValueError("values must not be NaN")

@@ -9,17 +9,17 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import pdist
 
 MAX_PER_LABEL = 500
-"""Items of a label whose distances are measured: 125,000 pairs represent all."""
+"""Maximum number of items of a label for its distances: 125,000 pairs."""
 
 MAX_FOR_ENTROPY = 2_000
-"""Vectors whose distances the entropy is of: two million pairs."""
+"""Maximum number of vectors for the entropy: two million pairs."""
 
 Vectors = NDArray[np.floating[Any]]
 Codes = NDArray[np.integer[Any]]
 
 
 def normalised_mutual_information(vectors: Vectors, label_codes: Codes, seed: int) -> float | None:
-    """NMI of the labels and as many clusters of k-means as there are labels.
+    """Return the NMI of the labels and k-means clusters, as many as labels.
 
     2 I(label; cluster) / (H(label) + H(cluster)), in [0, 1].
 
@@ -31,7 +31,7 @@ def normalised_mutual_information(vectors: Vectors, label_codes: Codes, seed: in
 
     Returns
     -------
-    None where there is a single label, or none: there is nothing to find.
+    None with fewer than two labels.
     """
     from sklearn.cluster import KMeans  # noqa: PLC0415 - slow
     from sklearn.metrics import normalized_mutual_info_score  # noqa: PLC0415 - slow
@@ -46,9 +46,9 @@ def normalised_mutual_information(vectors: Vectors, label_codes: Codes, seed: in
 def feature_diversity(vectors: Vectors) -> float:
     """Compute how evenly embeddings use their dimensions: exp(−KL(uniform ‖ spectrum)).
 
-    The spectrum are the singular values of ``vectors`` (N, D), divided by their sum; the
-    divergence is the spectral decay of Roth et al. 2020, which the probabilistic proxy paper
-    (Kirchhof et al. 2022, L) takes for feature diversity. 1 if they are all equal, 0 if one is 0.
+    The spectrum is the singular values of ``vectors`` (N, D), divided by their sum. The divergence
+    is the spectral decay of Roth et al. 2020, the feature diversity of Kirchhof et al. 2022, L. The
+    result is 1 if all singular values are equal, 0 if one is 0.
     """
     values = np.linalg.svd(np.asarray(vectors, dtype=np.float64), compute_uv=False)
     if len(values) < vectors.shape[1] or values[-1] <= np.finfo(np.float64).eps * values[0]:
@@ -59,10 +59,10 @@ def feature_diversity(vectors: Vectors) -> float:
 
 
 def mean_nn_entropy(vectors: Vectors) -> float | None:
-    """Entropy of an embedding up to a constant, by all distances: D/(N(N − 1)) Σ_{i≠j} log d_ij².
+    """Estimate the entropy of an embedding up to a constant: D/(N(N − 1)) Σ_{i≠j} log d_ij².
 
-    The estimator of Faivishevsky & Goldberger (2010) in the form of Boudiaf et al. 2020, Eq. 6,
-    whose sum has i = j as well and is then −∞.
+    The estimator of Faivishevsky & Goldberger (2010), in the form of Boudiaf et al. 2020, Eq. 6,
+    without the terms i = j, which are −∞.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def mean_nn_entropy(vectors: Vectors) -> float | None:
 
     Returns
     -------
-    Nats; None of fewer than two vectors, or where two coincide.
+    The entropy in nats; None with fewer than two vectors, or if two coincide.
     """
     distances = pdist(vectors[:MAX_FOR_ENTROPY].astype(np.float64), "sqeuclidean")
     if not len(distances) or not distances.all():
@@ -79,18 +79,18 @@ def mean_nn_entropy(vectors: Vectors) -> float | None:
 
 
 def cluster_diversity(vectors: Vectors, label_codes: Codes) -> float | None:
-    """Mean over labels of the variance of the distances between their items.
+    """Return the mean over labels of the variance of the distances between their items.
 
-    Kirchhof et al. 2022, L; of labels with more than `MAX_PER_LABEL` items the first are taken.
+    Kirchhof et al. 2022, L; at most the first `MAX_PER_LABEL` items of a label are used.
 
     Parameters
     ----------
     vectors : (N, D).
-    label_codes : (N,); a label with a single item has no distance and is left out.
+    label_codes : (N,); labels with a single item are left out.
 
     Returns
     -------
-    Squared embedding units; None where no label has two items.
+    The variance in squared embedding units; None if no label has two items.
     """
     variances = []
     for code in np.unique(label_codes):

@@ -2,19 +2,19 @@
 
 ::
 
-    build                encoders from a configuration
+    build                encoders by configuration
     encoder              trunk and linear last layer
     trunk                the interface of trunks
     small_cnn            the papers' trunk for grey images
     colour_cnn           the papers' trunk for CIFAR-10
     torchvision_trunk    a backbone of torchvision
-    graph_trunk          a trunk that is an ONNX graph
-    pooling              a feature map → one vector
-    dropout              masks from a generator
-    initialisation       layers that begin the same for the same generator
+    graph_trunk          an ONNX graph as a trunk
+    pooling              pooling of a feature map to one vector
+    dropout              dropout with masks from a generator
+    initialisation       reproducible initial weights
     weights              pretrained weights
     features             features of many images
-    feature_blocks       their type, block by block
+    feature_blocks       the type of features in blocks
 """
 
 from index_builder.networks.build import build_encoder, load_encoder, load_pretrained

@@ -1,4 +1,4 @@
-"""Encoders from a configuration: untrained, pretrained, or as a run left them."""
+"""Encoders by configuration: untrained, pretrained, or from the checkpoint of a run."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from model_store.errors import WeightsError
 
 
 def build_encoder(config: NetworkConfig, generator: torch.Generator) -> MetricEncoder:
-    """An untrained encoder: each layer's own initialisation, drawn from ``generator`` alone.
+    """Return an untrained encoder; ``generator`` draws the initial weights.
 
-    While it is trained, ``generator`` also decides what dropout within the trunk drops.
+    During training ``generator`` also draws the dropout masks of the trunk.
     """
     with drawn_from(generator):
         trunk = _trunk(config, generator)
@@ -47,11 +47,11 @@ def build_encoder(config: NetworkConfig, generator: torch.Generator) -> MetricEn
 
 
 def load_encoder(config: NetworkConfig, checkpoint: Path) -> MetricEncoder:
-    """The encoder that `save_checkpoint` wrote, in evaluation mode.
+    """Read an encoder that `save_checkpoint` wrote, in evaluation mode.
 
     Raises
     ------
-    WeightsError : the file is not one, or of another network.
+    WeightsError : the file is no checkpoint, or is of another network.
     """
     of_checkpoint = {"weights": str(checkpoint), "last_layer": "loaded", "frozen": False}
     config = config.model_copy(update=of_checkpoint)
@@ -61,11 +61,11 @@ def load_encoder(config: NetworkConfig, checkpoint: Path) -> MetricEncoder:
 
 
 def load_pretrained(encoder: MetricEncoder, config: NetworkConfig) -> None:
-    """Take the weights that ``config.weights`` names, and the last layer if it names that.
+    """Load the weights that ``config.weights`` names, and the last layer if configured.
 
     Raises
     ------
-    WeightsError : they are missing, cannot be read or do not fit.
+    WeightsError : the weights are missing, cannot be read or do not fit.
     """
     assert config.weights is not None  # noqa: S101 - the caller has looked
     if is_checkpoint(config.weights):
@@ -93,7 +93,7 @@ def load_pretrained(encoder: MetricEncoder, config: NetworkConfig) -> None:
 
 
 def _take_linear_layer(encoder: MetricEncoder, weights: PretrainedWeights, source: str) -> None:
-    """Make the linear layer among ``weights`` the last layer."""
+    """Use the linear layer among ``weights`` as the last layer."""
     layer = linear_layer(weights, encoder.trunk.n_features)
     if layer is None or layer[0].shape[0] != encoder.last_layer.out_features:
         found = "none" if layer is None else f"one of {layer[0].shape[0]} dimensions"

@@ -1,4 +1,4 @@
-"""The small convolutional trunk that the Laplace metric-learning paper's code has for CIFAR-10."""
+"""The small convolutional trunk for CIFAR-10 of the Laplace metric-learning paper's code."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from model_store.images import Preprocessing
 class ColourCNN(Trunk):
     """Three 3 × 3 convolutions and two poolings: RGB 32 × 32 in, 1,024 features out.
 
-    As the code has it. The paper's text (G.2) has one input channel and one pooling, of which
-    neither the images nor the size of its last layer make sense. Each ReLU before a pooling stands
-    after it: the same numbers, of a quarter as many.
+    As the code has it. The paper's text (G.2) has one input channel and one pooling, which fit
+    neither the images nor the size of the last layer. ReLU is applied after each pooling, not
+    before: the result is equal and needs a quarter of the operations.
     """
 
     preprocessing = Preprocessing(height=32, width=32, decoding="reduced")

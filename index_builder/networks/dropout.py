@@ -1,4 +1,4 @@
-"""Dropout whose masks come from a generator: in training drawn anew, for an answer fixed."""
+"""Dropout with masks from a generator: new masks in training, fixed masks for answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def dropped_out(values: Tensor, share: float, generator: torch.Generator) -> Ten
 
     Parameters
     ----------
-    values : (B, ...), each entry dropped independently of the others.
+    values : (B, ...), entries are dropped independently.
     share : in [0, 1).
     """
     if not share:
@@ -36,5 +36,5 @@ def kept(values: Tensor, mask: Tensor, share: float) -> Tensor:
 def dropout_masks(
     n_passes: int, shape: Sequence[int], share: float, generator: torch.Generator
 ) -> Tensor:
-    """Masks (T, *shape), bool, true where something is kept."""
+    """Draw masks (T, *shape), bool, true for kept entries."""
     return torch.rand(n_passes, *shape, generator=generator) >= share

@@ -14,20 +14,19 @@ from model_store.encoder.contract import EncoderInput
 class MetricEncoder(nn.Module):
     """Images to embeddings, before normalisation: h = W φ(x) + b.
 
-    Scaling from bytes is inside, so that it travels with the exported graph.
+    It includes the scaling of bytes, which is therefore part of the exported graph.
 
     Parameters
     ----------
     trunk : computes φ: features (B, F) of images (B, 3, H, W), standardised.
     pretrained : batch normalisation keeps the statistics it was pretrained with.
-    frozen : the whole trunk is fixed, while the last layer learns.
-    feature_norm : normalise the features over batches, without parameters: the one more batch
-        normalisation of Boudiaf et al. 2020, sec. 5.3, whose statistics are learned.
+    frozen : the trunk is not trained, only the last layer.
+    feature_norm : add a batch normalisation of the features without trained parameters, as in
+        Boudiaf et al. 2020, sec. 5.3; its statistics are estimated in training.
 
     Attributes
     ----------
-    stored_features : what the trunk makes of images, if it is not trained and they are stored; else
-        None.
+    stored_features : stored features of images, if the trunk is not trained; otherwise None.
     """
 
     pixel_mean: Tensor
@@ -57,7 +56,7 @@ class MetricEncoder(nn.Module):
 
     @property
     def preprocessing(self) -> EncoderInput:
-        """The steps from an upright RGB image to the input; or the vectors that it takes."""
+        """The preprocessing of an upright RGB image, or the shape of the input vectors."""
         return self.trunk.preprocessing
 
     def train(self, mode: bool = True) -> MetricEncoder:
@@ -68,9 +67,9 @@ class MetricEncoder(nn.Module):
         return self
 
     def place_trunk(self, device: torch.device, *, mixed_precision: bool = False) -> None:
-        """Compute features on ``device``, where nearly all of the work is; the rest stays here.
+        """Compute the trunk on ``device``; the rest stays on the CPU.
 
-        With channels last, which convolutions are faster in on a processor, and in bfloat16.
+        The memory format is channels-last, which makes convolutions faster on CPUs and in bfloat16.
 
         Parameters
         ----------
@@ -100,7 +99,7 @@ class MetricEncoder(nn.Module):
         return (scaled - self.pixel_mean) / self.pixel_std
 
     def standardise(self, images: Tensor) -> None:
-        """Bring pixels to mean 0 and deviation 1 over ``images`` (N, H, W, 3) uint8."""
+        """Standardise pixels to mean 0 and deviation 1 over ``images`` (N, H, W, 3) uint8."""
         counts = torch.bincount(images.flatten(), minlength=256).double()
         values = torch.arange(256).double() / 255
         mean = (counts @ values) / counts.sum()

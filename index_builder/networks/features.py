@@ -17,33 +17,33 @@ from index_builder.networks.feature_blocks import FeatureBlocks
 from index_builder.progress import track_parts
 
 _PIXELS = 800_000
-"""Pixels of a block: a thousand small images, or fifteen photographs."""
+"""Number of pixels in a block: a thousand small images, or fifteen photographs."""
 
 _PIXELS_AT_ONCE = 100_000
-"""That a processor computes at a time: of more, the layers' results do not stay in its cache, and
-the system has to clear new memory for each. Up to four times faster."""
+"""Number of pixels that a CPU processes at a time. Activations then stay in the cache and memory is
+reused: up to four times faster."""
 
 _CACHED_BYTES = 2**32
-"""Features that take no more (4 GiB) are computed once and kept."""
+"""Maximum size in bytes of features that are kept in memory (4 GiB)."""
 
 _REMEMBERED_BYTES = 2**28
-"""Bytes of features that the steps of one build share: a quarter of a GiB is 52,000
-photographs'."""
+"""Maximum size in bytes of features that the steps of a build share: 256 MiB, 52,000
+photographs."""
 
 
 @dataclass(slots=True)
 class _Remembered:
-    """Features of one trunk, by the source of an image and its row there.
+    """Features of one trunk, by the source and row of an image.
 
-    A build that trains nothing looks at its training images three times: to learn the whitening, to
-    fit the posterior, and to choose its prior.
+    A build without training uses the features of its training images three times: for the
+    whitening, the posterior, and its prior.
     """
 
     trunk: str = ""
     rows: dict[tuple[Read, int], Tensor] = field(default_factory=dict)
 
     def of(self, trunk: str) -> dict[tuple[Read, int], Tensor]:
-        """Return the remembered features of ``trunk``; those of another trunk are forgotten."""
+        """Return the cached features of ``trunk``; features of another trunk are deleted."""
         if trunk != self.trunk:
             self.trunk, self.rows = trunk, {}
         return self.rows
@@ -66,7 +66,7 @@ def feature_blocks(encoder: MetricEncoder, images: LabelledImages) -> Iterator[T
         part = images.subset(range(start, min(start + size, len(images))))
         places = [(part.read, int(row)) for row in part.rows]
         if not all(place in known for place in places):
-            with torch.no_grad():  # closed before the yield, or the caller would lose its gradients
+            with torch.no_grad():  # closed before the yield, so that the caller keeps its gradients
                 features = _computed(encoder, torch.from_numpy(part.prepared(preprocessing)))
             if len(known) + len(places) <= n_kept:
                 known.update(zip(places, features, strict=True))
@@ -76,7 +76,7 @@ def feature_blocks(encoder: MetricEncoder, images: LabelledImages) -> Iterator[T
 
 
 def trunk_fingerprint(encoder: MetricEncoder) -> str:
-    """Return a hash of what the features depend on beside the images."""
+    """Return a hash of everything that features depend on, without the images."""
     state = encoder.state_dict()
     digest = hashlib.sha256(
         repr((encoder.preprocessing, encoder.pixel_mean.device, encoder.trunk)).encode()
@@ -105,7 +105,7 @@ def all_features(encoder: MetricEncoder, images: LabelledImages) -> Tensor:
 
 
 def repeatable_blocks(encoder: MetricEncoder, images: LabelledImages) -> FeatureBlocks:
-    """`feature_blocks` that can be iterated again; kept in memory where they are small."""
+    """Return re-iterable `feature_blocks`, kept in memory if they are small."""
     if len(images) * encoder.trunk.n_features * 4 <= _CACHED_BYTES:
         kept = list(feature_blocks(encoder, images))
         return lambda: kept

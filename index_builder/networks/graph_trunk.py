@@ -1,4 +1,4 @@
-"""A trunk that is an ONNX graph: nothing trains it, and ONNX Runtime computes it."""
+"""An untrained trunk: an ONNX graph that ONNX Runtime computes."""
 
 from __future__ import annotations
 
@@ -22,20 +22,19 @@ _FEATURES = OUTPUT_NAMES[2]
 
 
 class GraphTrunk(Trunk):
-    """The features of an encoder that is there already.
+    """The features of an existing encoder.
 
     Parameters
     ----------
-    place : as `vouch-build index` takes its encoder.
+    place : name or path of the encoder, as in `vouch-build index`.
 
     Attributes
     ----------
-    graph : from pixels to features, uint8 (B, H, W, 3) to (B, F); or from the vectors that the
-        encoder takes, float32 (B, n).
+    graph : maps pixels, uint8 (B, H, W, 3), or input vectors, float32 (B, n), to features (B, F).
 
     Raises
     ------
-    BundleNotFound, EncoderContractError : there is none, or it does not keep the contract.
+    BundleNotFound, EncoderContractError : there is no encoder, or it violates the contract.
     """
 
     def __init__(self, place: Path) -> None:
@@ -57,7 +56,7 @@ class GraphTrunk(Trunk):
         return open_graph(self._content, "cpu", threads=1)
 
     def extra_repr(self) -> str:
-        """Return what tells it from other trunks, for fingerprints."""
+        """Return an identity of the trunk for fingerprints."""
         return self._fingerprint
 
     def forward(self, images: Tensor) -> Tensor:
@@ -67,7 +66,7 @@ class GraphTrunk(Trunk):
 
 
 class GraphTrunkEncoder(MetricEncoder):
-    """An encoder with such a trunk; only its last layer can learn."""
+    """An encoder with a `GraphTrunk`; only its last layer can be trained."""
 
     trunk: GraphTrunk
 

@@ -1,4 +1,4 @@
-"""Layers that begin as torch makes them, and yet the same for the same generator."""
+"""Torch's initialisation of layers, reproducible by a generator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def drawn_from(generator: torch.Generator) -> Iterator[None]:
-    """Layers made within are drawn from ``generator`` alone; torch's own state stays."""
+    """Draw layers created in the context from ``generator``; torch's random state is kept."""
     seed = int(torch.randint(2**62, (), generator=generator))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""From a feature map to one vector an image."""
+"""Pooling of a feature map to one vector for each image."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 _FLOOR = 1e-6
-"""Below it the gradient of a power with a fractional exponent is infinite."""
+"""Minimum value; it keeps the gradient of a fractional power finite."""
 
 
 class AveragePooling(nn.Module):
@@ -20,8 +20,8 @@ class AveragePooling(nn.Module):
 class GeneralisedMeanPooling(nn.Module):
     """Generalised mean over space, (mean xᵖ)^(1/p): (B, C, H, W), x ≥ 0, to (B, C).
 
-    GeM of Radenović et al. 2019, Eq. 3, with one learned exponent p, 3 at first as in Warburg et
-    al. 2023, G.2; p = 1 is the average, p → ∞ the maximum.
+    GeM of Radenović et al. 2019, Eq. 3, with one learned exponent p. It starts at 3, as in Warburg
+    et al. 2023, G.2. p = 1 is the average, p → ∞ the maximum.
     """
 
     def __init__(self, exponent: float = 3.0) -> None:

@@ -10,19 +10,19 @@ from index_builder.networks.trunk import Trunk
 from model_store.images import Preprocessing
 
 _FIRST = 2
-"""Layers before the dropout: the first convolution, and its activation."""
+"""Number of layers before the dropout: the first convolution and its activation."""
 
 
 class SmallCNN(Trunk):
     """Two 3 × 3 convolutions and one pooling: grey 28 × 28 in, 9,216 features out.
 
-    Colour is averaged away: the images it is meant for are grey. The paper's ReLU before the
-    pooling stands after it: the same numbers, of a quarter as many.
+    Colour channels are averaged, because the trunk is for grey images. ReLU is applied after the
+    pooling, not before as in the paper: the result is equal and needs a quarter of the operations.
 
     Parameters
     ----------
-    dropout : share of the activations between the convolutions that is lost in training.
-    generator : decides which.
+    dropout : share of the activations between the convolutions that training drops.
+    generator : draws the masks.
     """
 
     preprocessing = Preprocessing(height=28, width=28, decoding="reduced")

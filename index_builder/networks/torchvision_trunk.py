@@ -23,7 +23,7 @@ PoolingName = Literal["average", "gem"]
 _OPTIONS: Mapping[TorchvisionName, Mapping[str, bool]] = {
     "googlenet": {"aux_logits": False, "init_weights": False}
 }
-"""Options of torchvision's constructors; GoogLeNet is Inception with batch normalisation there."""
+"""Options of torchvision's constructors. Its GoogLeNet is Inception with batch normalisation."""
 
 _POOLINGS: Mapping[PoolingName, Callable[[], nn.Module]] = {
     "average": AveragePooling,
@@ -34,12 +34,12 @@ CLASSIFIERS = ("fc.", "classifier.", "heads.", "aux1.", "aux2.")
 
 
 class TorchvisionTrunk(Trunk):
-    """A torchvision model up to its last features: pooled feature map, or ViT's class token.
+    """A torchvision model without classifier: the pooled feature map, or ViT's class token.
 
     Parameters
     ----------
-    name : torchvision's own.
-    pooling : of the feature map; a vision transformer has none to pool.
+    name : torchvision's name of the model.
+    pooling : pooling of the feature map; a vision transformer has none.
     input_size : height and width of the input, pixels.
     tensorflow_padding : pad strided convolutions as TensorFlow does, for weights trained there.
     """
@@ -78,7 +78,7 @@ class TorchvisionTrunk(Trunk):
         return features
 
     def load_backbone(self, state: Mapping[str, Tensor]) -> None:
-        """Take the weights of a torchvision model of the same name; its classifier is left out.
+        """Load the weights of a torchvision model of the same name, without its classifier.
 
         Raises
         ------
@@ -92,13 +92,13 @@ class TorchvisionTrunk(Trunk):
 
 
 def shortened(error: RuntimeError, most: int = 400) -> str:
-    """Torch's complaint about a state dict, which names every tensor of the network, cut off."""
+    """Return torch's error about a state dict, shortened: it names every tensor of the network."""
     text = " ".join(str(error).split())
     return text if len(text) <= most else f"{text[:most]} …"
 
 
 class _AsymmetricConv2d(nn.Conv2d):
-    """A strided convolution with TensorFlow's "SAME" padding of an even input: right and bottom."""
+    """A strided convolution with TensorFlow's "SAME" padding: right and bottom for even inputs."""
 
     def forward(self, images: Tensor) -> Tensor:
         padded = nn.functional.pad(images, (0, 1, 0, 1))
@@ -108,7 +108,7 @@ class _AsymmetricConv2d(nn.Conv2d):
 
 
 def feature_map(backbone: nn.Module) -> nn.Module:
-    """Everything before the global pooling, under the names that torchvision gives its parts."""
+    """Return all layers before the global pooling, with torchvision's names."""
     convolutional = [
         (name, part)
         for name, part in backbone.named_children()
@@ -135,9 +135,9 @@ def pad_as_tensorflow(module: nn.Module) -> None:
 
 
 def freeze_batch_norm(module: nn.Module) -> None:
-    """Keep the running statistics of batch normalisation of the pretraining.
+    """Keep the batch-normalisation statistics of the pretraining.
 
-    Batches of few labels have other statistics, which fine-tuning would follow.
+    Batches of few labels have different statistics, which would replace them in fine-tuning.
     """
     for part in module.modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
@@ -145,5 +145,5 @@ def freeze_batch_norm(module: nn.Module) -> None:
 
 
 def imagenet_normalisation() -> tuple[Tensor, Tensor]:
-    """Mean and deviation (3,) of pixels in [0, 1] that torchvision's weights expect."""
+    """Mean and standard deviation (3,) of pixels in [0, 1], as torchvision's weights expect."""
     return torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])

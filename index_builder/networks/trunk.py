@@ -1,4 +1,4 @@
-"""The interface that every trunk has."""
+"""The interface of trunks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Trunk(nn.Module):
 
     Attributes
     ----------
-    preprocessing : how an upright RGB image becomes its input; or the vectors that are its input.
+    preprocessing : the preprocessing of an upright RGB image, or the shape of the input vectors.
     n_features : F.
     """
 

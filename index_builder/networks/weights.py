@@ -23,7 +23,7 @@ from index_builder.storage.probe import Probe
 from model_store.errors import WeightsError
 
 _QUANTISED = ".q"
-"""Suffix of the names of weights from TensorFlow Lite: they bring its padding and input range."""
+"""Name suffix of weights from TensorFlow Lite, which use its padding and input range."""
 
 _BATCH_NORM_EPS = 1e-5
 _PADDING, _TENSORFLOW = "padding", "tensorflow"
@@ -31,12 +31,12 @@ _PADDING, _TENSORFLOW = "padding", "tensorflow"
 
 @dataclass(frozen=True, slots=True)
 class PretrainedWeights:
-    """Weights, and the pixels they were trained on.
+    """Weights, and the pixel range of their training.
 
     Attributes
     ----------
-    state : tensors by torchvision's names; a classifier may be among them.
-    pixel_mean, pixel_std : (3,), what brings pixels in [0, 1] to the range of the network.
+    state : tensors by torchvision's names, possibly with a classifier.
+    pixel_mean, pixel_std : (3,), standardise pixels in [0, 1] for the network.
     """
 
     state: Mapping[str, Tensor]
@@ -50,14 +50,14 @@ def load_weights(trunk: str, source: str) -> PretrainedWeights:
     Parameters
     ----------
     trunk : torchvision's name of the model.
-    source : one of its weights by torchvision's own name, such as ``IMAGENET1K_V1``, downloaded
-        and checked by torchvision; or a file: ``.safetensors``; ``.pth`` or ``.pt``, read without
-        running any code of theirs; ``.npz`` of arrays by the names of their tensors, or of int8
-        convolutions with folded batch normalisation.
+    source : torchvision's name of its weights, such as ``IMAGENET1K_V1``, which torchvision
+        downloads and checks; or a file. ``.safetensors``, ``.pth`` and ``.pt`` are read without
+        running code from them. ``.npz`` has arrays by tensor name, or int8 convolutions with folded
+        batch normalisation.
 
     Raises
     ------
-    WeightsError : no such name or file, a download that fails, or a file that cannot be read.
+    WeightsError : the name or file does not exist, the download fails, or the file cannot be read.
     """
     from torchvision import models  # noqa: PLC0415 - slow: it brings torch's compiler
 
@@ -94,9 +94,9 @@ def load_weights(trunk: str, source: str) -> PretrainedWeights:
 
 
 def _normalisation(trunk: str) -> tuple[Tensor, Tensor]:
-    """Mean and deviation (3,) of pixels that torchvision's weights of ``trunk`` expect.
+    """Return the mean and deviation (3,) of pixels that torchvision's weights of ``trunk`` expect.
 
-    Those of GoogLeNet come from TensorFlow; torchvision changes its inputs back (transform_input).
+    Weights of GoogLeNet come from TensorFlow and expect its range (transform_input).
     """
     half = torch.full((3,), 0.5)
     return (half, half) if trunk == "googlenet" else imagenet_normalisation()
@@ -114,7 +114,7 @@ def needs_tensorflow_padding(source: str | None) -> bool:
 
 
 def linear_layer(weights: PretrainedWeights, n_features: int) -> tuple[Tensor, Tensor] | None:
-    """Weight (D, F) and bias (D,) of the one linear layer on F features among ``weights``."""
+    """Return weight (D, F) and bias (D,) of the only linear layer on F features; None otherwise."""
     found = [
         name.removesuffix(".weight")
         for name, value in weights.state.items()
@@ -127,7 +127,7 @@ def linear_layer(weights: PretrainedWeights, n_features: int) -> tuple[Tensor, T
 
 
 def is_checkpoint(source: str) -> bool:
-    """Return whether ``source`` is the checkpoint.safetensors of a run: a whole encoder."""
+    """Return whether ``source`` is the checkpoint.safetensors of a run."""
     path = Path(source).expanduser()
     if path.suffix != ".safetensors" or not path.is_file():
         return False
@@ -143,7 +143,7 @@ def save_checkpoint(state: Mapping[str, Tensor], path: Path, weights: str | None
 
     Parameters
     ----------
-    weights : what its trunk began with; it decides on the padding, which no tensor tells.
+    weights : the initial weights of the trunk; they determine the padding, which is in no tensor.
     """
     padding = _TENSORFLOW if needs_tensorflow_padding(weights) else "torch"
     tensors = {name: tensor.contiguous() for name, tensor in state.items()}
@@ -169,8 +169,8 @@ def _download(trunk: str, name: str) -> Mapping[str, Tensor]:
         else:
             return state
     raise WeightsError(
-        f"Cannot download {name} of {trunk} from {weights.url}: {why}. Fetch the file where there "
-        "is a network, and name its path in place of the weights."
+        f"Cannot download {name} of {trunk} from {weights.url}: {why}. Download the file on "
+        "a machine with a network, and give its path as the weights."
     )
 
 
@@ -183,7 +183,7 @@ def _state_dict(path: Path) -> Mapping[str, Tensor]:
 
 
 def _is_quantised(path: Path) -> bool:
-    """Return whether an .npz file holds int8 weights; no if it cannot be read."""
+    """Return whether an .npz file holds int8 weights; False if it cannot be read."""
     try:
         with np.load(path, allow_pickle=False) as file:
             return any(name.endswith(_QUANTISED) for name in file.files)
@@ -199,9 +199,9 @@ def _arrays(path: Path) -> Mapping[str, Tensor]:
 
 
 def _dequantised(path: Path) -> Mapping[str, Tensor]:
-    """Weights of layers `<name>.q` (int8) × `<name>.scale`, each followed by its bias.
+    """Return the weights `<name>.q` (int8) × `<name>.scale` and the biases of all layers.
 
-    The batch normalisation that torchvision has behind each convolution becomes the bias alone.
+    The batch normalisation after each convolution only adds the bias.
     """
     state: dict[str, Tensor] = {}
     with np.load(path, allow_pickle=False) as file:
@@ -222,7 +222,7 @@ def _dequantised(path: Path) -> Mapping[str, Tensor]:
 
 
 def _behind(layer: str) -> str:
-    """Name of the batch normalisation behind a convolution: the next part of the same block."""
+    """Return the name of the batch normalisation after a convolution: the next in its block."""
     block, _, place = layer.rpartition(".")
     return f"{block}.{int(place) + 1}"
 

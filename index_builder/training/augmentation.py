@@ -1,4 +1,4 @@
-"""Random shifts, flips, crops and lights of training images."""
+"""Random shifts, flips, crops and colour changes of training images."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 from index_builder.configuration.encoder import TrainingConfig
 
 _ASPECT = math.log(4 / 3)
-"""Largest logarithm of a crop's aspect ratio, either way (Szegedy et al. 2015)."""
+"""Maximum absolute log aspect ratio of a crop (Szegedy et al. 2015)."""
 
 _LUMA = (0.299, 0.587, 0.114)
-"""Shares of red, green and blue in brightness (ITU-R BT.601)."""
+"""Weights of red, green and blue in brightness (ITU-R BT.601)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +23,13 @@ class Augmentation:
 
     Attributes
     ----------
-    mirrored : (B,) whether it is mirrored; None where none is.
-    offsets : (2, B) by how many pixels it is moved down and across, from 0 to twice the most; None
-        where none is.
-    most : pixels that an image is moved by at most, either way.
-    boxes : (B, 4) of crops: share of height and width, and where between the edges, from −1 to 1,
-        their centre lies, down and across; None where nothing is cropped.
-    lights : (B, 3) factors of brightness, contrast and saturation; None where nothing changes.
+    mirrored : (B,) whether each image is mirrored; None without mirroring.
+    offsets : (2, B) vertical and horizontal shift in pixels plus ``most``, from 0 to twice
+        ``most``; None without shifts.
+    most : maximum shift in pixels, in either direction.
+    boxes : (B, 4) crops: share of height and of width, then vertical and horizontal position of the
+        centre from −1 to 1; None without crops.
+    lights : (B, 3) factors of brightness, contrast and saturation; None without colour changes.
     """
 
     mirrored: Tensor | None
@@ -40,7 +40,7 @@ class Augmentation:
 
     @classmethod
     def drawn(cls, n: int, config: TrainingConfig, generator: torch.Generator) -> Augmentation:
-        """At random for ``n`` images, as ``config`` says."""
+        """Draw the augmentation of ``n`` images."""
         mirrored = torch.rand(n, generator=generator) < 0.5 if config.flip else None
         offsets = None
         if config.shift:
@@ -68,7 +68,7 @@ class Augmentation:
         )
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Mirror, move, crop and light ``images`` (B, H, W, 3) uint8."""
+        """Mirror, shift, crop and recolour ``images`` (B, H, W, 3) uint8."""
         if self.mirrored is not None:
             images = torch.where(self.mirrored[:, None, None, None], images.flip(2), images)
         if self.offsets is not None:
@@ -86,7 +86,7 @@ class Augmentation:
 
 
 def _cropped(images: Tensor, boxes: Tensor) -> Tensor:
-    """Crop and bring back to size, bilinearly."""
+    """Crop and resize bilinearly to the original size."""
     sides, centres = boxes[:, :2], boxes[:, 2:] * (1 - boxes[:, :2])
     turns = torch.zeros(len(images), 2, 3)
     turns[:, 0, 0], turns[:, 1, 1] = sides[:, 1], sides[:, 0]
@@ -98,7 +98,7 @@ def _cropped(images: Tensor, boxes: Tensor) -> Tensor:
 
 
 def _lit(images: Tensor, lights: Tensor) -> Tensor:
-    """Scale brightness, then contrast about the mean grey, then saturation about each grey."""
+    """Scale brightness, then contrast around the mean grey, then saturation around grey."""
     brightness, contrast, saturation = lights.T[:, :, None, None, None]
     pixels = (images * brightness).clamp(0, 255)
     grey = (pixels * torch.tensor(_LUMA)).sum(-1, keepdim=True)

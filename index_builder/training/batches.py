@@ -1,4 +1,4 @@
-"""The batches of an epoch: rows of images, and the labels that the objective sees."""
+"""The batches of an epoch: rows of images, and labels for the objective."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from index_builder.configuration.encoder import TrainingConfig
 from index_builder.objectives.objective import Sampling
 
 Batch = tuple[Tensor, Tensor]
-"""Rows (B,) of training images, some twice where views are wanted, and their labels (B,)."""
+"""Rows (B,) of training images and their labels (B,); for views each row occurs twice."""
 
 
 def batches_of(
     sampling: Sampling, labels: Tensor, config: TrainingConfig, generator: torch.Generator
 ) -> tuple[int, Iterator[Batch]]:
-    """The number of an epoch's batches, and the batches.
+    """Return the number of batches in an epoch, and the batches.
 
     Parameters
     ----------
     sampling : see `Sampling`.
     labels : (N,) int64 codes, from 0 without gaps.
-    config : gives the number of labels in a batch, and of images of each: their product is the
-        size of a batch wherever labels do not matter.
-    generator : draws.
+    config : number of labels in a batch and of images of each label; without labels, their product
+        is the batch size.
+    generator : draws the batches.
     """
     if sampling == "pairs":
         both = {"labels_per_batch": config.labels_per_batch * config.images_per_label // 2}
@@ -37,7 +37,7 @@ def batches_of(
         return n_batches, ((each, labels[each]) for each in rows)
     size = config.labels_per_batch * config.images_per_label
     if sampling == "views":
-        # Each image twice: what augmentation makes of it differs from one to the other.
+        # Each image occurs twice, with different augmentation.
         half = min(size // 2, len(labels))
         rows = (torch.cat([each, each]) for each in _shuffled(len(labels), half, generator))
         return len(labels) // half, ((each, each) for each in rows)
@@ -47,17 +47,16 @@ def batches_of(
 
 
 def _shuffled(n: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """All of ``n`` rows in random order, ``size`` at a time, but for what is left over."""
+    """Yield ``n`` rows in random order, ``size`` at a time; drop an incomplete last batch."""
     yield from torch.randperm(n, generator=generator)[: n // size * size].view(-1, size)
 
 
 def balanced_batches(
     labels: Tensor, config: TrainingConfig, n_batches: int, generator: torch.Generator
 ) -> Iterator[Tensor]:
-    """Rows of batches that hold the same number of images of each of some labels.
+    """Yield the rows of batches with equally many images of each of some labels.
 
-    A label with fewer images than that gives all it has.
-    Every batch then has positives for each of its images, however many labels there are.
+    A label with fewer images contributes all of them. So every image has positives in its batch.
     """
     decks = [
         _dealt(torch.nonzero(labels == label).flatten(), config.images_per_label, generator)
@@ -70,10 +69,10 @@ def balanced_batches(
 
 
 def _dealt(rows: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Hands of ``size`` rows, or all there are, without end.
+    """Yield ``size`` rows, or all if fewer, without end.
 
-    In random order, each row once before any comes again, and none twice in one hand: an image
-    would be its own positive.
+    The order is random; each row occurs once before any is repeated. No row occurs twice in a
+    batch, because it would be its own positive.
     """
     size = min(size, len(rows))
     left = rows[:0]

@@ -1,10 +1,10 @@
-"""Training by several processes at once, started by ``torchrun``.
+"""Training in several processes, started by ``torchrun``.
 
-Every process draws the same batches, computes the features of its part of each, and gathers
-those of the others with their graph; the loss is then of the whole batch, in every process. It is a
-loss over pairs: of parts it would be another one. `DistributedDataParallel` averages the gradients
-of the parameters, which makes them those of the whole batch: the gradient through the gathering
-is the sum over all processes, each with the same loss.
+Every process draws the same batches and computes the features of its part of each. It gathers the
+features of the others with their graph, and computes the loss of the whole batch, because a loss
+over pairs cannot be computed from the parts. `DistributedDataParallel` averages the gradients. The
+average is the gradient of the whole batch, because the gradient through the gathering is a sum over
+all processes, each with the same loss.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch.distributed.nn
 from torch import Tensor, nn
 
 N_PROCESSES = "WORLD_SIZE"
-"""The variable in which torchrun says how many processes there are."""
+"""The environment variable with the number of processes, set by torchrun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class Group:
 
     Attributes
     ----------
-    rank : which this one is; the first writes down what was learned.
-    size : how many there are.
+    rank : number of this process, from 0; process 0 writes the results.
+    size : number of processes.
     """
 
     rank: int = 0
@@ -42,28 +42,28 @@ class Group:
         return self.rank == 0
 
     def part(self, rows: Tensor) -> Tensor:
-        """Positions (P,) in ``rows`` (B,) whose features this process computes.
+        """Return the positions (P,) in ``rows`` (B,) whose features this process computes.
 
-        As many in every process, so that they can be gathered; the last ones repeat the last row.
+        P is equal in all processes, as gathering requires; missing positions repeat the last row.
         """
         each = -(-len(rows) // self.size)
         positions = torch.arange(self.rank * each, (self.rank + 1) * each)
         return positions.clamp(max=len(rows) - 1)
 
     def gathered(self, features: Tensor, n: int) -> Tensor:
-        """Features (n, F) of all rows, of the parts (P, F) that each process has computed."""
+        """Gather the features (n, F) of all rows from the parts (P, F) of all processes."""
         if self.size == 1:
             return features
         parts = torch.distributed.nn.functional.all_gather(features)
         return torch.cat(list(parts))[:n]
 
     def wait(self) -> None:
-        """Wait until every process has come this far."""
+        """Wait until every process calls this method."""
         if self.size > 1:
             torch.distributed.barrier()
 
     def together(self, step: nn.Module) -> nn.Module:
-        """The module ``step``, its gradients averaged over all processes."""
+        """Return the module ``step`` with gradients averaged over all processes."""
         if self.size == 1:
             return step
         return nn.parallel.DistributedDataParallel(step)
@@ -74,7 +74,7 @@ ALONE = Group()
 
 @contextmanager
 def process_group() -> Iterator[Group]:
-    """The processes that ``torchrun`` has started; this one alone where it has not."""
+    """Yield the processes that ``torchrun`` started; without it, only this process."""
     if int(os.environ.get(N_PROCESSES, "1")) == 1:
         yield ALONE
         return
@@ -82,6 +82,6 @@ def process_group() -> Iterator[Group]:
     try:
         group = Group(torch.distributed.get_rank(), torch.distributed.get_world_size())
         yield group
-        group.wait()  # no process ends before the first has written
+        group.wait()  # no process ends before process 0 has written
     finally:
         torch.distributed.destroy_process_group()

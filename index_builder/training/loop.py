@@ -1,4 +1,4 @@
-"""Training of an encoder and whatever its objective learns beside it."""
+"""Training of an encoder and the parameters of its objective."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from index_builder.training.distributed import ALONE, Group
 from model_store.errors import ConfigError, TrainingDiverged
 
 FeatureSource = Callable[[Tensor], Tensor]
-"""Features (B, F), with their graph, of the training images of some rows (B,) int64."""
+"""Function from rows (B,) int64 of training images to features (B, F) with their graph."""
 
 WARM_UP_STEPS = 100
-"""AdamW's first steps are as large as its later ones, and the first gradients mean nothing. A
-tenth of the training, where that is less."""
+"""Number of warm-up steps, at most a tenth of the training. AdamW's first steps are as large as
+later ones, but the first gradients are uninformative."""
 
 PREPARED_BYTES = 2**31
-"""Training images that take no more are decoded once; others for each batch that they are in."""
+"""Maximum size in bytes of training images that are decoded once; larger sets are decoded for each
+batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def trunk_device(config: TrainingConfig) -> torch.device:
 
 
 def place_for_training(encoder: MetricEncoder, config: TrainingConfig) -> None:
-    """Bring the trunk to where, and the precision in which, it is to be trained.
+    """Move the trunk to the device and precision of the training.
 
     Raises
     ------
@@ -85,13 +86,13 @@ def train(
 
     Parameters
     ----------
-    encoder : its parameters that want a gradient are trained, and so are those of ``objective``.
-    objective : what is minimised.
+    encoder : its parameters with ``requires_grad`` are trained.
+    objective : the loss; its parameters are trained too.
     features_of : see `feature_source`.
     labels : (N,) int64 codes, from 0 without gaps.
-    generator : decides the batches, and what is dropped.
-    dropout : share of the features that each image loses.
-    group : the processes that train together; each is given the same of everything else.
+    generator : draws batches and dropout masks.
+    dropout : share of the features to drop.
+    group : the processes that train together; all other arguments are equal in all of them.
 
     Raises
     ------
@@ -130,7 +131,7 @@ def train(
 
 
 class _BatchLoss(nn.Module):
-    """The loss of a batch by its rows: a module, since that is what processes can share."""
+    """The loss of a batch as a module, which `DistributedDataParallel` requires."""
 
     def __init__(
         self,
@@ -161,12 +162,12 @@ def feature_source(
     generator: torch.Generator,
     group: Group = ALONE,
 ) -> FeatureSource:
-    """Features of training images by row: computed once where the trunk is frozen, else each time.
+    """Return features of training images by row, computed once if the trunk is frozen.
 
     Parameters
     ----------
-    generator : decides the augmentation.
-    group : whose processes compute them in parts; what one decides at random, all do.
+    generator : draws the augmentation.
+    group : processes that compute the features in parts, with equal random draws.
     """
     if encoder.frozen:
         features = all_features(encoder, images)
@@ -190,9 +191,9 @@ def feature_source(
 def _optimizer(
     encoder: MetricEncoder, objective: Objective, config: TrainingConfig
 ) -> torch.optim.Optimizer:
-    """Return the optimizer of all that is learned.
+    """Return the optimizer of all trained parameters.
 
-    Momentum is Nesterov's, which plain descent has none of.
+    SGD with momentum uses Nesterov's form.
     """
     groups = _parameter_groups(encoder, objective, config)
     if config.optimizer == "adamw":
@@ -206,9 +207,9 @@ def _optimizer(
 def _parameter_groups(
     encoder: MetricEncoder, objective: Objective, config: TrainingConfig
 ) -> list[dict[str, Any]]:
-    """Return the learned parameters in groups of one weight decay and learning rate.
+    """Return the trained parameters in groups of equal weight decay and learning rate.
 
-    A last layer whose prior is in the objective gets no weight decay in addition.
+    A last layer has no weight decay if the objective includes its prior.
     """
     learned = [p for p in encoder.parameters() if p.requires_grad]
     exempt = set(encoder.last_layer.parameters()) if objective.holds_prior else set()
@@ -222,6 +223,6 @@ def _parameter_groups(
 
 
 def rate_at(step: int, n_steps: int) -> float:
-    """Learning rate as a share of its peak: linear warm-up, then half a cosine to zero."""
+    """Return the learning rate relative to its peak: linear warm-up, then half a cosine to zero."""
     warm_up = min(1.0, (step + 1) / min(WARM_UP_STEPS, n_steps // 10 + 1))
     return warm_up * 0.5 * (1 + math.cos(math.pi * step / n_steps))

@@ -1,4 +1,4 @@
-"""The number of torch's threads where it only computes matrices of a few images' features."""
+"""Limit torch to one thread for small matrices of features."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from contextlib import contextmanager
 import torch
 
 FEW = 10_000
-"""Images whose features one thread is enough for."""
+"""Maximum number of images for computing with one thread."""
 
 
 @contextmanager
 def threads_for(n_images: int) -> Iterator[None]:
-    """Give torch one thread for the features of few images, and put back what was set.
+    """Give torch one thread if the images are few; afterwards restore the number of threads.
 
-    Threads that wait for each other spin: with two of them on two cores that other processes kept
-    busy, learning the whitening of 600 photographs took 22 s of computing, for 8 s with one. And
-    sums of one thread are the same on every machine, however many processors it has.
+    Waiting threads spin. On two busy cores, the whitening of 600 photographs took 22 s of CPU time
+    with two threads, and 8 s with one. With one thread, sums are also equal on machines with
+    different numbers of processors.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1 if n_images <= FEW else before)
