@@ -1,20 +1,20 @@
-"""Storage: bytes that lie in a bucket or behind a web address, fetched within bounds.
+"""Storage: read files from buckets and web addresses, with limits on size and time.
 
 ::
 
-    urls     what a URL is, and what of it may be shown: no user, no password, no query
-    storage  the way in: files are listed, copied and fetched; retries, and limits of size and time
-    copies   files that are wanted whole, copied to this machine
+    urls     parts of URLs; removal of user, password and query for display
+    storage  `Storage` lists, copies and fetches files, with retries and limits
+    copies   local copies of whole files
     library  the options and errors of obstore
     bucket   S3, Google Cloud Storage and Azure, by obstore
     web      HTTP, by httpx2
     trust    where credentials go, and which addresses data may name
-    guarded  connections whose addresses are checked
+    guarded  connections with checked addresses
     probe    whether a web server answers
-    source   a byte source as `storage` wants it, and the errors of fetching
+    source   the interface of byte sources, and the errors of fetching
 
-Credentials come from the environment, as the clients of the clouds read them. They go to what the
-operator has named. None is in a message, a report or a bundle.
+Credentials come from the same environment variables as for the cloud providers' clients. They are
+sent only to origins that the operator has named, and are never in a message, a report or a bundle.
 """
 
 from index_builder.storage.source import NotFetched

@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _LONGEST = timedelta(days=7)
-"""The time that one file may take: a large one takes long, and who asks for it keeps the time."""
+"""Timeout of a request. It is long, because `Storage` limits the time of each file."""
 
 _CHUNK_BYTES = 2**16
-"""Bytes that are waited for together: more, and a slow server would seem to send nothing."""
+"""Size of a chunk in bytes; with larger chunks a slow server would seem to stall."""
 
 _PAGE = 1000
-"""Files of a listing that are held at once: as many as the services give in one answer."""
+"""Number of files in a page of a listing, as in the services' answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A file of a bucket, as its listing tells of it.
+    """A file in the listing of a bucket.
 
     Attributes
     ----------
-    key : its name in the bucket.
-    changed_ns : when it was last written.
-    version : the entity tag, which other contents do not have.
+    key : name in the bucket.
+    changed_ns : time of the last write in nanoseconds.
+    version : the entity tag, which identifies the content.
     """
 
     key: str
@@ -53,7 +53,7 @@ class Bucket:
     Parameters
     ----------
     url : ``s3://name``, ``gs://name`` or ``az://name``.
-    stall_s : seconds that connecting, and asking whether the bucket is there, may take.
+    stall_s : timeout in seconds for connecting, and for checking that the bucket exists.
 
     Raises
     ------
@@ -104,7 +104,7 @@ class Bucket:
             raise _failure(url, error) from error
 
     async def pages(self, folder: str) -> AsyncIterator[Sequence[Listed]]:
-        """List the files below ``folder``, some at a time.
+        """Yield the files below ``folder`` in pages.
 
         Raises
         ------
@@ -128,13 +128,13 @@ class Bucket:
             ) from error
 
     async def require_there(self) -> None:
-        """Raise if it is the bucket that is gone, and not a file in it.
+        """Raise an error if the bucket is unavailable.
 
         Raises
         ------
         SourceUnavailable
         """
-        async with self._check:  # not by all who wait for a file at once
+        async with self._check:  # one check at a time
             try:
                 async with asyncio.timeout(self._stall_s):
                     await anext(aiter(self._obstore.list(self._store, chunk_size=1)), None)
@@ -142,13 +142,13 @@ class Bucket:
                 status = _STATUS.search(str(error))
                 denied = status is not None and status[1] in {"401", "403"}
                 if denied and not self._was_listed:
-                    return  # keys may allow to read and not to list
+                    return  # keys may allow reading but not listing
                 raise SourceUnavailable(
                     f"{self.url} no longer exists, or denies access ({redacted(error)})."
                 ) from error
 
     async def close(self) -> None:
-        """Do nothing: the connections end with the object."""
+        """Do nothing: garbage collection closes the connections."""
 
 
 async def _chunks(stream: AsyncIterator[object]) -> AsyncIterator[bytes]:

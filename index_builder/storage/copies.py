@@ -1,4 +1,4 @@
-"""Copies of files that are wanted whole: archives, tables, manifests."""
+"""Local copies of whole files: archives, tables, manifests."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from model_store.files import FreeSpace, replacing
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """The copy of a file, made again only when the file is another one.
+    """The copy of a file; it is renewed only if the file has changed.
 
-    Its date is made of its content: what depends on the date of a file stays valid as long as the
-    content does, however often it is copied.
+    Its modification time is derived from its content. Caches that depend on the time of a file stay
+    valid while the content is unchanged.
 
     Attributes
     ----------
-    path : of the copy, once it is whole.
+    path : path of the complete copy.
     """
 
     path: Path
 
     @contextmanager
     def writing(self, url: str) -> Iterator[Writing]:
-        """Write what comes from ``url``; in its place when all of it is there.
+        """Write the content of ``url``; replace the copy when all bytes are written.
 
         Raises
         ------
-        DatasetError : it is larger than the disk has room.
+        DatasetError : the disk has too little free space.
         """
         note = self.path.with_name(f"{self.path.name}.copied")
         of_url = hashlib.sha256(unsigned(url).encode()).hexdigest()
@@ -56,7 +56,7 @@ class Copy:
         if writing.is_known:
             partial.unlink()
             return
-        # Whole seconds: not every file system keeps more.
+        # Whole seconds, because some file systems store no fractions.
         changed_ns = int.from_bytes(content[:4], "big") * 10**9
         os.utime(partial, ns=(changed_ns, changed_ns))
         note.unlink(missing_ok=True)
@@ -70,9 +70,9 @@ class Writing:
 
     Attributes
     ----------
-    size : bytes that are there.
-    version : of the file they are of, see `Opened`.
-    is_known : whether there is a copy of that version already, and nothing to write.
+    size : number of bytes written.
+    version : version of the file, see `Opened`.
+    is_known : whether a copy of this version exists.
     """
 
     def __init__(self, url: str, file: IO[bytes], space: FreeSpace, known: str) -> None:
@@ -89,7 +89,7 @@ class Writing:
 
         Raises
         ------
-        NotFetched : they are of another file than those that are there.
+        NotFetched : the file has changed since the first bytes were written.
         """
         if start and version != self.version:
             raise NotFetched(f"{shown(self._url)} was written again while it was read.")
@@ -105,7 +105,7 @@ class Writing:
 
         Raises
         ------
-        DatasetError : there is no room for so many.
+        DatasetError : the disk has too little free space for them.
         """
         if not self._space.has(len(chunk)):
             raise DatasetError(

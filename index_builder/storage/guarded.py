@@ -1,4 +1,4 @@
-"""Connections to hosts that data names: their addresses are checked before a byte is sent."""
+"""Connections to hosts named by data; their addresses are checked before any byte is sent."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 class Guard:
-    """Refuses hosts whose addresses data may not name.
+    """Refuses hosts with addresses that data may not name.
 
     Parameters
     ----------
-    trust : returns what the operator has named until now.
+    trust : returns the current trust.
 
     Attributes
     ----------
-    is_redirected : of a task: whether the next host was named by another server.
+    is_redirected : whether another server named the next host; a context variable of each task.
     """
 
     def __init__(self, trust: Callable[[], Trust]) -> None:
@@ -33,7 +33,7 @@ class Guard:
         self.is_redirected = ContextVar("is_redirected", default=False)
 
     async def check(self, host: str, port: int) -> None:
-        """Resolve a host, and refuse it by its addresses; one without addresses is passed on.
+        """Resolve a host and refuse forbidden addresses; accept a host that does not resolve.
 
         Raises
         ------
@@ -44,7 +44,7 @@ class Guard:
         loop = asyncio.get_running_loop()
         try:
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError):  # connecting fails too, or a proxy knows the name
+        except (OSError, UnicodeError):  # connecting fails too, or a proxy resolves the name
             return
         self._require(host, port, addresses_in(found))
 
@@ -53,7 +53,7 @@ class Guard:
         await self.check(request.url.host, _port(request.url))
 
     async def check_redirect(self, response: httpx2.Response) -> None:
-        """Refuse the host that an answer leads to; see `check`.
+        """Refuse the host that an answer redirects to; see `check`.
 
         The host is untrusted even if the server is trusted.
         """
@@ -69,9 +69,9 @@ class Guard:
             await self.check(*leads_to)
 
     def check_peer(self, host: str, port: int, address: str) -> None:
-        """Refuse a connection by the address that it was made to.
+        """Refuse a connection by the address of its peer.
 
-        A name can have other addresses by then.
+        The name may have resolved to another address since `check`.
 
         Raises
         ------
@@ -113,8 +113,8 @@ class _Connections:
 
 
 def guarded(client: httpx2.AsyncClient, guard: Guard) -> httpx2.AsyncClient:
-    """Return ``client``, whose direct connections a guard checks."""
-    # The client has no option for it, and a client with a custom transport ignores proxies.
+    """Return ``client`` with direct connections checked by a guard."""
+    # The client has no option for this, and with a custom transport it ignores proxies.
     pool: Any = client._transport._pool  # type: ignore[attr-defined]
     pool._network_backend = _Connections(pool._network_backend, guard)
     return client

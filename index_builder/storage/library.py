@@ -1,4 +1,4 @@
-"""obstore, the library that reads buckets: its options and its errors."""
+"""Options and errors of obstore, the library that reads buckets."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _ENDPOINTS = (
 )
 
 _SECRET = re.compile(r"(AWS|AZURE|GOOGLE)_.*(KEY|SECRET|TOKEN)")
-"""Variables with credentials; AWS_ACCESS_KEY_ID is none."""
+"""Environment variables with secrets; AWS_ACCESS_KEY_ID is no secret."""
 
 _TEXT = re.compile(r'"([^"]*)"')
 _SHORTEST = 4
 
 
 def client_config(connect_s: float, longest: timedelta) -> ClientConfig:
-    """Return settings of connections; without TLS only if the environment names such an endpoint.
+    """Return connection settings; allow plain HTTP only for an endpoint in the environment.
 
     Parameters
     ----------
-    connect_s : seconds that connecting may take.
-    longest : time that one file may take.
+    connect_s : timeout for connecting in seconds.
+    longest : timeout of a request.
     """
     config: ClientConfig = {"connect_timeout": timedelta(seconds=connect_s), "timeout": longest}
     if any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS):
@@ -39,10 +39,10 @@ def client_config(connect_s: float, longest: timedelta) -> ClientConfig:
 
 
 def redacted(error: BaseException) -> str:
-    """Return the message of the library on one line, without secrets and its own inside."""
+    """Return the error message of the library on one line, without secrets and raw XML."""
     text = without_secrets(str(error).split("\n", 1)[0])
     for name, value in os.environ.items():
-        if _SECRET.fullmatch(name):  # a parser may quote it, or a text in it
+        if _SECRET.fullmatch(name):  # a parser may quote the secret or a part of it
             for secret in (value, *_TEXT.findall(value)):
                 text = text.replace(secret, "…") if len(secret) >= _SHORTEST else text
     return text.partition(": <?xml")[0][:300] or type(error).__name__

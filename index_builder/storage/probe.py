@@ -1,4 +1,4 @@
-"""A quick test of a web server: libraries try for a minute and longer."""
+"""A quick test of a web server, because libraries retry for a minute or longer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PATIENCE_S = 3.0
 
 
 class Probe:
-    """One request to a web server, begun at once, in a thread.
+    """One request to a web server, sent immediately in a thread.
 
     Parameters
     ----------
@@ -23,12 +23,12 @@ class Probe:
         self.url = url
         self._ends = time.monotonic() + seconds
         self._status: int | None = None
-        # The system's name lookup knows no timeout: a thread that hangs in it is left behind.
+        # The system's name lookup has no timeout; a hanging thread is abandoned.
         self._thread = threading.Thread(target=self._ask, args=(seconds,), daemon=True)
         self._thread.start()
 
     def answers(self) -> bool:
-        """Wait for the rest of the time, and return whether the server answers without an error."""
+        """Wait for the answer, and return whether it has a status below 500."""
         self._thread.join(max(0.0, self._ends - time.monotonic()))
         return self._status is not None and self._status < 500
 

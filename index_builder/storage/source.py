@@ -1,4 +1,4 @@
-"""A source of bytes as `Storage` wants it, and the errors of fetching."""
+"""The interface of byte sources for `Storage`, and the errors of fetching."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Protocol
 
 
 class NotFetched(Exception):
-    """The bytes that a URL names could not be had; the message says why, without secrets."""
+    """A file could not be fetched; the message states the reason, without secrets."""
 
 
 class TryAgain(NotFetched):
-    """The same may succeed a moment later.
+    """A temporary failure; a retry may succeed.
 
     Attributes
     ----------
-    after_s : seconds that the server asks to wait; 0 where it asks nothing.
+    after_s : seconds to wait as the server requests; 0 without a request.
     """
 
     def __init__(self, message: str, after_s: float = 0.0) -> None:
@@ -27,12 +27,12 @@ class TryAgain(NotFetched):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A file that is being sent.
+    """A file that the server is sending.
 
     Attributes
     ----------
-    start : the position of the first byte that will come.
-    version : tells this content from others of the same URL; empty where the server does not.
+    start : position of the first byte sent.
+    version : identifies the content among versions of the same URL; empty if unknown.
     chunks : the bytes.
     """
 
@@ -42,26 +42,26 @@ class Opened:
 
 
 class ByteSource(Protocol):
-    """A server that files are read from."""
+    """A server with files to read."""
 
     def opened(
         self, url: str, version: str = "", start: int = 0
     ) -> AbstractAsyncContextManager[Opened]:
-        """Ask for a file, or for the rest of it.
+        """Request a file, or the rest of it.
 
         Parameters
         ----------
-        version : the file must be of; any where it is empty.
-        start : bytes that are there already.
+        version : required version of the file; empty for any.
+        start : number of bytes already received.
 
         Raises
         ------
         TryAgain : the server is busy, or the connection broke.
-        NotFetched : it has no such file, does not give it, or has another version of it.
+        NotFetched : the file does not exist, is refused, or has another version.
         """
 
     async def require_there(self) -> None:
-        """Find out, after a file could not be fetched, whether the source is still available.
+        """Raise an error if the source is unavailable; called after a file could not be fetched.
 
         Raises
         ------

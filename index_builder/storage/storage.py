@@ -1,4 +1,4 @@
-"""The way to bytes that lie elsewhere: within which bounds they are read, and how often tried."""
+"""Access to remote files, with retries and limits on size and time."""
 
 from __future__ import annotations
 
@@ -23,24 +23,23 @@ from model_store.errors import DatasetError, SourceUnavailable
 T = TypeVar("T")
 
 N_AT_ONCE = 16
-"""Files that are fetched at once: enough to hide a server's delay, and no burden to it."""
+"""Maximum number of files fetched concurrently; it hides latency without overloading a server."""
 
 _STEP_BYTES = 2**20
-"""A file that is copied whole has as much time for each of these as an image has in all."""
+"""A copy of a file has the time of one image for each block of this size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """The time that a server is given.
+    """Timeouts and retries.
 
     Attributes
     ----------
-    file_s : seconds for one image, all tries together; of a file that is copied whole, for each
-        MiB of it.
-    stall_s : seconds without a byte after which a connection is given up, and another tried.
-    n_tries : of one file.
-    backoff_s : seconds before the second try; before each later one, twice as many. A server that
-        asks for more gets it.
+    file_s : timeout in seconds for one image including retries; for a copied file, for each MiB.
+    stall_s : seconds without a byte after which a connection is closed and the request retried.
+    n_tries : maximum number of tries for a file.
+    backoff_s : seconds before the second try, doubled before each later one; longer if the server
+        requests it.
     """
 
     file_s: float = 60.0
@@ -55,17 +54,17 @@ PATIENCE = Patience()
 class Storage:
     """Files in buckets and behind web addresses.
 
-    One thread holds all connections, so that a time that is over ends whatever was waited for: a
-    name that is not resolved, a head that is sent letter by letter. Methods may be called from any
-    other thread. The first request opens the connection.
+    One thread has all connections, so that a timeout ends any wait: a name lookup, or response
+    headers that arrive byte by byte. Methods may be called from any other thread. The first request
+    starts the thread.
 
     Parameters
     ----------
-    trust : what the operator has named; None for the origins of the environment.
+    trust : origins that the operator has named; None for those of the environment.
 
     Raises
     ------
-    ConfigError : the environment names no origin where it should.
+    ConfigError : the environment variable of origins is invalid.
     """
 
     def __init__(self, patience: Patience = PATIENCE, trust: Trust | None = None) -> None:
@@ -77,25 +76,25 @@ class Storage:
         self._lock = threading.Lock()
 
     def name(self, url: str, *, is_source: bool) -> None:
-        """Note that the operator has named ``url``, as a source of data or as a folder."""
+        """Record that the operator has named ``url``, as a source of data or as a folder."""
         self.trust = self.trust.naming(url, is_foreign=is_source)
 
     def fetch(self, url: str, file: IO[bytes], most: int, version: str = "") -> Future[None]:
-        """Begin to write what ``url`` names into ``file``, ``most`` bytes of it at most.
+        """Start writing at most ``most`` bytes of ``url`` into ``file``; return a future.
 
         Parameters
         ----------
-        version : it must be of, see `Opened`; any where it is empty.
+        version : required version, see `Opened`; empty for any.
 
         Raises
         ------
-        NotFetched : by the future; it is not available.
-        SourceUnavailable : by the future; the source is no longer available.
+        NotFetched : raised by the future; the file is not available.
+        SourceUnavailable : raised by the future; the source is no longer available.
         """
         return self._begun(self._fetch(url, file, most, version))
 
     def read(self, url: str, most: int, version: str = "") -> bytes:
-        """Return what ``url`` names; raises as `fetch` does."""
+        """Return the content of ``url``; raises the errors of `fetch`."""
         file = BytesIO()
         self.fetch(url, file, most, version).result()
         return file.getvalue()
@@ -105,8 +104,8 @@ class Storage:
 
         Raises
         ------
-        SourceUnavailable : it cannot be had.
-        DatasetError : it does not fit on the disk.
+        SourceUnavailable : the file cannot be fetched.
+        DatasetError : the file does not fit on the disk.
         """
         folder.mkdir(parents=True, exist_ok=True)
         copy = Copy(folder / file_name(url))
@@ -117,12 +116,12 @@ class Storage:
         return copy.path
 
     def listed(self, folder: str) -> Iterator[Listed]:
-        """Give the files below a folder in a bucket, in no certain order.
+        """Yield the files below a folder in a bucket, in any order.
 
         Raises
         ------
         SourceUnavailable : the bucket cannot be listed.
-        DatasetError : it is no folder in a bucket.
+        DatasetError : the URL is no folder in a bucket.
         """
         bucket = self._source(folder)
         if not isinstance(bucket, Bucket):
@@ -135,7 +134,7 @@ class Storage:
             yield from page
 
     def close(self) -> None:
-        """Give up what is being fetched, and end all connections; another call begins anew."""
+        """Cancel all fetches and close all connections; a later call opens them again."""
         with self._lock:
             loop, self._loop = self._loop, None
             sources, self._sources = self._sources, {}
@@ -154,7 +153,7 @@ class Storage:
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _source(self, url: str) -> ByteSource:
-        """The web, or the bucket of ``url``."""
+        """Return the byte source of ``url``: the web, or its bucket."""
         is_web = scheme_of(url) in WEB
         if not is_web and not self.trust.names_bucket(url):
             raise NotFetched(
@@ -170,7 +169,7 @@ class Storage:
             return self._sources[name]
 
     async def _fetch(self, url: str, file: IO[bytes], most: int, version: str) -> None:
-        """Write an image; a server that sends more is not listened to any longer."""
+        """Write an image, and stop reading after ``most`` bytes."""
         source = self._source(url)
 
         async def once() -> None:
@@ -188,7 +187,7 @@ class Storage:
             await self._tried(once)
 
     async def _copy(self, url: str, copy: Copy) -> None:
-        """Write a file whole; where the connection breaks, from there on."""
+        """Write a whole file; after a broken connection, resume at the last byte."""
         source, patience = self._source(url), self.patience
         async with _in_time(source, url, patience.file_s) as clock:
             with copy.writing(url) as writing:
@@ -212,7 +211,7 @@ class Storage:
     async def _tried(
         self, once: Callable[[], Awaitable[None]], reached: Callable[[], int] = lambda: 0
     ) -> None:
-        """Do ``once``, several times if need be; as often again when more has been ``reached``."""
+        """Run ``once`` with retries; progress in ``reached`` resets their number."""
         n_left, before = self.patience.n_tries, 0
         while True:
             try:
@@ -231,7 +230,7 @@ class Storage:
     async def _opened(
         self, source: ByteSource, url: str, version: str, start: int = 0
     ) -> AsyncIterator[Opened]:
-        """Open a file; a server that sends nothing for a while gets another request."""
+        """Open a file; raise `TryAgain` if the server sends nothing for ``stall_s``."""
         stall_s = self.patience.stall_s
         loop = asyncio.get_running_loop()
         try:
@@ -261,7 +260,7 @@ class Storage:
 
 @asynccontextmanager
 async def _in_time(source: ByteSource, url: str, seconds: float) -> AsyncIterator[asyncio.Timeout]:
-    """Give up after ``seconds``; and if it failed, find out whether all of the source is gone."""
+    """Stop after ``seconds``. After a failure, check whether the whole source is unavailable."""
     try:
         async with asyncio.timeout(seconds) as clock:
             yield clock

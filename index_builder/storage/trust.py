@@ -1,7 +1,7 @@
-"""Trust in addresses: where credentials go, and which addresses data may name.
+"""Trust in addresses: where credentials are sent, and which addresses data may name.
 
-The operator names a source on the command line. What the source then names (an image of a table, a
-page of a IIIF manifest, the target of a redirect) was written by a third party.
+The operator names a source on the command line. Addresses in the source (an image in a table, a
+page of a IIIF manifest, a redirect) come from a third party.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from model_store.errors import ConfigError, DatasetError
 from model_store.lists import split_list
 
 ALLOWED_ORIGINS = "VOUCH_ALLOWED_ORIGINS"
-"""Variable with more origins that the operator names."""
+"""Environment variable with additional origins that the operator names."""
 
 _PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """The origins that the operator has named, and where data is from.
+    """The origins that the operator has named, and whether data come from another machine.
 
     Attributes
     ----------
-    origins : ``https://host:443`` or ``s3://bucket``. Credentials are sent to these alone, and they
-        may have any address.
-    is_foreign : whether a source does not lie on this machine. Others than `origins` must then have
-        public addresses; else any but link-local ones, where clouds keep credentials.
+    origins : ``https://host:443`` or ``s3://bucket``. Credentials are sent only to these; they may
+        have any address.
+    is_foreign : whether a source is on another machine. Other hosts than `origins` must then have
+        public addresses. If not, they may have any except link-local addresses, where clouds serve
+        credentials.
     """
 
     origins: frozenset[str] = frozenset()
@@ -56,7 +57,7 @@ class Trust:
             ) from None
 
     def naming(self, url: str, *, is_foreign: bool) -> Trust:
-        """Return the trust after the operator has named ``url``, which data may come from."""
+        """Return the trust that includes the origin of ``url``."""
         origins = self.origins | {origin_of(url)}
         return Trust(origins, is_foreign=self.is_foreign or is_foreign)
 

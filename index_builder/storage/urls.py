@@ -1,7 +1,7 @@
-"""URLs: their parts, and what of them may be shown.
+"""URLs: their parts, and their display without secrets.
 
-A URL may hold a password, or a signature in its query that lets everybody read what it names.
-Neither reaches an id, a message, a report or a bundle: see `shown`.
+A URL may have a password, or a query with a signature that gives access to the file. Both are
+removed before a URL is used in an id, a message, a report or a bundle: see `shown`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SIGNATURE = re.compile(
     r"(x-amz|x-goog|x-ms)-.*|awsaccesskeyid|googleaccessid|signature|expires|policy|key-pair-id"
     r"|.*token|s[eprtv]|sig|spr|sip|sk[a-z]*"
 )
-"""Names of what signs a URL for a while: of AWS, CloudFront, Google and Azure."""
+"""Query parameters of signed URLs of AWS, CloudFront, Google and Azure."""
 
 
 def is_url(text: object) -> bool:
@@ -30,11 +30,11 @@ def is_url(text: object) -> bool:
 
 
 def scheme_of(url: str) -> str:
-    """Return the scheme of a URL, in small letters.
+    """Return the scheme of a URL in lower case.
 
     Raises
     ------
-    DatasetError : it is none that is read.
+    DatasetError : the scheme is not supported.
     """
     found = _URL.match(url)
     scheme = found[1].lower() if found else ""
@@ -65,12 +65,12 @@ def shown(url: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """Return a message of a library, each URL in it as it may be shown."""
+    """Return a message of a library with each URL as `shown`."""
     return _IN_TEXT.sub(lambda found: shown(found[0]), text)
 
 
 def unsigned(url: str) -> str:
-    """Return a URL without user, password and signature: the same however often it is signed."""
+    """Return a URL without user, password and signature, so that it is equal for each signature."""
     query = "" if in_a_bucket(url) else urlsplit(url).query
     kept = [
         (name, value)
@@ -96,7 +96,7 @@ def joined(folder: str, name: str) -> str:
 
 
 def folder_of(url: str) -> str:
-    """Return the URL of the folder that a file is in, with what signs it."""
+    """Return the URL of a file's folder, with its signature."""
     if in_a_bucket(url):
         return url.rpartition("/")[0]
     parts = urlsplit(url)
@@ -104,7 +104,7 @@ def folder_of(url: str) -> str:
 
 
 def file_name(url: str) -> str:
-    """Return the last part of a URL's path, as a file may be called; of a bucket, its name."""
+    """Return the last part of a URL's path as a file name; for a bucket, its name."""
     path = url.partition("://")[2] if in_a_bucket(url) else unquote(urlsplit(url).path)
     name = PurePosixPath(path.replace("\0", "")).name
     name = "" if name == ".." else name

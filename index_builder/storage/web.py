@@ -35,14 +35,14 @@ _REASONS = {
 class Web:
     """Files of any web server; proxies are respected.
 
-    Passwords of ``~/.netrc`` are sent to origins that the operator has named. Other hosts, also
-    those that a redirect leads to, must have addresses that data may name.
+    Passwords of ``~/.netrc`` are sent only to origins that the operator has named. Other hosts,
+    also after redirects, must have addresses that data may name.
 
     Parameters
     ----------
-    stall_s : seconds without a byte after which a connection is given up.
-    n_connections : at once, at most.
-    trust : returns what the operator has named until now.
+    stall_s : seconds without a byte after which a connection is closed.
+    n_connections : maximum number of connections.
+    trust : returns the current trust.
 
     Raises
     ------
@@ -56,12 +56,12 @@ class Web:
             raise DatasetError(
                 f"Reading from the web needs httpx2. {how_to_install('remote')}"
             ) from error
-        # Its log has every URL, with what signs it.
+        # Its log has every URL with its signature.
         logging.getLogger("httpx2").setLevel(logging.WARNING)
         self._httpx = httpx2
         self._netrc = _netrc(httpx2)
         self._trust, self._guard = trust, Guard(trust)
-        # A proxy resolves names: its answer is not seen here, so each request is checked before.
+        # A proxy resolves names, and its result is unknown, so each request is checked before.
         has_proxy = bool({"http", "https", "all"} & getproxies().keys())
         client = httpx2.AsyncClient(
             event_hooks={
@@ -72,7 +72,7 @@ class Web:
             max_redirects=N_REDIRECTS,
             timeout=httpx2.Timeout(stall_s, pool=None),
             limits=httpx2.Limits(max_connections=n_connections),
-            # Compressed bytes would be as large as they like once they are unpacked.
+            # Compressed bytes could expand to any size.
             headers={
                 "User-Agent": f"{DISTRIBUTION}/{installed_version()}",
                 "Accept-Encoding": "identity",
@@ -82,8 +82,8 @@ class Web:
 
     @asynccontextmanager
     async def opened(self, url: str, version: str = "", start: int = 0) -> AsyncIterator[Opened]:
-        """Ask for a file; see `ByteSource`."""
-        # Weak validators do not say that two parts are of one file.
+        """Request a file; see `ByteSource`."""
+        # Weak validators do not guarantee that two parts are of one file.
         resumes = start > 0 and version.startswith('"')
         headers = {"Range": f"bytes={start}-", "If-Range": version} if resumes else {}
         self._guard.is_redirected.set(False)
@@ -111,7 +111,7 @@ class Web:
             raise NotFetched(f"{shown(url)} is no web address ({_said(error)}).") from error
 
     def _auth(self, url: str) -> httpx2.NetRCAuth | None:
-        """Return the passwords of the file; None for a URL with a password, or of another's."""
+        """Return the passwords of the file; None for a URL with a password or an unnamed origin."""
         parts = self._httpx.URL(url)
         if parts.userinfo or parts.scheme not in WEB:
             return None
@@ -119,7 +119,7 @@ class Web:
         return self._netrc if is_named else None
 
     async def require_there(self) -> None:
-        """Do nothing: one server that is gone is not the web."""
+        """Do nothing: an unavailable server does not make other servers unavailable."""
 
     async def close(self) -> None:
         """End its connections."""
@@ -127,7 +127,7 @@ class Web:
 
 
 def _require_content(url: str, response: httpx2.Response) -> None:
-    """Raise where the answer is no file."""
+    """Raise an error if the answer is no file."""
     status = response.status_code
     if status in _BUSY:
         raise TryAgain(f"{_host(url)} answers {status}.", _retry_after(response))
@@ -153,7 +153,7 @@ def _said(error: Exception) -> str:
 
 
 def _netrc(httpx: object) -> httpx2.NetRCAuth | None:
-    """Return the passwords of ``NETRC`` or ``~/.netrc``; None where there is no such file."""
+    """Return the passwords of ``NETRC`` or ``~/.netrc``; None without such a file."""
     path = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
     if not path.is_file():
         return None

@@ -1,13 +1,13 @@
-"""Vectors of images, each computed once for all steps of a build.
+"""Vectors of images; each is computed once for all steps of a build.
 
 ::
 
-    store     vectors in one file, by what made them and of which image
-    images    images → vectors: read back, or decoded and computed
-    encoder_file   where the file of an encoder lies
-    table     vectors that another system has made, in the files it keeps them in
-    declared  the encoder that made them, as an encoder's file
-    passed    vectors of an encoder, in place of computing them
-    encoder   an encoder that knows the images it has seen
-    halves    a trunk that nothing trains, and the rest of its encoder, as two graphs
+    store     a file of vectors, by network and image
+    images    vectors of images, cached or computed
+    encoder_file   finds the file of an encoder
+    table     files of vectors from other systems
+    declared  an encoder file for vectors whose encoder is elsewhere
+    passed    an encoder that returns given vectors
+    encoder   an encoder with a cache of its vectors
+    halves    an untrained trunk and the rest of its encoder, as two graphs
 """

@@ -1,6 +1,6 @@
-"""An encoder that is elsewhere, as an encoder's file: it passes vectors on in the contract's way.
+"""An encoder file for vectors that another system computes; it only passes vectors through.
 
-So everything that ties a gallery, a calibration and a cache to an encoder ties them to it as well.
+Galleries, calibrations and caches are bound to it as to any other encoder.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from model_store.encoder.vector_input import VectorInput
 from model_store.files import replacing
 
 _OPSET, _IR_VERSION = 17, 8
-"""Fixed, so that the same declaration has the same fingerprint whichever version of onnx wrote it.
-"""
+"""Fixed, so that the fingerprint does not depend on the installed version of onnx."""
 
 
 def write_declared_encoder(path: Path, vectors: VectorInput) -> None:
-    """Write an encoder that takes ``vectors`` and gives mean, variance and features of them.
+    """Write an encoder that takes ``vectors`` and returns mean, variance and features.
 
-    A variance that the vectors do not have is zero; features that they do not have are the mean.
+    Without a variance in the vectors it is zero; without features they are the mean.
 
     Raises
     ------
-    OutputError : there is no room, or nothing may be written there.
+    OutputError : the disk is full, or the directory is not writable.
     """
     sizes = vectors.sizes
     given = [name for name, size in zip(OUTPUT_NAMES, sizes, strict=True) if size]

@@ -1,4 +1,4 @@
-"""Embedding images that are at hand; `index_builder.indexing` is for collections of any size."""
+"""Embed images of a build; `index_builder.indexing` is for collections of any size."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ GPU_BATCH = 64
 
 
 def batch_size(encoder: Encoder) -> int:
-    """Images of every batch; part of the recipe, as arithmetic may depend on it."""
+    """Return the batch size. It is part of the recipe, because rounding may depend on it."""
     return CPU_BATCH if encoder.provider == PROVIDERS["cpu"] else GPU_BATCH
 
 
 def recipe(encoder: Encoder) -> str:
-    """Return a text of everything that shards depend on beside their images."""
+    """Return a text of everything that shards depend on, except their images."""
     return f"1 {encoder.fingerprint} {encoder.provider} {batch_size(encoder)}"
 
 
 class StoredEncoder(ForwardingEncoder):
-    """An encoder that knows the images it has seen, and neither decodes nor encodes them again.
+    """An encoder with a cache: known images are neither decoded nor encoded again.
 
-    Its embedding of an image is the same to the last bit, whether it is known or not.
+    Cached and computed embeddings are equal to the last bit.
 
     Parameters
     ----------
-    encoder : one that encodes on a single thread, see `open_encoder`.
-    known : where vectors are kept; None keeps none.
-    halves : of the encoder; then the features of its trunk are what is known of an image.
+    encoder : an encoder with a single thread, see `open_encoder`.
+    known : the cache of vectors; None for no cache.
+    halves : trunk and head of the encoder; the cache then holds features of the trunk.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class StoredEncoder(ForwardingEncoder):
     def encode_known(
         self, images: NDArray[np.uint8], contents: Sequence[bytes] | None
     ) -> Embeddings:
-        """Embed ``images`` (B, H, W, 3) uint8 with these ``contents``, as far as not known."""
+        """Embed ``images`` (B, H, W, 3) uint8; ``contents`` are their keys in the cache."""
         return self._embeddings(self._vectors.of_prepared(images, contents))
 
     def embedded(
         self, images: LabelledImages, description: str, seen: Seen | None
     ) -> Iterator[tuple[NDArray[np.int64], Embeddings]]:
-        """Give positions and embeddings of ``images``, some at a time and in order."""
+        """Yield positions and embeddings of ``images`` in order, in batches."""
         for positions, vectors in self._vectors.of(images, description, seen):
             yield positions, self._embeddings(vectors)
 
@@ -87,25 +87,25 @@ class StoredEncoder(ForwardingEncoder):
 
 
 def stored(encoder: Encoder) -> StoredEncoder:
-    """Return ``encoder`` itself where it knows images, else one that knows none."""
+    """Return ``encoder`` if it is a `StoredEncoder`, otherwise one without a cache."""
     return encoder if isinstance(encoder, StoredEncoder) else StoredEncoder(encoder)
 
 
 def embedded(
     encoder: Encoder, images: LabelledImages, description: str, seen: Seen | None = None
 ) -> Iterator[tuple[NDArray[np.int64], Embeddings]]:
-    """Give positions and embeddings of ``images``, some at a time and in order.
+    """Yield positions and embeddings of ``images`` in order, in batches.
 
     Parameters
     ----------
-    encoder : a `StoredEncoder` encodes only images that it does not know.
-    seen : told of each image that had to be decoded.
+    encoder : a `StoredEncoder` encodes only unknown images.
+    seen : called for each decoded image.
     """
     return stored(encoder).embedded(images, description, seen)
 
 
 def embed_all(encoder: Encoder, images: LabelledImages, description: str) -> Embeddings:
-    """Embeddings of all ``images``, without their features, which are many and large."""
+    """Return embeddings of all ``images`` without features, which need much memory."""
     mean = np.empty((len(images), encoder.dim), dtype=np.float32)
     variance = np.empty_like(mean)
     for positions, found in embedded(encoder, images, description):

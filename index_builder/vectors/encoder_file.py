@@ -1,4 +1,4 @@
-"""Finding the files of an encoder."""
+"""Find the files of an encoder."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from model_store.errors import BundleMismatch, BundleNotFound
 
 
 def find_encoder(path: Path) -> Path:
-    """The encoder's file: ``path`` itself, or that of a bundle, or of a directory of bundles.
+    """Return the encoder file: ``path`` itself, or that of a bundle or a directory of bundles.
 
     Raises
     ------
     BundleNotFound : none of these.
-    BundleTampered : the bundle that it is in was changed.
+    BundleTampered : the bundle of the encoder was changed.
     """
     if path.is_file() and path.suffix == ".onnx":
         return path
@@ -34,7 +34,7 @@ def find_encoder(path: Path) -> Path:
 
 
 def text_files(encoder: Path, fingerprint: str) -> list[Path]:
-    """Return the files of the text tower beside an encoder; none where it has none.
+    """Return the files of the text tower beside an encoder; empty without one.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def text_files(encoder: Path, fingerprint: str) -> list[Path]:
 
     Raises
     ------
-    BundleMismatch : the tower is that of another encoder.
+    BundleMismatch : the text tower is for another encoder.
     """
     text = open_text_encoder(encoder.parent, threads=1)
     if text is None:

@@ -1,8 +1,8 @@
-"""A trunk that nothing trains, and what an encoder makes of its features: two graphs for one.
+"""An encoder in two graphs: an untrained trunk, and a head from features to embeddings.
 
-The trunk is known before there is an encoder, so what it makes of an image serves to learn the last
-layer, to fit the posterior, to fill the gallery and to calibrate. It is computed by ONNX Runtime,
-as the encoder is: in a third of torch's time, and with the same bits on any number of threads.
+The trunk exists before the encoder. Its features of an image are computed once, for the last layer,
+the posterior, the gallery and the calibration. ONNX Runtime computes them, as it does the encoder:
+in a third of torch's time, and bit-identical for any number of threads.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from model_store.encoder.contract import (
 from model_store.encoder.onnx import open_graph
 
 TRUNK_KEY = "vouch.trunk"
-"""Metadata of a trunk's file: the fingerprint of what it was made of, and what it takes."""
+"""Metadata key of a trunk file: the fingerprint of its source, and its input."""
 
 HEAD_KEY = "vouch.head"
-"""Metadata of a head's file: the fingerprints of the encoder and the trunk that it belongs to."""
+"""Metadata key of a head file: the fingerprints of its encoder and trunk."""
 
 FEATURES = OUTPUT_NAMES[2]
 
@@ -41,13 +41,13 @@ def trunk_metadata(made_of: str, preprocessing: EncoderInput) -> str:
 
 
 def head_metadata(encoder_fingerprint: str, trunk: bytes) -> str:
-    """Return the metadata of a head's file; ``trunk`` is the content of the other file."""
+    """Return the metadata of a head file; ``trunk`` is the content of the trunk file."""
     of_trunk = hashlib.sha256(trunk).hexdigest()
     return json.dumps({"encoder": encoder_fingerprint, "trunk": of_trunk}, sort_keys=True)
 
 
 class OnnxTrunk:
-    """The trunk in an ONNX file, on the CPU."""
+    """A trunk in an ONNX file, run on the CPU."""
 
     def __init__(self, path: Path) -> None:
         content = path.read_bytes()
@@ -57,7 +57,7 @@ class OnnxTrunk:
 
     @property
     def preprocessing(self) -> EncoderInput:
-        """The preprocessing from an upright RGB image to the trunk's input; or the vectors."""
+        """The preprocessing of an upright RGB image, or the shape of the input vectors."""
         return read_input(json.loads(self.metadata))
 
     def features(self, images: Inputs) -> Vector:
@@ -67,7 +67,7 @@ class OnnxTrunk:
         return found
 
     def vectors(self, known: VectorFile | None) -> ImageVectors:
-        """Features of images, which ``known`` keeps."""
+        """Return the features of images as cached vectors in ``known``."""
         maker = f"trunk {self.fingerprint} {CPU_BATCH} {libraries()}"
         return ImageVectors(self.features, maker, self.preprocessing, CPU_BATCH, known)
 
@@ -76,26 +76,26 @@ class Trunk(Protocol):
     """Images to features."""
 
     def vectors(self, known: VectorFile | None) -> ImageVectors:
-        """Features of images, which ``known`` keeps."""
+        """Return the features of images as cached vectors in ``known``."""
 
 
 class Head(Protocol):
     """Features to embeddings."""
 
     def embeddings(self, features: Vector) -> Embeddings:
-        """Embeddings of images with these ``features`` (B, F)."""
+        """Return the embeddings of images from their ``features`` (B, F)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Halves:
-    """The trunk of an encoder and the rest of it."""
+    """The trunk and the head of an encoder."""
 
     trunk: Trunk
     head: Head
 
     @classmethod
     def of(cls, trunk: Path, head: Path, encoder_fingerprint: str) -> Halves | None:
-        """Open both files; return None where they are missing, or of another encoder."""
+        """Open both files; return None if one is missing or belongs to another encoder."""
         if not (trunk.exists() and head.exists()):
             return None
         opened = OnnxHead(head)
@@ -104,13 +104,13 @@ class Halves:
 
 
 class OnnxHead:
-    """Features to embeddings, in an ONNX file, on the CPU."""
+    """A head from features to embeddings in an ONNX file, run on the CPU."""
 
     def __init__(self, path: Path) -> None:
         self._session = open_graph(path.read_bytes(), "cpu", threads=1)
         self.metadata = self._session.get_modelmeta().custom_metadata_map.get(HEAD_KEY, "")
 
     def embeddings(self, features: Vector) -> Embeddings:
-        """Embeddings of images with these ``features`` (B, F)."""
+        """Return the embeddings of images from their ``features`` (B, F)."""
         mean, variance = self._session.run(list(OUTPUT_NAMES[:2]), {FEATURES: features})
         return Embeddings(mean, variance, features)

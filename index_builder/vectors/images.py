@@ -1,7 +1,7 @@
-"""Vectors of many images: each image is decoded and computed once, however many steps want it.
+"""Vectors of many images; each image is decoded and computed once for all steps.
 
-What is known of an image is read back, bit for bit; the rest is decoded and computed by as many
-threads as there are processors, in batches of one size, and kept.
+Known vectors are read from a cache, bit for bit. The others are computed in batches of one size, on
+one thread for each processor, and cached.
 """
 
 from __future__ import annotations
@@ -26,30 +26,31 @@ from model_store.processors import usable_processors
 Positions = NDArray[np.int64]
 
 Compute = Callable[[Pixels], Vector]
-"""Images (n, H, W, 3) uint8 to vectors (n, size) float32; called by several threads at once."""
+"""Function from images (n, H, W, 3) uint8 to vectors (n, size) float32; called from several
+threads."""
 
 Seen = Callable[[int, Pixels], None]
-"""Told the position and the pixels of each image that is decoded, by several threads at once."""
+"""Called with position and pixels of each decoded image, from several threads."""
 
 CPU_BATCH = 8
-"""On one thread of a CPU larger ones are no faster (MobileNetV2 at 224 px: 125 images a second of
-one thread alone, 121 of batches of 8, 102 of 64), and take eight times the memory."""
+"""Batch size on a CPU. On one thread larger batches are not faster: MobileNetV2 at 224 px encodes
+121 images a second in batches of 8, and 102 in batches of 64, which need eight times the memory."""
 
 AT_ONCE = 256
-"""Images that are looked up, computed and kept together, or a multiple of that."""
+"""Images are looked up, computed and cached in multiples of this number."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageVectors:
-    """The vectors that a network computes of images.
+    """Vectors of images from a network, with a cache.
 
     Attributes
     ----------
     compute : the network.
-    maker : names the network and all that its numbers depend on but the images.
-    preprocessing : how an upright RGB image becomes its input; or the vectors that are its input.
-    batch : images that it is given together; a batch that lacks some is filled up with black.
-    known : where vectors are kept; None keeps none.
+    maker : identifies the network and everything else that its vectors depend on, except images.
+    preprocessing : the preprocessing of an upright RGB image, or the shape of the input vectors.
+    batch : batch size; incomplete batches are padded with black images.
+    known : the cache of vectors; None for no cache.
     """
 
     compute: Compute
@@ -61,12 +62,12 @@ class ImageVectors:
     def of(
         self, images: LabelledImages, description: str, seen: Seen | None = None
     ) -> Iterator[tuple[Positions, Vector]]:
-        """Give positions (n,) and vectors (n, size) of ``images``, some at a time and in order.
+        """Yield positions (n,) and vectors (n, size) of ``images`` in order, in batches.
 
         Parameters
         ----------
-        description : of the progress.
-        seen : told of each image that had to be decoded.
+        description : text of the progress bar.
+        seen : called for each decoded image.
         """
         n = usable_processors()
         at_once = AT_ONCE * -(-4 * n * self.batch // AT_ONCE)
@@ -82,7 +83,7 @@ class ImageVectors:
                 yield positions, found
 
     def of_prepared(self, images: Pixels, contents: Sequence[bytes] | None) -> Vector:
-        """Return vectors (n, size) of n images that are at the network's input size already.
+        """Return vectors (n, size) of n preprocessed images.
 
         Parameters
         ----------
@@ -96,7 +97,7 @@ class ImageVectors:
         n: int,
         compute: Callable[[Positions], Vector],
     ) -> Vector:
-        """Return n vectors, those of unknown rows by ``compute``, which are then known."""
+        """Return n vectors; compute and cache the unknown rows."""
         if self.known is None or contents is None:
             return compute(np.arange(n))
         known = self.known.read(self.maker, contents)
@@ -117,11 +118,11 @@ class ImageVectors:
         computed: Callable[[int], None],
         rows: Positions,
     ) -> Vector:
-        """Return the vectors of the images at ``positions[rows]``, a batch a thread at a time.
+        """Return the vectors of the images at ``positions[rows]``, one batch for each thread.
 
         Parameters
         ----------
-        computed : told how many images more are done.
+        computed : called with the number of images of each finished batch.
         """
         chosen = positions[rows]
         batches = [chosen[i : i + self.batch] for i in range(0, len(chosen), self.batch)]
@@ -156,10 +157,10 @@ class ImageVectors:
 
 
 def libraries() -> str:
-    """Name the versions of what decodes and computes: others may round otherwise."""
+    """Return the versions of the libraries that decode and compute; rounding depends on them."""
     return versions(("onnxruntime", "onnxruntime-gpu", "pillow", "numpy"))
 
 
 def versions(distributions: Iterable[str]) -> str:
-    """Name the versions of those of ``distributions`` that are installed."""
+    """Return names and versions of the installed ``distributions``."""
     return " ".join(starmap("{} {}".format, sorted(installed_versions(distributions).items())))

@@ -1,4 +1,4 @@
-"""An encoder's vectors that are at hand, passed on as if it computed them."""
+"""Given vectors of an encoder, returned as if it computed them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from model_store.errors import DatasetError
 
 
 class PassedVectors:
-    """An encoder that takes its own vectors in place of images.
+    """An encoder whose inputs are its own vectors in place of images.
 
     Parameters
     ----------
-    encoder : what has made the vectors.
-    table : the vectors, with a variance where the encoder has a posterior.
+    encoder : the encoder that computed the vectors.
+    table : the vectors, with a variance if the encoder has a posterior.
 
     Raises
     ------
-    DatasetError : they are none of this encoder's.
+    DatasetError : the vectors are not of this encoder.
     """
 
     def __init__(self, encoder: Encoder, table: VectorTable) -> None:

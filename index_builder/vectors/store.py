@@ -1,4 +1,4 @@
-"""Vectors of images in one small file: what was computed of an image is not computed again."""
+"""A cache file for vectors of images."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ CREATE TABLE IF NOT EXISTS vectors (
 _KNOWN = "SELECT vector, checksum FROM vectors WHERE maker = ? AND content = ?"
 
 MOST_BYTES = 2**30
-"""Bytes of vectors that are kept: 200,000 photographs through MobileNetV2 are a gigabyte."""
+"""Default maximum size of the vectors in bytes: 200,000 photographs with MobileNetV2."""
 
 
 class VectorFile:
-    """Float32 vectors by who made them and what the image is, kept to the last bit.
+    """Float32 vectors by maker and image content, stored bit for bit.
 
-    Each write is one transaction of SQLite's: it is atomic. A file that is
-    damaged is begun anew, since everything in it can be computed again. Safe from several threads.
+    Each write is one SQLite transaction. A damaged file is replaced by an empty one, because all
+    vectors can be computed again. Safe for threads.
 
     Parameters
     ----------
-    path : of the file; None keeps them in memory.
-    most_bytes : of all vectors. Where they are too many, those of other makers go; what comes after
-        the file is full of one maker's is not kept.
+    path : path of the file; None for memory.
+    most_bytes : maximum size of all vectors. If a write exceeds it, vectors of other makers are
+        deleted; if that is not enough, the write is skipped.
     """
 
     def __init__(self, path: Path | None, most_bytes: int = MOST_BYTES) -> None:
@@ -61,13 +61,13 @@ class VectorFile:
                 self._path.unlink(missing_ok=True)
             connection = sqlite3.connect(self._path, check_same_thread=False)
             connection.execute(_SCHEMA)
-            # What a power cut damages is computed again: no write waits for the disk.
+            # Writes do not wait for the disk: vectors that a power cut damages are computed again.
             connection.execute("PRAGMA synchronous = OFF")
         self._n_bytes = _n_bytes(connection)
         return connection
 
     def read(self, maker: str, contents: Sequence[bytes]) -> dict[bytes, Vector]:
-        """Return what ``maker`` made of ``contents``, if it is known."""
+        """Return the known vectors of ``maker`` for ``contents``."""
         found: dict[bytes, Vector] = {}
         with self._lock:
             for content in contents:
@@ -77,7 +77,7 @@ class VectorFile:
         return found
 
     def write(self, maker: str, contents: Sequence[bytes], vectors: Vector) -> None:
-        """Keep ``vectors`` (n, size) that ``maker`` made of n ``contents``, as far as they fit."""
+        """Store ``vectors`` (n, size) of ``maker`` for n ``contents``, if they fit."""
         rows = vectors.astype("<f4", copy=False)
         with self._lock, self._connection, writing(f"the vectors in {self._path}"):
             if self._n_bytes + rows.nbytes > self._most_bytes:
@@ -108,7 +108,7 @@ def _is_sound(path: Path) -> bool:
         try:
             found: list[tuple[str]] = connection.execute("PRAGMA quick_check").fetchall()
         except sqlite3.OperationalError:
-            raise  # a disk that cannot be read or written, where another file would fare no better
+            raise  # the disk cannot be read or written; a new file would not help
         except sqlite3.DatabaseError:
             return False
     return found == [("ok",)]

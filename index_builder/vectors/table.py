@@ -1,7 +1,7 @@
-"""Tables of vectors: what another system has made of images, in the files that it keeps them in.
+"""Tables of vectors that another system computed from images.
 
-``.npy`` has the vectors alone; ``.npz`` the arrays ``mean``, ``variance`` and ``features``;
-Parquet and Arrow the columns of these names, and beside them what is known of each item.
+``.npy`` has only the vectors. ``.npz`` has the arrays ``mean``, ``variance`` and ``features``.
+Parquet and Arrow have columns of these names, and columns of metadata.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from model_store.installation import how_to_install
 VECTOR_SUFFIXES = (".npy", ".npz", ".parquet", ".arrow", ".feather")
 
 AT_ONCE = 4_096
-"""Rows that are read together: of 2,048 numbers 32 MB."""
+"""Number of rows in a batch: 32 MB for vectors of 2,048 numbers."""
 
 MOST_NUMBERS = 16_384
-"""The most numbers of a mean, variance or features; as many as a query may have."""
+"""Maximum length of mean, variance and features, equal to that of a query."""
 
 PARTS = ("mean", "variance", "features")
 _COLUMN = "vector"
-"""Another name of the mean, where there is nothing else."""
+"""Alternative name of the mean, in tables without variance and features."""
 
 NOT_FOR_PYTHON = (OverflowError, KeyError)
-"""Raised by pyarrow for a date that Python does not have, and a map with a key twice."""
+"""Errors of pyarrow for a date outside Python's range, and for a duplicate key in a map."""
 
 Fields = Mapping[str, Any]
 Arrays = Mapping[str, NDArray[Any]]
 Chunk = tuple[Arrays, list[Fields] | None]
-"""Some rows of each part, and what else stands in these rows."""
+"""Rows of each part, and the other columns of these rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class VectorTable:
     Attributes
     ----------
     path : of the file.
-    sizes : the numbers of each part in a row, in the order of `PARTS`; 0 of one that is not there.
-    chunks : reads the file from its beginning, some rows at a time.
+    sizes : lengths of the parts, in the order of `PARTS`; 0 for a missing part.
+    chunks : reads the file from its beginning, in batches of rows.
     """
 
     path: Path
@@ -62,12 +62,12 @@ class VectorTable:
     chunks: Callable[[], Iterator[Chunk]]
 
     def described(self, made_by: str) -> VectorInput:
-        """Return what an encoder of that name makes."""
+        """Return the input of a declared encoder of that name."""
         dim, n_variance, n_features = self.sizes
         return VectorInput(made_by, dim, n_variance > 0, n_features or None)
 
     def require(self, taken: EncoderInput) -> None:
-        """Refuse the table where an encoder does not take its rows.
+        """Raise an error if an encoder cannot take the rows.
 
         Raises
         ------
@@ -86,11 +86,11 @@ class VectorTable:
             )
 
     def rows(self) -> Iterator[tuple[Vector, list[Fields] | None]]:
-        """Give rows (n, sum of sizes) as `VectorInput` wants them, and what else is known of each.
+        """Yield rows (n, sum of sizes) as for `VectorInput`, and the other columns of each row.
 
         Raises
         ------
-        DatasetError : a row has another length than the first one.
+        DatasetError : a row has another length than the first row.
         """
         for arrays, fields in self.chunks():
             parts = [arrays[name] for name in PARTS if name in arrays]
@@ -98,11 +98,11 @@ class VectorTable:
 
 
 def open_table(path: Path) -> VectorTable:
-    """Open the table at ``path``, and look at its first row.
+    """Open the table at ``path`` and check its first rows.
 
     Raises
     ------
-    DatasetError : it is no table of vectors.
+    DatasetError : the file is no table of vectors.
     """
     suffix = path.suffix.lower()
     if suffix not in VECTOR_SUFFIXES:
@@ -138,11 +138,11 @@ def holds_vectors(path: Path) -> bool:
 
 
 def _of_npy(path: Path) -> NDArray[Any]:
-    """Return the mean (N, size) in a file of NumPy's, of which rows are read when looked at.
+    """Return the mean (N, size) of a ``.npy`` file as a memory map.
 
     Raises
     ------
-    DatasetError : it is none.
+    DatasetError : the file is damaged or not NumPy's.
     """
     with _reading(path):
         loaded: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -151,7 +151,7 @@ def _of_npy(path: Path) -> NDArray[Any]:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Raise `DatasetError` where a file of NumPy's is none, or damaged."""
+    """Raise `DatasetError` for a file that is damaged or not NumPy's."""
     try:
         yield
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
@@ -159,18 +159,18 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _heads(path: Path) -> Mapping[str, Head]:
-    """Return what the parts in a file of several arrays are, without reading them.
+    """Return shape and type of the arrays of a ``.npz`` file, without reading them.
 
     Raises
     ------
-    DatasetError : it is none, or has no mean.
+    DatasetError : the file is no ``.npz`` file, or has no mean.
     """
     with _reading(path), zipfile.ZipFile(path) as archive:
         return {part: _head(file) for part, file in _members(path, archive).items()}
 
 
 def _of_npz(path: Path) -> Iterator[Chunk]:
-    """Give the rows of a file of several arrays, some at a time.
+    """Yield the rows of a ``.npz`` file in batches.
 
     Raises
     ------
@@ -195,11 +195,11 @@ def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, IO[bytes]]:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The head of an array in a file: what is known before its numbers are read.
+    """The header of an array in a file.
 
     Attributes
     ----------
-    by_columns : whether its columns follow one another in the file, not its rows.
+    by_columns : whether the array is in column-major (Fortran) order.
     """
 
     shape: tuple[int, ...]
@@ -208,14 +208,14 @@ class Head:
 
 
 def _head(file: IO[bytes]) -> Head:
-    """Read what comes before an array's numbers."""
+    """Read the header of an array."""
     if np.lib.format.read_magic(file) == (1, 0):
         return Head(*np.lib.format.read_array_header_1_0(file))
     return Head(*np.lib.format.read_array_header_2_0(file))
 
 
 def _rows_of(file: IO[bytes]) -> Iterator[NDArray[Any]]:
-    """Give the rows (N, size) of an array in a file, some at a time."""
+    """Yield the rows (N, size) of an array in a file, in batches."""
     head = _head(file)
     n, size = head.shape
     if head.by_columns:
@@ -234,7 +234,7 @@ def _slices(arrays: Arrays) -> Iterator[Chunk]:
 
 
 def _of_arrow(path: Path) -> Iterator[Chunk]:
-    """Give the rows of a Parquet or Arrow file, batch by batch."""
+    """Yield the rows of a Parquet or Arrow file in batches."""
     arrow = _arrow(path)
     n_before = 0
     try:
@@ -263,7 +263,7 @@ def _batches(path: Path, arrow: Any) -> Iterator[Any]:  # noqa: ANN401 - pyarrow
     with arrow.memory_map(str(path)) as source:
         try:
             reader = arrow.ipc.open_file(source)
-        except arrow.ArrowInvalid:  # the format for streams, in a file
+        except arrow.ArrowInvalid:  # Arrow's stream format in a file
             source.seek(0)
             yield from arrow.ipc.open_stream(source)
         else:
@@ -276,7 +276,7 @@ def _matrix(path: Path, column: Any, name: str, n_before: int) -> NDArray[Any]: 
 
     Raises
     ------
-    DatasetError : a row has no list, or one of another length than the first.
+    DatasetError : a row has no list, or a list of another length than the first row.
     """
     rows = column.to_pylist()
     size = len(rows[0]) if rows and isinstance(rows[0], list) else 0
@@ -305,11 +305,11 @@ def _arrow(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
 def _sizes(
     path: Path, arrays: Mapping[str, NDArray[Any]] | Mapping[str, Head]
 ) -> tuple[int, int, int]:
-    """Return the numbers of each part in a row.
+    """Return the lengths of the parts.
 
     Raises
     ------
-    DatasetError : the parts are no matrices of numbers that belong together.
+    DatasetError : the parts are not numeric matrices of matching shape.
     """
     n = (*arrays[PARTS[0]].shape, 0)[0]
     for name, array in arrays.items():
