@@ -237,7 +237,7 @@ def test_a_name_of_torchvisions_is_downloaded_or_the_error_says_what_to_do(
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     for answers, reason in ((True, "no route to host"), (False, "the server does not answer")):
         monkeypatch.setattr(Probe, "answers", lambda _, found=answers: found)
-        said = rf"Cannot download .* from https://.*{reason}.*name its path"
+        said = rf"Cannot download .* from https://.*{reason}.*give its path"
         with pytest.raises(WeightsError, match=said):
             load_weights("resnet18", "IMAGENET1K_V1")
     monkeypatch.setattr(Probe, "answers", lambda _: True)
