@@ -20,5 +20,5 @@ def require_unicode(text: str, origin: str) -> None:
         where = origin.encode(errors="backslashreplace").decode()
         raise DatasetError(
             f"{where}: {text[error.start : error.end]!r} in {text[:200]!r} is no Unicode. Write it "
-            "in UTF-8; if it is the name of a file, rename the file."
+            "in UTF-8; if it is the name of a file, rename it."
         ) from error
