@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shutil
@@ -39,6 +40,24 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [packed] = json.loads(run(["npm", "pack", "--json", "--silent"], place))
     shutil.unpack_archive(place / packed["filename"], place / "unpacked")
     return place / "unpacked" / "package"
+
+
+MAX_BYTES = 30_000
+
+
+def test_first_load_of_the_element_is_small(built: Path) -> None:
+    """Each script that comes without a visitor's click, compressed, in English."""
+    dist = built / "dist"
+    waiting = [dist / "vouch-search.js", *dist.glob("search-*.js"), *dist.glob("api-*.js")]
+    first: set[Path] = set()
+    while waiting:
+        script = waiting.pop()
+        if script not in first:
+            first.add(script)
+            names = re.findall(r'(?:import|from)\s*"\./([^"]+)"', script.read_text("utf-8"))
+            waiting += [dist / name for name in names]
+    assert len(first) > 5
+    assert sum(len(gzip.compress(path.read_bytes())) for path in first) <= MAX_BYTES
 
 
 @pytest.fixture(params=["", "/vouch"])

@@ -1,11 +1,27 @@
 // Bundles the element with the scripts, the styles and the document of the service's page, which
 // are its only source. What is opened later (crop, batch, …) is loaded later.
 
-import { rm } from "node:fs/promises";
+import { readFile, rm } from "node:fs/promises";
 import { fileURLToPath } from "node:url";
-import { build } from "esbuild";
+import { build, transform } from "esbuild";
 
 const at = (path) => fileURLToPath(new URL(path, import.meta.url));
+
+/** Styles and the document's body as text, without comments and indentation. */
+const smallTexts = {
+  name: "small-texts",
+  setup({ onLoad }) {
+    onLoad({ filter: /\.css$/ }, async ({ path }) => {
+      const styles = await readFile(path, "utf8");
+      const { code } = await transform(styles, { loader: "css", minify: true });
+      return { contents: code, loader: "text" };
+    });
+    onLoad({ filter: /\.html$/ }, async ({ path }) => {
+      const [body] = (await readFile(path, "utf8")).match(/<body[^]*/);
+      return { contents: body.replace(/\n\s+</g, "\n<"), loader: "text" };
+    });
+  },
+};
 
 await rm(at("dist"), { recursive: true, force: true });
 await build({
@@ -19,5 +35,5 @@ await build({
   minifyWhitespace: true,
   minifyIdentifiers: true,
   charset: "utf8",
-  loader: { ".html": "text", ".css": "text" },
+  plugins: [smallTexts],
 });
