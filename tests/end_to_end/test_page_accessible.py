@@ -114,6 +114,14 @@ def browsing(shown: Shown) -> None:
     shown.found("browse").locator(".cell").first.click()
 
 
+def selecting(shown: Shown) -> None:
+    browsing(shown)
+    shown.found("select").click()
+    shown.found("browse").locator(".cell").first.click()
+    expect(shown.found("delete-selected")).to_be_enabled()
+    shown.found("delete-selected").click()
+
+
 def decided(shown: Shown) -> None:
     one = {
         "number": 1,
@@ -203,6 +211,7 @@ VIEWS: dict[str, Callable[[Shown], object]] = {
     "accuracy": accuracy,
     "batch": batch,
     "browsing": browsing,
+    "selecting": selecting,
     "decided": decided,
     "adding": adding,
     "guarantees": guarantees,

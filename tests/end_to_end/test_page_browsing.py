@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Callable
@@ -167,6 +168,67 @@ def test_only_who_may_delete_is_offered_to(shown: Shown, scope: str, *, offered:
     shown.found("browse").locator("[data-place='1']").click()
     expect(shown.found("browse-about")).to_contain_text("item-000001")
     expect(shown.found("delete")).to_be_visible(visible=offered)
+
+
+def test_selected_items_are_exported_and_deleted_at_once(shown: Shown) -> None:
+    shown.replies["/v1/galleries/shoes/items"] = items
+    shown.open()
+    shown.found("open-browse").click()
+    dialog = shown.found("browse")
+    shown.found("select").click()
+    expect(shown.found("n-selected")).to_have_text("0 selected")
+    expect(shown.found("delete-selected")).to_be_disabled()
+    dialog.locator("[data-place='1']").click()
+    dialog.locator("[data-place='4']").click(modifiers=["Shift"])
+    dialog.locator("[data-place='3']").click()
+    expect(shown.found("n-selected")).to_have_text("3 selected")
+    marked = dialog.locator(".cell[aria-pressed=true]")
+    assert marked.evaluate_all("all => all.map((one) => one.title)") == [
+        "item-000001",
+        "item-000002",
+        "item-000004",
+    ]
+    with shown.page.expect_download() as saved:
+        shown.found("export-selected").click()
+    assert saved.value.suggested_filename == "shoes.csv"
+    text = saved.value.path().read_text("utf-8-sig")
+    [head, first, *rest] = csv.reader(text.splitlines())
+    assert head == ["id", "label", "metadata"]
+    assert first == ["item-000001", "label 1", '{"place":1}']
+    assert len(rest) == 2
+
+    refusal = {"title": "No", "detail": "The disk is full."}
+    shown.page.route("**/items/item-000002", lambda route: route.fulfill(status=507, json=refusal))
+    for place in (1, 4):
+        shown.replies[f"/v1/galleries/shoes/items/item-{place:06}"] = {}
+    expect(shown.found("delete-selected")).to_have_text("Delete 3 items")
+    shown.found("delete-selected").click()
+    assert [method for method, _, _ in shown.asked if method == "DELETE"] == []
+    shown.found("delete-selected").click()
+    expect(shown.found("selection-done")).to_have_text(
+        "2 of 3 deleted. “item-000002” could not be deleted: The disk is full."
+    )
+    expect(shown.found("n-selected")).to_have_text("1 selected")
+    for place, is_there in ((1, False), (2, True), (4, False)):
+        expect(dialog.locator(f"[data-place='{place}']")).to_be_enabled(enabled=is_there)
+    shown.found("select").click()
+    expect(shown.found("selection")).to_have_count(0)
+    expect(dialog.locator("[aria-pressed=true].cell")).to_have_count(0)
+    dialog.locator("[data-place='2']").click()
+    expect(shown.found("browse-about")).to_contain_text("item-000002")
+
+
+def test_selection_of_a_reader_is_only_exported(shown: Shown) -> None:
+    shown.replies["/v1/galleries/shoes/items"] = items
+    shown.replies["/v1/usage"] = {"scope": "read"}
+    shown.open()
+    shown.found("open-browse").click()
+    shown.found("select").click()
+    shown.page.keyboard.press("Tab")
+    shown.found("browse").locator("[data-place='0']").press("Enter")
+    expect(shown.found("n-selected")).to_have_text("1 selected")
+    expect(shown.found("export-selected")).to_be_enabled()
+    expect(shown.found("delete-selected")).to_be_hidden()
 
 
 def test_an_item_is_chosen_and_those_like_it_are_listed(browser: Browser, service: Service) -> None:

@@ -11,7 +11,7 @@ import { onDecision, resumed } from "../look/decisions.js";
 import { look } from "../look/looking.js";
 import { brief, count, decisionSentence, fixed, percent } from "../words.js";
 import { accept, sorted, stateOf } from "./budget.js";
-import { csvFile } from "./csv.js";
+import { batchFile } from "./csv.js";
 import { report } from "./report.js";
 
 export const MOST = 1000; // photographs
@@ -154,7 +154,7 @@ function batchView(entries, gallery, place, { run, stop, clear, keep, within }) 
       el("label", { htmlFor: "only" }, t`Show`), only),
     sentence, promise, outdated,
     el("p.actions", {}, through, acceptor,
-      el("button", { type: "button", "data-testid": "export", onclick: () => save(csvFile(order(), state), "vouch-batch.csv") }, t`Export as CSV`),
+      el("button", { type: "button", "data-testid": "export", onclick: () => save(batchFile(order(), state), "vouch-batch.csv") }, t`Export as CSV`),
       reporter,
       stopper, clearer),
     kept,

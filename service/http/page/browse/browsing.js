@@ -7,6 +7,7 @@ import { filterBar } from "../filters/bar.js";
 import { facts, recordUrl } from "../look/facts.js";
 import { passes } from "../problem.js";
 import { brief, count } from "../words.js";
+import { selection } from "./selecting.js";
 
 const CELL = { width: 124, height: 164 }; // pixels
 const BEYOND = 3; // rows that are drawn above and below what is seen
@@ -16,6 +17,7 @@ const AGAIN = 2; // s before a request to a busy service is repeated, unless it 
 /** Open the gallery's items, by id, in a dialog `within` the page. */
 export function browse(gallery, within) {
   const base = `/v1/galleries/${encodeURIComponent(gallery.name)}/items`;
+  const addressOf = (item) => `${base}/${item.id.split("/").map(encodeURIComponent).join("/")}`;
   const status = el("span", { "data-testid": "browse-status" });
   const done = el("span", { "data-testid": "browse-done" }); // of a deletion: more items leave it there
   const about = el("div.about", { "data-testid": "browse-about" });
@@ -29,10 +31,15 @@ export function browse(gallery, within) {
   });
   const grid = windowed((item, place) => el("button.cell", {
     type: "button", title: item.id, "data-place": place, disabled: gone.has(item.id),
-    onclick: ({ currentTarget }) => choose(item, currentTarget),
+    ...(selected.isOn && { "aria-pressed": String(selected.has(item)) }),
+    onclick: ({ currentTarget, shiftKey }) => (
+      selected.isOn ? selected.mark(item, place, shiftKey) : choose(item, currentTarget)),
   }, picture(item.thumbnail_url, "", true), el("span", { dir: "auto" }, brief(item.label ?? item.id))));
+  const selected = selection(gallery, addressOf, grid, (item) => gone.add(item.id), () => {
+    about.replaceChildren(...(selected.isOn ? [selected.element] : []));
+  });
   const dialog = el("dialog.browse.whole", { "aria-labelledby": "browse-title", "data-testid": "browse" },
-    dialogHeader(el("h2", { id: "browse-title", dir: "auto" }, gallery.name), all),
+    dialogHeader(el("h2", { id: "browse-title", dir: "auto" }, gallery.name), all, selected.toggle),
     filters, el("p.status", { role: "status" }, status, " ", done), grid.element, about);
 
   const reasonOf = (error) => error.problem?.detail ?? String(error);
@@ -40,7 +47,7 @@ export function browse(gallery, within) {
 
   function openAll() {
     all.hidden = true;
-    about.replaceChildren();
+    if (!selected.isOn) about.replaceChildren();
     done.replaceChildren();
     let cursor = null;
     const wanted = filter;
@@ -53,8 +60,6 @@ export function browse(gallery, within) {
       return { items: page.items, total: page.n_passing ?? page.n_items, ended: cursor === null };
     }, (n, total) => { status.textContent = t`${count(n)} of ${count(total)} items, by id`; }, failed);
   }
-
-  const addressOf = (item) => `${base}/${item.id.split("/").map(encodeURIComponent).join("/")}`;
 
   function openSimilar(item) {
     all.hidden = false;
@@ -196,5 +201,17 @@ function windowed(cellOf) {
     source = null;
     sized.disconnect();
   };
-  return { element, show, end };
+
+  /** Make the cells anew: what they show has changed. The focus stays at its place. */
+  function redraw() {
+    if (!source) return;
+    const focused = space.querySelector(":focus")?.dataset.place;
+    for (const cell of source.cells.values()) cell.remove();
+    source.cells.clear();
+    draw();
+    if (focused) source.cells.get(Number(focused))?.focus({ preventScroll: true });
+  }
+
+  const between = (a, b) => source.items.slice(Math.min(a, b), Math.max(a, b) + 1);
+  return { element, show, end, redraw, between };
 }

@@ -1,0 +1,112 @@
+// Many items of a gallery at once: marked in the grid, exported as a table, or deleted.
+
+import { askJson, mayWrite } from "../api.js";
+import { el, pressOnce, save } from "../elements.js";
+import { t } from "../language.js";
+import { csvFile } from "../spreadsheet.js";
+import { count } from "../words.js";
+
+const COLUMNS = {
+  id: ({ id }) => id,
+  label: ({ label }) => label,
+  metadata: ({ metadata }) => JSON.stringify(metadata ?? {}),
+};
+
+/** The marked items of a gallery, and what can be done with them.
+ *
+ * `grid` has `between(a, b)`, the items from one place to another, and `redraw()`. `deleted(item)` is
+ * called of each item that is deleted, `changed()` when other items are marked. */
+export function selection(gallery, addressOf, grid, deleted, changed) {
+  const marked = new Map(); // by id
+  const done = el("p.status", { role: "status", "data-testid": "selection-done" });
+  const erase = el("button.quiet", { type: "button", hidden: true, "data-testid": "delete-selected" });
+  const element = el("div.selection", { hidden: true, "data-testid": "selection" });
+  const changeable = mayWrite();
+  let isOn = false;
+  let last = null; // place that was marked last
+  let working = false;
+
+  const n = el("p", { "data-testid": "n-selected" });
+  const exporting = el("button", {
+    type: "button", "data-testid": "export-selected",
+    onclick: () => save(csvFile(COLUMNS, [...marked.values()]), `${gallery.name}.csv`),
+  }, t`Export as CSV`);
+  const clear = el("button", { type: "button", onclick: () => unmark() }, t`Clear the selection`);
+  element.append(n, exporting, clear, erase, done);
+  changeable.then((may) => { erase.hidden = !may; });
+  erase.onkeydown = pressOnce;
+  erase.onclick = ({ detail }) => {
+    if (detail > 1) return; // so it is by a double click
+    if (erase.classList.replace("quiet", "danger")) {
+      erase.textContent = t`Press again: it cannot be taken back`;
+    } else {
+      eraseAll();
+    }
+  };
+
+  function show() {
+    element.hidden = !isOn;
+    n.textContent = t`${count(marked.size)} selected`;
+    erase.classList.replace("danger", "quiet"); // another selection is to be confirmed anew
+    erase.textContent = t`Delete ${count(marked.size)} items`;
+    for (const button of [exporting, clear, erase]) button.disabled = working || !marked.size;
+    changed();
+  }
+
+  function unmark() {
+    marked.clear();
+    last = null;
+    done.textContent = "";
+    grid.redraw();
+    show();
+  }
+
+  /** Mark an item or not; with `through`, all from the one that was marked last. */
+  function mark(item, place, through) {
+    if (working) return;
+    const some = through && last !== null ? grid.between(last, place) : [item];
+    const on = through || !marked.has(item.id);
+    for (const one of some) {
+      if (on) marked.set(one.id, one);
+      else marked.delete(one.id);
+    }
+    last = place;
+    done.textContent = "";
+    grid.redraw();
+    show();
+  }
+
+  /** Delete the marked items one by one. What cannot be deleted stays marked. */
+  async function eraseAll() {
+    working = true;
+    const all = [...marked.values()];
+    const reasons = new Map();
+    show();
+    for (const [place, item] of all.entries()) {
+      done.textContent = t`${count(place)} of ${count(all.length)} deleted`;
+      try {
+        await askJson(addressOf(item), { method: "DELETE" });
+        marked.delete(item.id);
+        deleted(item);
+      } catch (error) {
+        reasons.set(item.id, error.problem?.detail ?? String(error));
+      }
+    }
+    working = false;
+    grid.redraw();
+    show();
+    const [[id, reason] = []] = reasons;
+    done.textContent = [
+      t`${count(all.length - reasons.size)} of ${count(all.length)} deleted`,
+      reasons.size ? t`“${id}” could not be deleted: ${reason}` : "",
+    ].filter(Boolean).join(". ");
+  }
+
+  const toggle = el("button", { type: "button", "aria-pressed": "false", "data-testid": "select" }, t`Select`);
+  toggle.onclick = () => {
+    isOn = !isOn;
+    toggle.setAttribute("aria-pressed", String(isOn));
+    unmark();
+  };
+  return { element, toggle, mark, has: (item) => marked.has(item.id), get isOn() { return isOn; } };
+}
