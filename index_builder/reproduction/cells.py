@@ -1,4 +1,4 @@
-"""Methods × seeds: each cell is trained, fitted, exported and measured once, whatever happens."""
+"""Methods × seeds: each cell is trained and measured once, also after interruptions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DECISION = "vouch"
 DECISION_TITLE = "Vouch's decision layer"
 
 BASE_METHOD = "lam_posthoc_fixed"
-"""The method that the decision layer is on."""
+"""The method below the decision layer."""
 
 TRAINED_METHOD = "deterministic"
 """The method whose encoder all post-hoc methods share."""
@@ -44,7 +44,7 @@ Cell = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A cell that could not be measured, and why."""
+    """A cell that could not be measured, with the reason."""
 
     method: str
     seed: int
@@ -57,10 +57,10 @@ class Plan:
 
     Attributes
     ----------
-    base : configuration of the protocol, with any seed.
-    methods : names of `METHODS`, or `DECISION`.
-    seeds : of the training and of the held-out images.
-    directory : the folder that everything is written to.
+    base : configuration of the protocol; its seed is ignored.
+    methods : names in `METHODS`, or `DECISION`.
+    seeds : seeds of the training and of the choice of held-out images.
+    directory : the output folder.
     """
 
     base: ProtocolConfig
@@ -84,12 +84,12 @@ class Plan:
         return Run(self.directory / "runs" / name / f"seed-{seed}")
 
     def cell(self, method: str, seed: int) -> Path:
-        """The file that a finished cell leaves."""
+        """Return the path of a finished cell."""
         return self.directory / "cells" / method / f"seed-{seed}.json"
 
 
 def methods_named(wanted: str) -> list[str]:
-    """Names of methods from a comma-separated list, or ``all``; the decision layer is the last.
+    """Return the methods of a comma-separated list, or of ``all``; the decision layer is last.
 
     Raises
     ------
@@ -111,20 +111,20 @@ def title_of(method: str) -> str:
 
 
 def run_cells(plan: Plan, jobs: int = 1) -> tuple[list[Cell], list[Failure]]:
-    """Measure what is not yet measured, seed by seed; one that cannot be harms no other.
+    """Measure all missing cells, seed by seed; a failed cell does not stop the others.
 
     Parameters
     ----------
-    jobs : cells that are worked on at a time, each in a separate process. What they cost is then
-        what it cost beside the others.
+    jobs : number of cells measured at the same time, each in a process. Their measured costs then
+        include this competition.
 
     Returns
     -------
-    Every cell, and those that could not be measured.
+    All measured cells, and the failures.
 
     Raises
     ------
-    ConfigError : the directory holds cells of other settings.
+    ConfigError : the directory has cells of other settings.
     """
     _require_same_settings(plan)
     everything = [(method, seed) for seed in plan.seeds for method in plan.methods]
@@ -143,7 +143,7 @@ def run_cells(plan: Plan, jobs: int = 1) -> tuple[list[Cell], list[Failure]]:
 
 
 Outcome = tuple[str, int, str | None]
-"""Method, seed, and why it could not be measured; None where it was."""
+"""Method, seed, and the reason of a failure; None for a measured cell."""
 
 
 def _one_by_one(plan: Plan, cells: Sequence[tuple[str, int]]) -> Iterator[Outcome]:
@@ -152,7 +152,7 @@ def _one_by_one(plan: Plan, cells: Sequence[tuple[str, int]]) -> Iterator[Outcom
 
 
 def _side_by_side(plan: Plan, cells: Sequence[tuple[str, int]], jobs: int) -> Iterator[Outcome]:
-    """Outcomes as they come; after an error of ours, or an interrupt, no cell is begun."""
+    """Yield outcomes as cells finish; start no cell after an unexpected error or interrupt."""
     threads = max(1, usable_processors() // jobs)
     with ProcessPoolExecutor(jobs, get_context("spawn"), _prepare_process, (threads,)) as pool:
         try:
@@ -165,7 +165,7 @@ def _side_by_side(plan: Plan, cells: Sequence[tuple[str, int]], jobs: int) -> It
 
 
 def _prepare_process(threads: int) -> None:
-    """Share the processors, and leave the terminal to the process that gave the work out."""
+    """Limit the threads of a child process, and silence its output."""
     end_silently()
     torch.set_num_threads(threads)
     faiss.omp_set_num_threads(threads)
@@ -174,7 +174,7 @@ def _prepare_process(threads: int) -> None:
 
 def _measure(plan: Plan, method: str, seed: int) -> Outcome:
     try:
-        if not plan.cell(method, seed).exists():  # another command may be at work beside this one
+        if not plan.cell(method, seed).exists():  # another command may have measured it
             _write(plan.cell(method, seed), _measured_cell(plan, method, seed))
     except BuildError as error:
         return method, seed, str(error)
@@ -183,7 +183,7 @@ def _measure(plan: Plan, method: str, seed: int) -> Outcome:
 
 @contextmanager
 def _alone_in(run: Run) -> Iterator[None]:
-    """Wait until no other process builds in ``run``: methods share encoders."""
+    """Lock ``run`` against other processes, because methods share encoders."""
     run.directory.mkdir(parents=True, exist_ok=True)
     with lock_between_processes(run.directory / "lock"):
         yield
@@ -225,7 +225,7 @@ def _measured_cell(plan: Plan, method: str, seed: int) -> Cell:
 
 
 def _built(plan: Plan, method: str, config: ProtocolConfig, run: Run) -> dict[str, Any]:
-    """Train, fit and export, once; the cost of each at that time."""
+    """Train, fit and export, each once; return the cost of each."""
     costs_file = run.directory / "costs.json"
     if costs_file.exists():
         return dict(json.loads(costs_file.read_text(encoding="utf-8")))
@@ -248,7 +248,7 @@ def _built(plan: Plan, method: str, config: ProtocolConfig, run: Run) -> dict[st
 
 
 def _shared_training(plan: Plan, seed: int) -> dict[str, Any]:
-    """Train the encoder that post-hoc methods share; what that cost."""
+    """Train the encoder that post-hoc methods share; return the cost."""
     run = plan.shared_encoder(seed)
     costs_file = run.directory / "costs.json"
     with _alone_in(run):
@@ -278,7 +278,7 @@ def _require_same_settings(plan: Plan) -> None:
 
 
 def _write(path: Path, content: Cell) -> None:
-    """By one rename, so that an interrupted cell leaves nothing that looks finished."""
+    """Write the cell by one rename, so that an interrupted cell never looks finished."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as unfinished:
         write_json(unfinished, content)

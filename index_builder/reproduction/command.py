@@ -1,4 +1,4 @@
-"""The command ``vouch-build reproduce``: measure, then write everything down."""
+"""The command ``vouch-build reproduce``: measure, then write the report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMPARISONS: Mapping[str, Callable[..., str]] = {
     "objectives": compare_objectives,
     "stereo": measure_stereo,
 }
-"""Names that ``--protocol`` takes beside `PROTOCOLS`: each has its own table."""
+"""Further names for ``--protocol``, beside `PROTOCOLS`; each has its own table."""
 
 
 def reproduce(
@@ -33,19 +33,19 @@ def reproduce(
     jobs: int = 1,
     **options: Any,  # noqa: ANN401 - of `protocol_config`
 ) -> str:
-    """Measure every method × seed that is not yet, and report all of them.
+    """Measure all missing cells (method × seed), and report all cells.
 
     Parameters
     ----------
-    protocol : of `PROTOCOLS`, or of `COMPARISONS`, which have no methods to choose from.
+    protocol : a name in `PROTOCOLS`, or in `COMPARISONS`, which have fixed methods.
 
     Returns
     -------
-    The tables, in Markdown; ``directory`` then has them as table.md, and report.json, report.html.
+    The tables in Markdown; ``directory`` also has table.md, report.json and report.html.
 
     Raises
     ------
-    BuildError : an unknown name, missing data, or measurements that failed; the others are kept
+    BuildError : a name is unknown, data are missing, or measurements failed; the others are kept
         and reported.
     """
     if protocol in COMPARISONS:

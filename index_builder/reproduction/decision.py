@@ -1,8 +1,7 @@
-"""Vouch's decision layer on a protocol: fitted to the development task, judged on the test.
+"""Vouch's decision layer on a protocol: fitted to the development task, measured on the test.
 
-What is learned is how signals of a list turn into probabilities, and how signals of an image fuse
-into an outlier score. What a gallery looks like, its label means and its features, is taken from
-the gallery that is searched, as a service does.
+The fit learns two maps: from signals of a list to probabilities, and from signals of an image to an
+outlier score. Label means and features come from the searched gallery, as in a service.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from model_store.encoder.contract import Encoder
 from model_store.gallery import FaissGallery
 
 N_FOLDS = 5
-"""Number of folds of a gallery whose images are its queries: outlier signals of an image come from
-detectors that have not seen it."""
+"""Number of folds of a gallery whose items are the queries. Outlier signals of an item come from
+detectors fitted without its fold."""
 
 Floats = NDArray[np.float64]
 
@@ -44,10 +43,10 @@ class Decided:
 
     Attributes
     ----------
-    match_probabilities : (B,) of the first result.
-    correct : (B,) whether it is a true match.
-    likeliest_probabilities, likeliest_correct : (B,) the same of the label of the highest
-        probability, which is the first result of a list by probability.
+    match_probabilities : (B,) probability of the first result.
+    correct : (B,) whether the first result is a true match.
+    likeliest_probabilities, likeliest_correct : (B,) probability and correctness of the most
+        probable result, the first of a list by probability.
     outlier_scores : (B,).
     """
 
@@ -60,7 +59,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A searched gallery: its files opened, its features and labels learned."""
+    """An opened gallery, with its detector and label means."""
 
     task: Task
     setup: RetrievalSetup
@@ -69,9 +68,9 @@ class World:
 def world_of(
     encoder: Encoder, task: Task, directory: Path, seed: int, *, hide_labels: bool = False
 ) -> World:
-    """Index the gallery of a task in ``directory`` and learn what the decision layer knows of it.
+    """Index the gallery of a task in ``directory``, and compute its detector and label means.
 
-    ``hide_labels`` where absent queries are to be matched ones with their label hidden.
+    With ``hide_labels``, absent queries are queries with a match whose label is hidden.
     """
     directory.mkdir(parents=True, exist_ok=True)
     build_gallery(directory / "index", directory, encoder, task.gallery)
@@ -111,7 +110,7 @@ def fit_decision(
 def decide_test(
     encoder: Encoder, world: World, calibration: Calibration, data: ProtocolData, seed: int
 ) -> tuple[Decided, Mapping[str, Decided]]:
-    """Decide the test's queries and every kind of outlier; ``world`` is the test's."""
+    """Decide the test's queries and every kind of outlier; ``world`` is that of the test."""
     task = data.test
     if task.leave_one_out:
         observed = _left_out(encoder, world, seed)
@@ -128,7 +127,7 @@ def decide_test(
 
 
 def decided(calibration: Calibration, observed: RetrievedQueries) -> Decided:
-    """Probabilities and outlier scores of the observations."""
+    """Return probabilities and outlier scores of the observations."""
     scores = observed.outlier_scores
     shift = prior_shift(calibration.assumed_absent, calibration.default_share)
     first, highest = np.empty(len(observed)), np.empty(len(observed))
@@ -144,9 +143,9 @@ def decided(calibration: Calibration, observed: RetrievedQueries) -> Decided:
 
 
 def _left_out(encoder: Encoder, world: World, seed: int) -> RetrievedQueries:
-    """Queries that are items of their gallery, each hidden from list, means and detector.
+    """Look up items as queries; each is hidden from list, label means and detector.
 
-    Items are taken in blocks of random order, so that their features fit into memory.
+    Items are processed in random blocks, so that their features fit into memory.
     """
     queries, setup = world.task.queries, world.setup
     order = np.random.default_rng(seed).permutation(len(queries))

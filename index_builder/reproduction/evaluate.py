@@ -1,4 +1,4 @@
-"""One method, or the decision layer, on the test of a protocol."""
+"""Measure one method, or the decision layer, on the test of a protocol."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ Floats = NDArray[np.float64]
 Evaluation = dict[str, Any]
 
 Consensus = Callable[[RetrievalResults], tuple[Floats, NDArray[np.bool_]]]
-"""Confidence (B,) of what a query's samples agree on, and whether it is right."""
+"""Function that returns confidence (B,) and correctness (B,) of each query's consensus."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Metrics of a test, and what they are of."""
+    """Metrics of a test, with their signals and lists."""
 
     metrics: Result
     signals: Signals
@@ -54,7 +54,7 @@ class Measured:
 
 
 def evaluate_method(config: ProtocolConfig, run: Run, data: ProtocolData) -> Evaluation:
-    """Metrics, curves and pictures of a method, by its own uncertainty alone."""
+    """Return metrics, curves and pictures of a method, from its own uncertainty only."""
     encoder = OnnxEncoder(run.staging / ENCODER_FILE, threads=torch.get_num_threads())
     found = measure_method(
         encoder,
@@ -76,11 +76,11 @@ def evaluate_method(config: ProtocolConfig, run: Run, data: ProtocolData) -> Eva
 def measure_method(
     encoder: Encoder, data: ProtocolData, seed: int, consensus: Consensus
 ) -> Measured:
-    """Measure an encoder on the test, by its own uncertainty alone.
+    """Measure an encoder on the test, by its own uncertainty only.
 
     Parameters
     ----------
-    consensus : what samples of all queries agree on, and whether it is right.
+    consensus : returns confidence and correctness of each query's consensus.
     """
     results = search(encoder, data.test)
     outliers = {
@@ -94,7 +94,7 @@ def measure_method(
     has_say = bool(results.queries.variance.any())
     uncertainties = {name: _spread(one) for name, one in outliers.items()}
     confidences, agreed = None, None
-    if has_say and data.test.positions is None:  # samples vote for labels, and places are none
+    if has_say and data.test.positions is None:  # samples vote for labels, which places do not have
         confidences, agreed = consensus(results)
     own = results.uncertainties
     first = next(iter(outliers))
@@ -109,7 +109,7 @@ def measure_method(
     )
     metrics = of_ranking(results, seed) | of_signals(signals, results.correct)
     metrics |= _of_similarity(results, similarities)
-    if has_say:  # as the authors' code sorts: by the query's and its neighbour's
+    if has_say:  # sort by the variance of query and neighbour, as the authors' code does
         summed = own + results.neighbour_uncertainties
         both = Signals(summed, None, {}, None, None, -summed, np.empty(0))
         metrics["ausc_with_neighbour"] = of_signals(both, results.correct)["ausc"]
@@ -119,11 +119,11 @@ def measure_method(
 def evaluate_decision(
     config: ProtocolConfig, run: Run, data: ProtocolData, directory: Path
 ) -> Evaluation:
-    """The same for the decision layer on a method's encoder, fitted to the development task first.
+    """Return metrics, curves and pictures of the decision layer on a method's encoder.
 
     Parameters
     ----------
-    directory : for the galleries that are searched.
+    directory : the folder for the searched galleries.
     """
     encoder = OnnxEncoder(run.staging / ENCODER_FILE, threads=torch.get_num_threads())
     found = measure_decision(encoder, config, data, directory)
@@ -141,11 +141,11 @@ def evaluate_decision(
 def measure_decision(
     encoder: Encoder, config: ProtocolConfig, data: ProtocolData, directory: Path
 ) -> Measured:
-    """Measure the decision layer on the test, fitted to the development task first.
+    """Fit the decision layer to the development task, and measure it on the test.
 
     Parameters
     ----------
-    directory : for the galleries that are searched.
+    directory : the folder for the searched galleries.
     """
     same = data.development.gallery is data.test.gallery
     development = world_of(
@@ -159,7 +159,7 @@ def measure_decision(
     test = development if same else world_of(encoder, data.test, directory / "test", config.seed)
     ordinary, outliers = decide_test(encoder, _asking(test, data), calibration, data, config.seed)
     results = search(encoder, data.test)
-    by_place = data.test.positions is not None  # the decision layer knows labels, squares of them
+    by_place = data.test.positions is not None  # the decision layer needs labels: squares of places
     correct = results.correct if by_place else ordinary.correct
     first = next(iter(outliers.values()))
     signals = Signals(
@@ -183,7 +183,7 @@ def measure_decision(
 
 
 def _asking(world: World, data: ProtocolData) -> World:
-    """The same gallery, asked by the test's queries."""
+    """Return the same gallery for the test's queries."""
     return replace(world, task=data.test)
 
 
@@ -194,7 +194,7 @@ def _spread(embeddings: Embeddings) -> Floats:
 def _of_similarity(results: RetrievalResults, outliers: dict[str, Floats]) -> Result:
     """Measure the plain similarity of the first result as a signal, for comparison.
 
-    Cut off at 0 it is a confidence as well: an uncalibrated one.
+    Clipped at 0, it also serves as an uncalibrated confidence.
     """
     doubt = 1 - results.similarities[:, 0]
     doubts = {name: 1 - values for name, values in outliers.items()}
@@ -224,7 +224,7 @@ def _drawn_layers(
     results: RetrievalResults,
     posterior: LaplacePosterior,
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-    """Embeddings of all images by one drawn last layer after the other."""
+    """Yield embeddings of all images for each drawn last layer."""
     network = load_encoder(config.network, run.checkpoint)
     network.place_trunk(trunk_device(config.training))
     features = all_features(network, results.task.gallery)
@@ -234,7 +234,7 @@ def _drawn_layers(
     weights, biases = posterior.sample(N_SAMPLES, generator)
 
     def by_all(some: Tensor) -> Tensor:
-        """Embeddings (N, S, D): one product of S layers' rows, since each reads all features."""
+        """Return embeddings (N, S, D) by one matrix product, which reads the features once."""
         return (some @ weights.flatten(0, 1).T).reshape(len(some), *biases.shape) + biases
 
     galleries = by_all(features)

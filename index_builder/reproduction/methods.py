@@ -1,7 +1,7 @@
-"""Methods of the papers by name: what each changes in the configuration of a build.
+"""Methods of the papers by name, as changes to the configuration of a build.
 
-A comparison takes one configuration, of data and network, and `METHODS`; `configured` makes of the
-two the configuration of each method, as a reader would write it.
+A comparison has one configuration of data and network. `configured` applies a method of `METHODS`
+to it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Config = TypeVar("Config", bound=EncoderConfig)
 
 @dataclass(frozen=True, slots=True)
 class PaperMethod:
-    """A method, as what it changes in a configuration.
+    """A method as changes to a configuration.
 
     Attributes
     ----------
-    title : for a table.
+    title : title in a table.
     posterior : the whole table `[posterior]`.
     network : keys of `[network]`.
-    small_cnn : further keys of `[network]`, where the trunk is the papers' own.
-    post_hoc : the encoder is that of ``deterministic``: where its checkpoint is given, no training
-        is repeated.
+    small_cnn : further keys of `[network]` for the papers' own trunk.
+    post_hoc : whether the method uses the encoder of ``deterministic``, so that it needs no
+        training.
     """
 
     title: str
@@ -44,7 +44,7 @@ class PaperMethod:
 
 
 def _laplace(approximation: str, split: str) -> dict[str, PaperMethod]:
-    """Post-hoc and online Laplace with one of the six curvatures, its diagonal as in the papers."""
+    """Return post-hoc and online Laplace with one of the six curvatures, diagonal as published."""
     suffix = "" if split == "euclidean" else f"_{split}"
     curvature = {"structure": "diagonal", "approximation": approximation, "split": split}
     return {
@@ -60,7 +60,7 @@ def _laplace(approximation: str, split: str) -> dict[str, PaperMethod]:
 
 
 def _kronecker(method: str, title: str, *, post_hoc: bool) -> dict[str, PaperMethod]:
-    """Kronecker-factored Laplace, whose prior is relative to its curvature whatever the base's."""
+    """Return Kronecker-factored Laplace with a prior relative to its curvature."""
     ways = ("fixed", "positives") if post_hoc else ("fixed",)
     return {
         f"kron_{'posthoc' if post_hoc else 'online'}_{approximation}": PaperMethod(
@@ -90,7 +90,7 @@ def _choices(key: str) -> tuple[str, ...]:
 
 METHODS: Mapping[str, PaperMethod] = {
     "deterministic": PaperMethod("deterministic", {"method": "deterministic"}, post_hoc=True),
-    # A share of 0.2 between all trainable layers, which a pretrained trunk is spared (LAM, G.4).
+    # A share of 0.2 between all trainable layers, except in a pretrained trunk (LAM, G.4).
     "mc_dropout": PaperMethod(
         "MC dropout",
         {"method": "mc_dropout"},
@@ -118,7 +118,7 @@ METHODS: Mapping[str, PaperMethod] = {
         for name, method in _laplace(approximation, split).items()
     },
     "lam_online_sampled": PaperMethod(
-        "online Laplace, two drawn layers a step",
+        "online Laplace, two drawn layers in each step",
         {"method": "online_laplace", "structure": "diagonal", "n_samples": 2},
     ),
     **_kronecker("laplace", "Laplace", post_hoc=True),
@@ -130,7 +130,7 @@ METHODS: Mapping[str, PaperMethod] = {
         "von Mises-Fisher prior", variance="isotropic", prior="von_mises_fisher"
     ),
 }
-"""By the name that a command line takes."""
+"""Methods by their name on the command line."""
 
 
 def configured(base: Config, name: str, checkpoint: Path | None = None) -> Config:
@@ -138,16 +138,16 @@ def configured(base: Config, name: str, checkpoint: Path | None = None) -> Confi
 
     Parameters
     ----------
-    base : of data, network, training and calibration; its posterior is replaced, but for what all
-        Laplace posteriors share. Its objective trains the methods that take any; others have their
-        own loss.
-    name : of `METHODS`.
-    checkpoint : of an encoder that ``deterministic`` has trained. A method that is
-        post-hoc as well takes it unchanged; others train their own.
+    base : data, network, training and calibration. Its posterior is replaced, except the options
+        that all Laplace posteriors share. Its objective is used for methods that accept any; other
+        methods have their own loss.
+    name : a name in `METHODS`.
+    checkpoint : checkpoint of a ``deterministic`` encoder; post-hoc methods use it, others train an
+        encoder.
 
     Raises
     ------
-    ConfigError : no such method, or one that does not go with ``base``.
+    ConfigError : the method does not exist, or does not fit ``base``.
     """
     if name not in METHODS:
         raise ConfigError(f"No method {name!r}. There are: {', '.join(METHODS)}.")
@@ -171,7 +171,7 @@ def configured(base: Config, name: str, checkpoint: Path | None = None) -> Confi
 
 
 def _carried_over(base: EncoderConfig, method: PaperMethod) -> dict[str, Any]:
-    """Prior and temperature of a Laplace posterior, where ``method`` is another one."""
+    """Return the prior and temperature options of ``base`` if both posteriors are Laplace."""
     if base.posterior.method != "laplace" or "laplace" not in method.posterior["method"]:
         return {}
     shared = {"prior_precision", "prior_chosen_by", "prior_scale", "temperature"}

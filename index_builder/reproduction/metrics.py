@@ -1,4 +1,4 @@
-"""Every metric and curve of one method, of plain arrays."""
+"""All metrics and curves of one method, from arrays."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from index_builder.reproduction.retrieval import (
 from model_store.sphere import unit_direction
 
 N_FULL = 1_000
-"""Random queries whose whole rankings (60,000 items each) are evaluated."""
+"""Number of random queries with a complete ranking (60,000 items each)."""
 
 N_STRUCTURE = 10_000
-"""Queries whose embeddings are clustered and compared."""
+"""Maximum number of queries for metrics of the embedding's structure."""
 
 MAX_CLUSTERS = 1_000
-"""Labels above which k-means takes longer than all the rest; NMI is then left out."""
+"""Maximum number of labels for NMI; with more, k-means would take longer than everything else."""
 
 N_POINTS = 120
 """Number of points of a curve on the page."""
@@ -49,12 +49,13 @@ class Signals:
 
     Attributes
     ----------
-    uncertainties : (B,) that the first result is wrong; None where the method gives none.
-    outlier_scores : (B,) how unlike the gallery's world each query is; None too. scores_of_outliers
-        : the same of each kind of outlier, by name.
-    confidences, outcomes : (B,) a probability, and whether its event happened; None too.
-    acceptance : (B,) by which queries are accepted in an open set: larger is surer.
-    acceptance_outliers : the same of the first kind of outliers.
+    uncertainties : (B,) uncertainty of the first result; None if the method has none.
+    outlier_scores : (B,) outlier scores of the queries; None if the method has none.
+    scores_of_outliers : outlier scores of each kind of outlier, by name.
+    confidences, outcomes : (B,) a probability, and whether its event happened; None without
+        probabilities.
+    acceptance : (B,) score that accepts queries in the open set; larger is more certain.
+    acceptance_outliers : this score for the first kind of outliers.
     """
 
     uncertainties: Floats | None
@@ -120,7 +121,7 @@ def of_signals(signals: Signals, correct: Bools) -> Result:
 
 
 def curves(signals: Signals, correct: Bools) -> dict[str, Any]:
-    """The curves of a report, thinned to what a page can show."""
+    """Return the curves of a report, with few enough points for a page."""
     drawn: dict[str, Any] = {}
     if signals.confidences is not None and signals.outcomes is not None:
         bins = metrics.reliability_by_width(signals.confidences, signals.outcomes)
@@ -140,7 +141,7 @@ def curves(signals: Signals, correct: Bools) -> dict[str, Any]:
 
 
 def _thinned(x: Floats, y: Floats) -> list[list[float]]:
-    """At most `N_POINTS` points of a curve, by x, the ends included."""
+    """Return at most `N_POINTS` points of a curve, sorted by x, with both ends."""
     wanted = np.linspace(x[0], x[-1], N_POINTS)
     places = np.unique(np.r_[0, np.searchsorted(x, wanted).clip(max=len(x) - 1), len(x) - 1])
     return [
@@ -149,9 +150,9 @@ def _thinned(x: Floats, y: Floats) -> list[list[float]]:
 
 
 def _histogram(ordinary: Floats, scores: Floats) -> dict[str, list[float]]:
-    """Shares of both kinds in bins of equal width over the ranks of all values.
+    """Return histograms of both kinds over the ranks of all values, in bins of equal width.
 
-    Uncertainties of methods have no common scale and long tails: ranks show the overlap.
+    Ranks show the overlap; uncertainties of methods have no common scale and long tails.
     """
     values = np.concatenate([ordinary, scores])
     ranks = np.searchsorted(np.sort(values), values, side="left") / max(len(values) - 1, 1)

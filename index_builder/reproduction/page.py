@@ -1,4 +1,4 @@
-"""A report as one page that needs nothing else: no network, no script, light and dark."""
+"""A report as one self-contained HTML page, without scripts, in light and dark colours."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 Method = Mapping[str, Any]
 
 N_HUES = 8
-"""Colours of the page; methods beyond share them."""
+"""Colours of the methods; with more methods, colours repeat."""
 
 N_SHOWN = 4
-"""Methods that charts show in colour at first."""
+"""Methods that charts initially show in colour."""
 
 
 def write_page(report: Report, path: Path) -> None:
@@ -78,7 +78,7 @@ def _mean(method: Method, metric: str) -> float | None:
 
 
 def _best(column: Column, methods: Sequence[Method]) -> set[int]:
-    """Places of the methods whose printed figure is the best of a column."""
+    """Return the rows of the methods with the best printed value of a column."""
     known = {
         place: round(value, 3)
         for place, method in enumerate(methods)
@@ -91,7 +91,7 @@ def _best(column: Column, methods: Sequence[Method]) -> set[int]:
 
 
 def _shown_at_first(methods: Sequence[Method]) -> set[int]:
-    """The last method, which is the decision layer, and the best of the others by AUSC."""
+    """Return the last method, the decision layer, and the best other method by AUSC."""
     last = len(methods) - 1
     others = sorted(range(last), key=lambda place: -(_mean(methods[place], "ausc") or 0.0))
     return {last, *others[: N_SHOWN - 1]}
@@ -103,14 +103,14 @@ def _charts(methods: Sequence[Method]) -> list[dict[str, Any]]:
         _overlay(
             methods,
             "Leaving out the least sure",
-            "Accuracy of the rest, as the most uncertain queries are removed. Steeper is better.",
+            "Accuracy after removing the most uncertain queries. Steeper is better.",
             ("share of queries removed", "accuracy of the rest"),
             [method["curves"].get("sparsification") for method in methods],
         ),
         _overlay(
             methods,
             "Risk and coverage",
-            "Errors among the queries that are answered, the surest first. Lower is better.",
+            "Errors among the answered queries, the most certain first. Lower is better.",
             ("share of queries answered", "share of wrong answers"),
             [method["curves"].get("risk_coverage") for method in methods],
             from_zero=True,
@@ -140,7 +140,7 @@ def _overlay(
     *,
     from_zero: bool = False,
 ) -> dict[str, Any]:
-    """Return a chart with a line for each method, whose colours the page sets."""
+    """Return a chart with a line for each method; the page sets the colours."""
 
     def draw(ax: Axes) -> None:
         for place, points in enumerate(curves):
@@ -193,7 +193,7 @@ def _card(method: Method) -> dict[str, Any]:
 
 
 def _longest(methods: Sequence[Method]) -> dict[str, float]:
-    """The longest mean of each stage, by which bars are scaled."""
+    """Return the maximum mean of each stage, for scaling the bars."""
     return {
         stage: max([method["costs"][stage]["seconds"]["mean"] for method in methods] + [1e-9])
         for stage in STAGES
@@ -201,7 +201,7 @@ def _longest(methods: Sequence[Method]) -> dict[str, float]:
 
 
 def _comparison(report: Report) -> dict[str, Any] | None:
-    """The papers' figures, each beside what was measured here."""
+    """Return the papers' figures, each beside the measured value."""
     published = report["protocol"]["published"]
     measured = {method["name"]: method for method in report["methods"]}
     columns = [

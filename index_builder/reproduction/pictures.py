@@ -1,4 +1,4 @@
-"""Small copies of queries for a report: the surest, the least sure, and those that are wrong."""
+"""Small copies of queries for a report: the most certain, the least certain, and the wrong ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from index_builder.reproduction.retrieval import RetrievalResults
 
 N_SHOWN = 12
 SIDE = 56
-"""Pixels: of a photograph it is enough to recognise, and a page of them stays small."""
+"""Maximum side of a picture in pixels; photographs stay recognisable and the page small."""
 
 Floats = NDArray[np.float64]
 
@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 def pictures(
     results: RetrievalResults, uncertainties: Floats, confidences: Floats
 ) -> dict[str, Any]:
-    """The queries to show of a method.
+    """Choose the queries to show for a method.
 
     Parameters
     ----------
@@ -31,8 +31,8 @@ def pictures(
 
     Returns
     -------
-    ``surest``, ``least_sure`` and ``wrong``, the surest of these first; of each query its picture,
-    label and confidence, and where it is wrong what was found.
+    ``surest``, ``least_sure`` and ``wrong`` (the most certain first). Each query has the pictures
+    and labels of query and first result, its uncertainty and its confidence.
     """
     order = np.argsort(uncertainties, kind="stable")
     wrong = order[~results.correct[order]]
@@ -61,7 +61,7 @@ def _shown(
 
 
 def data_uri(images: LabelledImages, position: int) -> str:
-    """An image as part of a page: PNG where it is small already, WebP of `SIDE` pixels else."""
+    """Return an image as a data URI: PNG if it is small, otherwise WebP of `SIDE` pixels."""
     image = Image.fromarray(images.pixels(position))
     buffer = io.BytesIO()
     if max(image.size) <= SIDE:

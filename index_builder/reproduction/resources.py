@@ -1,4 +1,4 @@
-"""The cost of a part of the work: wall time, peak of memory, and the machine."""
+"""Measured costs: wall time, peak memory, and a description of the machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from model_store.installation import DISTRIBUTION, installed_versions
 
 _CLEAR, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 _RESET_PEAK = "5"
-"""The value that makes the kernel reset the peak of memory (proc(5), clear_refs)."""
+"""Value that makes the kernel reset the peak memory (proc(5), clear_refs)."""
 
 _LIBRARIES = (DISTRIBUTION, "torch", "torchvision", "numpy", "scikit-learn", "faiss-cpu")
 
@@ -31,8 +31,8 @@ class Cost:
     Attributes
     ----------
     seconds : wall time.
-    peak_bytes : peak memory of the process during this, including the memory held before.
-    peak_gpu_bytes : most that torch held on the GPU; None where there is none.
+    peak_bytes : peak memory of the process, including memory allocated before.
+    peak_gpu_bytes : peak GPU memory of torch; None without a GPU.
     """
 
     seconds: float = 0.0
@@ -42,9 +42,9 @@ class Cost:
 
 @contextlib.contextmanager
 def measured() -> Iterator[Cost]:
-    """Measure what happens within; the cost is filled in at the end."""
+    """Measure the cost of the context; it is set when the context ends."""
     cost = Cost()
-    with contextlib.suppress(OSError):  # elsewhere than on Linux the peak is that since the start
+    with contextlib.suppress(OSError):  # without Linux the peak is since the start of the process
         _CLEAR.write_text(_RESET_PEAK, encoding="ascii")
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
@@ -66,7 +66,7 @@ def _peak_bytes() -> int:
 
 
 def machine() -> dict[str, Any]:
-    """Describe the machine, with the versions of the libraries that compute."""
+    """Describe the machine and the versions of the numeric libraries."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "processor": _processor(),

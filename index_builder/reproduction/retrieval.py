@@ -1,4 +1,4 @@
-"""A task as an encoder sees it: embeddings, lists, and which places in them are true."""
+"""A task searched with an encoder: embeddings, ranked lists, and their true matches."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ Rows = NDArray[np.int64]
 _CHUNK = 256
 
 _FEW_DIMENSIONS = 8
-"""Dimensions up to which a tree search is faster than computing all distances (30 times in three).
-The consensus of 100 samples searches 100 times."""
+"""Maximum dimension for a tree search. In three dimensions it is 30 times faster than computing all
+distances, and a consensus searches 100 times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class RetrievalResults:
 
     Attributes
     ----------
-    task : what was searched.
+    task : the searched task.
     queries, gallery : embeddings, without features.
-    found : (B, n) rows of the gallery, nearest first; never a query's own.
+    found : (B, n) rows of the gallery, nearest first, without the query itself.
     similarities : (B, n).
-    matches : (B, n) whether each is a true match.
-    n_relevant : (B,) true matches in the gallery.
+    matches : (B, n) whether each result is a true match.
+    n_relevant : (B,) number of true matches in the gallery.
     """
 
     task: Task
@@ -57,7 +57,7 @@ class RetrievalResults:
 
     @property
     def correct(self) -> NDArray[np.bool_]:
-        """A mask (B,) of the queries whose first result is a true match."""
+        """A mask (B,) of queries with a correct first result."""
         return self.matches[:, 0]
 
     @property
@@ -73,7 +73,7 @@ class RetrievalResults:
 
 
 def search(encoder: Encoder, task: Task) -> RetrievalResults:
-    """Embed a task's images and look up each query's `N_CANDIDATES` nearest."""
+    """Embed a task's images, and search the `N_CANDIDATES` nearest items of each query."""
     gallery = embed_all(encoder, task.gallery, "embedding the gallery")
     own = task.own_rows()
     if own is None:
@@ -90,7 +90,7 @@ def search(encoder: Encoder, task: Task) -> RetrievalResults:
 def nearest(
     queries: NDArray[np.float32], gallery: NDArray[np.float32], n: int, own: Rows | None
 ) -> tuple[Rows, Floats]:
-    """Rows and similarities (B, n) of the items most similar to each query, its own left out."""
+    """Return rows and similarities (B, n) of the most similar items, without the query itself."""
     n = min(n + (own is not None), len(gallery))
     similarities, found = _search(queries, gallery, n)
     if own is None:
@@ -104,16 +104,16 @@ def nearest(
 
 
 def _others(found: Rows, own: Rows) -> NDArray[np.bool_]:
-    """Return a mask (B, n) of all but one of each row of ``found`` (B, n): the query's own."""
+    """Return a mask (B, n) that is False at one entry of each row: the query itself, if found."""
     kept: NDArray[np.bool_] = found != own[:, None]
-    kept[kept.all(axis=1), -1] = False  # among many equally near ones it need not be found
+    kept[kept.all(axis=1), -1] = False  # among many equally near items it may be missing
     return kept
 
 
 def _search(
     queries: NDArray[np.float32], gallery: NDArray[np.float32], n: int
 ) -> tuple[Floats, Rows]:
-    """Similarities and rows (B, n) of the nearest of unit vectors, exactly."""
+    """Return similarities and rows (B, n) of the nearest unit vectors, by exact search."""
     if gallery.shape[1] <= _FEW_DIMENSIONS:
         distances, rows = KDTree(gallery).query(queries, np.arange(1, n + 1))
         return 1 - np.square(distances) / 2, np.asarray(rows, dtype=np.int64)
@@ -140,9 +140,9 @@ def full_matches(results: RetrievalResults, rows: Rows) -> NDArray[np.bool_]:
 
 
 def euclidean_matches(results: RetrievalResults, n: int) -> NDArray[np.bool_]:
-    """Rank by the Euclidean distance of unnormalised embeddings; a mask (B, n) of true matches.
+    """Rank by Euclidean distance of unnormalised embeddings; return a mask (B, n) of true matches.
 
-    What is served is ranked by direction alone; the difference is what lengths know.
+    A service ranks by direction only; the difference shows the information in the lengths.
     """
     own = results.task.own_rows()
     index = faiss.IndexFlatL2(results.gallery.mean.shape[1])
@@ -155,7 +155,7 @@ def euclidean_matches(results: RetrievalResults, n: int) -> NDArray[np.bool_]:
 
 
 def label_codes(task: Task) -> tuple[Rows, Rows]:
-    """Codes of the labels of queries and gallery; -1 for a query's that the gallery has none of."""
+    """Return label codes of queries and gallery; -1 for a query label that the gallery lacks."""
     names = {name: code for code, name in enumerate(sorted(set(task.gallery.labels)))}
     return (
         np.array([names.get(label, -1) for label in task.queries.labels]),
@@ -166,7 +166,7 @@ def label_codes(task: Task) -> tuple[Rows, Rows]:
 def consensus_of_queries(
     results: RetrievalResults, fingerprint: str
 ) -> tuple[Floats, NDArray[np.bool_]]:
-    """Confidence of each query's consensus, and whether it is right, (B,) each.
+    """Return confidence and correctness of each query's consensus, (B,) each.
 
     100 samples of each query vote for the labels of their nearest candidates, as in a served
     search.
@@ -187,7 +187,7 @@ def consensus_of_queries(
 def consensus_of_samples(
     task: Task, draws: Iterable[tuple[NDArray[np.float32], NDArray[np.float32]]]
 ) -> tuple[Floats, NDArray[np.bool_]]:
-    """The same where queries and gallery are drawn together, as in the authors' code.
+    """Return the consensus if queries and gallery are sampled together, as in the authors' code.
 
     Parameters
     ----------
@@ -206,7 +206,7 @@ def consensus_of_samples(
 def independent_draws(
     results: RetrievalResults, generator: np.random.Generator
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-    """Draws of a posterior that has a distribution for each image and none of layers."""
+    """Yield samples of a posterior that has a distribution for each image, not for layers."""
     own = results.task.own_rows()
 
     def drawn(embeddings: Embeddings) -> NDArray[np.float32]:

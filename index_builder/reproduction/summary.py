@@ -1,4 +1,4 @@
-"""From cells to a report: means over seeds, tables, what it was measured with."""
+"""Cells to a report: means over seeds, tables, and the machines of the measurements."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Column:
 
     Attributes
     ----------
-    larger_is_better : None where neither is.
-    meaning : a sentence for readers who do not know it.
+    larger_is_better : None if neither direction is better.
+    meaning : an explanation of the metric.
     """
 
     metric: str
@@ -33,19 +33,19 @@ class Column:
 COLUMNS = (
     Column("recall_at_1", "R@1", True, "Share of queries whose first result is right."),
     Column("map_at_5", "mAP@5", True, "How many of the first five are right, and how early."),
-    Column("map_at_10", "mAP@10", True, "The same of the first ten."),
-    Column("map_at_r", "mAP@R", True, "The same for R first ones, R the number of true matches."),
-    Column("ood_auroc", "AUROC", True, "Outliers told from ordinary queries; 0.5 is chance."),
-    Column("ood_auprc", "AUPRC", True, "The same, by precision and recall."),
-    Column("ood_fpr95", "FPR@95", False, "Ordinary queries refused when 95 % of outliers are."),
-    Column("error_auroc", "error AUROC", True, "Wrong first results told from right ones."),
-    Column("ausc", "AUSC", True, "Accuracy as the least sure queries are left out, averaged."),
-    Column("aurc", "AURC", False, "Errors among the answered, averaged over how many are."),
-    Column("augrc", "AUGRC", False, "Wrong answers among all queries, averaged in the same way."),
-    Column("ece", "ECE", False, "How far confidence and accuracy are apart."),
+    Column("map_at_10", "mAP@10", True, "As mAP@5, of the first ten."),
+    Column("map_at_r", "mAP@R", True, "As mAP@5, of the first R; R is the number of true matches."),
+    Column("ood_auroc", "AUROC", True, "Outliers against ordinary queries; 0.5 is chance."),
+    Column("ood_auprc", "AUPRC", True, "Outliers: area under precision over recall."),
+    Column("ood_fpr95", "FPR@95", False, "Ordinary queries rejected with 95 % of outliers."),
+    Column("error_auroc", "error AUROC", True, "Wrong against right first results."),
+    Column("ausc", "AUSC", True, "Mean accuracy while the least certain queries are removed."),
+    Column("aurc", "AURC", False, "Mean error among answered queries, over all coverages."),
+    Column("augrc", "AUGRC", False, "Mean share of wrong answers, over all coverages."),
+    Column("ece", "ECE", False, "Mean difference of confidence and accuracy."),
     Column("brier", "Brier", False, "Squared error of the confidence."),
-    Column("dir_at_far_0.1", "DIR", True, "Known ones found while 10 % of outliers are accepted."),
-    Column("oscr", "OSCR", True, "A known one is found and surer than an outlier."),
+    Column("dir_at_far_0.1", "DIR", True, "Known queries right; 10 % of outliers accepted."),
+    Column("oscr", "OSCR", True, "A known query is right, and more certain than an outlier."),
 )
 
 STRUCTURE = (
@@ -53,41 +53,41 @@ STRUCTURE = (
     Column("recall_at_5", "R@5", True, "A true match among the first five."),
     Column("recall_at_10", "R@10", True, "A true match among the first ten."),
     Column("euclidean_recall_at_1", "R@1, Eucl.", True, "R@1 by Euclidean distance, not cosine."),
-    Column("euclidean_recall_at_10", "R@10, Eucl.", True, "The same of the first ten."),
+    Column("euclidean_recall_at_10", "R@10, Eucl.", True, "R@10 by Euclidean distance."),
     Column("map_at_1000", "mAP@1000", True, "mAP of the first thousand."),
     Column("average_precision", "AP", True, "Average precision over whole rankings."),
     Column("nmi", "NMI", True, "Agreement of k-means clusters with labels."),
-    Column("entropy", "entropy", None, "Of the embedding, by all distances; up to a constant."),
+    Column("entropy", "entropy", None, "Entropy of the embedding, up to a constant."),
     Column("feature_diversity", "feature div.", None, "How evenly dimensions are used."),
     Column("cluster_diversity", "cluster div.", None, "Variance of distances within labels."),
     Column("ausc_with_neighbour", "AUSC, both", True, "AUSC by query's and neighbour's variance."),
     Column("similarity_ood_auroc", "AUROC, sim.", True, "AUROC of the plain similarity."),
-    Column("similarity_error_auroc", "error AUROC, sim.", True, "The same, of errors."),
+    Column("similarity_error_auroc", "error AUROC, sim.", True, "Of plain similarity."),
     Column("similarity_ausc", "AUSC, sim.", True, "AUSC of the plain similarity."),
     Column("recall_of_likeliest", "R@1, by prob.", True, "R@1 of lists by probability."),
     Column("ece_of_likeliest", "ECE, by prob.", False, "ECE of lists by probability."),
-    Column("error_auroc_of_likeliest", "error AUROC, by prob.", True, "The same, of errors."),
-    Column("dir_at_far_0.01", "DIR at 1 %", True, "Known ones found; 1 % of outliers accepted."),
+    Column("error_auroc_of_likeliest", "error AUROC, by prob.", True, "Of lists by probability."),
+    Column("dir_at_far_0.01", "DIR at 1 %", True, "Known queries right; 1 % of outliers accepted."),
 )
 
 STAGES = ("training", "fit", "evaluation")
 
 SEEN_BY_THE_DECISION_LAYER = (
-    "What the decision layer has seen and the other methods have not: the gallery's labels and "
+    "Data that only the decision layer has seen, not the other methods: the gallery's labels and  "
     "features, labelled queries held out of training, some of them corrupted, and crops of a "
     "photograph as examples of outliers."
 )
 
 
 def further_outliers(report: Report) -> tuple[Column, ...]:
-    """Columns of the kinds of outliers beside the main one."""
+    """Columns of the other kinds of outliers."""
     protocol = report["protocol"]
     return tuple(
         Column(
             f"ood_auroc: {name}",
             f"AUROC, {name}",
             True,
-            f"Outliers told from ordinary queries: {name}, {one['kind']} ones.",
+            f"Separation of outliers from ordinary queries:  {name}, {one['kind']} ones.",
         )
         for name, one in protocol["outliers"].items()
         if name != protocol["main_outliers"]
@@ -95,7 +95,7 @@ def further_outliers(report: Report) -> tuple[Column, ...]:
 
 
 def report_of(plan: Plan, cells: Sequence[Cell], failures: Sequence[Failure] = ()) -> Report:
-    """Everything that was measured, method by method.
+    """Return all measured results, by method.
 
     Returns
     -------
@@ -164,7 +164,7 @@ def _method(cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def summarised(values: Sequence[float | None]) -> dict[str, float | int | None]:
-    """Mean and standard deviation (of a sample, so undefined for one) of the defined values."""
+    """Return mean and sample standard deviation of the defined values."""
     known = [value for value in values if value is not None]
     return {
         "mean": float(np.mean(known)) if known else None,
@@ -174,7 +174,7 @@ def summarised(values: Sequence[float | None]) -> dict[str, float | int | None]:
 
 
 def markdown(report: Report) -> str:
-    """The main table, what it cost, and the papers' own figures where there are any."""
+    """Return the main table, the costs, and the papers' results if there are any."""
     columns = (*COLUMNS, *further_outliers(report))
     parts = [
         _table(report["methods"], columns),
@@ -188,7 +188,7 @@ def markdown(report: Report) -> str:
 
 
 def figure(value: Mapping[str, Any] | None, digits: int = 3) -> str:
-    """Printed mean ± standard deviation; a dash where it is not defined."""
+    """Format mean ± standard deviation; a dash if undefined."""
     if value is None or value["mean"] is None:
         return "–"
     mean = f"{value['mean']:.{digits}f}"

@@ -1,10 +1,10 @@
-"""All objectives × what is known of uncertainty × small data sets: one table, by one command.
+"""A comparison of all objectives and uncertainties on small data sets, by one command.
 
 ::
 
-    command     measure what is not yet, and report
-    grid        data sets, objectives, seeds; each encoder once, whatever interrupts
-    measure     one encoder: its posteriors, and the decision layer
-    halves      a trained encoder in torch, as search and calibration want one
-    table       means over seeds: Markdown, JSON, a page
+    command     measure missing cells, and report
+    grid        data sets, objectives, seeds; each encoder is measured once
+    measure     one encoder with its posteriors and the decision layer
+    halves      a trained torch encoder with the interface of search and calibration
+    table       means over seeds as Markdown, JSON and HTML
 """

@@ -19,15 +19,15 @@ def compare_objectives(
     weights: str | None = None,
     **options: Any,  # noqa: ANN401 - of `protocol_config`
 ) -> str:
-    """Measure every data set × objective × seed that is not yet, and report all of them.
+    """Measure all missing cells (data set × objective × seed), and report all cells.
 
     Returns
     -------
-    The tables, in Markdown; ``directory`` has them as table.md, and report.json, report.html.
+    The tables in Markdown; ``directory`` also has table.md, report.json and report.html.
 
     Raises
     ------
-    BuildError : an unknown name, missing data, or encoders that failed; the others are reported.
+    BuildError : a name is unknown, data are missing, or encoders failed; the others are reported.
     """
     named = objectives_named(objectives)
     grid = Grid(named, range(n_seeds), directory, options, DATA_SETS, weights)

@@ -1,4 +1,4 @@
-"""Data sets × seeds × objectives: each encoder is measured once, whatever interrupts."""
+"""Data sets × seeds × objectives: each encoder is measured once, also after interruptions."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ DATA_SETS = ("caltech-101", "fashion-mnist-tiny", "omniglot-small")
 """Protocols, the quickest first."""
 
 OF_PRIORS = ("contrastive", "multi_similarity", "cross_entropy", "proxy_anchor")
-"""Objectives, one of each kind, on whose encoders the ways to choose a prior are compared."""
+"""Objectives, one of each kind; their encoders compare the ways to choose a prior."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Everything that is to be measured.
+    """The cells to measure.
 
     Attributes
     ----------
-    objectives : of `OBJECTIVES`.
-    seeds : of the training and of the held-out images.
-    directory : where everything goes.
-    options : of `protocol_config`, for every data set.
-    data_sets : of `PROTOCOLS`.
-    weights : of the pretrained trunk, instead of torchvision's.
+    objectives : names in `OBJECTIVES`.
+    seeds : seeds of the training and of the choice of held-out images.
+    directory : the output folder.
+    options : arguments of `protocol_config` for all data sets.
+    data_sets : names in `PROTOCOLS`.
+    weights : weights of the pretrained trunk; None for torchvision's.
     """
 
     objectives: Sequence[str]
@@ -54,9 +54,9 @@ class Grid:
         return config
 
     def cells(self) -> Iterator[tuple[str, str, int]]:
-        """Data set, objective and seed of every encoder; one seed of all objectives after another.
+        """Yield data set, objective and seed of every encoder, ordered by seed.
 
-        Views of an image need a trunk that is trained: one that is frozen sees each image once.
+        Objectives with views need a trained trunk, because a frozen trunk encodes each image once.
         """
         for data_set in self.data_sets:
             frozen = self.config(data_set, "contrastive", 0).network.frozen
@@ -66,12 +66,12 @@ class Grid:
                         yield data_set, objective, seed
 
     def path(self, data_set: str, objective: str, seed: int) -> Path:
-        """The file that a measured encoder leaves."""
+        """Return the path of a measured cell."""
         return self.directory / "cells" / data_set / objective / f"seed-{seed}.json"
 
 
 def objectives_named(wanted: str | None) -> list[str]:
-    """Names of objectives from a comma-separated list; None for all.
+    """Return the objectives of a comma-separated list; all for None.
 
     Raises
     ------
@@ -89,15 +89,15 @@ def objectives_named(wanted: str | None) -> list[str]:
 
 
 def run_grid(grid: Grid) -> tuple[list[Cell], list[str]]:
-    """Measure what is not yet measured; one that cannot be harms no other.
+    """Measure all missing cells; a failed cell does not stop the others.
 
     Returns
     -------
-    Every cell, each with its ``data_set``, and why others failed.
+    All measured cells, each with its ``data_set``, and the reasons of failures.
 
     Raises
     ------
-    ConfigError : the directory holds cells of other settings.
+    ConfigError : the directory has cells of other settings.
     """
     _require_same_settings(grid)
     cells, failures = [], []

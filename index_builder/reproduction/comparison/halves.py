@@ -1,7 +1,7 @@
-"""A trained encoder in torch, as search and calibration want one: nothing is exported.
+"""A trained torch encoder with the interface of search and calibration, without export.
 
-What an export would answer is the same, which tests of the export show; here hundreds of encoders
-are measured once and thrown away.
+An exported encoder gives the same answers, as tests of the export show. Here hundreds of encoders
+are measured once and deleted.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from model_store.encoder.contract import Embeddings, EncoderMetadata
 from model_store.processors import PROVIDERS
 
 BATCH = 32
-"""Images that the trunk is given together: more of them no longer stay in a processor's cache."""
+"""Batch size of the trunk; larger batches do not fit into the cache of a CPU."""
 
 
 class FeaturesOf(Trunk, Protocol):
-    """A trunk, by torch or by ONNX Runtime."""
+    """A trunk, computed by torch or by ONNX Runtime."""
 
     def features(self, images: NDArray[np.uint8]) -> Vector:
         """Features (B, F) of ``images`` (B, H, W, 3) uint8."""
@@ -48,26 +48,26 @@ class TorchTrunk:
         return found
 
     def vectors(self, known: VectorFile | None) -> ImageVectors:
-        """Features of images, which ``known`` keeps."""
+        """Return the features of images as cached vectors in ``known``."""
         maker = f"torch {torch.__version__} {trunk_fingerprint(self.encoder)}"
         return ImageVectors(self.features, maker, self.encoder.preprocessing, BATCH, known)
 
 
 @dataclass(frozen=True, slots=True)
 class PosteriorHead:
-    """Features to embeddings, by a posterior."""
+    """A head from features to embeddings, by a posterior."""
 
     posterior: Posterior
 
     def embeddings(self, features: Vector) -> Embeddings:
-        """Embeddings of images with these ``features`` (B, F)."""
+        """Return the embeddings of images from their ``features`` (B, F)."""
         with torch.no_grad():
             mean, variance = self.posterior.predict(torch.from_numpy(features))
         return Embeddings(mean.numpy(), np.ascontiguousarray(variance.numpy()), features)
 
 
 class TorchEncoder:
-    """Trunk and posterior, as `model_store.encoder.contract.Encoder` has them."""
+    """Trunk and posterior with the interface of `model_store.encoder.contract.Encoder`."""
 
     provider = PROVIDERS["cpu"]
     placement = None
@@ -94,14 +94,14 @@ class TorchEncoder:
 def searchable(
     encoder: MetricEncoder, trunk: FeaturesOf, posterior: Posterior, name: str, known: VectorFile
 ) -> StoredEncoder:
-    """Return an encoder with a posterior that computes no image's features twice.
+    """Return an encoder with a posterior that caches the features of images.
 
     Parameters
     ----------
-    encoder : in evaluation mode.
-    trunk : its own.
-    name : of the posterior.
-    known : where features are kept.
+    encoder : the encoder in evaluation mode.
+    trunk : the trunk of the encoder.
+    name : name of the posterior.
+    known : the cache of features.
     """
     head = PosteriorHead(posterior)
     return StoredEncoder(TorchEncoder(encoder, trunk, head, name), known, Halves(trunk, head))

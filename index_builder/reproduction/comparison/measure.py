@@ -1,4 +1,4 @@
-"""One encoder of an objective: what is known of its uncertainty without a posterior and with."""
+"""Measure one encoder of an objective, with several posteriors and the decision layer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ POSTERIORS: Mapping[str, PosteriorConfig] = {
     NORM: EmbeddingNormConfig(method="embedding_norm"),
     LAPLACE: LaplaceConfig(prior_chosen_by="curvature", prior_scale="features"),
 }
-"""Posteriors of every encoder; the decision layer stands on the second."""
+"""Posteriors of every encoder; the decision layer uses the second."""
 
 PRIORS: Mapping[str, LaplaceConfig] = {
     "kronecker, prior by validation": LaplaceConfig(prior_chosen_by="validation"),
@@ -52,21 +52,21 @@ PRIORS: Mapping[str, LaplaceConfig] = {
         structure="diagonal", prior_chosen_by="validation"
     ),
 }
-"""Ways to choose the prior, beside the default: Kronecker-factored, relative to the curvature, with
-a temperature by validation."""
+"""Ways to choose the prior, in comparison to the default: Kronecker-factored, relative to the
+curvature, temperature by validation."""
 
 
 def measure_encoder(
     config: ProtocolConfig, run: Run, shared: Run, priors: Mapping[str, LaplaceConfig]
 ) -> Cell:
-    """Train an encoder, lay every posterior over it, and measure each on the protocol's test.
+    """Train an encoder, fit every posterior to it, and measure each on the protocol's test.
 
     Parameters
     ----------
     config : a configuration, whose posterior is ignored.
-    run : a temporary directory, which is removed before and afterwards.
-    shared : directory of the data set, which keeps a frozen trunk and its features.
-    priors : Laplace posteriors beside those of `POSTERIORS`, for the same encoder.
+    run : a temporary directory; it is removed before and afterwards.
+    shared : directory of the data set for a frozen trunk and its features.
+    priors : further Laplace posteriors for the same encoder.
     """
     config = config.model_copy(update={"posterior": DeterministicConfig(method="deterministic")})
     shutil.rmtree(run.directory, ignore_errors=True)
@@ -111,11 +111,11 @@ def measure_encoder(
 def _on_shared_trunk(
     config: ProtocolConfig, run: Run, shared: Run, splits: Splits
 ) -> ProtocolConfig:
-    """Let the run read the trunk, and what is known of images, that all runs of a seed share.
+    """Link the trunk and the cached features that all runs of a seed share into the run.
 
     Returns
     -------
-    The configuration of a run that begins at the whitening, which does not depend on an objective.
+    The configuration of a run that starts from the whitening, which is equal for all objectives.
     """
     if not shared.checkpoint.exists():
         untrained = config.training.model_copy(update={"epochs": 0})
@@ -145,7 +145,7 @@ def _measured(encoder: StoredEncoder, data: ProtocolData, seed: int) -> Result:
 
 
 def _sizes(config: ProtocolConfig, data: ProtocolData) -> dict[str, int]:
-    """Numbers of images for training, calibration, queries and gallery, and of epochs."""
+    """Return the numbers of training, calibration, query and gallery images, and of epochs."""
     return {
         "training": len(data.training),
         "training labels": len(set(data.training.labels)),
@@ -160,13 +160,13 @@ def _sizes(config: ProtocolConfig, data: ProtocolData) -> dict[str, int]:
 
 
 class _Clock:
-    """Seconds of the processor, which other work on the machine does not change much."""
+    """A clock of CPU seconds, which other work on the machine hardly changes."""
 
     def __init__(self) -> None:
         self._last = time.process_time()
 
     def since_last(self) -> float:
-        """Return the seconds since this was last asked."""
+        """Return the CPU seconds since the last call."""
         now = time.process_time()
         passed, self._last = now - self._last, now
         return passed

@@ -1,4 +1,4 @@
-"""Means over seeds: as JSON, in Markdown, and on one page."""
+"""Means over seeds as JSON, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from index_builder.reproduction.summary import summarised
 Summary = dict[str, Any]
 
 BASELINE = "contrastive"
-"""The objective whose time to train is 1."""
+"""The objective that training times are relative to."""
 
 DEFAULT_PRIOR = "Kronecker-factored, prior by curvature, temperature by validation (default)"
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure of an encoder.
+    """A column of the table.
 
     Attributes
     ----------
-    larger_is_better : None where neither is.
-    of : its value in a cell, or None.
+    larger_is_better : None if neither direction is better.
+    of : returns the value in a cell, or None.
     """
 
     title: str
@@ -44,7 +44,7 @@ def _cost(stage: str) -> Callable[[Cell], float | None]:
 
 
 def _views(metric: str, *, larger_is_better: bool) -> tuple[Figure, ...]:
-    """The same metric of the plain similarity, the length, the posterior and the decision layer."""
+    """Return columns of one metric for plain similarity, length, posterior and decision layer."""
     return (
         Figure("cosine", larger_is_better, _metric(LAPLACE, f"similarity_{metric}")),
         Figure("length", larger_is_better, _metric(NORM, metric)),
@@ -71,13 +71,13 @@ GROUPS: Mapping[str, tuple[Figure, ...]] = {
         Figure("decision", False, _cost("decision")),
     ),
 }
-"""Columns of the table, by what they are of. Seconds are a processor's."""
+"""Groups of columns. Times are CPU seconds."""
 
 PRIOR_FIGURES = ("error_auroc", "ood_auroc", "ece")
 
 
 def summary_of(cells: Sequence[Cell], failures: Sequence[str] = ()) -> Summary:
-    """Everything that was measured: of each data set and objective mean, deviation and number."""
+    """Return mean, deviation and number of all metrics, by data set and objective."""
     data_sets = list(dict.fromkeys(cell["data_set"] for cell in cells))
     return {
         "data_sets": [
@@ -117,7 +117,7 @@ def _objective(kind: str, cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def _priors(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """Ways to choose the prior, over all encoders that they were all laid over."""
+    """Compare the ways to choose the prior, over all encoders that have all of them."""
     if not cells:
         return []
     ways = {DEFAULT_PRIOR: [cell["metrics"][LAPLACE] for cell in cells]}
@@ -135,7 +135,7 @@ def _priors(cells: Sequence[Cell]) -> list[dict[str, Any]]:
 
 
 def markdown(summary: Summary) -> str:
-    """The tables in text: R@1 and mAP@R with deviations, of the rest the means."""
+    """Return the tables as text: R@1 and mAP@R with deviations, the other metrics as means."""
     parts = []
     for data_set in summary["data_sets"]:
         parts += [f"### {data_set['title']}", sizes_in_words(data_set), _table(data_set)]
@@ -145,7 +145,7 @@ def markdown(summary: Summary) -> str:
 
 
 def sizes_in_words(data_set: Mapping[str, Any]) -> str:
-    """Return a sentence on what was learned from and asked."""
+    """Return a sentence on the training images and queries."""
     sizes = data_set["sizes"]
     return (
         f"{sizes['training']:,} images of {sizes['training labels']} labels to learn from, "
@@ -172,7 +172,7 @@ def _table(data_set: Mapping[str, Any]) -> str:
 
 
 def _ratio(one: Mapping[str, Any], baseline: Mapping[str, Any] | None) -> str:
-    """Return the time to train over that of the contrastive loss."""
+    """Return the training time relative to that of the contrastive loss."""
     if baseline is None:
         return "–"
     own, of_baseline = (each["figures"]["costs, s"][0]["mean"] for each in (one, baseline))
@@ -201,7 +201,7 @@ def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def write_page(summary: Summary, path: Path) -> None:
-    """Write the page of a comparison: all figures with deviations, the best of each column bold."""
+    """Write the page of a comparison: all means with deviations, the best of a column in bold."""
     environment = templates_of("index_builder.reproduction")
     text = environment.get_template("comparison.html.jinja").render(
         summary=summary,

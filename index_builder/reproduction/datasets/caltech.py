@@ -1,4 +1,4 @@
-"""Caltech-101 (Fei-Fei et al. 2004): photographs of things of 101 categories."""
+"""Caltech-101 (Fei-Fei et al. 2004): photographs of objects of 101 categories."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def caltech101(origin: Origin) -> Official:
 
 
 def _archived(path: Path) -> LabelledImages:
-    """Images of a .zip file, which is read whole: it is smaller than its images."""
+    """Read the images of a .zip file, which is kept in memory: it is smaller than they are."""
     try:
         with zipfile.ZipFile(path) as archive:
             contents = {

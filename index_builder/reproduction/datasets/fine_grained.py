@@ -11,7 +11,7 @@ from index_builder.reproduction.datasets.tables import rows_of
 from model_store.errors import DatasetError
 
 N_CUB_TRAIN, N_CARS_TRAIN = 100, 98
-"""Classes, the first by number, that may be learned from; those after them are the test's."""
+"""Number of training classes; classes with larger numbers are for the test."""
 
 CUB = Publication(
     "CUB-200-2011",
@@ -32,7 +32,7 @@ CARS = Publication(
 def cub(origin: Origin) -> Official:
     """CUB-200-2011 (Wah et al. 2011): parts ``train``, classes 1 to 100, and ``test``, 101 to 200.
 
-    The split of metric learning (Musgrave et al. 2020), which train_test_split.txt has no part in.
+    This is the split of metric learning (Musgrave et al. 2020), not that of train_test_split.txt.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def _halved(
     labels: dict[str, str],
     n_train: int,
 ) -> Official:
-    """Parts by the number (from 1) of each image's class."""
+    """Divide images by their class number, which starts at 1."""
     root = published.require(origin, folder)
     parts = {}
     for part in ("train", "test"):

@@ -1,4 +1,4 @@
-"""Many small images of one size in one lossless picture, row by row."""
+"""Many small images of one size in one lossless image file, row by row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from index_builder.datasets.images import Pixels
 
 
 def tiles(path: Path, side: int) -> Pixels:
-    """Square images (N, side, side, 3) of the mosaic in a file, from left to right and down."""
+    """Return the square images (N, side, side, 3) of a mosaic file, row by row."""
     with Image.open(path) as image:
         pixels = np.asarray(image.convert("RGB"))
     rows, columns = pixels.shape[0] // side, pixels.shape[1] // side

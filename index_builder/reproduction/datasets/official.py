@@ -1,4 +1,4 @@
-"""The parts that all readers of published data sets share: place and completeness of data."""
+"""Common code of the readers of published data sets: location and completeness of data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from index_builder.datasets.images import LabelledImages
 from model_store.errors import DatasetError
 
 MAX_NAMED = 3
-"""Missing files that an error names."""
+"""Maximum number of missing files in an error message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +19,9 @@ class Origin:
 
     Attributes
     ----------
-    root : the folder that they lie in, each in a separate one.
-    allow_partial : take less than was published.
-    download : fetch what is missing, where torchvision can.
+    root : the folder with a sub-folder for each data set.
+    allow_partial : accept incomplete data.
+    download : download missing data, if torchvision can.
     """
 
     root: Path
@@ -31,12 +31,12 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Official:
-    """A data set as its authors divide it.
+    """A data set with its official split.
 
     Attributes
     ----------
-    parts : images by the name of the part.
-    partial : what is not as published: part → "found … of …"; empty where all is there.
+    parts : images by name of the part.
+    partial : incomplete parts, part → "found … of …"; empty if complete.
     """
 
     parts: Mapping[str, LabelledImages]
@@ -49,11 +49,11 @@ class Publication:
 
     Attributes
     ----------
-    name : for people.
-    folder : its folder, below `Origin.root`.
-    layout : what the folder holds, in words.
-    url : where to get it.
-    counts : images and labels of each part.
+    name : name for display.
+    folder : sub-folder of `Origin.root`.
+    layout : description of the files in the folder.
+    url : address of the data set.
+    counts : number of images and labels of each part.
     """
 
     name: str
@@ -63,11 +63,11 @@ class Publication:
     counts: Mapping[str, tuple[int, int]]
 
     def require(self, origin: Origin, relative: str) -> Path:
-        """A file or folder of the data set.
+        """Return the path of a file or folder of the data set.
 
         Raises
         ------
-        DatasetError : it is missing; the message names it and its origin.
+        DatasetError : the path does not exist; the message names the path and the source.
         """
         path = origin.root / self.folder / relative
         if not path.exists():
@@ -79,11 +79,11 @@ class Publication:
         return f"Wanted in {origin.root / self.folder}: {self.layout}. Get it from {self.url}."
 
     def checked(self, origin: Origin, parts: Mapping[str, LabelledImages]) -> Official:
-        """The data set, once images and labels of each part are as many as were published.
+        """Return the data set after checking the numbers of images and labels of each part.
 
         Raises
         ------
-        DatasetError : they are not, and `Origin.allow_partial` is not set; or a part is empty.
+        DatasetError : a number differs and `Origin.allow_partial` is not set, or a part is empty.
         """
         partial = {}
         for part, (n_images, n_labels) in self.counts.items():
@@ -106,11 +106,11 @@ class Publication:
     def existing(
         self, origin: Origin, folder: str, names: list[str], label_of: Callable[[str], str]
     ) -> tuple[list[str], list[str]]:
-        """Names and labels of the images that are there.
+        """Return names and labels of the existing images.
 
         Raises
         ------
-        DatasetError : some are not, and `Origin.allow_partial` is not set.
+        DatasetError : images are missing, and `Origin.allow_partial` is not set.
         """
         root = self.require(origin, folder)
         missing = [name for name in names if not (root / name).is_file()]

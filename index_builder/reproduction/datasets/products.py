@@ -1,4 +1,4 @@
-"""Things for sale: Stanford Online Products and In-Shop Clothes."""
+"""Product data sets: Stanford Online Products and In-Shop Clothes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def stanford_online_products(origin: Origin) -> Official:
 def in_shop(origin: Origin) -> Official:
     """In-Shop (Liu et al. 2016): parts ``train``, ``query`` and ``gallery``.
 
-    The items of ``train`` are others than those of ``query`` and ``gallery``.
+    The items of ``train`` differ from those of ``query`` and ``gallery``.
 
     Raises
     ------

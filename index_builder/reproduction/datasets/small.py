@@ -1,4 +1,4 @@
-"""Data sets of small images in few files: MNIST's kin, CIFAR-10, SVHN, Chars74K."""
+"""Data sets of small images in few files: MNIST, Fashion-MNIST, CIFAR-10, SVHN, Chars74K."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CHARS74K = Publication(
 
 
 def mnist_like(name: Literal["FashionMNIST", "MNIST"], origin: Origin) -> Official:
-    """Fashion-MNIST or MNIST: parts ``train`` and ``test``, by the official files, counted there.
+    """Load Fashion-MNIST or MNIST from the official files: parts ``train`` and ``test``.
 
     Raises
     ------
@@ -108,11 +108,11 @@ def cifar10(origin: Origin) -> Official:
 
 
 def svhn(origin: Origin) -> LabelledImages | None:
-    """The test part of SVHN, None where it is neither there nor to be fetched.
+    """Return the test part of SVHN; None if it is missing and not to be downloaded.
 
     Raises
     ------
-    DatasetError : it is damaged or cannot be downloaded.
+    DatasetError : the file is damaged or cannot be downloaded.
     """
     if not (origin.root / "svhn" / "test_32x32.mat").is_file() and not origin.download:
         return None
@@ -156,5 +156,5 @@ def _downloaded(kind: str, name: str, **options):  # type: ignore[no-untyped-def
 
 
 def both(official: Official) -> LabelledImages:
-    """All parts, one after the other."""
+    """Return all parts, concatenated."""
     return joined(*official.parts.values())

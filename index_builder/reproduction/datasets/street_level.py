@@ -1,4 +1,4 @@
-"""Mapillary Street-Level Sequences: places, found again by what they look like."""
+"""Mapillary Street-Level Sequences: visual place recognition."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ TRAIN_CITIES = (
     "phoenix", "goa", "amman", "nairobi", "manila",
 )  # fmt: skip
 TEST_CITIES = ("cph", "sf")
-"""The validation cities: positions of the test cities were never published."""
+"""The validation cities; the positions of the test cities are not published."""
 
 CELL = 25.0
-"""Metres: side of the squares; the training images of one square are a label."""
+"""Side of a square in metres; training images of one square have one label."""
 
 _APART = 1e8
-"""Metres between cities: UTM coordinates of different zones mean different places."""
+"""Offset between cities in metres, because UTM coordinates of different zones may coincide."""
 
 MSLS = Publication(
     "MSLS",
     "msls",
     "train_val/<city>/{query,database}/ with images/<key>.jpg, postprocessed.csv and raw.csv",
     "https://www.mapillary.com/dataset/places",
-    {},  # several releases differ in their numbers of images: it is the cities that are counted
+    {},  # releases differ in their numbers of images, so the cities are counted
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Street-level images and where they were taken.
+    """Street-level images with their positions.
 
     Attributes
     ----------
@@ -54,8 +54,8 @@ class Places:
 def msls(origin: Origin) -> Places:
     """MSLS (Warburg et al. 2020), image to image, without panoramas.
 
-    A training label is a square of `CELL` metres in one city; the distance that makes a match in
-    the test is measured, between positions.
+    A training label is a square of `CELL` metres in one city. In the test a match depends on the
+    distance between positions.
 
     Raises
     ------
@@ -127,7 +127,7 @@ def _table(path: Path, columns: tuple[str, ...]) -> Iterator[dict[str, str]]:
 def coordinates(
     images: LabelledImages, positions: Mapping[str, tuple[str, float, float]]
 ) -> NDArray[np.float64]:
-    """Positions (N, 2) of images in metres; those of two cities are a continent apart."""
+    """Return positions (N, 2) of images in metres; cities are offset far from each other."""
     cities = {city: place for place, city in enumerate((*TRAIN_CITIES, *TEST_CITIES))}
     found = [positions[name] for name in images.ids]
     return np.array([(east + _APART * cities[city], north) for city, east, north in found])

@@ -1,4 +1,4 @@
-"""The text files that data sets are described in."""
+"""Text files with tables that describe data sets."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from model_store.errors import DatasetError
 
 
 def rows_of(path: Path, n_columns: int, *, skip: int = 0) -> list[list[str]]:
-    """Rows of ``n_columns`` words each, the last of which may hold blanks.
+    """Return rows of ``n_columns`` words; the last may contain blanks.
 
     Parameters
     ----------
-    skip : lines before the first row.
+    skip : number of lines before the first row.
 
     Raises
     ------

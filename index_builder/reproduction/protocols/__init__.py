@@ -1,17 +1,17 @@
-"""Protocols of the literature by name: data, splits, outliers, settings, the papers' own figures.
+"""Published protocols by name: data, splits, outliers, settings, and the papers' results.
 
 =================  ==============================================================================
-`protocol`         what a protocol is: training, validation, development, test, outliers
-`closed_sets`      Fashion-MNIST (two ways), CIFAR-10, digits: the test's labels were learned from
-`open_sets`        CUB, Cars, LFW, SOP, In-Shop, MSLS, Omniglot: they were not
-`compared`         small ones, to compare objectives on
-`published`        the authors' own figures
-`configuration`    the configuration of an encoder that a protocol trains
-`registry`         all of them by name, and the configuration of each
+`protocol`         the parts of a protocol: training, validation, development, test, outliers
+`closed_sets`      Fashion-MNIST (two ways), CIFAR-10, digits: test labels occur in training
+`open_sets`        CUB, Cars, LFW, SOP, In-Shop, MSLS, Omniglot: test labels are new
+`compared`         small protocols for comparing objectives
+`published`        the papers' results
+`configuration`    the configuration of a protocol's encoder
+`registry`         all protocols by name, and their configurations
 =================  ==============================================================================
 
-The test is the published one, whole. It trains nothing, calibrates nothing and chooses nothing:
-for that a `Task` like it is held out of the training images, the development task.
+The test is the complete published test. It is not used for training, calibration or any choice. The
+development task, a similar `Task` held out of the training images, is used for them.
 """
 
 from index_builder.reproduction.protocols.configuration import ProtocolConfig

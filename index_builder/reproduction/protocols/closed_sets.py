@@ -1,4 +1,4 @@
-"""Protocols whose test asks for the labels that were learned from."""
+"""Closed-set protocols: the labels of the test occur in training."""
 
 from __future__ import annotations
 
@@ -21,23 +21,22 @@ from index_builder.reproduction.protocols.protocol import (
 )
 
 HELD_OUT = 1 / 12
-"""Share of the training images that calibrate: 5,000 of 60,000."""
+"""Share of the training images for calibration: 5,000 of 60,000."""
 
 SMALL = 1 / 10
-"""Share of Fashion-MNIST that objectives are compared on."""
+"""Share of Fashion-MNIST for comparing objectives."""
 
 HELD_OUT_GALLERY = 12_500
-"""Images held out where the test images search each other: 10,000 of them, as in the test, are
-queries."""
+"""Number of held-out images in the authors' setting; 10,000 of them are queries, as in the test."""
 
 WITHHELD_DIGITS = frozenset({"3", "8"})
-"""Digits of scikit-learn's that are in no gallery, so that they are near outliers."""
+"""Digits of scikit-learn's set that are in no gallery and so near outliers."""
 
 
 def load_fashion_mnist(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """Fashion-MNIST: the test images in the training images; MNIST's test images are outliers."""
+    """Fashion-MNIST: test images are searched in training images; MNIST images are outliers."""
     parts = mnist_like("FashionMNIST", origin).parts
     test_outliers = {"MNIST": Outliers(mnist_like("MNIST", origin).parts["test"], "far")}
     return _in_training(parts["train"], parts["test"], test_outliers, generator, validation_share)
@@ -46,7 +45,7 @@ def load_fashion_mnist(
 def load_fashion_mnist_small(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """A tenth of Fashion-MNIST, and of MNIST outside: the same images for every seed."""
+    """A tenth of Fashion-MNIST, and of MNIST as outliers, with equal images for all seeds."""
     parts = mnist_like("FashionMNIST", origin).parts
     outside = mnist_like("MNIST", origin).parts["test"]
     some = {
@@ -66,7 +65,7 @@ def load_fashion_mnist_small(
 def load_fashion_mnist_authors(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """The setting of the Laplace paper's code: Fashion-MNIST's test images among themselves."""
+    """The setting of the Laplace paper's code: Fashion-MNIST's test images search each other."""
     parts = mnist_like("FashionMNIST", origin).parts
     test_outliers = {"MNIST": Outliers(mnist_like("MNIST", origin).parts["test"], "far")}
     kept, held_out = stratified(
@@ -86,7 +85,7 @@ def load_fashion_mnist_authors(
 def load_cifar10(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """CIFAR-10: the test images in the training images; SVHN, or what stands in for it, outside."""
+    """CIFAR-10: test images are searched in training images; SVHN or Chars74K are outliers."""
     found = cifar10(origin)
     numbers = svhn(origin)
     test_outliers = (
@@ -107,10 +106,10 @@ def load_cifar10(
 def load_digits(
     _origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """Scikit-learn's digits without 3 and 8, which are near outliers: a protocol in seconds.
+    """Scikit-learn's digits; 3 and 8 are near outliers. The protocol takes seconds.
 
-    Which images are the test is the same for every seed, as in published splits: members of an
-    ensemble have their own seeds.
+    The test images are equal for all seeds, as in published splits, because members of an ensemble
+    have different seeds.
     """
     everyone = digits()
     known = everyone.subset(with_label(everyone, WITHHELD_DIGITS, wanted=False))
@@ -135,7 +134,7 @@ def _in_training(
     partial: Mapping[str, str] | None = None,
     held_out: float = HELD_OUT,
 ) -> ProtocolData:
-    """The training images are the gallery, but for the queries of the development task."""
+    """Return a protocol whose gallery is the training images without the development queries."""
     gallery, development = stratified(learning, 1 - held_out, generator)
     training, validation = stratified(gallery, 1 - validation_share, generator)
     return ProtocolData(

@@ -1,4 +1,4 @@
-"""Small protocols of our own, to compare objectives on: each trains in seconds."""
+"""Small protocols of Vouch for comparing objectives; each trains in seconds."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from index_builder.reproduction.protocols.protocol import (
 )
 
 N_OUTLIERS = 250
-"""Number of outliers of each kind: an AUROC of so many has two digits."""
+"""Number of outliers of each kind, enough for two digits of an AUROC."""
 
 N_CLOTHES, N_CLOTHES_ASKED = 1000, 500
-"""Images of Fashion-MNIST to learn from and search in, and to ask with."""
+"""Number of images of Fashion-MNIST for training and gallery, and of queries."""
 
 CHARACTERS, CHARACTERS_ASKED = 80, 40
-"""Omniglot's characters to learn from, and others as queries and gallery, with 20 drawings each."""
+"""Number of Omniglot characters for training, and of others for the test, with 20 drawings each."""
 
 CATEGORIES_ASKED = 0.3
-"""Share of Caltech-101's categories that the test is of."""
+"""Share of Caltech-101's categories in the test."""
 
 VALIDATION_SHARE = 0.1
-"""Share of the training images; the 2 % of larger protocols would be a dozen."""
+"""Share of validation images; the 2 % of larger protocols would be a dozen images."""
 
 
 def load_fashion_mnist_tiny(
     origin: Origin, generator: np.random.Generator, _validation_share: float
 ) -> ProtocolData:
-    """1,000 of Fashion-MNIST's training images, asked for by 500 test images; MNIST outside.
+    """500 test images search 1,000 training images of Fashion-MNIST; MNIST images are outliers.
 
-    The same images for every seed, which divides the 1,000: 250 calibrate.
+    The images are equal for all seeds. The seed chooses 250 of the 1,000 for calibration.
     """
     parts = mnist_like("FashionMNIST", origin).parts
     learning, asking = (
@@ -67,7 +67,7 @@ def load_fashion_mnist_tiny(
 def load_omniglot_small(
     origin: Origin, generator: np.random.Generator, _validation_share: float
 ) -> ProtocolData:
-    """80 background characters to learn from, 20 of them to calibrate; 40 others asked for."""
+    """Train on 80 background characters, 20 of them for calibration; test on 40 others."""
     found = omniglot(origin)
     learning, asked = (
         found.parts[part].subset(
@@ -87,7 +87,7 @@ def load_omniglot_small(
 def load_caltech(
     origin: Origin, generator: np.random.Generator, _validation_share: float
 ) -> ProtocolData:
-    """Learn from 70 % of Caltech-101's categories, two sevenths of them to calibrate; ask the rest.
+    """Train on 70 % of Caltech-101's categories, two sevenths for calibration; test on the rest.
 
     Outliers are Chars74K's characters in natural scenes.
     """
@@ -108,7 +108,7 @@ def _open_set(
     test_outliers: dict[str, Outliers],
     generator: np.random.Generator,
 ) -> ProtocolData:
-    """Learn from some labels, calibrate with a share ``held_out`` of them, half of them queries."""
+    """Train on some labels, and hold out a share of them for calibration, half as queries."""
     kept, development = without_some_labels(learning, held_out, generator)
     training, validation = stratified(kept, 1 - VALIDATION_SHARE, generator)
     return ProtocolData(
@@ -128,11 +128,11 @@ def _photographs(generator: np.random.Generator) -> LabelledImages:
 
 
 def _names(images: LabelledImages, n: int) -> frozenset[str]:
-    """Names of ``n`` labels, drawn at random, the same each time."""
+    """Draw ``n`` labels with a fixed seed."""
     names = np.random.default_rng(0).permutation(sorted(set(images.labels)))
     return frozenset(names[:n].tolist())
 
 
 def _drawn(images: LabelledImages, n: int) -> LabelledImages:
-    """Draw ``n`` images at random, the same each time."""
+    """Draw ``n`` images with a fixed seed."""
     return images.subset(np.sort(np.random.default_rng(0).permutation(len(images))[:n]))

@@ -1,4 +1,4 @@
-"""The configuration of an encoder that a protocol trains and measures."""
+"""The configuration of a protocol's encoder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from index_builder.configuration.section import Section
 
 
 class ProtocolDataset(Section):
-    """The data of a protocol, whose splits and outliers are its own."""
+    """The data of a protocol, with its splits and outliers."""
 
     protocol: str = Field(description="A name of `PROTOCOLS`.")
     path: Path | None = Field(
@@ -28,7 +28,7 @@ class ProtocolDataset(Section):
 
 
 class ProtocolConfig(EncoderConfig):
-    """An encoder, the data of its protocol, and what the decision layer promises."""
+    """An encoder, the data of its protocol, and the calibration of the decision layer."""
 
     dataset: ProtocolDataset
     calibration: CalibrationConfig = CalibrationConfig()

@@ -1,4 +1,4 @@
-"""Protocols whose test asks for labels that nothing was learned from."""
+"""Open-set protocols: the labels of the test do not occur in training."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from index_builder.reproduction.protocols.protocol import (
 )
 
 HELD_OUT_LABELS = 0.2
-"""Share of the training labels that the development task is of."""
+"""Share of the training labels in the development task."""
 
 
 def load_omniglot(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """Learn from the background alphabets, ask within the evaluation ones.
+    """Omniglot: train on the background alphabets, search within the evaluation alphabets.
 
-    Near outliers are MNIST's digits, dark on bright as these characters are.
+    Near outliers are MNIST's digits, inverted to dark on bright like the characters.
     """
     found = omniglot(origin)
     test = all_against_all(found.parts["evaluation"])
@@ -51,21 +51,21 @@ def load_omniglot(
 def load_cub(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """CUB-200-2011's last 100 classes among themselves; outliers are the last 98 of Cars-196."""
+    """CUB-200-2011: its last 100 classes search each other; Cars-196's last 98 are outliers."""
     return _halves(cub, {"Cars-196": cars}, origin, generator, validation_share)
 
 
 def load_cars(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """Cars-196's last 98 classes among themselves; outliers are the last 100 of CUB-200-2011."""
+    """Cars-196: its last 98 classes search each other; CUB-200-2011's last 100 are outliers."""
     return _halves(cars, {"CUB-200-2011": cub}, origin, generator, validation_share)
 
 
 def load_lfw(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """LFW's test people among themselves; the test classes of CUB-200-2011 are outliers."""
+    """LFW: test people search each other; the test classes of CUB-200-2011 are outliers."""
     return _halves(lfw, {"CUB-200-2011": cub}, origin, generator, validation_share)
 
 
@@ -79,7 +79,7 @@ def load_stanford_online_products(
 def load_in_shop(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """The official queries in the official gallery."""
+    """In-Shop: search the official queries in the official gallery."""
     found = in_shop(origin)
     test = Task(found.parts["query"], found.parts["gallery"])
     return _open_set(
@@ -90,7 +90,7 @@ def load_in_shop(
 def load_msls(
     origin: Origin, generator: np.random.Generator, validation_share: float
 ) -> ProtocolData:
-    """Queries of the validation cities in their databases; a match is within 25 metres."""
+    """MSLS: search the validation cities' queries in their databases; a match is within 25 m."""
     places = msls(origin)
     parts = places.official.parts
 
@@ -127,7 +127,7 @@ def _halves(
     generator: np.random.Generator,
     validation_share: float,
 ) -> ProtocolData:
-    """Learn from ``train``, ask within ``test``."""
+    """Return a protocol that trains on ``train`` and searches within ``test``."""
     found = reader(origin)
     others = {name: other(origin) for name, other in unrelated.items()}
     test_outliers = {name: Outliers(one.parts["test"], "far") for name, one in others.items()}
@@ -171,7 +171,7 @@ def _open_set(
 
 
 def _photographs(generator: np.random.Generator) -> dict[str, Outliers]:
-    """Crops of another photograph than calibration sees, where the papers name no outliers."""
+    """Return outliers if the papers name none: crops of a photograph not used in calibration."""
     images = outliers("photographs", 1, generator)
     assert images is not None  # noqa: S101 - none only for the kind of that name
     return {"photographs": Outliers(images, "far")}

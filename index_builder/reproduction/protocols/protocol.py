@@ -18,21 +18,21 @@ Positions = Callable[[LabelledImages], NDArray[np.float64]]
 """A function that returns the positions of N images, (N, 2) metres."""
 
 MATCH_DISTANCE = 25.0
-"""Metres between two images of the same place."""
+"""Maximum distance in metres between two images of the same place."""
 
 QUERY_SHARE = 0.2
-"""Share of the held-out images that are queries, where the gallery is held out of training too."""
+"""Share of queries among held-out images, if the gallery is held out of training too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Queries, and what they are searched in.
+    """Queries and their gallery.
 
     Attributes
     ----------
-    leave_one_out : the queries are items of the gallery, each hidden from its own list.
-    positions : a match is an item taken within `MATCH_DISTANCE`; None where it is one of the same
-        label.
+    leave_one_out : whether the queries are items of the gallery, each hidden from its own list.
+    positions : positions of images; a match is then an item within `MATCH_DISTANCE`. None if a
+        match is an item of the same label.
     """
 
     queries: LabelledImages
@@ -41,7 +41,7 @@ class Task:
     positions: Positions | None = None
 
     def own_rows(self) -> NDArray[np.int64] | None:
-        """Position (B,) in the gallery of each query that is to be hidden from itself, or None."""
+        """Return the gallery rows (B,) of queries that are items, or None."""
         if not self.leave_one_out:
             return None
         row_of = {name: row for row, name in enumerate(self.gallery.ids)}
@@ -58,7 +58,7 @@ class Task:
         return SameLabel(codes[len(self.gallery) :], codes[: len(self.gallery)])
 
     def n_relevant(self) -> NDArray[np.int64]:
-        """Return the number of true matches that the gallery holds of each query, (B,)."""
+        """Return the number of true matches of each query in the gallery, (B,)."""
         return self.truth.counts() - self.leave_one_out
 
     def matches(self, found: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -68,11 +68,11 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Outliers:
-    """Queries that nothing in the gallery matches.
+    """Queries without a match in the gallery.
 
     Attributes
     ----------
-    kind : ``near`` ones are of the gallery's world, ``far`` ones of another.
+    kind : ``near`` outliers are similar to the gallery's images, ``far`` outliers are not.
     """
 
     images: LabelledImages
@@ -81,18 +81,18 @@ class Outliers:
 
 @dataclass(frozen=True, slots=True)
 class ProtocolData:
-    """All images of a protocol. None of the test is in any other part.
+    """All images of a protocol. Test images are in no other part.
 
     Attributes
     ----------
-    training : what the encoder is trained on and its posterior fitted to.
-    validation : what the prior precision is chosen by; the encoder has not seen them.
-    development : a task like the test, of images held out of training: the decision layer is fitted
-        to it, and whatever is to be chosen is chosen by it.
-    development_outliers : those that calibration sees; none of the test's.
-    test : the published one.
-    test_outliers : by name; the first is the one that the papers report.
-    partial : what is not as published, see `Official.partial`.
+    training : images for training the encoder and fitting its posterior.
+    validation : images for choosing the prior precision; the encoder is not trained on them.
+    development : a task like the test, of images held out of training, for fitting the decision
+        layer and for all choices.
+    development_outliers : outliers for calibration, different from those of the test.
+    test : the published test.
+    test_outliers : outliers by name; the papers report the first kind.
+    partial : incomplete parts, see `Official.partial`.
     """
 
     training: LabelledImages
@@ -104,7 +104,7 @@ class ProtocolData:
     partial: Mapping[str, str] = field(default_factory=dict)
 
     def splits(self) -> Splits:
-        """The same for the steps of a build."""
+        """Return the data as the splits of a build."""
         first = next(iter(self.test_outliers.values())).images
         nothing = self.test.queries.subset([])
         return Splits(
@@ -123,13 +123,13 @@ class Protocol:
 
     Attributes
     ----------
-    title : for people.
-    load : reads the data; the generator decides what is held out.
-    fields : tables of the configuration that belong to it: network, training, calibration.
-    published : the papers' own figures, method → metric → "mean ± sd".
-    notes : what differs from the papers, and where the figures are from.
-    shared_samples : sample last layers, each for all images, as the authors do, instead of
-        embeddings, for the consensus.
+    title : title for display.
+    load : reads the data; the generator chooses the held-out images.
+    fields : configuration tables of the protocol: network, training, calibration.
+    published : the papers' results, method → metric → "mean ± sd".
+    notes : differences from the papers, and the origin of the results.
+    shared_samples : whether the consensus samples last layers for all images, as the authors do,
+        instead of embeddings.
     """
 
     title: str
@@ -141,7 +141,7 @@ class Protocol:
 
 
 def all_against_all(images: LabelledImages, positions: Positions | None = None) -> Task:
-    """Every image that has a match asks for the others."""
+    """Return a leave-one-out task: every image with a match is a query."""
     everyone = Task(images, images, leave_one_out=True, positions=positions)
     asking = np.flatnonzero(everyone.n_relevant() > 0)
     return Task(images.subset(asking), images, leave_one_out=True, positions=positions)
@@ -158,7 +158,7 @@ def held_out_task(
 def without_some_labels(
     images: LabelledImages, share: float, generator: np.random.Generator
 ) -> tuple[LabelledImages, LabelledImages]:
-    """Hold out all images of a share of the labels, drawn at random: what is kept, and those."""
+    """Hold out all images of a random share of the labels; return kept and held-out images."""
     names = sorted(set(images.labels))
     chosen = set(generator.permutation(names)[: max(2, round(share * len(names)))].tolist())
     return (

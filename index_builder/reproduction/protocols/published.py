@@ -1,10 +1,9 @@
-"""The authors' own figures, beside which a report sets what was measured.
+"""The papers' results, for comparison in reports.
 
-Of the Laplace metric-learning paper (Warburg et al. 2023): interim results in the history of its
-public repository, mean ± standard deviation over five seeds or fewer. Each table is of one state of
-that repository (its commit is named), because the authors' figures moved from one to the next: a
-correction of theirs changed AUSC by up to 0.16. What a state has no figure of is not taken from
-another one.
+The results of the Laplace metric-learning paper (Warburg et al. 2023) are interim results in the
+history of its public repository: mean ± standard deviation over at most five seeds. Each table has
+one commit of that repository as its source, because the results changed between commits; one
+correction changed AUSC by up to 0.16. Results of several commits are not mixed.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ METRICS = (
     "ausc",
     "ece",
 )
-"""The columns of `_rows`, by the names that a report gives them."""
+"""The columns of `_rows`, by their names in a report."""
 
 
 def _rows(table: str) -> Mapping[str, Mapping[str, str]]:
-    """Method and figures of each line; "-" where there is none."""
+    """Return method and results of each line; "-" means no result."""
     rows = {}
     for line in table.strip().splitlines():
         name, *figures = line.split()
@@ -50,8 +49,8 @@ lam_posthoc_fixed_arccos   0.78±0.00 0.74±0.00 0.72±0.00 0.98±0.01 0.98±0.0
 lam_posthoc_positives_arccos 0.78±0.00 0.74±0.00 0.72±0.00 0.99±0.01 0.98±0.01 0.78±0.02 0.07±0.01
 lam_posthoc_full_arccos    0.78±0.00 0.74±0.00 0.72±0.00 0.99±0.01 0.98±0.01 0.77±0.02 0.02±0.01
 """)
-"""The figures of commit 89588b3. Its table has lost its label; that it is Fashion-MNIST's is
-inferred from the recall, which is that of the labelled table before it."""
+"""The figures of commit 89588b3. This table has no label in the repository. Its recall equals that
+of the labelled Fashion-MNIST table before it."""
 
 CIFAR10 = _rows("""
 deterministic              0.66±0.00 0.59±0.00 0.58±0.00 - - - -
@@ -105,7 +104,7 @@ RECORDS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     },
     "in-shop": {CROSS_ENTROPY: {"recall_at_1": "0.906"}},
 }
-"""Records by protocol: of the objectives named, whatever a report has measured."""
+"""Best published results by protocol and objective."""
 
 CUB200 = _rows("""
 pfe                        0.62±0.01 0.49±0.00 0.43±0.00 0.42±0.21 0.50±0.08 0.61±0.03 0.06±0.03

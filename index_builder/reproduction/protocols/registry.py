@@ -1,4 +1,4 @@
-"""All protocols by name, and the configuration that each is built by."""
+"""All protocols by name, and their configurations."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ _INTERIM = (
 _OURS = "A protocol of our own, to compare objectives in minutes: no paper has it."
 
 EXPECTED_ABSENT = 0.001
-"""Share of absent queries that probabilities are fitted for. In every protocol each query of the
-test has a match; this small share keeps the probability of an absent match above zero."""
+"""Assumed share of absent queries. Every test query has a match; this small share keeps the
+probability of an absent match above zero."""
 
 _LAPLACE = LaplaceConfig(structure="diagonal", prior_precision=1.0, temperature="validation")
-"""Configuration of the papers' Laplace posteriors: their own prior, and a temperature chosen on
+"""Configuration of the papers' Laplace posteriors: the papers' prior, and a temperature chosen on
 held-out images."""
 
 _PHOTOGRAPHS: Mapping[str, Any] = {
@@ -74,10 +74,10 @@ _PHOTOGRAPHS: Mapping[str, Any] = {
         "shift": 16,
     },
 }
-"""ResNet-50 with GeM pooling and a learned whitening, as the Laplace paper has it."""
+"""ResNet-50 with GeM pooling and a learned whitening, as in the Laplace paper."""
 
 SMALLEST_CROP = 0.3
-"""Share of an image that a view keeps at least, where a protocol's images are not augmented."""
+"""Minimum share of an image in a view, for protocols without augmentation."""
 
 _GREY = {"training": {"epochs": 12, "images_per_label": 12}}
 
@@ -260,17 +260,17 @@ def protocol_config(
 
     Parameters
     ----------
-    name : of `PROTOCOLS`.
-    data : the folder that data sets lie in; None for ``$VOUCH_DATA_DIR``.
-    objective : the kind that trains; None for the contrastive loss. One of two views of each image
-        gets crops, where the protocol does not augment.
-    epochs, network, device, precision : instead of the protocol's own, where given; of the network
-        some keys.
+    name : a name in `PROTOCOLS`.
+    data : the folder of data sets; None for ``$VOUCH_DATA_DIR``.
+    objective : kind of the training objective; None for the contrastive loss. Objectives with views
+        add crops if the protocol has no augmentation.
+    epochs, network, device, precision : values that replace the protocol's own; ``network``
+        replaces single keys.
     allow_partial, download : see `Origin`.
 
     Raises
     ------
-    ConfigError : no such protocol, or a value out of range.
+    ConfigError : the protocol does not exist, or a value is out of range.
     """
     if name not in PROTOCOLS:
         raise ConfigError(f"No protocol {name!r}. There are: {', '.join(PROTOCOLS)}.")
@@ -306,19 +306,19 @@ def protocol_config(
 
 
 def load_protocol(config: ProtocolConfig) -> ProtocolData:
-    """Load the data of a protocol; the seed decides what is held out.
+    """Load the data of a protocol; the seed chooses the held-out images.
 
     Raises
     ------
-    DatasetError : it is missing, or not as published.
-    ConfigError : its place is not configured.
+    DatasetError : the data are missing or incomplete.
+    ConfigError : the folder of data sets is not configured.
     """
     return _loaded(config.dataset, config.seed)
 
 
 @lru_cache(maxsize=1)
 def _loaded(dataset: ProtocolDataset, seed: int) -> ProtocolData:
-    """All methods of a seed share what is loaded."""
+    """Load the data once for all methods of a seed."""
     root = dataset.path or os.environ.get(DATA_DIR_VARIABLE)
     if root is None and dataset.protocol != "digits":
         raise ConfigError(

@@ -1,9 +1,9 @@
-"""Dense stereo matching by a learned embedding of patches: a disparity for every pixel.
+"""Dense stereo matching with a learned embedding of patches: a disparity for each pixel.
 
 ::
 
-    command     measure on KITTI, where it is, and on made pairs
-    pairs       rectified pairs with known disparities: KITTI's, or made of a photograph
-    network     the embedding of patches, and its training by triplets
-    matching    cost volume, winner takes all, and how sure the winner is
+    command     measure on KITTI, if available, and on synthetic pairs
+    pairs       rectified pairs with known disparities: KITTI or synthetic
+    network     the embedding of patches, trained with triplets
+    matching    cost volume, winner-takes-all, and the winner's uncertainty
 """

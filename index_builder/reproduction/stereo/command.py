@@ -34,18 +34,18 @@ TRIPLETS_PER_EPOCH = 100 * BATCH
 EPOCHS = 10
 
 MADE, MOST_MADE = "made of photographs", 32
-"""Pairs that are always there, and their largest disparity, pixels."""
+"""Name of the synthetic pairs, and their maximum disparity in pixels."""
 
 N_MADE = {"training": 4, "validation": 1, "test": 4}
 
 MOST = 228
-"""KITTI's largest disparity, pixels (Žbontar & LeCun 2016)."""
+"""Maximum disparity of KITTI in pixels (Žbontar & LeCun 2016)."""
 
 KITTI_SHARE = {"training": 0.7, "validation": 0.1}
-"""Shares of KITTI's pairs; the rest is the test."""
+"""Shares of KITTI's pairs for training and validation; the rest is the test."""
 
 N_PIXELS = 20_000
-"""Known pixels of an image that metrics are of."""
+"""Maximum number of known pixels of an image for metrics."""
 
 Parts = Mapping[str, Sequence[StereoPair]]
 Figures = Mapping[str, Mapping[str, float | None]]
@@ -63,18 +63,18 @@ def measure_stereo(
     data: Path | None = None,
     **options: object,
 ) -> str:
-    """Train an embedding of patches, match whole images by it, and report how sure it was.
+    """Train an embedding of patches, match whole images, and report accuracy and uncertainty.
 
-    On KITTI 2012 and 2015 where the data has them, and on pairs made of two photographs, of which
-    one is learned from.
+    The data are KITTI 2012 and 2015, if available, and synthetic pairs of two photographs; one
+    photograph is for training.
 
     Returns
     -------
-    The table, in Markdown; ``directory`` has it as table.md, and report.json.
+    The table in Markdown; ``directory`` also has table.md and report.json.
 
     Raises
     ------
-    BuildError : an option that matching has no use for; KITTI is damaged.
+    BuildError : an option does not apply to stereo matching, or KITTI is damaged.
     """
     asked = {"objective": objective, **options}
     unused = [name for name, value in asked.items() if value not in {None, False, "auto"}]
@@ -111,7 +111,7 @@ def _over_seeds(seeds: Sequence[Figures]) -> dict[str, Any]:
 
 
 def _data_sets(root: Path | None, seed: int) -> dict[str, tuple[Parts, int]]:
-    """Parts of each data set that is there, and its largest disparity."""
+    """Yield each available data set's parts and maximum disparity."""
     generator = np.random.default_rng(seed)
     learned, asked = load_sample_images().images
     made = {
@@ -143,19 +143,19 @@ def _measured(parts: Parts, most: int, epochs: int, seed: int) -> Figures:
 
 
 def evaluate_matching(embed: Embed, parts: Parts, most: int, seed: int) -> dict[str, float | None]:
-    """Measure an embedding on the pairs of ``test``, its temperature chosen by ``validation``.
+    """Measure an embedding on the pairs of ``test``; choose its temperature on ``validation``.
 
     Parameters
     ----------
-    embed : an image (H, W, 3) to unit vectors (F, H, W).
-    parts : pairs by the names of the parts.
-    most : largest disparity, pixels.
-    seed : of the pixels that metrics are of.
+    embed : maps an image (H, W, 3) to unit vectors (F, H, W).
+    parts : pairs by name of the part.
+    most : maximum disparity in pixels.
+    seed : seed for drawing the measured pixels.
 
     Returns
     -------
-    ``within``, the share of known pixels whose disparity is right within `TOLERANCE`; AUROC of the
-    wrong ones by confidence and by standard deviation; calibration error; the temperature.
+    ``within``, the share of known pixels with a disparity error of at most `TOLERANCE`; the AUROC
+    of wrong pixels by confidence and by standard deviation; the calibration error; the temperature.
     """
     generator = np.random.default_rng(seed)
     similarities, truths = [], []

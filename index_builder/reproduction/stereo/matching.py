@@ -1,4 +1,4 @@
-"""Cost volume, winner takes all, and how sure the winner is."""
+"""Cost volume, winner-takes-all, and the uncertainty of the winner."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 TOLERANCE = 3
-"""Pixels that a disparity may be off, and counts as right: KITTI's rule."""
+"""Maximum error of a correct disparity in pixels (KITTI's rule)."""
 
 TEMPERATURES = np.logspace(-3, 0, 31)
-"""Temperatures of the softmax over disparities that validation tries."""
+"""Candidate temperatures of the softmax over disparities."""
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Disparities:
-    """Disparities of an image's pixels, and what is known of their uncertainty.
+    """Disparities of an image's pixels, with their uncertainty.
 
     Attributes
     ----------
-    winner : (H, W) int64, pixels.
-    confidence : (H, W), the probability that the true disparity is within `TOLERANCE` of it.
-    std : (H, W), the standard deviation of the disparity, pixels.
+    winner : (H, W) int64, disparity in pixels.
+    confidence : (H, W), probability that the true disparity is within `TOLERANCE` of the winner.
+    std : (H, W), standard deviation of the disparity in pixels.
     """
 
     winner: NDArray[np.int64]
@@ -35,14 +35,14 @@ class Disparities:
 
 
 def cost_volume(left: Tensor, right: Tensor, most: int) -> Tensor:
-    """Similarity of each left pixel (i, j) with the right one (i, j − d): (most + 1, H, W).
+    """Return the similarity of left pixel (i, j) and right pixel (i, j − d): (most + 1, H, W).
 
-    Minus infinity where j − d lies outside of the image.
+    It is minus infinity if j − d is outside the image.
 
     Parameters
     ----------
     left, right : (F, H, W), unit vectors.
-    most : largest disparity, pixels.
+    most : maximum disparity in pixels.
     """
     _, height, width = left.shape
     volume = left.new_full((most + 1, height, width), -torch.inf)
@@ -54,12 +54,12 @@ def cost_volume(left: Tensor, right: Tensor, most: int) -> Tensor:
 def matched(volume: Tensor, temperature: float) -> Disparities:
     """Choose the most similar disparity, with an uncertainty from all other similarities.
 
-    The probability of a disparity is p(d) ∝ exp(s_d / T): the distribution over the right image's
-    pixels that a similarity at a temperature stands for.
+    The probability of a disparity is p(d) ∝ exp(s_d / T), a softmax of the similarities over the
+    right image's pixels.
 
     Parameters
     ----------
-    volume : of `cost_volume`.
+    volume : the result of `cost_volume`.
     temperature : T, see `fitted_temperature`.
     """
     winner = volume.argmax(0)
@@ -73,12 +73,12 @@ def matched(volume: Tensor, temperature: float) -> Disparities:
 
 
 def fitted_temperature(similarities: Tensor, disparities: NDArray[np.float32]) -> float:
-    """Return the temperature at which known disparities are likeliest.
+    """Return the maximum-likelihood temperature for known disparities.
 
     Parameters
     ----------
-    similarities : (most + 1, n), of pixels of images that trained nothing; see `cost_volume`.
-    disparities : (n,), of the same.
+    similarities : (most + 1, n), of pixels in images not used for training; see `cost_volume`.
+    disparities : (n,), true disparities of these pixels.
     """
     values = similarities.double()
     wanted = torch.from_numpy(disparities).round().long().clamp(0, len(values) - 1)[None]
@@ -91,7 +91,7 @@ def fitted_temperature(similarities: Tensor, disparities: NDArray[np.float32]) -
 
 
 def patch_correlation(image: NDArray[np.uint8], patch: int) -> Tensor:
-    """Return the baseline that nothing is learned for: each pixel's patch, (F, H, W) unit vectors.
+    """Return the baseline without training: each pixel's patch as a unit vector, (F, H, W).
 
     Their products are normalised cross-correlations.
 

@@ -14,20 +14,20 @@ from index_builder.reproduction.stereo.pairs import StereoPair
 
 N_FEATURES = 64
 PATCH = 9
-"""Height and width of what four 3 × 3 convolutions see of an image."""
+"""Height and width of the receptive field of four 3 × 3 convolutions."""
 
 MARGIN = 0.2
-"""Lead of a positive's cosine over a negative's (Žbontar & LeCun 2016)."""
+"""Margin between the cosines of positive and negative (Žbontar & LeCun 2016)."""
 
 NEAR, FAR = 4, 10
-"""Pixels that a negative is off by, minimum and maximum (for KITTI)."""
+"""Minimum and maximum offset of a negative in pixels (for KITTI)."""
 
 BATCH = 128
 LEARNING_RATE = 1e-3
 
 
 class PatchEmbedding(nn.Module):
-    """Images to a unit vector for each pixel.
+    """A network from images to a unit vector for each pixel.
 
     Parameters
     ----------
@@ -48,11 +48,11 @@ class PatchEmbedding(nn.Module):
             )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Embed all whole patches of standardised images (B, 3, H, W): (B, 64, H − 8, W − 8)."""
+        """Embed all complete patches of standardised images (B, 3, H, W): (B, 64, H − 8, W − 8)."""
         return nn.functional.normalize(self.layers(images), dim=1)
 
     def embed(self, image: NDArray[np.uint8]) -> Tensor:
-        """Embed every pixel of ``image`` (H, W, 3), at the border of a mirrored one: (64, H, W)."""
+        """Embed every pixel of ``image`` (H, W, 3), with mirrored borders: (64, H, W)."""
         border = PATCH // 2
         with torch.no_grad():
             padded = nn.functional.pad(standardised(image)[None], (border,) * 4, mode="reflect")
@@ -61,7 +61,7 @@ class PatchEmbedding(nn.Module):
 
 
 def standardised(image: NDArray[np.uint8]) -> Tensor:
-    """Bring an image (H, W, 3) to mean 0 and deviation 1, (3, H, W): cameras differ."""
+    """Standardise an image (H, W, 3) to mean 0 and deviation 1, (3, H, W): cameras differ."""
     values = torch.from_numpy(image).permute(2, 0, 1).float()
     return (values - values.mean()) / values.std().clamp_min(1)
 
@@ -71,8 +71,8 @@ def train_patches(
 ) -> tuple[PatchEmbedding, list[float]]:
     """Train an embedding by triplets: [m + cos(a, n) − cos(a, p)]₊.
 
-    The anchor is a patch of the left image, the positive the patch of the right one that shows the
-    same, the negative one in its row that is `NEAR` to `FAR` pixels off.
+    The anchor is a patch of the left image. The positive is the corresponding patch of the right
+    image. The negative is a patch in its row, at an offset from `NEAR` to `FAR` pixels.
 
     Returns
     -------
@@ -98,7 +98,7 @@ def train_patches(
 
 
 class Triplets:
-    """Triplets of crops, drawn evenly over all pixels with a known disparity.
+    """Yield triplets of crops, drawn uniformly over all pixels with a known disparity.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ def _crop(image: Tensor, row: int, column: int) -> Tensor:
 
 
 def _anchors(pair: StereoPair) -> NDArray[np.int64]:
-    """Return rows and columns (n, 2) of known pixels whose patches lie within both images."""
+    """Return rows and columns (n, 2) of known pixels with patches inside both images."""
     border = PATCH // 2
     known = pair.known.copy()
     known[:border] = known[-border:] = False

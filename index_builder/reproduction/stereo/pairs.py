@@ -1,4 +1,4 @@
-"""Rectified stereo pairs with known disparities: KITTI's, or made of a photograph."""
+"""Rectified stereo pairs with known disparities: KITTI, or synthetic pairs from a photograph."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from numpy.typing import NDArray
 from model_store.errors import DatasetError
 
 KITTI = {"KITTI 2012": "Kitti2012Stereo", "KITTI 2015": "Kitti2015Stereo"}
-"""torchvision's readers, which want ``Kitti2012/training/…`` and ``Kitti2015/training/…``."""
+"""torchvision's readers, for ``Kitti2012/training/…`` and ``Kitti2015/training/…``."""
 
 _NOISE = 4.0
-"""Standard deviation of the noise of either camera of a made pair, of 255."""
+"""Standard deviation of the noise in synthetic pairs, in grey levels from 0 to 255."""
 
 _GAINS = (0.85, 1.15)
-"""Brightness of a made pair's right image over that of its left one."""
+"""Brightness of the right image relative to the left image, in synthetic pairs."""
 
 _N_PLANES = 6
-"""Planes in front of the background of a made pair."""
+"""Number of planes before the background of a synthetic pair."""
 
 
 @dataclass(frozen=True, slots=True)
 class StereoPair:
-    """Two views of one scene; row i of one shows what row i of the other does.
+    """Two rectified views of one scene; equal rows show the same points.
 
     Attributes
     ----------
     left, right : (H, W, 3) uint8.
-    disparity : (H, W) float32, pixels ≥ 0: what is at (i, j) in the left image is at (i, j − d) in
-        the right one.
-    known : (H, W) bool, where it is known, and visible in both.
+    disparity : (H, W) float32, in pixels ≥ 0: the point at (i, j) in the left image is at (i, j −
+        d) in the right image.
+    known : (H, W) bool, whether the disparity is known and the point visible in both images.
     """
 
     left: NDArray[np.uint8]
@@ -43,7 +43,7 @@ class StereoPair:
 
 
 def kitti(name: str, root: Path) -> list[StereoPair] | None:
-    """KITTI's training pairs, whose disparities are public; None where they do not lie in ``root``.
+    """Return KITTI's training pairs, which have public disparities; None if ``root`` lacks them.
 
     Parameters
     ----------
@@ -75,11 +75,11 @@ def _of_kitti(example: tuple[object, ...]) -> StereoPair:
 def made_pair(
     photograph: NDArray[np.uint8], most: int, generator: np.random.Generator
 ) -> StereoPair:
-    """Make a pair of a photograph: planes at different depths, as two cameras would see them.
+    """Make a synthetic pair from a photograph: planes at different depths, seen by two cameras.
 
-    Pixels of the left image move by their disparity, the nearer ones over the farther; what no
-    pixel reaches shows another part of the photograph. The right camera has another brightness, and
-    both have noise.
+    Pixels of the left image move by their disparity; nearer pixels cover farther ones. Uncovered
+    pixels show another part of the photograph. The right image has another brightness, and both
+    have noise.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ def made_pair(
 def _planes(
     height: int, width: int, most: int, generator: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Return disparities (H, W), whole pixels: slanted rectangles before a slanted background."""
+    """Return disparities (H, W) in whole pixels: slanted rectangles before a slanted background."""
     rows, columns = np.indices((height, width))
     disparity = np.zeros((height, width))
     for number in range(_N_PLANES + 1):
@@ -125,7 +125,7 @@ def _planes(
         tilt = generator.uniform(-0.15, 0.15, 2) * most
         plane = base + tilt[0] * rows / height + tilt[1] * columns / width
         within = np.s_[top:bottom, left:right]
-        # What is in front hides what is behind.
+        # Nearer planes hide farther planes.
         disparity[within] = np.maximum(disparity[within], plane[within])
     return disparity.clip(0, most).round().astype(np.int64)
 
@@ -140,6 +140,6 @@ def _noisy(
 def made_pairs(
     photograph: NDArray[np.uint8], n: int, most: int, generator: np.random.Generator
 ) -> Iterator[StereoPair]:
-    """Make ``n`` pairs of one photograph, each of other planes."""
+    """Make ``n`` pairs from one photograph, with different planes."""
     for _ in range(n):
         yield made_pair(photograph, most, generator)
