@@ -1,4 +1,4 @@
-"""Small protocols of Vouch for comparing objectives; each trains in seconds."""
+"""Small protocols for comparing objectives; each trains in seconds."""
 
 from __future__ import annotations
 
