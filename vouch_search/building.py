@@ -34,8 +34,9 @@ def build(
     Parameters
     ----------
     images : a folder with a sub-folder of images for each label; or a manifest, an archive, a URL.
-    encoder : such as ``timm:NAME``, or the path of an encoder; None for the one in the package.
-    name : of the gallery; None for the folder's.
+    encoder : a name such as ``timm:NAME``, or the path of an encoder; None for the built-in
+        encoder.
+    name : name of the gallery; None for the folder's name.
     labels : whether the sub-folders are labels.
     require : limits of the outcome, such as ``recall_at_1>=0.8``; if one is not met, nothing is
         published.
@@ -82,7 +83,7 @@ def index(
     ----------
     calibrate : fit probabilities and verdicts with a fifth of the images of each label.
     **options : further options of ``vouch-build index``, with underscores: ``max_error=0.02``.
-        The others are those of `build`.
+        For the other parameters see `build`.
 
     Raises
     ------

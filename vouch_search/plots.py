@@ -92,7 +92,7 @@ def reliability(
     Parameters
     ----------
     source : a source as the module describes, or probabilities (N,) in [0, 1].
-    outcomes : (N,) whether each result is right, where ``source`` is probabilities.
+    outcomes : (N,) whether each result is correct, if ``source`` is probabilities.
     weights : (N,) weights of the results; None for equal weights.
     """
     ax = _axes(ax)
@@ -145,7 +145,7 @@ def risk_coverage(
     Parameters
     ----------
     source : a source as the module describes, or probabilities (N,) of first results.
-    outcomes : (N,) whether each first result is right, where ``source`` is probabilities.
+    outcomes : (N,) whether each first result is correct, if ``source`` is probabilities.
     label : the name of the curve in the legend.
     """
     ax = _axes(ax)
@@ -245,7 +245,7 @@ def results(
     picture_of : the picture of an item by its id: a path, bytes, a Pillow image or an array
         (H, W, 3). None uses the thumbnails of an answer of `vouch_search`.
     query : the query's picture, drawn before the results; None to leave it out.
-    limit : of results.
+    limit : maximum number of results.
     """
     ax = _axes(ax)
     shown = _results(answer)[:limit]
@@ -275,7 +275,7 @@ def posterior(answer: object, *, limit: int = N_CURVES, ax: Axes | None = None) 
     Parameters
     ----------
     answer : an answer whose results have ``similarity`` and ``similarity_std``.
-    limit : of results.
+    limit : maximum number of results.
 
     Raises
     ------
@@ -513,7 +513,7 @@ def _calibration(source: object) -> object:
 
     Raises
     ------
-    ValueError : the gallery has none.
+    ValueError : the gallery is not calibrated.
     """
     bundle, client = getattr(source, "_bundle", None), getattr(source, "_client", None)
     if client is not None:

@@ -192,7 +192,7 @@ class AsyncClient:
 
     async def _send(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request, retry it while the service is busy, and return the response."""
-        await request.aread()  # a body that is in memory can be sent again
+        await request.aread()  # a body in memory can be sent again
         attempt = 1
         while not (response := await self._http.send(request)).is_success:
             await asyncio.sleep(seconds_to_wait(response, attempt))

@@ -65,7 +65,7 @@ def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
 
     Raises
     ------
-    DatasetError : there is no such folder, or no readable image in it or in its sub-folders.
+    DatasetError : the folder does not exist, or has no readable labelled image.
     """
     root = root.expanduser()
     if not root.is_dir():

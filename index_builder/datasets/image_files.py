@@ -1,7 +1,7 @@
 """Find the image files of a folder, an archive or a bucket, and list the files that are left out.
 
-A file is an image by its content, whatever its name. The report of the run counts and names every
-other file with the reason.
+The content of a file, not its name, decides whether it is an image. The report of the run counts
+and names every other file with the reason.
 """
 
 from __future__ import annotations

@@ -163,9 +163,9 @@ def _require_known(withheld: set[str], images: LabelledImages) -> None:
 def _of_views(config: BuildConfig | SplitChoices, generator: np.random.Generator) -> Splits:
     """Divide images without labels; views of an image are its positives and its matching queries.
 
-    One half of the images is for training and evaluation, the other for calibration. A calibration
-    query whose own image is hidden finds near misses. They are as near as for new photographs only
-    if the encoder was not trained on the image.
+    One half of the images is for training and evaluation, the other for calibration. If its own
+    image is hidden, a calibration query finds near misses. They are as near as for new photographs
+    only if the encoder was not trained on the image.
     """
     assert config.dataset.path is not None  # noqa: S101 - the configuration has checked it
     gallery = folder(config.dataset.path, labelled=False)

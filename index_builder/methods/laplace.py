@@ -49,7 +49,8 @@ from model_store.errors import CalibrationError, DatasetError
 from model_store.threads import one_blas_thread
 
 TEMPERATURES = np.logspace(-9, 3, 25)
-"""Candidate temperatures of a validation; at the ends, samples equal the mean or are random."""
+"""Candidate temperatures of a validation. At the smallest, all samples equal the mean; at the
+largest, they are random."""
 
 NOTHING_BUT_NORM = 0.95
 """Correlation above which the uncertainty is only the norm of the features."""
@@ -367,7 +368,8 @@ def _norm_correlation(
 ) -> float | None:
     """Return the correlation of log Σv / ‖m‖² with log ‖φ‖² / ‖m‖², its value under the prior.
 
-    It is over validation images, or training images if those are few. None if all values are equal.
+    It is over validation images, or over training images if there are few validation images. None
+    if all values are equal.
     """
     images = splits.validation if len(splits.validation) >= MIN_CORRELATED else splits.training
     chosen = np.random.default_rng(seed).permutation(len(images))[:N_VALIDATION]

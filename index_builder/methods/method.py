@@ -26,7 +26,7 @@ class Trained:
 
     Attributes
     ----------
-    encoder : in evaluation mode.
+    encoder : the encoder in evaluation mode.
     learned : trained tensors of the objective, see `Objective.learned`.
     """
 

@@ -19,7 +19,7 @@ from index_builder.posteriors.laplace.votes import vote_log_likelihood
 from index_builder.progress import console
 
 N_VALIDATION = 1_000
-"""Maximum number of validation images; the optimum is flat, so more hardly change it."""
+"""Maximum number of validation images. The optimum is flat; more images hardly change it."""
 
 N_VOTERS = 10_000
 """Maximum number of training images among which neighbours are searched."""

@@ -27,7 +27,7 @@ def normalised_mutual_information(vectors: Vectors, label_codes: Codes, seed: in
     ----------
     vectors : (N, D) unit embeddings.
     label_codes : (N,).
-    seed : of k-means.
+    seed : seed of k-means.
 
     Returns
     -------

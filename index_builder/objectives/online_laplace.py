@@ -30,12 +30,12 @@ class OnlineLaplaceLoss(Objective):
 
     Parameters
     ----------
-    last_layer : the last layer; its shape determines that of the curvature.
+    last_layer : the last layer, which determines the shape of the curvature.
     labels : (N,) int64 codes of the training images, from 0 without gaps.
     plan : how minibatches are drawn; it makes the curvature unbiased for labels of unequal size.
     margin : margin of the contrastive loss.
     structure : structure of the curvature.
-    approximation, split : which of the six curvatures.
+    approximation, split : see `Approximation` and `Split`.
     scaling : weighting of the pairs, see `TargetScaling`.
     memory_factor, prior_precision, initial_precision : see `OnlineLaplace`.
     n_samples : number of layers drawn at each step; 0 uses the last layer itself.

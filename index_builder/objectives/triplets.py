@@ -25,7 +25,7 @@ def mine_triplets(
     ----------
     directions : (B, D), unit.
     labels : (B,) int64.
-    mining : which triplets.
+    mining : see `Mining`.
     n_most : maximum number of triplets, drawn at random.
     generator : must be on the CPU.
 

@@ -32,8 +32,8 @@ class Trust:
     origins : ``https://host:443`` or ``s3://bucket``. Credentials are sent only to these; they may
         have any address.
     is_foreign : whether a source is on another machine. Other hosts than `origins` must then have
-        public addresses. If not, they may have any except link-local addresses, where clouds serve
-        credentials.
+        public addresses. Without a foreign source, other hosts may have any address except
+        link-local ones, where clouds serve credentials.
     """
 
     origins: frozenset[str] = frozenset()

@@ -50,7 +50,7 @@ def trunk_device(config: TrainingConfig) -> torch.device:
 
     Raises
     ------
-    ConfigError : the configuration wants a GPU, and torch finds none.
+    ConfigError : the configuration requires a GPU, and torch finds none.
     """
     there = torch.cuda.is_available()
     if config.device == "cuda" and not there:
@@ -65,7 +65,7 @@ def place_for_training(encoder: MetricEncoder, config: TrainingConfig) -> None:
 
     Raises
     ------
-    ConfigError : the configuration wants a GPU, and torch finds none.
+    ConfigError : the configuration requires a GPU, and torch finds none.
     """
     device = trunk_device(config)
     mixed = config.precision == "mixed" or (config.precision == "auto" and device.type == "cuda")

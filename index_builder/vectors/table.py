@@ -52,7 +52,7 @@ class VectorTable:
 
     Attributes
     ----------
-    path : of the file.
+    path : path of the file.
     sizes : lengths of the parts, in the order of `PARTS`; 0 for a missing part.
     chunks : reads the file from its beginning, in batches of rows.
     """

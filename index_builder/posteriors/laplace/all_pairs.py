@@ -53,7 +53,7 @@ def fixed_curvature(
     features : re-iterable blocks of φ, read twice.
     labels : (N,) int64.
     weight, bias : (D, F), (D,); the last layer. Its dtype and device are used for all tensors.
-    targets : of the data set.
+    targets : targets of the data set.
     split : see `Split`.
     margin : maximum distance of a negative that counts, on the unit sphere, in (0, 2].
     """

@@ -151,8 +151,8 @@ def fit_laplace(
     labels : (N,) int64.
     weight, bias : (D, F), (D,); the trained layer.
     structure : two Kronecker factors (see `kronecker`), or the papers' diagonal.
-    approximation, split : which of the six curvatures.
-    margin : of the contrastive loss, distance on the unit sphere.
+    approximation, split : see `Approximation` and `Split`.
+    margin : margin of the contrastive loss, a distance on the unit sphere.
     scaling : weighting of the pairs, see `TargetScaling`.
     prior_precision : None to choose it.
     prior_chosen_by : relative to the mean curvature (`relative_prior_precision`), or the largest

@@ -96,7 +96,7 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Rows of a gallery, of queries whose label it holds, and of queries whose label it lacks."""
+    """Rows of a gallery, of queries with a match in it, and of absent queries."""
 
     gallery: Rows
     known: Rows

@@ -46,7 +46,7 @@ def feature_basis(
 
     Parameters
     ----------
-    features, n_rows : of the data set; read once.
+    features, n_rows : features of the data set, read once, and their number.
     weight, bias : (D, F), (D,); the last layer.
     """
     n_features = weight.shape[1]
@@ -87,7 +87,7 @@ def fixed_traces(
 
     Parameters
     ----------
-    basis : of the features, see `PartialTraces`. The features are read twice.
+    basis : basis of the features, see `PartialTraces`. The features are read twice.
     """
     h = project(features, weight, bias, len(labels))
     norms = h.norm(dim=1, keepdim=True)
@@ -121,7 +121,7 @@ def positives_traces(
     pull = positives_pull(z, labels, targets, split=split)
     total = PartialTraces.zeros_like(weight, basis)
     n_bytes = weight.shape[1] * weight.element_size()
-    # An image alone in its label has no pair, and its target is zero.
+    # A label with a single image has no pair, and its target is zero.
     for group in class_groups(labels, max_bytes // n_bytes):
         gathered = gather(features, weight, torch.cat(group), len(labels))
         parts = torch.split(gathered, [len(rows) for rows in group])
@@ -182,7 +182,7 @@ def _own(
     z : (n, D), unit directions.
     pull : Σ_j y_ij (n, 1) for `euclidean`, Σ_j y_ij z_j (n, D) for `arccos`.
     split : see `Split`.
-    basis : of the features.
+    basis : basis of the features.
     """
     entries = scaled.square()  # no copy in float64: this is the largest array
     squares = entries.sum(1, keepdim=True).double()

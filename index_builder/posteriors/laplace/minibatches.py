@@ -118,7 +118,7 @@ def minibatch_curvature(
     labels : (B,) int64.
     weight, bias : (D, F), (D,); the last layer.
     margin : distance on the unit sphere.
-    approximation, split : which of the six curvatures. It is not clipped at zero.
+    approximation, split : see `Approximation` and `Split`. It is not clipped at zero.
     drawn : the data set and the plan; None for a data set with classes of equal size.
     """
     of_pairs = partial(

@@ -48,7 +48,7 @@ def pair_curvature(
     first, second : (P,) int64, rows of the features.
     targets : (P,), y; positive for positive pairs, negative for negatives inside the margin, zero
         outside.
-    approximation, split : which of the six curvatures.
+    approximation, split : see `Approximation` and `Split`.
     anchored : a pair counts twice for its first image and not for its second, as in
         `fixed_curvature`. Only for `fixed`, which has no joint terms.
     """

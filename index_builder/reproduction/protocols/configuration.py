@@ -16,12 +16,10 @@ class ProtocolDataset(Section):
 
     protocol: str = Field(description="A name of `PROTOCOLS`.")
     path: Path | None = Field(
-        None, description="The folder that data sets lie in. [default: VOUCH_DATA_DIR]"
+        None, description="The folder of data sets. [default: VOUCH_DATA_DIR]"
     )
-    allow_partial: bool = Field(
-        False, description="Take data even where it is not all of the official."
-    )
-    download: bool = Field(False, description="Fetch what is missing, where torchvision can.")
+    allow_partial: bool = Field(False, description="Accept incomplete data.")
+    download: bool = Field(False, description="Download missing data, if torchvision can.")
     validation_share: float = Field(
         0.02, ge=0, lt=1, description="Share of each label's training images that are validation."
     )

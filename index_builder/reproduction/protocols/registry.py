@@ -47,7 +47,7 @@ _INTERIM = (
     "their checkpoints by the test images, which here choose nothing."
 )
 
-_OURS = "A protocol of our own, to compare objectives in minutes: no paper has it."
+_OURS = "A protocol for comparing objectives in minutes; it is not from a paper."
 
 EXPECTED_ABSENT = 0.001
 """Assumed share of absent queries. Every test query has a match; this small share keeps the
@@ -86,7 +86,7 @@ PROTOCOLS: Mapping[str, Protocol] = {
         "scikit-learn's digits",
         load_digits,
         {"training": {"epochs": 12, "labels_per_batch": 8, "images_per_label": 16, "shift": 2}},
-        notes=("A protocol of our own, to try the command with: no paper has it.",),
+        notes=("A protocol for trying the command; it is not from a paper.",),
     ),
     "fashion-mnist": Protocol(
         "Fashion-MNIST / MNIST",
@@ -94,9 +94,8 @@ PROTOCOLS: Mapping[str, Protocol] = {
         _GREY,
         notes=(
             (
-                "Test images are searched for in the training images, of which 5,000 are held out "
-                "to "
-                "calibrate. The papers' figures are of another protocol: see fashion-mnist-authors."
+                "Queries are test images; the gallery is the training images, without 5,000 for "
+                "calibration. The papers' results have another protocol, fashion-mnist-authors."
             ),
         ),
     ),
@@ -166,13 +165,13 @@ PROTOCOLS: Mapping[str, Protocol] = {
         published.CIFAR10,
         (
             (
-                "Test images are searched for in the training images, with a twelfth of these held "
-                "out; "
-                "the authors ask among the test images, so theirs are for orientation only."
+                "Queries are test images; the gallery is the training images, without a held-out "
+                "twelfth. The authors search among the test images, so their results are not "
+                "comparable."
             ),
             (
-                "Without SVHN, Chars74K's characters are the outliers, and named so: AUROC against "
-                "them is not comparable."
+                "Without SVHN, characters of Chars74K are the outliers. The AUROC is then not "
+                "comparable."
             ),
             _INTERIM,
         ),
@@ -194,8 +193,8 @@ PROTOCOLS: Mapping[str, Protocol] = {
         published.LFW,
         (
             (
-                "People with one image are in the gallery but do not ask: the authors count them "
-                "as misses in R@1 and as found in mAP."
+                "People with one image are in the gallery, but are no queries. The authors count "
+                "them as misses in R@1 and as hits in mAP."
             ),
             _INTERIM,
         ),
@@ -216,7 +215,7 @@ PROTOCOLS: Mapping[str, Protocol] = {
         notes=(
             (
                 "Copenhagen and San Francisco are the test: positions in the test cities were "
-                "never published. A match is within 25 metres; to learn from and to calibrate, a "
+                "never published. A match is within 25 metres. For training and calibration, a "
                 "label is a square of 25 metres."
             ),
         ),
@@ -234,9 +233,8 @@ PROTOCOLS: Mapping[str, Protocol] = {
         },
         notes=(
             (
-                "Every drawing of the 20 evaluation alphabets is searched for among the others "
-                "(659 "
-                "characters, 20 drawings each). No paper of ours has figures for it."
+                "Every drawing of the 20 evaluation alphabets (659 characters, 20 drawings each) "
+                "searches the other drawings. The reproduced papers have no results for it."
             ),
         ),
     ),
