@@ -43,8 +43,8 @@ from index_builder.reproduction.protocols.protocol import Protocol, ProtocolData
 from model_store.errors import ConfigError
 
 _INTERIM = (
-    "The papers' figures are interim results in the history of the authors' repository; they chose "
-    "their checkpoints by the test images, which here choose nothing."
+    "The papers' figures are interim results in the history of the authors' repository. "
+    "Their checkpoints were chosen on the test images; here nothing is."
 )
 
 _OURS = "A protocol for comparing objectives in minutes; it is not from a paper."
