@@ -1,21 +1,21 @@
 """The gallery: what a query is compared with.
 
-`Gallery` is the seam; `FaissGallery` (FAISS and SQLite in a directory) is the embedded default.
-`LiveGallery` adds a log of changes to it, and gives out a `GallerySnapshot` after each.
-`MilvusGallery` (a collection of Milvus) is the one beyond one machine, `MilvusLive` takes its
-changes; both that do are `Writable`.
-`read_filter` reads which items a search may find, and `Gallery.matching` finds them.
+Every engine implements the protocol `Gallery`. `FaissGallery` (FAISS and SQLite in a directory) is
+the embedded default. `LiveGallery` adds a log of changes to it and makes a `GallerySnapshot` after
+each change. `MilvusGallery` keeps the items in a Milvus collection, which several machines can
+share; `MilvusLive` writes its changes. `LiveGallery` and `MilvusLive` implement `Writable`.
+`read_filter` parses a filter, and `Gallery.matching` returns the rows that pass it.
 
 ::
 
-    protocol    the `Gallery` and what it holds
+    protocol    the protocol `Gallery`, its items and embeddings
     writable    the `Writable`: a gallery that takes changes
-    opening     a directory → its gallery
-    files       the embedded engine
+    opening     directory → gallery
+    files       the embedded engine: FAISS and SQLite
     index       FAISS indexes
-    live        a log of changes on top
+    live        an embedded gallery with a log of changes
     filters     the language of filters
-    milvus      the engine beyond one machine
+    milvus      the engine for several machines: Milvus
 """
 
 from importlib import import_module
@@ -93,7 +93,7 @@ _MODULE_OF = {name: module for module, names in _PLACES.items() for name in name
 
 
 def __getattr__(name: str) -> object:
-    """Import on first use: who asks for the terms of a filter, or of an index, needs no FAISS."""
+    """Import on first use: code that needs only filters or index settings does not import FAISS."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

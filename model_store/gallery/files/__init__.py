@@ -2,11 +2,11 @@
 
 ::
 
-    gallery      searching it
+    gallery      search of the gallery
     writer       items and embeddings → files
     items        ids, labels, metadata and thumbnails in SQLite
-    previews     larger pictures of them, where they are wanted, in SQLite
-    fields       indexes of the fields that filters ask for, memory-mapped
-    variances    variances, memory-mapped
+    previews     optional larger pictures of the items, in SQLite
+    fields       memory-mapped indexes of the fields in filters
+    variances    memory-mapped variances
     row_file     arrays of rows, written in parts
 """

@@ -1,7 +1,7 @@
-"""Indexes of fields that filters ask for: in files of the gallery, or made when first asked for.
+"""Indexes of the fields in filters: stored with the gallery, or built on first use.
 
-``fields.bin`` holds the arrays of `Column`, one after another, to be memory-mapped; ``fields.json``
-says where each begins.
+``fields.bin`` holds the arrays of every `Column`, one after another, for memory-mapping.
+``fields.json`` holds the offset of each array.
 """
 
 from __future__ import annotations
@@ -38,20 +38,19 @@ FIELDS_FILE = "fields.json"
 COLUMNS_FILE = "fields.bin"
 
 BYTES_OF_AN_ITEM = 256
-"""Maximum size of all indexes of fields that are not configured: half of what a direction of 128
-dimensions takes."""
+"""Maximum bytes per item for the indexes of fields that are not configured. A direction of 128
+dimensions takes twice as much."""
 
 MOST_FIELDS = 64
-"""Maximum number of fields that are indexed without being configured: each is a pass over the
-items, of seconds for
-a million."""
+"""Maximum number of fields that are indexed without being configured. Indexing one field takes
+seconds for a million items."""
 
 LEARNED_BYTES = 2**28
-"""The most that the indexes take which a process makes because filters ask for them: ten and more
-of a million items."""
+"""Maximum bytes of the indexes that a process builds on first use. At least ten indexes of a
+million items fit."""
 
 MOST_LEARNED = 256
-"""Maximum number of requested fields that a process remembers."""
+"""Maximum number of indexes that a process builds on first use and keeps."""
 
 _ALWAYS = (Field("id"), Field("label"))
 _ITEMS = Source("items", "row")
@@ -60,10 +59,10 @@ _MOST_SEEN = 1_024
 
 
 class FieldsSeen:
-    """The fields that items have, and how much text is in them."""
+    """Counts, for each field, the items that have it and the characters of its text."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, ...], list[int]] = {}  # items that have it, and bytes of text
+        self._seen: dict[tuple[str, ...], list[int]] = {}  # number of items, characters of text
 
     def add(self, metadata: Mapping[str, Any], path: tuple[str, ...] = ()) -> None:
         """Look at an item's metadata."""
@@ -83,18 +82,18 @@ class FieldsSeen:
                     seen[1] += len(part)
 
     def worth_indexing(self) -> list[Field]:
-        """The fields that most items have, those of little text first."""
+        """Return the most frequent fields, in ascending order of their text."""
         frequent = sorted(self._seen, key=lambda path: (-self._seen[path][0], path))
         chosen = sorted(frequent[:MOST_FIELDS], key=lambda path: (self._seen[path][1], path))
         return [Field("metadata", path) for path in chosen]
 
 
 def _nameable(path: tuple[str, ...]) -> bool:
-    """Return whether a filter can ask for a field."""
+    """Return whether a filter can name a field."""
     field = Field("metadata", path)
     try:
         return parse_field(field.name) == field
-    except (InvalidFilter, TypeError):  # a key that is no text, which JSON makes one
+    except (InvalidFilter, TypeError):  # a key that is not text; JSON converts it to text
         return False
 
 
@@ -105,8 +104,8 @@ def write_fields(
 
     Parameters
     ----------
-    named : fields to index, whatever they take; None for the cheapest of ``seen``, as far as
-        `BYTES_OF_AN_ITEM` goes.
+    named : fields to index, of any size. None indexes the smallest fields of ``seen``, up to
+        `BYTES_OF_AN_ITEM`.
     """
     wanted = (*_ALWAYS, *(seen.worth_indexing() if named is None else named))
     left = BYTES_OF_AN_ITEM * n_rows
@@ -120,8 +119,8 @@ def write_fields(
             try:
                 column = column_of(items, field, _ITEMS, n_rows, math.inf if is_named else left)
             except sqlite3.OperationalError:
-                # SQLite sorts in temporary files, for which there may be no room. The gallery is
-                # whole without: the field is indexed on its first use.
+                # SQLite sorts in temporary files, and the disk may be full. The gallery is complete
+                # without this index: the field is indexed on its first use.
                 logger.exception("the field %s is left without an index", field.name)
                 continue
             if column is None:
@@ -138,7 +137,7 @@ def write_fields(
 
 
 def _append(file: BinaryIO, array: NDArray[Any]) -> tuple[str, int, int]:
-    """Write an array; its type, where it begins and its length."""
+    """Write an array; return its type, its offset in bytes and its length."""
     file.write(b"\0" * (-file.tell() % _ALIGNED))
     start = file.tell()
     file.write(array.astype(array.dtype.newbyteorder("<")).tobytes())
@@ -146,14 +145,14 @@ def _append(file: BinaryIO, array: NDArray[Any]) -> tuple[str, int, int]:
 
 
 class FieldColumns:
-    """The indexes of fields of a gallery; safe to share by threads.
+    """The indexes of a gallery's fields; safe to share by threads.
 
-    A field without one is indexed in memory when it is first asked for. Those asked for longest ago
-    make room for others (`LEARNED_BYTES`).
+    A field without a stored index is indexed in memory on its first use. The least recently used
+    indexes are dropped beyond `LEARNED_BYTES`.
 
     Parameters
     ----------
-    directory : with the files that `write_fields` wrote; galleries of old have none.
+    directory : contains the files of `write_fields`; galleries of early releases have none.
     """
 
     def __init__(self, directory: Path, n_rows: int) -> None:
@@ -181,7 +180,7 @@ class FieldColumns:
     def of(
         self, fields: Sequence[Field], connection: sqlite3.Connection
     ) -> tuple[dict[Field, Column], dict[str, IndexedBy]]:
-        """The indexes of ``fields``, as far as they exist or can be made, and where each is.
+        """Return the available indexes of ``fields``, and where each is stored.
 
         Parameters
         ----------
@@ -189,7 +188,7 @@ class FieldColumns:
 
         Raises
         ------
-        DeadlineExceeded : there was no time to make one.
+        DeadlineExceeded : the time limit passed before an index was built.
         """
         columns: dict[Field, Column] = {}
         places: dict[str, IndexedBy] = {}
@@ -204,11 +203,11 @@ class FieldColumns:
         return columns, places
 
     def stored(self) -> dict[Field, Column]:
-        """Return the indexes that lie in the files, but that of the ids."""
+        """Return the stored indexes, except the index of the ids."""
         return {field: column for field, column in self._stored.items() if field.column != "id"}
 
     def _learn(self, field: Field, connection: sqlite3.Connection) -> Column | None:
-        """Build the index of a field that has none in the files; None if it fails."""
+        """Build the index of a field without a stored one; None if that fails."""
         with self._learning:
             if field not in self._learned:
                 try:
@@ -232,12 +231,12 @@ class FieldColumns:
 
 
 class FilteredRows:
-    """The rows that pass a filter, by the indexes of its fields; obeys `Allowed`.
+    """The rows that pass a filter, found by field indexes; implements `Allowed`.
 
     Parameters
     ----------
-    selection : the rows, of ``n_rows``.
-    indexes : names of the fields in the filter, and where their indexes are.
+    selection : the selected rows, out of ``n_rows``.
+    indexes : for each field of the filter, where its index is stored.
     """
 
     def __init__(self, selection: Selection, n_rows: int, indexes: Mapping[str, IndexedBy]) -> None:
@@ -246,7 +245,7 @@ class FilteredRows:
 
     @cached_property
     def share(self) -> float:
-        """Their number over N: estimated, the same each time."""
+        """The estimated share of the N rows; the same at each call."""
         return estimated_share(self._selection, self._n_rows)
 
     def at(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -254,11 +253,11 @@ class FilteredRows:
         return self._selection.at(rows)
 
     def rows(self) -> NDArray[np.int64]:
-        """All of them, ascending."""
+        """All allowed rows, ascending."""
         return np.sort(self._selection.rows())
 
     def mask(self) -> NDArray[np.bool_]:
-        """The mask (N,) of them, read-only."""
+        """A read-only mask (N,) of the allowed rows."""
         return self._mask
 
     @cached_property

@@ -43,7 +43,7 @@ GALLERY_FILES = (
     COLUMNS_FILE,
     PREVIEWS_FILE,
 )
-"""Every file that a gallery may have; not each has all."""
+"""All file names that a gallery can have; some files are optional."""
 
 
 class FaissGallery:
@@ -98,7 +98,7 @@ class FaissGallery:
         self, rows: NDArray[np.int64], query: NDArray[np.float32], n: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The ``n`` nearest of ``rows``, nearest first, and their similarities."""
-        rows = np.sort(rows)  # so that the stable sort below ends ties by id
+        rows = np.sort(rows)  # the stable sort below then orders ties by id
         exact = similarities_of(self.directions(rows), query)
         similarities = np.round(exact, SIMILARITY_DECIMALS)
         order = np.argsort(-similarities, kind="stable")[:n]
@@ -106,7 +106,7 @@ class FaissGallery:
 
     @property
     def filter_fields(self) -> tuple[str, ...] | None:
-        """The fields that were named to be indexed; see `IndexSettings`."""
+        """The configured fields to index; see `IndexSettings`."""
         return self._items.fields.named
 
     def matching(self, part: Filter) -> Allowed:
@@ -114,12 +114,12 @@ class FaissGallery:
         return self._items.matching(part)
 
     def facets(self, most: int) -> list[Facet]:
-        """The fields that the gallery was built with an index of; see `Gallery.facets`."""
+        """Describe the fields that the gallery was built with an index of; see `Gallery.facets`."""
         stored = self.field_indexes().items()
         return [facet_of(field.name, [Counted(column)], most) for field, column in stored]
 
     def field_indexes(self) -> dict[Field, Column]:
-        """The indexes of fields that the gallery was built with, but that of the ids."""
+        """The field indexes that the gallery was built with, except the index of the ids."""
         return self._items.fields.stored()
 
     def rows(self) -> NDArray[np.int64]:
@@ -128,7 +128,7 @@ class FaissGallery:
 
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Unit directions of ``rows`` (...), shape (..., D)."""
-        return self._directions.take(rows, axis=0)  # in two thirds of the time of an index
+        return self._directions.take(rows, axis=0)  # a third faster than indexing
 
     def total_variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Variance of each item relative to its squared norm, Σ_d v_d / ‖m‖², shape (...)."""
@@ -143,18 +143,18 @@ class FaissGallery:
         return np.asarray(self._label_codes[rows])
 
     def embeddings(self, rows: NDArray[np.int64]) -> Embeddings:
-        """Return the embeddings stored at ``rows`` (n,), to rounding and without features."""
+        """Return the embeddings of ``rows`` (n,), exact up to rounding, without features."""
         norms = self._variances.norms(rows)[:, None]
         mean, variance = self._directions[rows] * norms, self._variances.relative(rows) * norms**2
         return Embeddings(mean, variance, np.empty((len(rows), 0), dtype=np.float32))
 
     def page(self, after: int | None, limit: int) -> NDArray[np.int64]:
-        """Rows of at most ``limit`` items by id, from the one after the row ``after`` on."""
+        """Rows of the next ``limit`` items by id, after the row ``after``."""
         first = 0 if after is None else after + 1
         return np.arange(first, max(first, min(first + limit, self.n_items)))
 
     def next_row(self, item_id: str) -> int:
-        """The first row whose id comes after ``item_id``; the number of rows after the last."""
+        """The first row with an id greater than ``item_id``; N if there is none."""
         found = self._items.next_row(item_id)
         return self.n_items if found is None else found
 
@@ -191,7 +191,7 @@ class FaissGallery:
 def similarities_of(items: NDArray[np.float32], query: NDArray[np.float32]) -> NDArray[np.float64]:
     """Inner products of unit ``items`` (n, D) with a unit ``query`` (D,), as 1 − ½ ‖z − q‖².
 
-    Near neighbours differ in the digits that the inner product itself loses to rounding.
+    The inner product alone would lose the digits in which near neighbours differ.
     """
     difference = items.astype(np.float64)
     difference -= query

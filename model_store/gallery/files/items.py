@@ -38,13 +38,13 @@ CREATE TABLE thumbnails (row INTEGER PRIMARY KEY, media_type TEXT NOT NULL, data
 
 
 class ItemsWriter:
-    """Writes items, whose order is their row, to a new file, part by part, atomically.
+    """Writes items to a new file, part by part and atomically; their order gives their rows.
 
     ``n_changed``: see `model_store.gallery.Gallery`.
 
     Attributes
     ----------
-    fields : that the items have.
+    fields : counts of the items' fields.
     """
 
     def __init__(self, path: Path, encoder_fingerprint: str, n_changed: int = 0) -> None:
@@ -52,7 +52,7 @@ class ItemsWriter:
         self._connection = sqlite3.connect(path)
         self._connection.executescript(f"BEGIN; {_SCHEMA}")  # ended when all is written
         self._seen: dict[str | None, int] = {}
-        self._codes = array("i")  # by when a label was seen first
+        self._codes = array("i")  # label → order of its first item
         self._connection.execute("INSERT INTO meta VALUES ('encoder', ?)", (encoder_fingerprint,))
         if n_changed:
             self._connection.execute("INSERT INTO meta VALUES ('changed', ?)", (str(n_changed),))
@@ -73,7 +73,7 @@ class ItemsWriter:
         self._codes.extend(self._seen.setdefault(item.label, len(self._seen)) for _, item in added)
 
     def label_codes(self) -> NDArray[np.int32]:
-        """Place of each item's label among the sorted ones, (N,), -1 where it has none."""
+        """Position of each item's label in the sorted labels, (N,); -1 without a label."""
         place = {label: place for place, label in enumerate(self._labels())} | {None: -1}
         codes = np.array([place[label] for label in self._seen], dtype=np.int32)
         return codes[np.frombuffer(self._codes, dtype=np.intc)] if self._codes else codes
@@ -100,13 +100,12 @@ class ItemsWriter:
 
 
 REMEMBERED_FILTERS = 16
-"""Number of filters whose rows are cached, a byte an item each at most: pages use the same filter
-again."""
+"""Number of filters whose rows are cached, because pages repeat a filter. Each takes at most one
+byte per item."""
 
 SMALL_BYTES, SMALL_CACHE_KIB = 64 * 2**20, 128
-"""Size of a file below which a connection caches fewer pages than SQLite's 2 MB: the system has
-them
-too, and of a thousand galleries each has one for every thread."""
+"""Below this file size a connection caches less than SQLite's default of 2 MB. The system caches
+the file too, and a thousand galleries have a connection for every thread."""
 
 
 class Items:
@@ -160,7 +159,7 @@ class Items:
         return [found[row] for row in rows]
 
     def next_row(self, item_id: str) -> int | None:
-        """The row of the first item whose id comes after ``item_id``; None after the last."""
+        """The first row whose id is greater than ``item_id``; None if there is none."""
         found = self._connection.execute(
             "SELECT row FROM items WHERE id > ? ORDER BY id LIMIT 1", (item_id,)
         ).fetchone()
@@ -204,7 +203,7 @@ class Items:
         return matching
 
     def _looked_at(self, text: str, values: list[Scalar]) -> NDArray[np.bool_]:
-        """The mask of rows that pass a filter in SQL, of which each is looked at."""
+        """The mask of rows that pass a filter; SQL checks every row."""
         mask = np.zeros(self.fields.n_rows, dtype=bool)
         with interrupted_when_late(self._connection) as connection:
             found = connection.execute(f"SELECT row FROM items WHERE {text}", values)  # noqa: S608

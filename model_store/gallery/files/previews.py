@@ -1,4 +1,4 @@
-"""Previews of items in SQLite, by row: pictures large enough to decide by, in some galleries."""
+"""Optional previews of items in SQLite, by row: pictures large enough for a review."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CREATE TABLE previews (row INTEGER PRIMARY KEY, data BLOB NOT NULL);
 
 
 class PreviewsWriter:
-    """Writes the previews of items, whose order is their row, to a new file.
+    """Writes the previews of items to a new file; the order of the items gives their rows.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class PreviewsWriter:
         self._n_rows = 0
 
     def add(self, items: Iterable[NewItem]) -> None:
-        """Write those of the next items that have one."""
+        """Write the previews of the next items; items without a preview are skipped."""
         for item in items:
             if item.preview:
                 self._connection.execute(
@@ -59,7 +59,7 @@ class PreviewsWriter:
 
 
 class Previews:
-    """Read access to what `PreviewsWriter` wrote, from any thread; empty where nothing was written.
+    """Read access to the file of `PreviewsWriter`, from any thread; empty without a file.
 
     Attributes
     ----------
@@ -82,7 +82,7 @@ class Previews:
         return connection
 
     def at(self, row: int) -> bytes:
-        """Return the preview of a row, JPEG; nothing where it has none."""
+        """Return the preview of a row, JPEG; empty if it has none."""
         if self.side is None:
             return b""
         query = "SELECT data FROM previews WHERE row = ?"

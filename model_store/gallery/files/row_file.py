@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 READ_BYTES = 2**20
-"""Size up to which a file is read at once: a mapping keeps it open, and there may be thousands."""
+"""Files up to this size are read whole: a mapped file stays open, and there may be thousands."""
 
 
 def load_rows(path: Path) -> NDArray[Any]:
@@ -20,7 +20,7 @@ def load_rows(path: Path) -> NDArray[Any]:
 
 
 def load_bytes(path: Path) -> NDArray[np.uint8]:
-    """Load the bytes of a file: those of a large one are mapped."""
+    """Load the bytes of a file; a large file is mapped."""
     if _is_large(path):
         return np.asarray(np.memmap(path, mode="r"))
     return np.fromfile(path, np.uint8)
@@ -31,13 +31,13 @@ def _is_large(path: Path) -> bool:
 
 
 class RowFile:
-    """A file that `numpy.load` reads, written part by part; the same bytes as `numpy.save` writes.
+    """Writes an array part by part, with the same bytes as `numpy.save`.
 
-    Not by a memory map: a full disk is to be an `OSError`, not the end of the process.
+    It uses no memory map: a full disk then raises `OSError` and does not kill the process.
 
     Parameters
     ----------
-    n_rows, shape, dtype : of the whole array, (n_rows, *shape).
+    n_rows, shape, dtype : the whole array is (n_rows, *shape) of this type.
     """
 
     def __init__(self, path: Path, n_rows: int, *shape: int, dtype: DTypeLike) -> None:

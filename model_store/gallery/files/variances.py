@@ -1,4 +1,4 @@
-"""Variances of a gallery's items on disk: whole while small, then in half the bytes."""
+"""Variances of a gallery's items on disk, in float32 or float16."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ VARIANCES_FILE = "variances.npy"
 SCALES_FILE = "variance_scales.npy"
 
 HALF_ROUNDING = 2.0**-11
-"""Relative rounding error of a variance in float16, of those above 2⁻¹⁴ of the item's largest;
-smaller ones are off by at most 2⁻²⁴ of the largest."""
+"""Relative rounding error in float16 of a variance above 2⁻¹⁴ of the item's largest. The error of a
+smaller variance is at most 2⁻²⁴ of the largest."""
 
 
 class VarianceWriter(ExitStack):
-    """Writes the variances of a gallery's items, part by part; as a context, it closes its files.
+    """Writes the variances of a gallery's items, part by part; a context manager.
 
-    Whole: unchanged. ``half``: relative to the squared norm and to a power of two for each item,
-    which brings the largest of its variances to between ½ and 1, in float16 (`HALF_ROUNDING`).
+    With ``half``, variances are stored in float16 (`HALF_ROUNDING`), divided by the squared norm
+    and by a power of two for each item. The power of two brings the item's largest variance to
+    between ½ and 1. Without ``half``, variances are stored unchanged in float32.
 
     Parameters
     ----------
-    n_items, dim : N and D, of all parts together.
+    n_items, dim : N and D of the whole gallery.
     """
 
     def __init__(self, directory: Path, n_items: int, dim: int, *, half: bool) -> None:
@@ -41,7 +42,7 @@ class VarianceWriter(ExitStack):
             self._scales = self.enter_context(scales)
 
     def add(self, norms: NDArray[np.float32], variances: NDArray[np.float32]) -> None:
-        """Write those of the next items, (n, D), whose means have ``norms`` (n,)."""
+        """Write the next variances (n, D); their means have the ``norms`` (n,)."""
         if self._scales is None:
             self._variances.add(variances)
             return

@@ -1,4 +1,4 @@
-"""Writing a gallery into files, part by part: it need not fit into memory."""
+"""Writing a gallery into files, part by part; the gallery need not fit into memory."""
 
 from __future__ import annotations
 
@@ -36,14 +36,13 @@ def write_faiss_gallery(
 
     Parameters
     ----------
-    embeddings : N of them, in the order of ``items``; ``mean`` = norm × direction is kept whole
-        (directions in an exact FAISS index or, beside an approximate one, in a separate file), and
-        so is ``variance``, but beside an approximate index in float16.
-    items : N of them, with distinct ids; rows are given in the order of the ids, so that the same
-        items make the same gallery in whatever order they come, and equal similarities can be
-        ordered by row.
-    encoder_fingerprint : of the encoder that made ``embeddings``.
-    settings : of the index.
+    embeddings : N embeddings, in the order of ``items``. ``mean`` is stored in float32, as norm ×
+        direction. An exact FAISS index contains the directions; an approximate index has a separate
+        file for them. ``variance`` is stored in float32, or with an approximate index in float16.
+    items : N items with distinct ids. Rows are numbered in the order of the ids, so that the
+        gallery does not depend on the order of ``items``.
+    encoder_fingerprint : fingerprint of the encoder that made ``embeddings``.
+    settings : settings of the index.
     n_changed : see `Gallery`.
 
     Returns
@@ -53,7 +52,7 @@ def write_faiss_gallery(
     Raises
     ------
     ValueError : lengths differ or ids repeat.
-    ConfigError : no index is small or good enough for the settings.
+    ConfigError : no index meets both the memory budget and the minimum recall.
     """
     n_items, dim = embeddings.mean.shape
     parts = in_parts(embeddings, items)
@@ -76,8 +75,8 @@ def write_faiss_parts(
 
     Parameters
     ----------
-    shape : (N, D), of all parts together.
-    parts : embeddings and their items, all in the order of the ids, which are distinct.
+    shape : (N, D) of the whole gallery.
+    parts : embeddings and their items, in the order of the distinct ids.
     """
     plan, fields = plan_index(*shape, settings), named_fields(settings.filter_fields)
     exact = plan.kind == "flat"
