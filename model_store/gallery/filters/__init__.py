@@ -2,9 +2,9 @@
 
 ::
 
-    grammar      the language of filters, read and checked
-    sql          filters → SQL, and the values of a field by SQL
+    grammar      the filter language: parser and checks
+    sql          filters → SQL, and the values of a field read by SQL
     columns      the index of one field
-    selection    the rows that pass a filter, by the indexes of its fields
+    selection    the rows that pass a filter, found by field indexes
     facets       the values of a field, and how many items have each
 """

@@ -1,13 +1,13 @@
 """The index of one field: its distinct values in order, and the rows of each.
 
-Every row has one code: of no value, null, false, true, a list, an object, or the place of its
-number or text among the distinct ones in their order. So the rows of any comparison are those of
-one range of codes. Rows lie in the order of their codes: those of a range are a slice. A wide range
-is found faster by comparing codes.
+Every row has one code. There is a code for each of missing, null, false, true, list and object;
+each distinct number and text has its own code, in ascending order. So every comparison selects one
+range of codes. Rows are stored in the order of their codes, so a range of codes is a slice of rows.
+For a wide range, comparing the codes of all rows is faster.
 
-Measured with 10⁶ items of a thousand values: a mask of the rows of one value, of 5 % and of half of
-them takes 0.02, 0.11 and 0.11 ms. Of a union of roaring bitmaps, one a value, it takes 0.3, 0.5 and
-2.4 ms; of an index of SQLite 0.3, 13 and 137 ms; and looking at every item 800 ms.
+Measured with 10⁶ items and a thousand values: a mask for one value, for 5 % of the values and for
+half of them takes 0.02, 0.11 and 0.11 ms. With one roaring bitmap for each value it takes 0.3, 0.5
+and 2.4 ms, with an index of SQLite 0.3, 13 and 137 ms. Checking every item takes 800 ms.
 """
 
 from __future__ import annotations
@@ -26,32 +26,34 @@ from numpy.typing import NDArray
 from model_store.gallery.filters.grammar import Comparison, Scalar
 
 MISSING, NULL, FALSE, TRUE, LIST, OBJECT, FIRST_VALUE = range(7)
-"""Codes of rows whose field is neither number nor text, and the first code of numbers and texts."""
+"""Codes of fields that are neither number nor text, and the first code for numbers and texts."""
 
 NUMBER_KIND, TEXT_KIND = FIRST_VALUE, FIRST_VALUE + 1
-"""Kinds of the values of an `Entry`; of the others the kind is the code."""
+"""The kind of a number or text in an `Entry`. The kind of any other value is its code."""
 
 Entry = tuple[int, Any, int]
-"""The kind of a value; the number, or the text as UTF-8, or None; and the row."""
+"""The kind of a value, the value (a number, text as UTF-8, or None), and the row."""
 
 FREQUENT = 32
-"""The share of rows, one in so many, from which a bitmap takes no more space than their numbers."""
+"""A code has a bitmap if at least one in this many rows holds it. The bitmap is then no larger than
+the row numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Postings:
-    """Rows by their value, in the order of values.
+    """Rows in the order of their values.
 
-    A number is kept as the nearest float64, and what is then left of an integer: the order of these
-    pairs is that of the numbers, to the last digit.
+    A number is stored as the nearest float64 and, for an integer, the remainder. The order of these
+    pairs is exactly the order of the numbers.
 
     Attributes
     ----------
-    nearest, left : (n,) float64 and int16, of the distinct numbers.
-    text_starts : (m + 1,), where each of the m distinct texts begins, and where the last ends.
-    texts : their UTF-8, one after another; its order is that of code points.
-    starts : (codes + 1,), where the rows of each code begin, and where the last end.
-    rows : uint32, of one code ascending.
+    nearest, left : (n,) float64 and int16; the nearest floats and remainders of the n distinct
+        numbers.
+    text_starts : (m + 1,) offsets of the m distinct texts, and the end of the last.
+    texts : the texts as UTF-8, one after another, ordered by code point.
+    starts : (codes + 1,) offsets of each code's rows, and the end of the last.
+    rows : uint32, ordered by code and then ascending.
     """
 
     nearest: NDArray[np.float64]
@@ -75,7 +77,7 @@ class Postings:
         return int(self.starts[codes.stop] - self.starts[codes.start])
 
     def compared(self, comparison: Comparison, value: Scalar) -> range:
-        """Return the codes for which ``eq``, ``gt``, ``gte``, ``lt`` or ``lte`` a value holds."""
+        """Return the codes that pass ``eq``, ``gt``, ``gte``, ``lt`` or ``lte`` with a value."""
         if value is None or isinstance(value, bool):
             code = {None: NULL, False: FALSE, True: TRUE}[value]
             return range(code, code + 1)
@@ -100,8 +102,8 @@ class Postings:
                 return range(first, after)
 
     def equal_to(self, values: Iterable[Scalar]) -> list[range]:
-        """Return the codes of those of many values that are there, in no order."""
-        numbers: dict[float, None] = {}  # of which most are not there, and many may be the same
+        """Return the codes of the given values that the column has, in any order."""
+        numbers: dict[float, None] = {}  # most may be absent, and many may be equal
         others: dict[Scalar, None] = {}
         for value in values:
             if isinstance(value, int | float) and not isinstance(value, bool):
@@ -118,7 +120,7 @@ class Postings:
         ]
 
     def _equal_numbers(self, value: float) -> range:
-        """The places of the numbers equal to one; of none, where it would be."""
+        """The position of an equal number; if there is none, an empty range where it would be."""
         nearest, left = _split(value)
         first = int(np.searchsorted(self.nearest, nearest))
         among = self.left[first : np.searchsorted(self.nearest, nearest, side="right")]
@@ -127,7 +129,7 @@ class Postings:
         return range(first + before, first + until)
 
     def _equal_texts(self, text: bytes) -> range:
-        """The place of a text; of none, where it would be."""
+        """The position of a text; if there is none, an empty range where it would be."""
         places = range(len(self.text_starts) - 1)
         first = bisect_left(places, text, key=self._text)
         return range(first, first + (first < len(places) and self._text(first) == text))
@@ -137,7 +139,7 @@ class Postings:
 
 
 def _split(value: float) -> tuple[float, int]:
-    """Return the nearest float64, and what is left of an integer."""
+    """Return the nearest float64 and, for an integer, the remainder."""
     nearest = float(value)
     return nearest, value - int(nearest) if isinstance(value, int) else 0
 
@@ -148,11 +150,12 @@ class Column:
 
     Attributes
     ----------
-    values : every row once, by what the field is.
+    values : every row once, ordered by the value of its field.
     codes : (N,) unsigned integers, the code of each row in ``values``.
-    held : rows whose field is a list, by the null, true, false, numbers and texts in it.
-    frequent : (m,) the codes in ``held`` of which one in `FREQUENT` rows, or more, holds each.
-    bitmaps : (m, ⌈N / 8⌉) uint8, the rows of these, the first in the lowest bit.
+    held : rows whose field is a list, once for each distinct element (null, true, false, number or
+        text).
+    frequent : (m,) the codes in ``held`` that at least one in `FREQUENT` rows holds.
+    bitmaps : (m, ⌈N / 8⌉) uint8, the rows of each frequent code; the first row is the lowest bit.
     """
 
     values: Postings
@@ -163,11 +166,11 @@ class Column:
 
     @property
     def n_bytes(self) -> int:
-        """The bytes that it takes, in memory as in a file."""
+        """Size in bytes, in memory and in a file."""
         return sum(part.nbytes for part in self.arrays().values())
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return all there is, by name."""
+        """Return all arrays by name."""
         of_postings = {
             f"{name}.{part.name}": getattr(postings, part.name)
             for name, postings in (("values", self.values), ("held", self.held))
@@ -178,7 +181,7 @@ class Column:
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Column:
-        """Make a column of what `arrays` returned."""
+        """Make a column from the result of `arrays`."""
         values, held = (
             Postings(**{part.name: arrays[f"{name}.{part.name}"] for part in fields(Postings)})
             for name in ("values", "held")
@@ -195,8 +198,8 @@ def make_column(
 
     Parameters
     ----------
-    values : what the field is, of each row from 0 to ``n_rows`` − 1; by kind, value and row.
-    held : the parts of lists, each once for a row, in the same order.
+    values : one entry for each row 0 to ``n_rows`` − 1, ordered by kind, value and row.
+    held : the elements of lists, each at most once for a row, in the same order.
     """
     every = _gathered(values, most_bytes)
     if every is None:
@@ -221,7 +224,7 @@ def _frequent(lists: Postings, n_rows: int) -> tuple[NDArray[np.int64], NDArray[
 
 
 def _gathered(entries: Iterable[Entry], most_bytes: float) -> Postings | None:
-    """Postings of entries in their order; None where they take more than ``most_bytes``."""
+    """Make postings from ordered entries; None if they take more than ``most_bytes``."""
     nearest, left = array("d"), array("h")
     text_starts, texts = array("q", [0]), bytearray()
     counts, rows = array("q", [0] * FIRST_VALUE), array("I")

@@ -1,4 +1,4 @@
-"""The values of a field and how many items have each, read off its index."""
+"""The values of a field and the number of items with each, counted from its index."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Facet:
     Attributes
     ----------
     field : its name in a filter.
-    comparison : by which a filter finds a value: ``has`` where most items have a list.
-    n_items : items that have a value of it.
-    n_values : distinct numbers, texts, true and false.
-    least, greatest : of the numbers; None where there are none.
-    values : the most frequent values and the number of items of each; of equal ones the first in
-        the order of values. None of a field in which no two items agree.
+    comparison : the comparison that finds a value: ``has`` if most items have a list, else ``eq``.
+    n_items : number of items with a value of the field.
+    n_values : number of distinct numbers, texts, true and false.
+    least, greatest : smallest and largest number; None without numbers.
+    values : the most frequent values and the number of items of each; ties in the order of values.
+        Empty if no two items share a value.
     """
 
     field: str
@@ -40,19 +40,19 @@ class Facet:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Some items by the index of a field.
+    """One part of the items, with its index of a field.
 
     Attributes
     ----------
     column : the index.
-    gone : rows of it that no longer hold an item; None for none.
+    gone : rows of the index that no longer hold an item; None if all do.
     """
 
     column: Column
     gone: NDArray[np.int64] | None = None
 
     def values(self) -> NDArray[np.int64]:
-        """Count the items of each code of ``column.values``."""
+        """Count the items for each code of ``column.values``."""
         counts = np.diff(self.column.values.starts)
         if self.gone is not None:
             counts -= np.bincount(self.column.codes[self.gone], minlength=len(counts))
@@ -72,8 +72,8 @@ class Counted:
 def facet_of(field: str, parts: Sequence[Counted], most: int) -> Facet:
     """Describe a field by the indexes of its items, with at most ``most`` values.
 
-    Its time grows with the number of distinct values in the first part, and items that are gone
-    from it or in the others.
+    The time grows with three numbers: the distinct values of the first part, its removed items, and
+    the items of the other parts.
     """
     by_value = [part.values() for part in parts]
     of_lists = sum(int(counts[LIST]) for counts in by_value)
@@ -103,7 +103,7 @@ def _joined(
     counts: NDArray[np.int64],
     others: Iterable[tuple[Postings, NDArray[np.int64]]],
 ) -> dict[Scalar, int]:
-    """Add to ``counts`` what others have of the values of ``first``; return the other values."""
+    """Add the other parts' counts of values in ``first``; return the counts of all other values."""
     new: Counter[Scalar] = Counter()
     for postings, more in others:
         for code in np.flatnonzero(more).tolist():
@@ -117,14 +117,14 @@ def _joined(
 
 
 def _of_values(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return counts of true, false, numbers and texts, and none of what else a field may be."""
+    """Return the counts with 0 for every code that is not true, false, a number or a text."""
     counts = counts.copy()
     counts[[code for code in range(FIRST_VALUE) if code not in (FALSE, TRUE)]] = 0
     return counts
 
 
 def _frequent(counts: NDArray[np.int64], most: int) -> list[int]:
-    """The places of the ``most`` largest counts, those above 0, largest first."""
+    """The codes of the ``most`` largest positive counts, largest first."""
     least = np.partition(counts, -most)[-most] if len(counts) > most else 0
     large = np.flatnonzero(counts > least)
     equal = np.flatnonzero((counts == least) & (counts > 0))[: most - len(large)]
@@ -145,7 +145,7 @@ def _order(value: Scalar) -> tuple[int, float, bytes]:
 
 
 def _value(postings: Postings, code: int) -> Scalar:
-    """The number or text, true or false, of a code."""
+    """The value of a code: a number, a text, true or false."""
     if code in (FALSE, TRUE):
         return code == TRUE
     place = code - FIRST_VALUE
@@ -157,6 +157,6 @@ def _value(postings: Postings, code: int) -> Scalar:
 
 
 def _number(nearest: np.float64, left: int) -> float:
-    """The number of which these are the nearest float64 and what is left of an integer."""
+    """Return the number with this nearest float64 and remainder."""
     number = float(nearest)
     return int(number) + left if number.is_integer() else number

@@ -1,22 +1,22 @@
 """Filters: which items a search may find, by their id, label and metadata.
 
-A filter is JSON. An object names fields and a condition for each; all must hold:
+A filter is JSON. An object maps field names to conditions; all conditions must hold:
 
 ::
 
     {"label": "shoe"}                             the label is "shoe"
-    {"year": {"gte": 2000, "lt": 2010}}           a number of the metadata, within a range
-    {"brand.name": {"in": ["Ono", "Ylva"]}}       a value in an object, one of several
-    {"tags": {"has": "red"}}                      a list that holds "red"
-    {"sold": {"exists": false}}                   the metadata has no such field
-    {"or": [{"label": "shoe"}, {"not": {"price": {"gt": 50}}}]}
+    {"year": {"gte": 2000, "lt": 2010}} a metadata number within a range {"brand.name": {"in":
+    ["Ono", "Ylva"]}} a key of a nested object, one of several values {"tags": {"has": "red"}} a
+    list that contains "red" {"sold": {"exists": false}} the metadata has no such field {"or":
+    [{"label": "shoe"}, {"not": {"price": {"gt": 50}}}]}
 
-Fields are ``id``, ``label`` and the metadata's keys, with dots into objects; ``metadata.label`` is
-a key of the metadata named like one of those, or like ``and``, ``or``, ``not``. Comparisons:
-``eq`` (what a bare value means), ``ne``, ``in``, ``gt``, ``gte``, ``lt``, ``lte``, ``has``,
-``exists``. Values are compared within their kind (text by code point, numbers, true and false,
-null): of another kind, or where the field is missing, nothing but ``ne`` and ``exists: false``
-holds; ``ne`` holds exactly where ``eq`` does not. An item without a label has the label null.
+Fields are ``id``, ``label`` and the metadata's keys; a dot selects a key of a nested object. A
+metadata key named ``id``, ``label``, ``and``, ``or`` or ``not`` needs a prefix, for example
+``metadata.label``. Comparisons: ``eq``, ``ne``, ``in``, ``gt``, ``gte``, ``lt``, ``lte``, ``has``,
+``exists``. A bare value means ``eq``. Values are compared only within their kind: text (by code
+point), numbers, true and false, null. If the kinds differ, only ``ne`` holds. If the field is
+missing, only ``ne`` and ``exists: false`` hold. ``ne`` holds exactly where ``eq`` does not. An item
+without a label has the label null.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ Scalar: TypeAlias = str | int | float | bool | None
 Comparison = Literal["eq", "ne", "in", "gt", "gte", "lt", "lte", "has", "exists"]
 
 MAX_BYTES = 1_500
-"""Bytes of a filter's text at most: room for a hundred ids, and a cursor that carries it still fits
-a URL."""
+"""Maximum bytes of a filter's text. A hundred ids fit, and a page cursor that contains the filter
+still fits into a URL."""
 
 MAX_DEPTH = 8
 MAX_CONDITIONS = 32
-"""Each is looked at once for every item of the gallery."""
+"""Maximum number of conditions; each may be checked for every item of the gallery."""
 
 _RESERVED = frozenset({"id", "label", "and", "or", "not"})
 _ORDERED = frozenset({"gt", "gte", "lt", "lte"})
@@ -64,7 +64,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One comparison; ``values`` has one, but of ``in`` any number."""
+    """One comparison with one value; ``in`` has any number of values."""
 
     field: Field
     comparison: Comparison
@@ -73,14 +73,14 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class And:
-    """All parts hold; of no parts, always."""
+    """All parts hold; true without parts."""
 
     parts: tuple[Filter, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Or:
-    """At least one part holds; of no parts, never."""
+    """At least one part holds; false without parts."""
 
     parts: tuple[Filter, ...]
 
@@ -100,12 +100,12 @@ class RepeatedName(ValueError):
 
 
 def read_json(text: str | bytes) -> Any:  # noqa: ANN401 - any document
-    """Read a JSON document; Python's own reader drops all but the last of equal names.
+    """Read a JSON document and refuse repeated names, which `json.loads` accepts.
 
     Raises
     ------
     RepeatedName : an object has a name twice.
-    ValueError, RecursionError : as of `json.loads`.
+    ValueError, RecursionError : see `json.loads`.
     """
     return json.loads(text, object_pairs_hook=_object)
 
@@ -144,11 +144,11 @@ def read_filter(text: str) -> Filter:
 
 
 def parse_filter(value: object) -> Filter:
-    """Understand a filter that JSON was read of.
+    """Convert parsed JSON to a filter.
 
     Raises
     ------
-    InvalidFilter : it is not a filter, or has more than `MAX_CONDITIONS` or `MAX_DEPTH`.
+    InvalidFilter : it is not a filter, or exceeds `MAX_CONDITIONS` or `MAX_DEPTH`.
     """
     parsed = _filter(value, "the filter", MAX_DEPTH)
     if (n := _n_conditions(parsed)) > MAX_CONDITIONS:
@@ -187,7 +187,7 @@ def _joined(parts: list[Filter]) -> Filter:
 
 
 def _entry(name: str, given: object, place: str, depth: int) -> Filter:
-    """One name of an object, and its condition."""
+    """Convert one name of an object and its condition to a filter."""
     if name == "not":
         return Not(_filter(given, place, depth))
     if name in {"and", "or"}:
@@ -207,11 +207,11 @@ _COMPARISONS = " | ".join(get_args(Comparison))
 
 
 def parse_field(name: str) -> Field:
-    """Understand the name of a field.
+    """Convert the name of a field to a `Field`.
 
     Raises
     ------
-    InvalidFilter : no field can have it.
+    InvalidFilter : no field can have this name.
     """
     if name in {"id", "label"}:
         return Field(cast("Literal['id', 'label']", name))
@@ -226,11 +226,11 @@ def parse_field(name: str) -> Field:
 
 
 def named_fields(names: Sequence[str] | None) -> tuple[Field, ...] | None:
-    """The fields that a configuration names; None where it names none.
+    """The fields that a configuration names; None if it leaves the choice to the build.
 
     Raises
     ------
-    ConfigError : there can be no field of such a name.
+    ConfigError : no field can have this name.
     """
     try:
         return None if names is None else tuple(parse_field(name) for name in names)
@@ -275,13 +275,13 @@ def _scalar(value: object, place: str) -> Scalar:
 
 
 def _encodable(text: str, place: str) -> None:
-    """Refuse halves of surrogate pairs, which are no text, and the character NUL, which ends it."""
+    """Refuse unpaired surrogates and the character NUL, which ends a text in SQLite."""
     if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
         raise InvalidFilter(f"{place} has a NUL or half of a surrogate pair. Leave it out.")
 
 
 def _shown(value: object) -> str:
-    """A value as a message may quote it."""
+    """A short form of a value, for error messages."""
     if isinstance(value, (dict, list)):
         return "an object" if isinstance(value, dict) and value else f"{value!r:.40}"
     return f"{value!r:.80}"

@@ -35,10 +35,10 @@ _ORDERED: Mapping[str, str] = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 
 
 def to_sql(part: Filter) -> tuple[str, list[Scalar]]:
-    """An expression that is 1 or 0 on every row, never null, and the values of its marks.
+    """Return an expression that is 1 or 0 for every row, never null, and its parameters.
 
-    On columns ``id``, ``label`` (null without) and ``metadata`` (valid JSON, an object, its text
-    not escaped beyond need: `metadata_json`). No part of a filter's own text is in the expression.
+    It uses the columns ``id``, ``label`` (null without a label) and ``metadata`` (a JSON object
+    written by `metadata_json`). The expression contains no text from the filter, only parameters.
     """
     match part:
         case Condition():
@@ -63,7 +63,7 @@ def _join(operator: str, parts: tuple[Filter, ...], of_none: str) -> tuple[str, 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """SQL for the kind of a value and the value, and the marks that each of the two has."""
+    """SQL for the kind of a value and for the value, and the parameters that each of them takes."""
 
     kind: str
     value: str
@@ -104,7 +104,7 @@ def _condition_sql(condition: Condition) -> tuple[str, list[Scalar]]:
 
 
 def _exists(field: Field, source: _Source, *, wanted: bool) -> tuple[str, list[Scalar]]:
-    """Return the condition that an item has the field, or with ``wanted`` false lacks it."""
+    """Return the condition that an item has the field; without ``wanted``, that it lacks it."""
     text = "label IS NULL" if field.column == "label" else f"{source.kind} IS NULL"
     values = [] if field.column == "label" else list[Scalar](source.marks)
     return (f"NOT ({text})" if wanted else f"({text})"), values
@@ -119,7 +119,7 @@ def _has(source: _Source, wanted: Scalar) -> tuple[str, list[Scalar]]:
 
 
 def _any_equal(source: _Source, wanted: tuple[Scalar, ...]) -> tuple[str, list[Scalar]]:
-    """One of several: the metadata is looked into once for all texts, and once for all numbers."""
+    """Equality with one of several values; all texts are compared in one expression."""
     texts: list[str] = ["0"]
     values: list[Scalar] = []
     words = [word for word in (None, True, False) if any(one is word for one in wanted)]
@@ -140,7 +140,7 @@ def _any_equal(source: _Source, wanted: tuple[Scalar, ...]) -> tuple[str, list[S
 
 
 _NUMBER = "json_extract(?, '$')"
-"""A number as those of the metadata are read, to the last bit."""
+"""Reads a number exactly as SQLite reads a number of the metadata."""
 
 
 def _is_number(source: _Source) -> str:
@@ -155,7 +155,7 @@ def _equal(source: _Source, wanted: Scalar) -> tuple[str, list[Scalar]]:
 
 
 def _compare(source: _Source, operator: str, wanted: Scalar) -> tuple[str, list[Scalar]]:
-    """Return a comparison within one kind; numbers are read as the metadata's are."""
+    """Return a comparison within one kind; it reads numbers as SQLite reads the metadata's."""
     if isinstance(wanted, str):
         of_kind, mark, value = f"{source.kind} IS 'text'", "?", wanted
         marks = source.marks
@@ -174,9 +174,9 @@ class Source:
     Attributes
     ----------
     table : its name.
-    row : the column that numbers its rows.
-    condition, marks : rows to look at, and the values of the condition's marks.
-    numbers : (n,) numbers of the n rows, ascending; None if they are 0 to n − 1.
+    row : the column with the row number.
+    condition, marks : SQL that selects the rows to read, and its parameters.
+    numbers : (n,) ascending row numbers; None for 0 to n − 1.
     """
 
     table: str
@@ -204,7 +204,7 @@ SELECT CASE kind {_KIND} ELSE {MISSING} END,
   row
 FROM (SELECT {{kind}} AS kind, {{value}} AS value, {{row}} AS row FROM {{rows}}) ORDER BY 1, 2, 3
 """  # noqa: S608
-"""Text as its bytes: half a surrogate pair is no text of Python's."""
+"""Text is read as bytes, because Python cannot decode an unpaired surrogate."""
 
 
 def column_of(
@@ -214,7 +214,7 @@ def column_of(
     n_rows: int,
     most_bytes: float = math.inf,
 ) -> Column | None:
-    """Index a field of all ``n_rows`` of a source; None where it takes more than ``most_bytes``."""
+    """Index a field of all ``n_rows`` of a source; None if it takes more than ``most_bytes``."""
     of_field = _source(field)
     rows = f"{source.table} WHERE {source.condition}"
     values = _entries(connection, of_field, (), rows, source)
@@ -225,7 +225,7 @@ def column_of(
             f"AND e.type NOT IN ('array', 'object') AND {source.condition}"
         )
         found = _entries(connection, _IN_LIST, of_field.marks * 2, rows, source)
-        held = (entry for entry, _ in groupby(found))  # a list may hold the same twice
+        held = (entry for entry, _ in groupby(found))  # a list may contain a value twice
     return make_column(values, held, n_rows, most_bytes)
 
 
@@ -236,7 +236,7 @@ def _entries(
     rows: str,
     source: Source,
 ) -> Iterator[Entry]:
-    """Read kinds, values and rows in their order, the query being made when the first is wanted."""
+    """Yield kinds, values and rows in order; the query runs when the first is read."""
     query = _ENTRIES.format(kind=of_field.kind, value=of_field.value, row=source.row, rows=rows)
     found = connection.execute(query, [*of_field.marks * 2, *marks, *source.marks])
     if source.numbers is None:
@@ -248,10 +248,7 @@ def _entries(
 
 
 def as_stored(part: Filter) -> Filter:
-    """Return a filter with its numbers as SQLite reads them in metadata.
-
-    A float may differ in its last bit.
-    """
+    """Return a filter with its floats as SQLite reads them; the last bit may differ."""
     match part:
         case Not(inner):
             return Not(as_stored(inner))
@@ -266,8 +263,8 @@ def as_stored(part: Filter) -> Filter:
 def _as_read(value: Scalar) -> Scalar:
     """Return the value as SQLite reads it from JSON.
 
-    By a connection that the thread keeps: to open one takes longer than the rest of a small search
-    under a filter.
+    The thread reuses one connection, because opening one takes longer than a small search with a
+    filter.
     """
     if not isinstance(value, float):
         return value
@@ -279,9 +276,9 @@ def _as_read(value: Scalar) -> Scalar:
 
 
 def metadata_json(metadata: Mapping[str, Any]) -> str:
-    """Metadata as the column that filters look into: JSON, in which NaN and infinities are null."""
+    """Return the metadata as JSON for filters; NaN and infinities become null."""
     text = json.dumps(_finite(dict(metadata)), sort_keys=True, ensure_ascii=False, allow_nan=False)
-    return text.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair: \udXXX again
+    return text.encode("utf-8", "backslashreplace").decode()  # an unpaired surrogate becomes \udXXX
 
 
 def _finite(value: Any) -> Any:  # noqa: ANN401 - whatever JSON holds

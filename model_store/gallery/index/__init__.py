@@ -2,11 +2,11 @@
 
 ::
 
-    plan        which index for which size and memory
+    plan        choice of an index for a size and memory budget
     build       directions → index
-    many_lists  the lists of very large indexes, in two levels
-    row_blocks  directions of a file, some at a time
+    many_lists  two-level inverted lists for very large indexes
+    row_blocks  directions read from a file in blocks
     allowed     the rows that a search may find
     search      search, with and without allowed rows
-    recall      how much of exact search it finds
+    recall      recall against exact search
 """

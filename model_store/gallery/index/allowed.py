@@ -1,4 +1,4 @@
-"""The rows that a search may find, as little looked at as the search needs."""
+"""The rows that a search may find, read only as far as the search needs them."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ class Allowed(Protocol):
 
     @property
     def at_most(self) -> int:
-        """An upper bound of their number, known at once."""
+        """An upper bound on the number of allowed rows, known without counting."""
 
     @property
     def share(self) -> float:
-        """Their number over N: estimated, the same each time."""
+        """The estimated share of the N rows; the same at each call."""
 
     @property
     def indexes(self) -> Mapping[str, IndexedBy]:
-        """The fields that a filter asks for, and where their indexes are."""
+        """For each field of the filter, where its index is stored."""
 
     def at(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which of ``rows`` (n,) are allowed, (n,)."""
 
     def rows(self) -> NDArray[np.int64]:
-        """All of them, ascending; its time grows with `at_most`."""
+        """All allowed rows, ascending; the time grows with `at_most`."""
 
     def mask(self) -> NDArray[np.bool_]:
         """The mask (N,) of them, read-only."""
 
 
 class MaskedRows:
-    """Those of a mask (N,), which must not be written to afterwards; obeys `Allowed`."""
+    """The rows of a mask (N,), which must not change afterwards; implements `Allowed`."""
 
     def __init__(
         self, mask: NDArray[np.bool_], indexes: Mapping[str, IndexedBy] = NO_FIELDS
@@ -56,7 +56,7 @@ class MaskedRows:
         return self._mask[rows]
 
     def rows(self) -> NDArray[np.int64]:
-        """All of them, ascending."""
+        """All allowed rows, ascending."""
         return np.flatnonzero(self._mask)
 
     def mask(self) -> NDArray[np.bool_]:

@@ -1,4 +1,4 @@
-"""Building an approximate index, and measuring what it finds of what exact search finds."""
+"""Building an approximate index, and measuring its recall against exact search."""
 
 from __future__ import annotations
 
@@ -29,18 +29,20 @@ from model_store.threads import faiss_threads
 REPORT_FILE = "index.json"
 
 N_QUERIES = 500
-"""That recall is measured with: 5,000 neighbours tell 0.98 from 0.99."""
+"""Number of queries to measure recall. Their 5,000 neighbours suffice to distinguish 0.98 from
+0.99."""
 
 POINTS_PER_LIST = 40
-"""Items a centroid is learned from; FAISS's own lower bound is 39."""
+"""Training items for each centroid; the lower bound of FAISS is 39."""
 
 _NEIGHBOURHOOD_EFFORT = 32
-"""For neighbours that queries are made of, and need not be the nearest."""
+"""``nprobe`` or ``efSearch`` to find the neighbours that queries are made of; they need not be the
+nearest."""
 
 NEIGHBOURS_AMONG = 1_000_000
-"""Items among which these neighbours are looked for, drawn at random where there are more. The more
-items, the nearer the neighbours, and of ten million they may all be copies of one picture: queries
-then lie among these, where every search succeeds. So the measured neighbourhood stays as wide."""
+"""The neighbours are searched among at most this many items, drawn at random. More items have
+nearer neighbours: among ten million, all neighbours may be copies of one picture. Queries made of
+copies are too easy, so the neighbourhood is kept equally wide for all sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +51,12 @@ class IndexReport:
 
     Attributes
     ----------
-    kind, factory : what it is, in our words and in FAISS's.
-    parameters : how it is searched: ``nprobe`` or ``efSearch``; of an exact one, nothing.
-    recall_at_10 : share of the ten nearest items that a search finds, after ranking again; mean
-        over ``n_queries`` made of the gallery's items (`_queries`).
-    n_bytes : that stay in memory, by arithmetic.
-    min_recall, memory_budget_bytes : as configured; a compaction uses them again.
+    kind, factory : kind of the index, and its FAISS factory string.
+    parameters : search parameter, ``nprobe`` or ``efSearch``; empty for an exact index.
+    recall_at_10 : mean share of the ten nearest items that a search finds, after re-ranking. The
+        ``n_queries`` queries are made from the gallery's items (`_queries`).
+    n_bytes : calculated bytes that stay in memory.
+    min_recall, memory_budget_bytes : the settings of the build; a compaction uses them again.
     """
 
     kind: IndexKind
@@ -68,7 +70,7 @@ class IndexReport:
 
     @property
     def engine(self) -> str:
-        """The index and how it is searched, in FAISS's words."""
+        """The index and its search parameters, in FAISS's notation."""
         if self.kind == "flat":
             return "IndexFlatIP"
         return ",".join([self.factory, *(f"{name}={n}" for name, n in self.parameters.items())])
@@ -86,25 +88,25 @@ class IndexReport:
 def build_index(
     directions: NDArray[np.float32], plan: IndexPlan, settings: IndexSettings
 ) -> tuple[Any, IndexReport]:
-    """Build the index that was planned, and choose how it is searched; same input, same bytes.
+    """Build the planned index and choose its search parameters; equal input gives equal bytes.
 
-    An approximate index compares by Euclidean distance, which orders unit vectors as the inner
-    product does and loses far less to quantisation: of x − x̂ it sees the part along q − x, which is
-    short for a near neighbour, where the inner product sees the part along q. With 8 bits a
-    dimension, recall at 10 of a million Fashion-MNIST embeddings is 0.96 instead of 0.59 before
-    candidates are ranked again.
+    An approximate index compares by Euclidean distance. For unit vectors the order is the same as
+    by inner product, but quantisation costs far less accuracy. The error of the distance is the
+    part of x − x̂ along q − x, which is short for a near neighbour; the error of the inner product
+    is the part along q. With 8 bits a dimension, recall at 10 of a million Fashion-MNIST embeddings
+    is 0.96 instead of 0.59 before candidates are ranked again.
 
     Parameters
     ----------
-    directions : (N, D), unit; an array, or a whole mapped file.
+    directions : (N, D) unit vectors; an array or a memory map of a whole file.
 
     Returns
     -------
-    The FAISS index, and what it is.
+    The FAISS index and its report.
 
     Raises
     ------
-    ConfigError : it cannot reach the configured recall.
+    ConfigError : the index cannot reach the configured recall.
     """
     n_items, dim = directions.shape
     if plan.kind == "flat":
@@ -113,7 +115,7 @@ def build_index(
             index.add(rows)
         return index, _report(plan, settings, {}, 1.0, 0)
     generator = np.random.default_rng(settings.seed)
-    with faiss_threads(1):  # sums in another order would be another index
+    with faiss_threads(1):  # with more threads, the order of sums would change the index
         index = faiss.index_factory(dim, plan.factory, faiss.METRIC_L2)
         if plan.kind != "hnsw":
             _learn_from(index, settings.seed)
@@ -157,7 +159,7 @@ def _fill(
     plan: IndexPlan,
     seed: int,
 ) -> None:
-    """Let an index learn from ``points``, and put all ``directions`` into it."""
+    """Train an index on ``points``, and add all ``directions`` to it."""
     many = are_many(index)
     if many:
         learn_lists(index, points, seed)
@@ -165,24 +167,24 @@ def _fill(
     if many:
         add_to_lists(index, row_blocks(directions))
         return
-    # A graph's links depend on what is added with them.
+    # The links of a graph depend on the vectors that are added together.
     for rows in [directions] if plan.kind == "hnsw" else row_blocks(directions):
         index.add(rows)
 
 
 def _learn_from(index: Any, seed: int) -> None:  # noqa: ANN401 - FAISS has no types
-    """Let the centroids and the codebooks be learned from this seed, whatever their number."""
+    """Set the seed of the centroids and codebooks, and allow any number of training points."""
     clusterings = [index.cp]
     if hasattr(index, "pq"):
         clusterings.append(index.pq.cp)
-        index.do_polysemous_training = False  # takes a minute, for a search that is not used
+        index.do_polysemous_training = False  # slow, and this search does not use it
     for clustering in clusterings:
         clustering.seed = seed
         clustering.min_points_per_centroid = 1
 
 
 def set_effort(index: Any, effort: int) -> None:  # noqa: ANN401 - FAISS has no types
-    """Set how much of an approximate index a search looks at."""
+    """Set ``efSearch`` or ``nprobe`` of an approximate index."""
     if hasattr(index, "hnsw"):
         index.hnsw.efSearch = effort
     else:
@@ -190,7 +192,7 @@ def set_effort(index: Any, effort: int) -> None:  # noqa: ANN401 - FAISS has no 
 
 
 def parameters_of(index: Any, effort: int, among: Any = None) -> Any:  # noqa: ANN401
-    """Return the parameters of a search with an effort, among some rows or all."""
+    """Return the parameters of a search: its effort, and the rows that it may find."""
     options = {} if among is None else {"sel": among}
     if hasattr(index, "hnsw"):
         return faiss.SearchParametersHNSW(efSearch=effort, **options)
@@ -198,7 +200,7 @@ def parameters_of(index: Any, effort: int, among: Any = None) -> Any:  # noqa: A
 
 
 def selector(mask: NDArray[np.bool_]) -> Any:  # noqa: ANN401 - FAISS has no types
-    """Return FAISS's own kind of a mask (N,) of rows."""
+    """Convert a mask (N,) of rows to a FAISS selector."""
     return faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
 
 
@@ -209,7 +211,7 @@ def _tuned(
     settings: IndexSettings,
     generator: np.random.Generator,
 ) -> tuple[int, float, int]:
-    """The least effort that reaches the recall, that recall, and on how many queries."""
+    """Return the least effort that reaches `min_recall`, its recall, and the number of queries."""
     queries = _queries(index, directions, generator)
     tenth = tenth_similarity(directions, queries)
     recall = 0.0
@@ -239,12 +241,13 @@ def _queries(
     directions: NDArray[np.float32],
     generator: np.random.Generator,
 ) -> NDArray[np.float32]:
-    """Unit vectors that lie among the items without being any, (n, D).
+    """Unit vectors near items, but not equal to any item, (n, D).
 
-    Each is an item moved by the difference of two of its neighbours. An item itself would be too
-    easy a query: where copies crowd, its ten nearest are copies of it and lie in one list. On a
-    million Fashion-MNIST embeddings with copies, recall with items was 0.997 where that with images
-    kept out was 0.85; with these it is 0.985 for 0.985, or 0.996 for 0.997.
+    Each is an item plus the difference of two of its neighbours. An item would be too easy a query:
+    if there are many copies, its ten nearest are copies in the same list. On a million
+    Fashion-MNIST embeddings with copies, items as queries gave a recall of 0.997, held-out images
+    0.85. The vectors made here give the recall of held-out images: 0.985 for 0.985, and 0.996 for
+    0.997.
     """
     n_items = len(directions)
     rows = np.sort(generator.permutation(n_items)[:N_QUERIES])

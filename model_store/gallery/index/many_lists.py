@@ -1,8 +1,8 @@
-"""Inverted lists that are very many: centroids are learned, and items assigned, in two levels.
+"""Very many inverted lists: centroids are learned, and items assigned, in two levels.
 
-Each centroid compared with each item costs N^1.5: with ten million items and 8,192 lists a quarter
-of an hour of one processor. In two levels the centroids come in groups of near ones, and an item is
-compared with those of a few groups.
+Comparing every item with every centroid costs N^1.5: with ten million items and 8,192 lists, a
+quarter of an hour on one processor. With two levels, near centroids form groups, and an item is
+compared only with the centroids of the nearest groups.
 """
 
 from __future__ import annotations
@@ -17,26 +17,28 @@ from faiss.contrib.ivf_tools import add_preassigned
 from numpy.typing import NDArray
 
 LEAST_LISTS = 8_192
-"""Number of lists from which there are two levels: 2 √N, of about eight million items."""
+"""Minimum number of lists for two levels. It is reached at about eight million items, as there are
+about 2 √N lists."""
 
 GROUPS_LOOKED_AT = 8
-"""Groups of centroids that an item is compared with. Of 10,000 of ten million items 99.97 % lie in
-their nearest list then (embeddings of Fashion-MNIST, moved by noise)."""
+"""Number of groups whose centroids an item is compared with. Measured on 10,000 of ten million
+items, 99.97 % are then in their nearest list (Fashion-MNIST embeddings with noise)."""
 
 _ROUNDS = 10
-"""The rounds of k-means, as many as FAISS takes for inverted lists."""
+"""Iterations of k-means; the default of FAISS for inverted lists."""
 
 
 def are_many(index: Any) -> bool:  # noqa: ANN401 - FAISS has no types
-    """Return whether an index has enough lists for two levels to pay off."""
+    """Return whether an index has enough lists that two levels save time."""
     return getattr(index, "nlist", 0) >= LEAST_LISTS
 
 
 def learn_lists(index: Any, points: NDArray[np.float32], seed: int) -> None:  # noqa: ANN401
-    """Give an index its centroids, learned from ``points`` (n, D); `train` then leaves them.
+    """Learn the centroids of an index from ``points`` (n, D); `train` then keeps them.
 
-    Points fall into groups, and those of each learn as many centroids as are its share. A group of
-    too few points has none, at which `faiss.contrib.clustering` would fail.
+    The points are clustered into groups, and each group learns centroids in proportion to its
+    points. A group with too few points gets no centroid; `faiss.contrib.clustering` would fail
+    there.
     """
     first = _learned(points, _n_groups(index), seed)
     _, group_of = first.assign(points)

@@ -1,7 +1,7 @@
-"""The choice of a gallery's index: exact while small, then approximate, as small as memory demands.
+"""The choice of an index: exact for a small gallery, approximate for a large one.
 
-All sizes here are of the parts that stay in memory: codes, ids, links and centroids. The directions
-by which candidates are ranked again, variances and items lie in memory-mapped files beside them.
+All sizes here count only the parts that stay in memory: codes, ids, links and centroids. Items,
+variances, and the directions for re-ranking candidates are in memory-mapped files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from model_store.errors import ConfigError
 IndexKind: TypeAlias = Literal["flat", "hnsw", "ivf_sq8", "ivf_pq"]
 
 EXACT_BYTES = 2**25
-"""Bytes of float32 directions that are still searched exactly: reading them takes about a
+"""Maximum bytes of float32 directions for an exact index; reading them takes about a
 millisecond."""
 
 HNSW_LINKS = 32
@@ -23,8 +23,8 @@ HNSW_LINKS = 32
 _ID_BYTES = 8
 _FLOAT_BYTES = 4
 _HNSW_BYTES = 2 * HNSW_LINKS * _FLOAT_BYTES + 16
-"""Bytes of an item's links on the lowest level, and of its place, its level and the levels
-above."""
+"""Bytes for each item: its links on the lowest level, and 16 bytes for its position, its level and
+the higher levels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,15 @@ class IndexSettings:
 
     Attributes
     ----------
-    kind : auto takes the first of flat, ivf_sq8, ivf_pq that suits size and budget.
-    memory_budget_bytes : limit of what stays in memory.
-    min_recall : recall at 10 against exact search, from which search parameters are good enough.
-    seed : of centroids, and of the queries that recall is measured with.
-    filter_fields : names of fields to index for filters; None for those that most items have, as
-        far as the space for them goes.
-    preview_side : the longest side of the pictures that are kept beside thumbnails, pixels; None
-        for none.
+    kind : kind of the index; auto takes the first of flat, ivf_sq8 and ivf_pq that suits the size
+        and the budget.
+    memory_budget_bytes : maximum bytes of the index that stay in memory.
+    min_recall : minimum recall at 10 against exact search; the cheapest search parameters that
+        reach it are used.
+    seed : random seed for the centroids and for the queries that measure recall.
+    filter_fields : names of fields to index for filters; None for the most frequent fields, within
+        a size limit.
+    preview_side : longest side of the previews in pixels; None for no previews.
     """
 
     kind: Literal["auto"] | IndexKind = "auto"
@@ -60,9 +61,9 @@ class IndexPlan:
 
     Attributes
     ----------
-    kind : how it searches.
-    factory : the same in FAISS's words.
-    n_bytes : that stay in memory.
+    kind : kind of the index.
+    factory : FAISS factory string.
+    n_bytes : bytes that stay in memory.
     """
 
     kind: IndexKind
@@ -71,11 +72,11 @@ class IndexPlan:
 
 
 def plan_index(n_items: int, dim: int, settings: IndexSettings) -> IndexPlan:
-    """Choose for ``n_items`` of ``dim`` dimensions.
+    """Choose the index for ``n_items`` items with ``dim`` dimensions.
 
     Raises
     ------
-    ConfigError : nothing fits into the budget.
+    ConfigError : no index fits into the memory budget.
     """
     plans = _plans(n_items, dim)
     if settings.kind == "auto":
@@ -95,7 +96,7 @@ def plan_index(n_items: int, dim: int, settings: IndexSettings) -> IndexPlan:
 
 
 def _plans(n_items: int, dim: int) -> list[IndexPlan]:
-    """Everything there is, the most exact first."""
+    """All possible plans, the most exact first."""
     n_lists = lists_for(n_items)
     lists = _ID_BYTES * n_items + _FLOAT_BYTES * n_lists * dim
     codebook = _FLOAT_BYTES * 256 * dim
@@ -115,7 +116,7 @@ def _plans(n_items: int, dim: int) -> list[IndexPlan]:
 
 
 def lists_for(n_items: int) -> int:
-    """A power of two near 2 √N: reading the lists costs as much as choosing among them."""
+    """Return the number of inverted lists: a power of two near 2 √N."""
     if n_items < 4:
         return 1
     return 1 << round(math.log2(2 * math.sqrt(n_items)))

@@ -11,22 +11,22 @@ from numpy.typing import NDArray
 from model_store.gallery.index.row_blocks import row_blocks, rows_at
 
 FETCHED = 200
-"""Candidates of an approximate index that are ranked again by their stored directions, at least;
-the default of a search."""
+"""Minimum number of candidates from an approximate index that are re-ranked by their stored
+directions."""
 
 N_NEIGHBOURS = 10
 EFFORTS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
-"""The numbers of lists to probe, or lengths of an HNSW's queue; each about a half more than the one
-before."""
+"""Values of ``nprobe`` or ``efSearch`` to try; each is about one third to a half larger than the
+one before."""
 
 _TIE = 1e-7
-"""Similarities closer than float32 tells apart are of equal neighbours."""
+"""Neighbours whose similarities differ by less are equal: float32 has no more precision."""
 
 
 def tenth_similarity(
     directions: NDArray[np.float32], queries: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Similarity of the tenth nearest item to each of the queries; or of the last."""
+    """Similarity of each query to its tenth nearest item, or to the last item."""
     k = min(N_NEIGHBOURS, len(directions))
     nearest = np.empty((len(queries), 0), np.float32)
     for rows in row_blocks(directions):
@@ -42,12 +42,12 @@ def share_found(
     found: Sequence[NDArray[np.int64]],
     tenth: NDArray[np.float32],
 ) -> float:
-    """Mean share of the ten nearest items among the rows ``found`` for each of the queries.
+    """Mean share of each query's ten nearest items that are among its ``found`` rows.
 
     Parameters
     ----------
-    found : of each query; −1 where there is none.
-    tenth : what `tenth_similarity` returned.
+    found : found rows of each query, padded with −1.
+    tenth : result of `tenth_similarity`.
     """
     every = np.unique(np.concatenate(found))
     every = every[every >= 0]

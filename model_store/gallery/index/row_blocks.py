@@ -1,4 +1,4 @@
-"""Directions read block by block: blocks of a file that were read no longer use memory."""
+"""Directions read block by block, so that finished blocks of a file use no memory."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK_ROWS = 65_536
-"""The rows that FAISS puts into inverted lists at a time: added in such blocks, they make the same
-index as added at once."""
+"""Rows in a block. FAISS itself adds this many rows at a time, so the index is the same as with one
+call."""
 
 
 def row_blocks(rows: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
     """Yield the rows (N, D) of an array, or of a whole mapped file, in blocks.
 
-    Each block of a file is a separate memory map, which is closed with the block. What is read
-    through one map of all rows would count as memory of this process until it ends.
+    Each block of a file is a separate memory map, which is closed with the block. With one map of
+    the whole file, all rows read would count as memory of the process.
     """
     for start in range(0, len(rows), BLOCK_ROWS):
         stop = min(start + BLOCK_ROWS, len(rows))

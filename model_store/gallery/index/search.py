@@ -1,4 +1,4 @@
-"""Finding rows in an index: all of them looked at, or as few as recall allows."""
+"""Finding the nearest rows with an exact or an approximate index."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ INDEX_FILE = "gallery.faiss"
 DIRECTIONS_FILE = "directions.npy"
 
 EXACT_ROWS = 10_000
-"""Allowed rows up to which an approximate index is left alone and each row is looked at: some
-milliseconds, and nothing is missed."""
+"""Up to this many allowed rows, each row is compared exactly, without the approximate index. This
+takes some milliseconds and misses no row."""
 
 SEARCH_FIRST_SHARE = 0.3
-"""Share of allowed rows from which an inverted index is searched for more rows than are wanted,
-whichever are allowed: nothing is then computed for rows that are not near. With 10⁶ rows it takes
-0.9 of the time that a search among a mask takes at half of them allowed, twice that at 5 %."""
+"""From this share of allowed rows, an inverted index is searched without the filter for more rows
+than requested, and the filter is applied to the result. With 10⁶ rows this takes 0.9 times as long
+as a search with a mask if half of the rows are allowed, and twice as long if 5 % are."""
 
 _MARGIN = 4
-"""Standard deviations of the number of allowed ones among rows that were found, to be on the safe
-side."""
+"""Safety margin for the number of allowed rows among the found ones, in standard deviations."""
 
 _AT_ONCE = 16_384
 
@@ -39,7 +38,7 @@ Rows = NDArray[np.int64]
 
 
 class RowIndex(Protocol):
-    """Unit directions, and which are near a query."""
+    """Unit directions with a search for the nearest ones."""
 
     @property
     def directions(self) -> NDArray[np.float32]:
@@ -48,9 +47,9 @@ class RowIndex(Protocol):
     def nearest(
         self, queries: NDArray[np.float32], n: int, allowed: Allowed | None
     ) -> tuple[list[Rows], Plan]:
-        """At least ``n`` rows near each query, or all that are allowed, in any order.
+        """Return at least ``n`` rows near each query, or all allowed ones, in any order.
 
-        Also how they were found.
+        The plan says how they were found.
         """
 
 
@@ -59,15 +58,16 @@ def open_index(directory: Path, report: IndexReport) -> RowIndex:
 
     Raises
     ------
-    BundleMismatch : the file is not an index of the kind that ``report`` names, or refers to
-        another file.
+    BundleMismatch : the file is not an index of the kind in ``report``, or it refers to another
+        file.
     """
-    # An index may name a file with its inverted lists; FAISS would open that, wherever it is. With
-    # this flag FAISS looks in the directory of the index only, and ignores it if it maps the index.
+    # An index file may name another file with its inverted lists, and FAISS opens any path. With
+    # this flag FAISS opens only a file in the directory of the index, and none if it maps the
+    # index.
     flags = faiss.IO_FLAG_ONDISK_SAME_DIR
     if report.kind != "flat":
-        # Mapped, so that opening takes no time and several processes share what they read; the
-        # tables that speed up product quantisation would take more memory than the codes.
+        # The index is mapped: opening it takes no time, and processes share its memory. The
+        # precomputed tables of product quantisation would take more memory than the codes.
         flags |= faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE
     try:
         index = faiss.read_index(str(directory / INDEX_FILE), flags)
@@ -77,7 +77,7 @@ def open_index(directory: Path, report: IndexReport) -> RowIndex:
         if not isinstance(index, faiss.IndexFlatIP):
             raise _not_an_index(report)
         return ExactIndex(index)
-    # Memory-mapped too, but without the overhead of `numpy.memmap` at each look-up.
+    # This is memory-mapped too; a plain array avoids the overhead of `numpy.memmap`.
     directions = np.asarray(np.load(directory / DIRECTIONS_FILE, mmap_mode="r"))
     return ApproximateIndex(index, report, directions)
 
@@ -90,11 +90,11 @@ def _not_an_index(report: IndexReport) -> BundleMismatch:
 
 
 class ExactIndex:
-    """Looks at every row."""
+    """Compares every row."""
 
     def __init__(self, index: Any) -> None:  # noqa: ANN401 - FAISS has no types
         self._index = index
-        # A view of the vectors FAISS holds, not a second copy.
+        # a view of the vectors in FAISS, not a copy
         stored = faiss.rev_swig_ptr(index.get_xb(), index.ntotal * index.d)
         self.directions: NDArray[np.float32] = stored.reshape(index.ntotal, index.d)
 
@@ -117,10 +117,10 @@ class ExactIndex:
 
 
 class ApproximateIndex:
-    """Looks at the likely rows, by their codes, until there are enough.
+    """Compares the codes of likely rows, until it has found enough rows.
 
-    One query at a time: among others its distance to a centroid is rounded otherwise, and what it
-    finds would depend on its company.
+    It searches one query at a time. In a batch, FAISS rounds the distances to the centroids
+    differently, so the result would depend on the other queries.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class ApproximateIndex:
     def nearest(
         self, queries: NDArray[np.float32], n: int, allowed: Allowed | None
     ) -> tuple[list[Rows], Plan]:
-        """At least ``n`` rows near each query; of few allowed ones exactly the nearest."""
+        """Return at least ``n`` rows near each query; the exact nearest if few rows are allowed."""
         with faiss_threads(1):
             if allowed is None:
                 return self._filtered_first(queries, min(n, self._n_items), None), "filter_first"
@@ -150,7 +150,7 @@ class ApproximateIndex:
             missing = [place for place, rows in enumerate(found) if rows is None]
             if not missing:
                 return [rows for rows in found if rows is not None], "search_first"
-            # Each as it would be alone.
+            # Each query gets the result that it would get alone.
             others, plan = self._masked(queries[missing], n, allowed.mask())
             rest = iter(others)
             return [next(rest) if rows is None else rows for rows in found], plan
@@ -158,7 +158,7 @@ class ApproximateIndex:
     def _masked(
         self, queries: NDArray[np.float32], n: int, mask: NDArray[np.bool_]
     ) -> tuple[list[Rows], Plan]:
-        """At least ``n`` rows of a mask near each query, each compared or searched for."""
+        """Return at least ``n`` rows of a mask near each query, by comparison or by a search."""
         n_allowed = int(np.count_nonzero(mask))
         if n_allowed <= EXACT_ROWS:
             return self._compared(queries, n, np.flatnonzero(mask)), "exact"
@@ -170,20 +170,21 @@ class ApproximateIndex:
         return [self._exact(query, min(n, len(rows)), rows) for query in queries]
 
     def _searches_first(self, allowed: Allowed) -> bool:
-        """Tell whether so many rows are allowed that a search finds enough of them unasked.
+        """Return whether an unfiltered search would find enough allowed rows.
 
-        And surely more than `EXACT_ROWS`, as the share is an estimate. Inverted lists are read in
-        the same way with and without a filter; the way through a graph is another.
+        At least twice `EXACT_ROWS` must be allowed, because the share is an estimate. It holds only
+        for inverted lists: a filter does not change which lists are read, but it changes the path
+        through a graph.
         """
         least = max(SEARCH_FIRST_SHARE * self._n_items, 2 * EXACT_ROWS)
         possible = self._knob == "nprobe" and allowed.at_most >= least
         return possible and allowed.share * self._n_items >= least
 
     def _found_first(self, query: NDArray[np.float32], n: int, allowed: Allowed) -> Rows | None:
-        """The first allowed of the rows near a query; None where too few of them are.
+        """Search without the filter and return the nearest allowed rows; None if too few.
 
-        As many lists are read, and as many allowed rows taken, as by `_filtered_first`: what is
-        found is the same where the share is known, and as much where it is estimated.
+        It reads as many lists as `_filtered_first` and returns as many rows. With a known share the
+        rows are the same; with an estimated share, only their number is.
         """
         wanted = max(n, FETCHED)
         fetched = math.ceil((wanted + _MARGIN * math.sqrt(wanted)) / allowed.share)
@@ -192,7 +193,7 @@ class ApproximateIndex:
         _, near = self._index.search(query[None], fetched, params=self._parameters(effort, None))
         every: Rows = near[0][near[0] >= 0]
         rows = every[allowed.at(every)][:wanted]
-        # Fewer will do where the lists that are read hold no more.
+        # Fewer rows are enough if the read lists contain no more.
         return None if len(rows) < (wanted if len(every) == fetched else n) else rows
 
     def _filtered_first(
@@ -201,10 +202,10 @@ class ApproximateIndex:
         n: int,
         mask: NDArray[np.bool_] | None,
     ) -> list[Rows]:
-        """At least ``n`` of the rows of a mask near each query, which alone are compared."""
+        """Return at least ``n`` rows near each query; only rows of the mask are compared."""
         n_allowed = self._n_items if mask is None else int(np.count_nonzero(mask))
         among = None if mask is None else selector(mask)
-        # As many allowed rows are looked at as there would be without a filter.
+        # The search compares as many allowed rows as it would compare without a filter.
         effort = math.ceil(self._effort * self._n_items / n_allowed)
         fetched = min(max(n, FETCHED), n_allowed)
         found = [self._search(query, n, fetched, effort, among) for query in queries]
@@ -224,7 +225,7 @@ class ApproximateIndex:
         effort: int,
         among: Any,  # noqa: ANN401 - FAISS has no types
     ) -> Rows | None:
-        """At least ``n`` rows, by as wide a search as it takes; None if none is wide enough."""
+        """Widen the search until it finds ``n`` rows; None if the widest search finds fewer."""
         while True:
             effort = min(effort, self._most)
             _, found = self._index.search(
@@ -239,7 +240,7 @@ class ApproximateIndex:
 
     def _parameters(self, effort: int, among: Any) -> Any:  # noqa: ANN401 - FAISS has no types
         if among is None and effort == self._effort:
-            return None  # what the index was written with
+            return None  # the parameters stored with the index
         return parameters_of(self._index, effort, among)
 
     def _exact(self, query: NDArray[np.float32], n: int, rows: Rows) -> Rows:
