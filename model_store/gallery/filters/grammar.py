@@ -154,7 +154,7 @@ def parse_filter(value: object) -> Filter:
     if (n := _n_conditions(parsed)) > MAX_CONDITIONS:
         raise InvalidFilter(
             f"The filter has {n} conditions, at most {MAX_CONDITIONS} are taken. Use `in` for "
-            "several values of a field, or ask in turn."
+            "several values of a field, or send several filters."
         )
     return parsed
 
@@ -199,7 +199,7 @@ def _entry(name: str, given: object, place: str, depth: int) -> Filter:
     if not isinstance(given, dict):
         return Condition(field, "eq", (_scalar(given, place),))
     if not given:
-        raise InvalidFilter(f"{place} asks nothing; wanted such as {{{_COMPARISONS}: …}}.")
+        raise InvalidFilter(f"{place} has no comparison; wanted {{{_COMPARISONS}: …}}.")
     return _joined([_condition(field, how, wanted, place) for how, wanted in given.items()])
 
 
@@ -218,8 +218,8 @@ def parse_field(name: str) -> Field:
     path = tuple(name.removeprefix("metadata.").split("."))
     if not all(path) or _UNNAMEABLE & set(name):
         raise InvalidFilter(
-            f"The field {name[:80]!r} cannot be named; wanted id, label, or keys of the metadata "
-            "with dots in between, without quotation marks, backslashes and control characters."
+            f"The field name {name[:80]!r} is not valid; wanted id, label, or metadata keys joined "
+            "by dots, without quotation marks, backslashes and control characters."
         )
     _encodable(name, "the name of a field")
     return Field("metadata", path)
@@ -241,8 +241,8 @@ def named_fields(names: Sequence[str] | None) -> tuple[Field, ...] | None:
 def _condition(field: Field, how: str, wanted: object, place: str) -> Condition:
     if how not in get_args(Comparison):
         raise InvalidFilter(
-            f"{place} has the comparison {how[:80]!r}; wanted {_COMPARISONS}. A key of an "
-            "object is named with a dot."
+            f"{place} has the comparison {how[:80]!r}; wanted {_COMPARISONS}. Write a key of a "
+            "nested object with a dot."
         )
     place = f"{place}.{how}"
     if how == "in":
@@ -277,7 +277,7 @@ def _scalar(value: object, place: str) -> Scalar:
 def _encodable(text: str, place: str) -> None:
     """Refuse unpaired surrogates and the character NUL, which ends a text in SQLite."""
     if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
-        raise InvalidFilter(f"{place} has a NUL or half of a surrogate pair. Leave it out.")
+        raise InvalidFilter(f"{place} has a NUL or an unpaired surrogate. Remove it.")
 
 
 def _shown(value: object) -> str:

@@ -121,8 +121,8 @@ def build_index(
             _learn_from(index, settings.seed)
         if plan.kind == "ivf_pq" and n_items < index.pq.ksub:
             raise ConfigError(
-                f"Product quantisation learns {index.pq.ksub} codes, of at least as many items; "
-                f"there are {n_items}. Leave index.kind at 'auto'."
+                f"Product quantisation needs at least {index.pq.ksub} items; there are {n_items}. "
+                "Leave index.kind at 'auto'."
             )
         n_points = min(n_items, POINTS_PER_LIST * getattr(index, "nlist", 1024))
         points = rows_at(directions, np.sort(generator.permutation(n_items)[:n_points]))
@@ -222,9 +222,9 @@ def _tuned(
         if recall >= settings.min_recall:
             return effort, recall, len(queries)
     raise ConfigError(
-        f"The index {plan.factory} finds {recall:.4f} of the ten nearest items at most, wanted "
+        f"The index {plan.factory} finds at most {recall:.4f} of the ten nearest items, wanted "
         f"{settings.min_recall}. Raise the memory budget (index.memory_budget_bytes, "
-        "--memory-budget), so that items are stored in more bits, or be content with less "
+        "--memory-budget), so that items are stored with more bits, or lower the required recall "
         "(index.min_recall, --min-recall)."
     )
 

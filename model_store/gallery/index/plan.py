@@ -91,7 +91,7 @@ def plan_index(n_items: int, dim: int, settings: IndexSettings) -> IndexPlan:
     raise ConfigError(
         f"An index ({settings.kind}) of {n_items:,} items of {dim} dimensions takes at least "
         f"{least:,} bytes of memory, the budget is {settings.memory_budget_bytes:,}. Raise it "
-        "(index.memory_budget_bytes, --memory-budget), or take an encoder of fewer dimensions."
+        "(index.memory_budget_bytes, --memory-budget), or use an encoder with fewer dimensions."
     )
 
 

@@ -2,12 +2,12 @@
 
 ::
 
-    log         what has changed, append-only, in SQLite
-    rows        what it keeps of a change, with checksums
-    high_water  how far it has come, beside it
-    gallery     base and log, written to
-    snapshot    base and log at one version, searched
-    allowed     the rows that such a search may find
+    log         an append-only log of changes in SQLite
+    rows        the rows of the log, with checksums
+    high_water  the number of the last change, in a file beside the log
+    gallery     base and log: reads and writes
+    snapshot    base and log at one version: searches
+    allowed     the rows that a search may find
     fields      indexes of the fields of added items
     sqlite      connections with the settings of the log
 """

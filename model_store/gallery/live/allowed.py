@@ -1,4 +1,4 @@
-"""The rows that a search of a live gallery may find: in its base, and in what was added to it."""
+"""The rows that a search of a live gallery may find, in its base and among added items."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class RowsOfAll:
     Parameters
     ----------
     of_base : allowed rows of the base, 0 to N − 1.
-    since : (M,) which of the rows N to N + M − 1 are allowed.
-    removed : (N + M,) whether a row no longer holds an item.
+    since : (M,) mask of allowed rows among N to N + M − 1.
+    removed : (N + M,) mask of rows that no longer hold an item.
     """
 
     def __init__(self, of_base: Allowed, since: Mask, removed: Mask) -> None:
@@ -30,7 +30,7 @@ class RowsOfAll:
 
     @property
     def share(self) -> float:
-        """Their number over N + M: estimated, the same each time."""
+        """The estimated share of the N + M rows; the same at each call."""
         of_base = self._of_base.share * self._n_base
         return (of_base + self._n_since) / max(len(self._removed), 1)
 
@@ -50,7 +50,7 @@ class RowsOfAll:
         return there
 
     def mask(self) -> Mask:
-        """The mask (N + M,) of them, read-only."""
+        """A read-only mask (N + M,) of the allowed rows."""
         mask = np.concatenate([self._of_base.mask(), self._since])
         mask &= ~self._removed
         mask.flags.writeable = False
@@ -58,14 +58,14 @@ class RowsOfAll:
 
 
 class RowsOfBase:
-    """The rows 0 to N − 1 of allowed ones, without removed ones; obeys `Allowed`.
+    """The allowed rows of the base, 0 to N − 1, without removed ones; implements `Allowed`.
 
     Parameters
     ----------
-    allowed : rows of a gallery that has more than the base's; None for all.
-    removed : (N,) whether a row of the base no longer holds an item.
-    n_removed : the number of those.
-    n_rows : of the gallery.
+    allowed : allowed rows of the whole live gallery; None for all rows.
+    removed : (N,) mask of rows of the base that no longer hold an item.
+    n_removed : number of removed rows.
+    n_rows : number of rows of the whole live gallery.
     """
 
     def __init__(self, allowed: Allowed | None, removed: Mask, n_removed: int, n_rows: int) -> None:
@@ -77,7 +77,7 @@ class RowsOfBase:
 
     @property
     def share(self) -> float:
-        """Their number over N: estimated, the same each time."""
+        """The estimated share of the N rows; the same at each call."""
         n: float = self._there
         if self._allowed is not None:
             n = min(n, self._allowed.share * self._n_rows)
@@ -97,7 +97,7 @@ class RowsOfBase:
         return rows[~self._removed[rows]]
 
     def mask(self) -> Mask:
-        """The mask (N,) of them, read-only."""
+        """A read-only mask (N,) of the allowed rows."""
         mask = ~self._removed
         if self._allowed is not None:
             mask &= self._allowed.mask()[: len(self._removed)]

@@ -1,8 +1,9 @@
-"""Indexes of the fields of items that came after the base, made as filters ask for them.
+"""Indexes of the fields of added items, built on first use by a filter.
 
-The items lie in runs of `RUN` and of twice, four times, … as many, as the ones of a binary number:
-each time a run is full it is joined with one as long. So an item is indexed a few times in all, and
-a filter asks few runs; the last items, fewer than `RUN`, are looked at one by one.
+The items are divided into runs of `RUN` items, and of 2, 4, 8, … times as many. The run lengths are
+the binary digits of the number of items: two runs of equal length merge into one. So each item is
+indexed only a few times, and a filter reads few runs. The last items, fewer than `RUN`, are checked
+one by one.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from model_store.gallery.filters.sql import as_stored
 from model_store.gallery.live.log import ChangesFile
 
 RUN = 256
-"""Items: looking at each takes about as long as the search."""
+"""Number of items in the shortest run. Checking so many one by one takes about as long as the
+search."""
 
 MOST_COLUMNS, MOST_BYTES = 1_024, 2**26
-"""The most indexes that are kept, each of one field and run, and what they take: those of a hundred
-fields until the gallery is compacted, by default after 10,000 items."""
+"""Maximum number of cached indexes (one for each field and run), and their maximum bytes. This is
+enough for a hundred fields until compaction, by default after 10,000 items."""
 
 
 class LogColumns:
@@ -38,11 +40,11 @@ class LogColumns:
         self._lock = threading.Lock()
 
     def matching(self, part: Filter, sequences: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which of the items that were written at ``sequences`` (M,) pass a filter, (M,).
+        """Return a mask (M,) of the items written at ``sequences`` (M,) that pass a filter.
 
         Parameters
         ----------
-        sequences : those of all items in the log up to the last of them, ascending.
+        sequences : ascending sequence numbers of all items in the log, up to some item.
         """
         mask = np.zeros(len(sequences), dtype=bool)
         fields, stored, done = fields_of(part), as_stored(part), 0
@@ -58,7 +60,7 @@ class LogColumns:
         return mask
 
     def all(self, field: Field, sequences: NDArray[np.int64]) -> Iterator[tuple[int, Column]]:
-        """Yield indexes of a field that hold all items between them, and the place each begins at.
+        """Yield the start and the index of each run; together they cover all items.
 
         Parameters
         ----------
@@ -72,7 +74,7 @@ class LogColumns:
             yield done, self._log.column(field, sequences[done:])
 
     def _column(self, field: Field, run: range, sequences: NDArray[np.int64]) -> Column:
-        """The index of a field of one run."""
+        """The index of a field for one run."""
         key = field, run.start, run.stop
         with self._lock:
             column = self._columns.get(key)

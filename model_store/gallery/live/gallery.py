@@ -29,7 +29,7 @@ from model_store.sphere import unit_direction
 
 
 class LiveGallery:
-    """A base gallery and the log of its changes; safe to share by threads; obeys `Writable`.
+    """A base gallery and the log of its changes; thread-safe; implements `Writable`.
 
     A search takes a `snapshot` and uses it until it ends. A writer calls `commit`. `refresh` reads
     what other processes have written to the same log.
@@ -41,8 +41,9 @@ class LiveGallery:
 
     Raises
     ------
-    BundleMismatch, StorageFailed : the log does not belong to the base, or cannot be read.
-    LogDamaged : it is not what was written.
+    BundleMismatch : the log belongs to another base.
+    StorageFailed : the log cannot be read.
+    LogDamaged : the log differs from its checksums.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class LiveGallery:
             **{label: code for code, label in enumerate(base.labels)},
             None: -1,
         }
-        self._rows: dict[str, int | None] = {}  # of the changed items, at this version
+        self._rows: dict[str, int | None] = {}  # current row of each changed item
         self._rows_of: dict[str, list[int]] = {}
         self._ids: list[str] = []
         self._columns = _Columns(base.dim)
@@ -69,7 +70,7 @@ class LiveGallery:
         self.refresh()
 
     def snapshot(self, version: int | None = None) -> GallerySnapshot:
-        """The current snapshot, or that of an earlier change."""
+        """The current snapshot, or the one after an earlier change."""
         with self._lock:
             if version is None or version == self._version:
                 return self._snapshot
@@ -120,11 +121,11 @@ class LiveGallery:
 
     @contextmanager
     def writing(self) -> Iterator[Transaction]:
-        """A turn at writing, for one that may write.
+        """Open a write transaction; `admit` may refuse it.
 
         Raises
         ------
-        WriteError : it may not, or what was written inside could not be kept.
+        WriteError : `admit` refused it, or the writes could not be stored.
         """
         with self.log.transaction() as turn:
             self._admit()
@@ -135,14 +136,14 @@ class LiveGallery:
         self.log.close()
 
     def _catch_up(self, log: ChangesFile | Transaction) -> None:
-        """Take in what is in the log; it may have been begun after this was opened."""
+        """Apply the unread changes of the log; the log may be newer than this object."""
         start = log.start()
         if self._version < start:
             self._version, self._snapshot = start, self._at(start)
         self._apply(log.after(self._version))
 
     def _apply(self, changes: Sequence[Change]) -> None:
-        """Take in changes that are in the log, in order."""
+        """Apply logged changes, in order."""
         if not changes:
             return
         for change in changes:
@@ -218,7 +219,7 @@ class _Column:
     def append(self, value: object) -> None:
         """Add an element."""
         if self._n == len(self._values):
-            # Doubled, so that n elements are copied about once each, however they come.
+            # The capacity doubles, so each element is copied about once on average.
             self._values = np.concatenate([self._values, np.empty_like(self._values)])
         self._values[self._n] = value
         self._n += 1
@@ -229,7 +230,7 @@ class _Column:
 
 
 class _Columns:
-    """The columns that a search needs of the items that came after the base; see `DeltaSegment`."""
+    """The columns of added items that a search needs; see `DeltaSegment`."""
 
     def __init__(self, dim: int) -> None:
         self.sequences = _Column(np.int64)
@@ -247,7 +248,7 @@ class _Tombstones:
         self.rows, self.since = _Column(np.int64), _Column(np.int64)
 
     def at(self, version: int) -> NDArray[np.int64]:
-        """The rows that held nothing after the change ``version``."""
+        """The rows without an item after the change ``version``."""
         n = int(np.searchsorted(self.since.until(), version, side="right"))
         rows: NDArray[np.int64] = self.rows.until(n)
         return rows

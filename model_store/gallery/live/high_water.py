@@ -1,10 +1,10 @@
-"""A mark beside a log of how far it has come, by which a log that has lost its end is known.
+"""A high-water mark beside a log, which shows whether the log has lost its last changes.
 
-SQLite makes the best of what it finds: of a lost or damaged journal it says nothing, nor of a log
-that was deleted. The number is written after the change is on the disk and before it is
-acknowledged, in place, so that it is never ahead of the stored changes. It is not flushed for each
-change: it guards against lost and damaged files, not against a power cut, of which SQLite takes
-care; that may take it back, and never forward.
+SQLite reports no error if its journal was lost or damaged, or if the log was deleted. The number is
+written in place, after a change is on the disk and before the change is acknowledged. So it is
+never ahead of the stored changes. It is not flushed for each change, so a power cut may leave an
+older number. It protects against lost and damaged files; SQLite itself protects against a power
+cut.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ logger = logging.getLogger(__name__)
 _DIGITS = 20
 _ENDING = ".high"
 UNFINISHED = f"{_ENDING}{PARTIAL}"
-"""Ending of the name of a number that is being made."""
+"""Ending of the name of a temporary file."""
 
 
 class HighWater:
-    """The latest sequence number that a log is known to have had.
+    """The greatest sequence number that a log is known to have reached.
 
     Parameters
     ----------
-    log : the path of the log; the number lies in ``<log>.high``.
+    log : path of the log; the number is stored in ``<log>.high``.
     """
 
     def __init__(self, log: Path) -> None:
         self.path = log.with_name(f"{log.name}{_ENDING}")
 
     def read(self) -> int:
-        """Return the number; 0 where there is none.
+        """Return the number; 0 without a file.
 
         Raises
         ------
-        LogDamaged : it is no number.
+        LogDamaged : the file holds no number.
         """
         try:
             content = self.path.read_bytes()
@@ -56,9 +56,9 @@ class HighWater:
         return int(content)
 
     def make(self, sequence: int) -> None:
-        """Write the number where there is none, so that raising it needs no room later.
+        """Create the file if it is missing, so that a later `raise_to` needs no disk space.
 
-        A kill at any moment leaves no number, or a whole one.
+        A killed process leaves no file or a complete one.
 
         Raises
         ------
@@ -71,7 +71,7 @@ class HighWater:
                         staged.write_bytes(_written(sequence))
 
     def raise_to(self, sequence: int) -> None:
-        """Write a greater number; a change that is on the disk is not refused where it fails."""
+        """Write a greater number; an error is only logged, as the change is stored already."""
         try:
             with self.path.open("r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)  # writers of other processes
@@ -79,11 +79,11 @@ class HighWater:
                 if not known.isdigit() or int(known) < sequence:
                     os.pwrite(file.fileno(), _written(sequence), 0)
         except OSError:
-            logger.exception("how far the changes have come cannot be written down")
+            logger.exception("the number of the last change cannot be stored")
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove numbers in a folder of logs that killed processes were writing."""
+    """Remove temporary files that killed processes have left in a folder of logs."""
     with _alone(folder):
         for left in folder.glob(f".*{UNFINISHED}"):
             left.unlink()
@@ -91,10 +91,10 @@ def remove_unfinished(folder: Path) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Be the one process that makes numbers in a folder."""
+    """Lock a folder against other processes that create such files."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with suppress(OSError):  # a file system without locks of folders
+        with suppress(OSError):  # the file system may not lock folders
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
@@ -102,9 +102,9 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def require_reached(last: int, reached: int) -> None:
-    """Raise `LogDamaged` where a log ends with ``last``, before the number beside it.
+    """Raise `LogDamaged` if a log ends with ``last``, before ``reached``.
 
-    Unless no other process can write, the number has to be read before the log is.
+    If other processes can write, read ``reached`` before reading the log.
     """
     if last < reached:
         raise LogDamaged(f"it ends with change {last}, though {reached} were acknowledged")

@@ -1,9 +1,9 @@
 """The log of changes since a gallery's bundle was built, in one SQLite file.
 
-The log is append-only. Every change has a sequence number: a reader continues after the last number
-that it has read, and the gallery at any earlier number can be reconstructed. A transaction is on
-the disk, whole, before it is acknowledged (write-ahead log, ``synchronous=FULL``); the writers of
-all processes take turns.
+The log is append-only. Every change has a sequence number. A reader continues after the last number
+that it has read, and the gallery at any earlier number can be reconstructed. A complete transaction
+is on the disk before it is acknowledged (write-ahead log, ``synchronous=FULL``). Only one process
+writes at a time.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from model_store.gallery.writable import Change, Delete, Receipt, Retry, Upsert
 T = TypeVar("T")
 
 READER_CACHE_KIB = 128
-"""Pages that a reader keeps, in place of SQLite's 2 MB: the system has them too, and of a thousand
-galleries each has a reader."""
+"""Page cache of a reader, instead of SQLite's 2 MB. The system caches the file too, and each of a
+thousand galleries has a reader."""
 
 SCHEMA_VERSION = "2"
 
 OUTCOME_LIFE_S = 24 * 3600.0
-"""Seconds of the log's clock for which the outcome of a request is kept by its Idempotency-Key."""
+"""Seconds, by the log's clock, for which the outcome of an Idempotency-Key is kept."""
 
 LONGEST_STEP_S = 3600.0
 """Largest step of the log's clock, in seconds. Without writes, outcomes are therefore kept
@@ -61,13 +61,13 @@ class ChangesFile:
     Parameters
     ----------
     path : ``<root>/changes/<bundle id>.sqlite``.
-    bundle_id, encoder_fingerprint : what the changes belong to.
+    bundle_id, encoder_fingerprint : bundle and encoder that the changes belong to.
 
     Raises
     ------
-    BundleMismatch : the file belongs to something else.
-    StorageFailed : it is there and cannot be read.
-    LogDamaged : it is not what was written; so says every method from then on.
+    BundleMismatch : the file belongs to another bundle or encoder.
+    StorageFailed : the file exists and cannot be read.
+    LogDamaged : the log differs from its checksums; every later call raises it too.
     """
 
     def __init__(self, path: Path, bundle_id: str, encoder_fingerprint: str) -> None:
@@ -87,7 +87,7 @@ class ChangesFile:
         self._damage: LogDamaged | None = None
 
     def verify(self) -> None:
-        """Read everything; what follows reads again, and verifies again, only what it needs.
+        """Read and verify the whole log. Later calls verify only the rows that they read.
 
         Raises
         ------
@@ -95,7 +95,7 @@ class ChangesFile:
         """
         self._read(rows.verify_all, None)
         with self._told():
-            reached = self._high.read()  # first: others may write at the same time, and raise it
+            reached = self._high.read()  # read first: other processes may raise it at any time
         last = self.last()
         with self._told():
             require_reached(last, reached)
@@ -103,8 +103,8 @@ class ChangesFile:
     def mark(self) -> tuple[int, int] | None:
         """Return a token that changes when any process commits; (0, 0) before the first change.
 
-        It is read before every request, in microseconds, from memory that the processes share. None
-        where it cannot be read, for example on a disk that is mounted read-only.
+        It is checked before every request; this takes microseconds, because it is in shared memory.
+        None if it cannot be read, for example on a read-only disk.
         """
         if self._damage is not None:
             raise self._damage
@@ -129,7 +129,7 @@ class ChangesFile:
         return self._read(rows.last_sequence, 0)
 
     def start(self) -> int:
-        """The sequence number at which the log begins: what came before is in the bundle."""
+        """The sequence number at which the log begins; the bundle contains earlier changes."""
         return self._read(rows.first_sequence, 0)
 
     def items(self, sequences: Sequence[int]) -> list[Item]:
@@ -141,7 +141,7 @@ class ChangesFile:
         return self._there(partial(rows.thumbnail_at, sequence=sequence))
 
     def matching(self, part: Filter, first: int, last: int) -> list[int]:
-        """Return the numbers of the writes from ``first`` to ``last`` whose items pass a filter."""
+        """Return the writes from ``first`` to ``last`` whose items pass a filter."""
         condition, values = to_sql(part)
         query = (
             "SELECT sequence FROM changes WHERE mean IS NOT NULL "  # noqa: S608
@@ -154,20 +154,20 @@ class ChangesFile:
         return [sequence for (sequence,) in found]
 
     def column(self, field: Field, sequences: NDArray[np.int64]) -> Column:
-        """Index a field of the items that were written at ``sequences``, all between the ends."""
+        """Index a field of the items written at ``sequences``; no item in between is left out."""
         return self._there(partial(rows.field_column, field=field, sequences=sequences))
 
     def upserts(self, sequences: Sequence[int]) -> Iterator[Upsert]:
-        """Read the whole writes at ``sequences``, one after another."""
+        """Read the complete writes at ``sequences``, one after another."""
         for sequence in sequences:
             yield self._there(partial(rows.upsert_at, sequence=sequence))
 
     def features(self, sequences: Sequence[int]) -> dict[int, bytes]:
-        """The features of the items written at ``sequences``, as far as known; see `HalfRows`."""
+        """The known features of the items written at ``sequences``; see `HalfRows`."""
         return self._beside("features", sequences)
 
     def preview(self, sequence: int) -> bytes:
-        """The larger picture that was written at ``sequence``; nothing where there was none."""
+        """The larger picture that was written at ``sequence``; empty if there was none."""
         return self._beside("previews", [sequence]).get(sequence, b"")
 
     def receipt(self, retry: Retry) -> Receipt | None:
@@ -207,9 +207,9 @@ class ChangesFile:
                 self._high.raise_to(turn.reached)
 
     def copy_to(self, target: Path) -> None:
-        """A consistent copy of the log; later writes are not in it.
+        """Make a consistent copy of the log, without later writes.
 
-        Nothing where there is no log.
+        Without a log, the copy is empty.
         """
         with errors_in_words(target), closing(connect(target, "rwc")) as copy:
             self._read(partial(_back_up, target=copy), None)
@@ -229,7 +229,7 @@ class ChangesFile:
         self._reader = self._watcher = None
 
     def _read(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
-        """Do ``work`` with the connection that reads; ``otherwise`` where there is no log yet."""
+        """Do ``work`` with the reading connection; return ``otherwise`` if there is no log yet."""
         with self._reading, self._told(), errors_in_words(self.path, "read"):
             if self._reader is None and self.path.exists():
                 self._reader = self._open_reader()
@@ -240,7 +240,7 @@ class ChangesFile:
         return self._read(found, {})
 
     def _there(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Do ``work`` on a log that has changes already."""
+        """Do ``work`` on a log that must exist; raise `LogDamaged` if it does not."""
         nothing: list[T] = []
         found = self._read(lambda connection: [work(connection)], nothing)
         if not found:
@@ -257,19 +257,18 @@ class ChangesFile:
         except LogDamaged as error:
             self._damage = LogDamaged(
                 f"The changes of the bundle {self._identity['bundle']} are damaged: {error}. "
-                "They are no longer read or written. Their operator asks "
-                "`vouch-build doctor` what to do."
+                "They are no longer read or written. Run `vouch-build doctor` for advice."
             )
             raise self._damage from error
 
     def _open_reader(self) -> sqlite3.Connection | None:
-        """A connection that reads; None while another process is just making the log."""
+        """Open a reading connection; None while another process creates the log."""
         connection = connect(self.path, "ro")
         try:
             made = rows.fetched(connection, "SELECT 1 FROM sqlite_master LIMIT 1")
         except sqlite3.OperationalError:
             connection.close()
-            # On a disk that is mounted for reading, a log whose writer ended well is in one file.
+            # On a read-only disk, a log that was closed properly has no journal.
             journal = self.path.with_name(f"{self.path.name}-wal")
             if journal.exists() and journal.stat().st_size:
                 raise
@@ -288,7 +287,7 @@ class ChangesFile:
             folder.mkdir(exist_ok=True)
         except OSError as error:
             raise of_the_system(error) from error
-        # A log that was opened read-only sees no change and accepts no write.
+        # A connection that was opened read-only would see no later change.
         with self._reading, self._watching:
             self._close_readers()
         connection = connect(self.path, "rwc")
@@ -301,9 +300,9 @@ class ChangesFile:
             connection.close()
             raise of_the_system(error) from error
         except sqlite3.Error:
-            connection.close()  # or the next one would see the file of an earlier time
+            connection.close()  # a later connection must not see an old state of the file
             raise
-        for path in (folder, folder.parent):  # the file itself is to outlast a power cut
+        for path in (folder, folder.parent):  # makes the new file survive a power cut
             flush(path)
         return connection
 
@@ -312,18 +311,18 @@ class ChangesFile:
         for key, wanted in self._identity.items():
             if found.get(key) != wanted:
                 raise BundleMismatch(
-                    f"The changes of bundle {self._identity['bundle']} are of another {key}: "
+                    f"The changes of bundle {self._identity['bundle']} have another {key}: "
                     f"{str(found.get(key))[:16]}, wanted {wanted[:16]}. Restore them from a backup."
                 )
 
 
 class Transaction:
-    """A turn at writing; see `ChangesFile.transaction`."""
+    """A write transaction; see `ChangesFile.transaction`."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self.reached: int | None = None
-        """The latest sequence number, where one was added."""
+        """The latest sequence number; None before a change is added."""
 
     def after(self, sequence: int) -> list[Change]:
         """The changes after ``sequence``, in order."""
@@ -367,7 +366,7 @@ class Transaction:
         )
 
     def copy_tail(self, path: Path, bundle_id: str, after: int) -> None:
-        """Write a log for another bundle, of what came after a sequence number, to a new file."""
+        """Write the changes after a sequence number to a new log for another bundle."""
         with closing(connect(path, "rwc")) as target:
             target.execute("PRAGMA journal_mode=WAL")
             meta = rows.meta(self._connection)
@@ -377,7 +376,7 @@ class Transaction:
             now = _now(self._connection)
             rows.set_clock(target, time.time(), now)
             rows.copy_rows(self._connection, target, after, now - OUTCOME_LIFE_S)
-            rows.verify_all(target)  # what goes along is to be what was acknowledged
+            rows.verify_all(target)  # verify the copied changes
             target.execute("COMMIT")
             target.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
@@ -387,10 +386,10 @@ def _receipt(connection: sqlite3.Connection, retry: Retry) -> Receipt | None:
 
 
 def _now(connection: sqlite3.Connection) -> float:
-    """Return the time by the log's own clock, seconds.
+    """Return the time by the log's clock, in seconds.
 
-    It goes with the system's, but never back, and forward by `LONGEST_STEP_S` at most between two
-    requests that are remembered: a system clock that jumps makes no outcome forgotten.
+    It follows the system clock, but never goes back. Between two stored outcomes it advances by at
+    most `LONGEST_STEP_S`. So no outcome is lost when the system clock jumps.
     """
     system, own = rows.clock(connection)
     return own + min(max(time.time() - system, 0.0), LONGEST_STEP_S)

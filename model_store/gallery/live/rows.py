@@ -1,8 +1,8 @@
 """Rows of the log, each with checksums, and the SQL statements that read them.
 
-A row has a checksum of each of its three parts (item, vector, picture), which are read apart; its
-sequence number goes into all of them. Numbers follow one another without a gap. So damage to a row,
-and a row that is missing or stands in the place of another, are found when it is read.
+A row has a checksum for each of its three parts (item, vector, picture), because each part is read
+separately. Each checksum includes the sequence number, and sequence numbers have no gaps. So
+reading finds rows that are damaged, missing or exchanged.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ SCHEMA = (
 Row = tuple[Any, ...]
 
 Beside = Literal["features", "previews"]
-"""Tables of what some changes have besides: a content each, with its checksum."""
+"""Tables of optional content of a change, with a checksum."""
 
 _FLOATS = np.dtype("<f4")
 _CHECKSUM_BYTES = 16
@@ -72,7 +72,7 @@ _WHOLE = "sequence, id, label, metadata, media_type, thumbnail, mean, variance, 
 
 
 def make(connection: sqlite3.Connection, identity: dict[str, str], start: int) -> None:
-    """Make an empty log that begins after ``start``, where there is none."""
+    """Make an empty log that begins after ``start``, if there is no log."""
     connection.execute("BEGIN IMMEDIATE")
     for statement in SCHEMA:
         connection.execute(statement)
@@ -120,7 +120,7 @@ def last_sequence(connection: sqlite3.Connection) -> int:
 
 
 def row_of(sequence: int, write: Upsert | Delete) -> Row:
-    """Return the row that keeps a write."""
+    """Return the row of a write."""
     values: Row = (sequence, write.id, None, None, None, None, None, None)
     if isinstance(write, Upsert):
         item, vector = write.item, write.vector
@@ -138,9 +138,9 @@ def row_of(sequence: int, write: Upsert | Delete) -> Row:
 
 
 def rows_beside(sequence: int, write: Upsert | Delete) -> Iterator[tuple[Beside, Row]]:
-    """Yield what is kept beside a write, and the table for it: its features, `HalfRows`; a preview.
+    """Yield the table and row of each optional content: features (`HalfRows`) and preview.
 
-    Nothing where it has none.
+    A write without these yields nothing.
     """
     if isinstance(write, Delete):
         return
@@ -154,7 +154,7 @@ def rows_beside(sequence: int, write: Upsert | Delete) -> Iterator[tuple[Beside,
 def contents_beside(
     connection: sqlite3.Connection, table: Beside, sequences: Sequence[int]
 ) -> dict[int, bytes]:
-    """Return the data kept beside the writes at ``sequences``, if they have any."""
+    """Return the optional content of the writes at ``sequences``, where they have it."""
     if table not in _tables_beside(connection):
         return {}
     found = {}
@@ -217,9 +217,9 @@ def thumbnail_at(connection: sqlite3.Connection, sequence: int) -> Thumbnail:
 def field_column(
     connection: sqlite3.Connection, field: Field, sequences: NDArray[np.int64]
 ) -> Column:
-    """Index a field of the items that were written at ``sequences`` (n,), all between the ends."""
+    """Index a field of the items at ``sequences`` (n,); no item in between is left out."""
     ends = int(sequences[0]), int(sequences[-1])
-    connection.execute("PRAGMA temp_store=MEMORY")  # where it sorts; these are few items
+    connection.execute("PRAGMA temp_store=MEMORY")  # sort in memory: these are few items
     between = "mean IS NOT NULL AND sequence BETWEEN ? AND ?"
     column = column_of(
         connection, field, Source("changes", "sequence", between, ends, sequences), len(sequences)
@@ -230,7 +230,7 @@ def field_column(
 
 
 def upsert_at(connection: sqlite3.Connection, sequence: int) -> Upsert:
-    """Return what was written at ``sequence``, whole."""
+    """Return the complete write at ``sequence``."""
     rows = fetched(connection, f"SELECT {_WHOLE} FROM changes WHERE sequence = ?", [sequence])  # noqa: S608
     if not rows:
         raise LogDamaged(f"change {sequence} is missing")
@@ -242,7 +242,7 @@ def upsert_at(connection: sqlite3.Connection, sequence: int) -> Upsert:
 
 
 def receipt_of(connection: sqlite3.Connection, retry: Retry, since: float) -> Receipt | None:
-    """Return the receipt of a request that was carried out after ``since``; or `KeyReused`."""
+    """Return the receipt of a request after ``since``, else None; or raise `KeyReused`."""
     query = "SELECT key, request, outcome, at, checksum FROM outcomes WHERE key = ? AND at > ?"
     for row in fetched(connection, query, [retry.key, since]):
         _verify_outcome(row)
@@ -250,14 +250,14 @@ def receipt_of(connection: sqlite3.Connection, retry: Retry, since: float) -> Re
         if request != retry.request:
             raise KeyReused(
                 "The Idempotency-Key was sent before with another request. Send a new key with a "
-                "new request, and the same key only with the very same one."
+                "new request; repeat a key only with the identical request."
             )
         return Receipt.from_json(str(outcome))
     return None
 
 
 def outcome_row(retry: Retry, receipt: Receipt, at: float) -> Row:
-    """Return the row that keeps the receipt of a request."""
+    """Return the row of a request's receipt."""
     values = retry.key, retry.request, receipt.to_json(), at
     return *values, _digest(b"outcome", *map(str, values))
 
@@ -267,7 +267,7 @@ def verify_all(connection: sqlite3.Connection) -> None:
 
     Raises
     ------
-    LogDamaged : one differs from its checksum, or is missing.
+    LogDamaged : a row differs from its checksum, or is missing.
     """
     wanted = first_sequence(connection) + 1
     for row in connection.execute(f"SELECT {_WHOLE} FROM changes ORDER BY sequence"):  # noqa: S608
@@ -284,7 +284,7 @@ def verify_all(connection: sqlite3.Connection) -> None:
 def copy_rows(
     connection: sqlite3.Connection, target: sqlite3.Connection, after: int, since: float
 ) -> None:
-    """Copy changes after a sequence number, what is beside them, and outcomes after a moment."""
+    """Copy changes and their optional content after ``after``, and outcomes after ``since``."""
     tables = [("changes", "sequence", after), ("outcomes", "at", since)]
     tables += [(table, "sequence", after) for table in _tables_beside(connection)]
     for table, column, bound in tables:
@@ -330,7 +330,7 @@ def _verify_beside(table: Beside, row: Row) -> None:
 
 
 def _tables_beside(connection: sqlite3.Connection) -> list[Beside]:
-    """The tables of contents beside changes that a log has."""
+    """The tables of optional content that this log has."""
     found = {name for (name,) in fetched(connection, "SELECT name FROM sqlite_master")}
     return [table for table in get_args(Beside) if table in found]
 
@@ -345,7 +345,7 @@ def _checksum(sequence: int, part: int, content: Row) -> bytes:
 
 
 def _digest(kind: bytes, *values: str | bytes | None) -> bytes:
-    """Return a digest of values, each with its type and length, so that none runs into the next."""
+    """Return a digest of values; each has its type and length, so its end is unambiguous."""
     digest = hashlib.blake2b(digest_size=_CHECKSUM_BYTES, person=kind)
     for value in values:
         content = value.encode() if isinstance(value, str) else bytes(value or b"")

@@ -1,4 +1,4 @@
-"""A live gallery after one change: a request searches it from beginning to end."""
+"""A live gallery after one change. A request uses one snapshot until it ends."""
 
 from __future__ import annotations
 
@@ -34,23 +34,24 @@ from model_store.gallery.protocol import (
 NumberT = TypeVar("NumberT", bound=np.generic)
 
 _SLACK = 1e-5
-"""By how much an inner product in float32 may be wrong; what is nearer than that is computed."""
+"""Maximum error of an inner product in float32. Items within this distance are computed in
+float64."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaSegment:
-    """Items that came after the base, oldest first; replaced and deleted ones among them.
+    """Items added after the base, oldest first, including replaced and deleted ones.
 
     Attributes
     ----------
-    sequences : (M,) of the changes that brought them.
-    ids : M or more, the first M are these.
-    is_new : (M,) whether the base has no item of that id.
-    directions : (M, D) unit.
+    sequences : (M,) sequence numbers of the changes that added the items.
+    ids : ids of the M items; later ids may follow.
+    is_new : (M,) True if the base has no item with this id.
+    directions : (M, D) unit vectors.
     variances : (M, D), relative to the squared norm.
-    total_variances : (M,), their sums.
+    total_variances : (M,), sums of the variances.
     label_codes : (M,), -1 where an item has no label.
-    rows_of : id → rows that hold, or held, an item of it, M and beyond among them.
+    rows_of : id → all rows of the id, present and former; later rows may follow.
     """
 
     sequences: NDArray[np.int64]
@@ -64,16 +65,16 @@ class DeltaSegment:
 
 
 class GallerySnapshot:
-    """A base, the items added to it, and the removed rows; obeys `Gallery`.
+    """A base, the items added to it, and the removed rows; implements `Gallery`.
 
-    The base keeps its rows 0 to N − 1, what was added has rows N, N + 1, …
+    The base has the rows 0 to N − 1; added items have rows N, N + 1, …
 
     Parameters
     ----------
     labels : see `Gallery.labels`.
-    removed : the rows that no longer hold an item, each once.
-    log : where items and pictures are read.
-    columns : the indexes of fields of the added items.
+    removed : distinct rows that no longer hold an item.
+    log : source of the added items and pictures.
+    columns : field indexes of the added items.
 
     Attributes
     ----------
@@ -101,7 +102,7 @@ class GallerySnapshot:
         self.dim, self.preview_side = base.dim, base.preview_side
         self.n_rows = base.n_rows + len(appended.sequences)
         self.n_items = self.n_rows - len(removed)
-        # Zeros take no time until they are read: of a large base nothing here looks at each row.
+        # The system allocates zeros lazily, so this does not touch every row of a large base.
         self._removed = np.zeros(self.n_rows, dtype=bool)
         self._removed[removed] = True
         self._n_removed_of_base = int((removed < base.n_rows).sum())
@@ -111,7 +112,7 @@ class GallerySnapshot:
 
     @property
     def n_appended(self) -> int:
-        """The number of rows that came after the base, which a search compares one by one."""
+        """The number of rows added after the base; a search compares them one by one."""
         return self.n_rows - self._base.n_rows
 
     def candidates(
@@ -164,7 +165,7 @@ class GallerySnapshot:
     def _by_id(
         self, rows: NDArray[np.int64], similarities: NDArray[np.float64]
     ) -> NDArray[np.int64]:
-        """Put ``rows``, which are ordered by similarity, in the order of ids where it is equal."""
+        """Order ``rows`` with equal similarity by id; they are ordered by similarity already."""
         equal = similarities[1:] == similarities[:-1]
         tied = np.flatnonzero(np.append(equal, False) | np.append(False, equal))
         if not tied.size:
@@ -183,14 +184,14 @@ class GallerySnapshot:
         return RowsOfAll(self._base.matching(part), since, self._removed)
 
     def facets(self, most: int) -> list[Facet]:
-        """The fields that the gallery was built with an index of; see `Gallery.facets`."""
+        """Describe the fields that the gallery was built with an index of; see `Gallery.facets`."""
         indexes = self._base.field_indexes().items()
         return [
             facet_of(field.name, self._counted(field, column), most) for field, column in indexes
         ]
 
     def _counted(self, field: Field, of_base: Column) -> list[Counted]:
-        """The indexes of a field of all items, and the rows of each that are removed."""
+        """The indexes of a field that cover all items, each with its removed rows."""
         starts = {0: of_base}
         for start, column in self._columns.all(field, self._appended.sequences):
             starts[self._base.n_rows + start] = column
@@ -235,7 +236,7 @@ class GallerySnapshot:
         return values
 
     def page(self, after: int | None, limit: int) -> NDArray[np.int64]:
-        """Rows of at most ``limit`` items by id, from the one after the row ``after`` on."""
+        """Rows of the next ``limit`` items by id, after the row ``after``."""
         n_base = self._base.n_rows
         start, first = 0, ""
         if after is not None:
@@ -253,17 +254,17 @@ class GallerySnapshot:
         return rows[sorted(range(len(rows)), key=by_id.__getitem__)[:limit]]
 
     def _there(self, start: int, limit: int) -> NDArray[np.int64]:
-        """The first ``limit`` rows of the base from ``start`` on that hold an item."""
+        """The first ``limit`` rows of the base with an item, from ``start`` on."""
         n_base, n = self._base.n_rows, limit
         while True:
             rows = start + np.flatnonzero(~self._removed[start : min(start + n, n_base)])
             if len(rows) >= limit or start + n >= n_base:
                 return rows[:limit]
-            n *= 2  # pages of a large gallery are not to read all that comes after them
+            n *= 2  # a page of a large gallery must not read all later rows
 
     @cached_property
     def _appended_by_id(self) -> tuple[list[str], list[int]]:
-        """Ids of the appended items that still exist, in order, and their places."""
+        """Sorted ids of the appended items that still exist, and their places."""
         live = np.flatnonzero(~self._removed[self._base.n_rows :]).tolist()
         live.sort(key=self._appended.ids.__getitem__)
         return [self._appended.ids[place] for place in live], live
@@ -311,11 +312,11 @@ class GallerySnapshot:
         return self._log.preview(int(self._appended.sequences[row - self._base.n_rows]))
 
     def appended_ids(self) -> list[str]:
-        """The ids of the items that were put since the base was made and are still there."""
+        """The ids of the added items that still exist."""
         return self._appended_by_id[0]
 
     def put_features(self, ids: Sequence[str]) -> dict[str, bytes]:
-        """The features of items that were put since, as far as known; see `HalfRows`."""
+        """The known features of added items; see `HalfRows`."""
         places = [self.row(item_id) - self._base.n_rows for item_id in ids]
         sequences = self._appended.sequences[places].tolist() if ids else []
         found = self._log.features(sequences)
@@ -326,7 +327,7 @@ class GallerySnapshot:
         }
 
     def parts(self) -> Iterator[tuple[Embeddings, list[NewItem]]]:
-        """Everything there is by id, as `write_faiss_parts` takes it."""
+        """Yield all items by id, as input for `write_faiss_parts`."""
         after = None
         at_once = AT_ONCE if self.preview_side is None else PREVIEWED_AT_ONCE
         while (rows := self.page(after, at_once)).size:
@@ -334,7 +335,7 @@ class GallerySnapshot:
             after = int(rows[-1])
 
     def _whole(self, rows: NDArray[np.int64]) -> tuple[Embeddings, list[NewItem]]:
-        """All that was ever written of ``rows`` (n,), in that order."""
+        """The complete items and embeddings of ``rows`` (n,), in that order."""
         in_base = rows < self._base.n_rows
         of_base = self._base.embeddings(rows[in_base])
         mean = np.empty((len(rows), self.dim), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""SQLite files that are written to while they are served, and what goes wrong with them."""
+"""SQLite files that are written while they are served, and their errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from model_store.errors import (
 )
 
 BUSY_S = 5.0
-"""Seconds that a writer waits for its turn; a transaction takes milliseconds, the copy at the end
+"""Seconds that a writer waits for the lock. A transaction takes milliseconds, the copy at the end
 of a compaction a second."""
 
 _LOOK_EVERY_S = 0.005
@@ -37,9 +37,9 @@ def connect(
 
 
 def use_write_ahead_log(connection: sqlite3.Connection, patience_s: float = BUSY_S) -> None:
-    """Have a file keep a write-ahead log, so that its readers and its writer do not wait.
+    """Switch a file to a write-ahead log, so that readers and the writer do not block each other.
 
-    Waits for a current writer of a file that has none yet: SQLite itself would not.
+    It waits for a current writer; SQLite itself would fail at once.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def use_write_ahead_log(connection: sqlite3.Connection, patience_s: float = BUSY
 
 @contextmanager
 def errors_in_words(path: Path, doing: Literal["read", "written"] = "written") -> Iterator[None]:
-    """Raise what SQLite says as a `WriteError`."""
+    """Convert an error of SQLite to a `WriteError`."""
     try:
         yield
     except sqlite3.Error as error:
@@ -67,22 +67,22 @@ def errors_in_words(path: Path, doing: Literal["read", "written"] = "written") -
         if doing == "written" and code in _MEANING:
             kind, message = _MEANING[code]
             raise kind(message) from error
-        # Who cannot read what there is does not know what has been changed.
+        # After a failed read, it is unknown whether something was changed.
         unchanged = "Nothing was changed. " if doing == "written" else ""
         raise StorageFailed(
-            f"The changes in {path.name} cannot be {doing} ({error}). {unchanged}The operator "
-            "looks at the disk, and restores a backup if the file is damaged."
+            f"The changes in {path.name} cannot be {doing} ({error}). {unchanged}Check the "
+            "disk, and restore a backup if the file is damaged."
         ) from error
 
 
 def commit(connection: sqlite3.Connection) -> None:
-    """End a transaction, whose changes are on the disk from then on.
+    """Commit a transaction; its changes are then on the disk.
 
     Raises
     ------
     sqlite3.Error : nothing was changed.
-    ChangeUnconfirmed : what the disk has taken and not confirmed is not read, unless a crash comes
-        before the next change: then it is found in the journal.
+    ChangeUnconfirmed : the disk did not confirm the write. The change is not visible, unless a
+        crash follows before the next change: it may then be recovered from the journal.
     """
     try:
         connection.execute("COMMIT")
@@ -90,9 +90,9 @@ def commit(connection: sqlite3.Connection) -> None:
         if _code(error) in _MEANING:
             raise
         raise ChangeUnconfirmed(
-            f"The disk has not confirmed the change ({error}), so that it is unknown whether it is "
-            "kept. Send the request again, with the same Idempotency-Key if it had one; the "
-            "operator looks at the disk."
+            f"The disk has not confirmed the change ({error}), so the change may be lost. Send the "
+            "request again, with the same Idempotency-Key if it had one. The operator must check "
+            "the disk."
         ) from error
 
 
@@ -107,18 +107,18 @@ def of_the_system(error: OSError) -> WriteError:
     if error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
         return WriteRefused(_READ_ONLY)
     return StorageFailed(
-        f"The directory of changes cannot be made ({error.strerror}). Nothing was changed; the "
-        "operator looks at the directory of bundles."
+        f"The directory of changes cannot be made ({error.strerror}). Nothing was changed. "
+        "Check the directory of bundles."
     )
 
 
 _FULL = (
-    "There is no room on the disk to keep the change. Nothing was changed and nothing is lost; the "
-    "operator makes room, then the request can be sent again."
+    "There is no room on the disk to store the change. Nothing was changed. Free disk space, then "
+    "send the request again."
 )
 _READ_ONLY = (
-    "The directory of this gallery's bundles can only be read, so that no change could be kept. "
-    "Its operator gives the service a directory that it may write to."
+    "The directory of this gallery's bundles can only be read, so no change can be stored. Give "
+    "the service a directory with write permission."
 )
 
 
@@ -134,4 +134,4 @@ _MEANING: dict[int, tuple[type[WriteError], str]] = {
     sqlite3.SQLITE_CANTOPEN: (WriteRefused, _READ_ONLY),
     sqlite3.SQLITE_PERM: (WriteRefused, _READ_ONLY),
 }
-"""The error and message for each primary result code of SQLite that a write can end with."""
+"""Error class and message for each primary result code of SQLite."""

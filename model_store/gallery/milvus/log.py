@@ -363,7 +363,7 @@ def _receipt(execute: Execute, collection: str, retry: Retry) -> Receipt | None:
         if request != retry.request:
             raise KeyReused(
                 "The Idempotency-Key was sent before with another request. Send a new key with a "
-                "new request, and the same key only with the very same one."
+                "new request; repeat a key only with the identical request."
             )
         return Receipt.from_json(outcome)
     return None
