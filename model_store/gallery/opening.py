@@ -1,4 +1,4 @@
-"""Opening the gallery of a bundle, whichever engine holds it."""
+"""Opening the gallery of a bundle with the right engine."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from model_store.gallery.milvus.gallery import MilvusGallery
 from model_store.gallery.protocol import Gallery
 
 ANY_GALLERY_FILES = (*GALLERY_FILES, MILVUS_FILE)
-"""Every file that a bundle's gallery may have."""
+"""All file names that a bundle's gallery can have."""
 
 
 def open_gallery(directory: Path, access: MilvusAccess = NO_ACCESS) -> Gallery:
-    """The gallery that was written into ``directory``, or described there.
+    """Open the gallery that ``directory`` contains or describes.
 
     Raises
     ------
-    BundleMismatch : its parts do not belong together.
-    GalleryUnavailable : Milvus holds it, and does not answer.
+    BundleMismatch : the parts of the gallery do not belong together.
+    GalleryUnavailable : the gallery is in Milvus, which does not answer.
     """
     if (directory / MILVUS_FILE).exists():
         return MilvusGallery(directory, access)
@@ -36,7 +36,7 @@ def open_gallery(directory: Path, access: MilvusAccess = NO_ACCESS) -> Gallery:
 
 
 def index_description(directory: Path) -> Mapping[str, Any]:
-    """The index of the gallery in ``directory``, as a manifest tells of it."""
+    """Describe the index of the gallery in ``directory`` for the manifest."""
     if (directory / MILVUS_FILE).exists():
         described = MilvusDescription.load(directory)
         return {"engine": "milvus", "collection": described.collection, **described.index}

@@ -1,4 +1,4 @@
-"""The seam between search and the store that holds the gallery."""
+"""The protocol between search and the engine that stores the gallery."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from model_store.verdicts import Plan
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One member of the gallery, as its owner knows it."""
+    """One item of the gallery: id, label and metadata."""
 
     id: str
     label: str | None
@@ -35,11 +35,11 @@ class Thumbnail:
 
 @dataclass(frozen=True, slots=True)
 class NewItem:
-    """An item on its way into a gallery.
+    """An item to be written into a gallery.
 
     Attributes
     ----------
-    preview : a larger picture than the thumbnail, JPEG; empty where there is none.
+    preview : a JPEG picture larger than the thumbnail; empty if there is none.
     """
 
     id: str
@@ -50,13 +50,13 @@ class NewItem:
 
 
 Part = tuple[Embeddings, Sequence[NewItem]]
-"""Some of a gallery's items with their embeddings, in the order of the ids."""
+"""Embeddings and items of one part of a gallery, in the order of the ids."""
 
 AT_ONCE = 1_000
-"""Items of a part: with their pictures some megabytes."""
+"""Number of items in a part; with their pictures, some megabytes."""
 
 PREVIEWED_AT_ONCE = 100
-"""Items of a part with previews."""
+"""Number of items in a part with previews."""
 
 
 def in_parts(embeddings: Embeddings, items: Sequence[NewItem]) -> Iterator[Part]:
@@ -67,9 +67,9 @@ def in_parts(embeddings: Embeddings, items: Sequence[NewItem]) -> Iterator[Part]
     ValueError : lengths differ or ids repeat.
     """
     if len(items) != len(embeddings):
-        raise ValueError(f"{len(items)} items and {len(embeddings)} embeddings, wanted as many")
+        raise ValueError(f"{len(items)} items and {len(embeddings)} embeddings; must be equal")
     if len({item.id for item in items}) != len(items):
-        raise ValueError("item ids repeat; each item needs its own id")
+        raise ValueError("item ids repeat; each item needs a unique id")
     order = sorted(range(len(items)), key=lambda row: items[row].id)
     nothing = embeddings.features[:0]
     for start in range(0, len(order), AT_ONCE):
@@ -85,9 +85,9 @@ class Candidates:
     Attributes
     ----------
     rows : (B, n) int64, positions in the gallery.
-    similarities : (B, n) float64, inner products of unit vectors, rounded to `SIMILARITY_DECIMALS`;
-        descending, equal ones by id.
-    plan : how allowed rows were found; without a filter it says nothing.
+    similarities : (B, n) float64, inner products of unit vectors, rounded to `SIMILARITY_DECIMALS`.
+        Descending; equal similarities are ordered by id.
+    plan : how allowed rows were found; meaningless without a filter.
     """
 
     rows: NDArray[np.int64]
@@ -96,18 +96,19 @@ class Candidates:
 
 
 SIMILARITY_DECIMALS = 8
-"""Similarities are computed in float64 and rounded here before they are ordered: below it lies what
-the encoder's float32 leaves open, and equal images would change places from query to query."""
+"""Similarities are computed in float64 and rounded to this many decimals before ordering. Smaller
+differences come from the encoder's float32, and would change the order of equal images between
+queries."""
 
 
 class Gallery(Protocol):
     """Unit directions under the inner product, with their variances and items.
 
-    Laws: `candidates` are ordered by similarity, equal ones by id; the same query gives the same
-    candidates whatever its batch; an object never changes, whatever becomes of the gallery.
+    Laws: `candidates` are ordered by similarity, equal ones by id. A query gives the same
+    candidates in any batch. An object of this class never changes, even if the gallery does.
 
-    A row is a place where an item is, or was: of a live gallery there may be more rows than items.
-    Rows without an item are never found.
+    A row is the position of a present or former item, so a live gallery can have more rows than
+    items. Rows without an item are never found.
     """
 
     @property
@@ -116,11 +117,11 @@ class Gallery(Protocol):
 
     @property
     def index_type(self) -> str:
-        """The kind of search for candidates, in the engine's own words."""
+        """The index and its search parameters, in the engine's notation."""
 
     @property
     def is_local(self) -> bool:
-        """True where all of it lies on this machine: nothing waits for another."""
+        """True if the whole gallery is on this machine, so that no call waits for the network."""
 
     @property
     def n_items(self) -> int:
@@ -140,31 +141,31 @@ class Gallery(Protocol):
 
     @property
     def labels(self) -> Sequence[str]:
-        """The distinct labels; a label's code is its place here.
+        """The distinct labels; the code of a label is its index in this sequence.
 
-        Sorted when the gallery is built; labels that come later stand after these.
+        Labels are sorted when the gallery is built; later labels are appended.
         """
 
     @property
     def preview_side(self) -> int | None:
-        """The longest side of its previews, pixels; None where it keeps none."""
+        """Longest side of the previews in pixels; None without previews."""
 
     def candidates(
         self, directions: NDArray[np.float32], n: int, allowed: Allowed | None = None
     ) -> Candidates:
         """Find the n items nearest to each of ``directions`` (B, D).
 
-        ``allowed`` restricts the search to some rows; fewer than ``n`` are returned only where
-        fewer are allowed.
+        ``allowed`` restricts the search to some rows. Fewer than ``n`` are returned only if fewer
+        are allowed.
         """
 
     def matching(self, part: Filter) -> Allowed:
         """Return the rows that pass a filter, as `candidates` takes them."""
 
     def facets(self, most: int) -> list[Facet] | None:
-        """The fields that the gallery was built with an index of, with ``most`` values each.
+        """Describe the fields indexed at the build, with at most ``most`` values each.
 
-        The items of now are counted. None where the engine counts no values.
+        The counts include all current items. None if the engine does not count values.
         """
 
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -183,7 +184,7 @@ class Gallery(Protocol):
         """Rows (n_items,) of all items, ascending."""
 
     def page(self, after: int | None, limit: int) -> NDArray[np.int64]:
-        """Rows of at most ``limit`` items by id, from the one after the row ``after`` on.
+        """Rows of the next ``limit`` items by id, after the row ``after``.
 
         None for the first page. The item at ``after`` may have been removed in between.
         """
@@ -203,5 +204,5 @@ class Gallery(Protocol):
     def preview(self, item_id: str) -> bytes:
         """The larger picture of that item, JPEG, or `ItemNotFound`.
 
-        Nothing where its thumbnail is as large, or no previews are kept.
+        Empty if its thumbnail is as large, or if the gallery has no previews.
         """

@@ -1,4 +1,4 @@
-"""The writes of a live gallery, the entries of its log, and the protocol of what applies them."""
+"""The writes of a live gallery, the entries of its log, and the protocol `Writable`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from model_store.errors import (
 from model_store.gallery.protocol import Gallery, NewItem
 
 NO_NOTE: Mapping[str, Any] = MappingProxyType({})
-"""The note of a request without one; see `Receipt`."""
+"""The empty note; see `Receipt`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Vector:
 
 @dataclass(frozen=True, slots=True)
 class Upsert:
-    """An item to insert, or to put in place of the item with its id."""
+    """An item to insert; it replaces an item with the same id."""
 
     item: NewItem
     vector: Vector
@@ -62,7 +62,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One entry of the log as a search needs it; without ``vector``, a deletion."""
+    """One entry of the log, with the parts that a search needs; without ``vector``, a deletion."""
 
     sequence: int
     id: str
@@ -72,12 +72,12 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """The identity of a request that may be sent again.
+    """The identity of a request that can be sent again.
 
     Attributes
     ----------
-    key : of the request; its sender made it unique.
-    request : digest of the request's content; the same key with another content is refused.
+    key : unique key of the request, chosen by the client.
+    request : digest of the request's content; a key with other content is refused.
     """
 
     key: str
@@ -90,9 +90,9 @@ class Written:
 
     Attributes
     ----------
-    id : of the item.
-    existed : whether there was an item of that id before.
-    version : of the gallery after the write.
+    id : id of the item.
+    existed : whether an item with this id existed before.
+    version : version of the gallery after the write.
     """
 
     id: str
@@ -102,19 +102,19 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The result of a request that was carried out; it is kept with its `Retry`.
+    """The result of a completed request, stored with its `Retry`.
 
     Attributes
     ----------
-    written : of each write, in order.
-    note : JSON of the caller, returned again when the request is sent again.
+    written : result of each write, in order.
+    note : JSON of the caller, returned with the receipt if the request is sent again.
     """
 
     written: tuple[Written, ...]
     note: Mapping[str, Any]
 
     def to_json(self) -> str:
-        """Return the text that is kept."""
+        """Return the receipt as text for storage."""
         written = [asdict(one) for one in self.written]
         return json.dumps({"written": written, "note": dict(self.note)})
 
@@ -128,18 +128,18 @@ class Receipt:
 class Writable(Protocol):
     """A gallery that takes changes.
 
-    Laws: a change is atomic, also across a crash; what `commit` has returned is
-    found by every search of this process; a `Retry` is carried out once.
+    Laws: a change is atomic, also across a crash. After `commit` returns, every search of this
+    process finds the change. A `Retry` is carried out only once.
     """
 
     def snapshot(self, version: int | None = None) -> Gallery:
-        """The current snapshot, or, where it is kept, that of an earlier change."""
+        """The current snapshot, or the one after an earlier change if it is kept."""
 
     def refresh(self) -> Gallery:
         """Read the changes of other processes; return the current snapshot."""
 
     def mark(self) -> tuple[int, int] | None:
-        """See `ChangesFile.mark`: whether there are unread changes, in microseconds."""
+        """A token that changes with every commit; see `ChangesFile.mark`."""
 
     def receipt(self, retry: Retry) -> Receipt | None:
         """Return the receipt of a request that was carried out, else None; or raise `KeyReused`."""
@@ -151,24 +151,24 @@ class Writable(Protocol):
         note: Mapping[str, Any] = NO_NOTE,
         most_items: int | None = None,
     ) -> Receipt:
-        """Make changes, all of them or none; they are on the disk, and searchable, on return.
+        """Make all changes or none. On return, they are on the disk and searchable.
 
         Parameters
         ----------
-        retry : a request that is known by it is not carried out again.
+        retry : identity of the request; a known request is not carried out again.
         note : see `Receipt`.
-        most_items : see `plan_writes`; of concurrent writers one comes first.
+        most_items : see `plan_writes`.
 
         Returns
         -------
-        The receipt of now, or of when the request was first carried out.
+        The new receipt, or the stored receipt of a repeated request.
 
         Raises
         ------
         ItemNotFound : an item to delete is not there.
-        QuotaExceeded : there would be more items than there may be; nothing was changed.
-        WriteError : nothing was changed, for a reason that is named.
-        GalleryUnavailable : the change is kept, or its outcome is unknown.
+        QuotaExceeded : the gallery would exceed ``most_items``; nothing was changed.
+        WriteError : nothing was changed; the message has the reason.
+        GalleryUnavailable : the change is stored, or its outcome is unknown.
         """
 
     def close(self) -> None:
@@ -182,18 +182,19 @@ def plan_writes(
     version: int,
     most_items: int | None = None,
 ) -> list[Written]:
-    """Return the results that ``writes`` will have, one after another.
+    """Return the result of each of ``writes``, in order, without making the changes.
 
     Parameters
     ----------
-    there : whether the gallery has an item of an id.
-    n_items, version : of the gallery.
-    most_items : that it may hold afterwards, unless it grows no larger; None for any number.
+    there : returns whether the gallery has an item with an id.
+    n_items, version : number of items and version of the gallery.
+    most_items : maximum number of items afterwards; None for no limit. Writes that add no item are
+        always allowed.
 
     Raises
     ------
     ItemNotFound : an item to delete is not there.
-    QuotaExceeded : there would be more items.
+    QuotaExceeded : the gallery would exceed ``most_items``.
     """
     since: dict[str, bool] = {}
     outcomes, n_before = [], n_items
@@ -208,21 +209,21 @@ def plan_writes(
         outcomes.append(Written(write.id, existed, version + place))
     if most_items is not None and n_items > max(most_items, n_before):
         raise QuotaExceeded(
-            f"The key may keep {most_items:,} items in a gallery; with these there would be "
-            f"{n_items:,}. Nothing was changed. Delete some, or ask the service's operator for "
-            "more."
+            f"The key may keep {most_items:,} items in a gallery; this request would make "
+            f"{n_items:,}. Nothing was changed. Delete some items, or ask the operator of the "
+            "service for a higher limit."
         )
     return outcomes
 
 
 @contextmanager
 def once_kept() -> Iterator[None]:
-    """Convert errors after a change was stored: a `WriteError` would report it as not stored.
+    """Convert errors after a change was stored; a `WriteError` would wrongly say that it was not.
 
     Raises
     ------
     GalleryUnavailable : searches may not find the change yet.
-    LogDamaged : what was kept may be lost.
+    LogDamaged : the stored change may be lost.
     """
     try:
         yield
@@ -230,7 +231,6 @@ def once_kept() -> Iterator[None]:
         raise
     except (WriteError, GalleryUnavailable) as error:
         raise GalleryUnavailable(
-            "The change is kept, but could not be shown to searches yet: they find it as soon as "
-            "the gallery answers again. Send the request again, with the same Idempotency-Key if "
-            "it had one, to learn when they do."
+            "The change is kept, but searches do not find it until the gallery answers again. To "
+            "check, send the request again, with the same Idempotency-Key if it had one."
         ) from error

@@ -154,7 +154,7 @@ def test_recall_below_what_is_asked_is_refused(
 ) -> None:
     monkeypatch.setattr(index_build, "FETCHED", 10)  # codes alone decide
     settings = IndexSettings("ivf_pq", min_recall=1.0)
-    with pytest.raises(ConfigError, match=r"of the ten nearest items at most, wanted 1\.0"):
+    with pytest.raises(ConfigError, match=r"of the ten nearest items, wanted 1\.0"):
         write_faiss_gallery(tmp_path, clustered(), plain_items(), "e", settings)
 
 

@@ -4,15 +4,15 @@
 
     collection    access to a server, and the collection's schema
     availability  a circuit breaker for a server that is down
-    writer        items → a collection
-    entities      entities of Milvus ↔ items
+    writer        writes items into a collection
+    entities      conversion between items and Milvus entities
     rows          row numbers of items
-    gallery       searching it
+    gallery       search of the collection
     filter        filters → expressions of Milvus
-    matching      the rows that such an expression is true of
+    matching      the rows that pass a filter expression
     live          its changes
-    log           what has changed, and what of it is current
+    log           the changes, and the current rows
     content       the content of a change, as text in the log
-    databases     where the log lies: SQLite or PostgreSQL
+    databases     storage of the log: SQLite or PostgreSQL
     cache         recently read entities
 """

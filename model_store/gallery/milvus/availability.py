@@ -1,4 +1,4 @@
-"""A circuit breaker: while Milvus is down, calls fail at once and a thread looks for its return."""
+"""A circuit breaker: while Milvus is down, calls fail at once, and a thread checks the server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOOK_EVERY_S = 1.0
 """Seconds between two attempts to reach a Milvus that was down."""
 
 SLOW_S = 1.0
-"""Seconds after which a call that has no answer makes others look whether Milvus is there."""
+"""If a call has no answer after this many seconds, the next calls check the connection first."""
 
 
 class Availability:
@@ -21,8 +21,8 @@ class Availability:
 
     Parameters
     ----------
-    answers : asks Milvus, and returns whether it has answered; may take seconds.
-    is_reachable : returns whether its port takes a connection, within milliseconds.
+    answers : sends a request and returns whether Milvus answered; may take seconds.
+    is_reachable : returns whether the port accepts a connection; takes milliseconds.
     """
 
     def __init__(self, answers: Callable[[], bool], is_reachable: Callable[[], bool]) -> None:
@@ -34,7 +34,7 @@ class Availability:
         self._closed = threading.Event()
 
     def begin(self) -> int | None:
-        """Return the number of a call that begins; None while Milvus is down."""
+        """Register a new call and return its number; None while Milvus is down."""
         now = time.monotonic()
         with self._lock:
             if self._down:
@@ -49,12 +49,12 @@ class Availability:
             return self._number
 
     def end(self, number: int) -> None:
-        """Note that a call has ended."""
+        """Record that a call has ended."""
         with self._lock:
             self._began.pop(number, None)
 
     def fail(self, reason: str) -> None:
-        """Note that Milvus did not answer: calls fail until it does."""
+        """Record that Milvus did not answer; calls fail until it answers again."""
         with self._lock:
             if self._down or self._closed.is_set():
                 return
@@ -66,7 +66,7 @@ class Availability:
         threading.Thread(target=self._look, name="milvus-availability", daemon=True).start()
 
     def close(self) -> None:
-        """Look no further."""
+        """Stop the checks."""
         self._closed.set()
 
     def _look(self) -> None:

@@ -9,18 +9,18 @@ from collections.abc import Collection, Iterable, Mapping
 from model_store.gallery.milvus.entities import Entity
 
 REMEMBERED_ITEMS = 16_384
-"""With their directions: about 30 MB of 128 dimensions."""
+"""Maximum number of cached items: about 30 MB with 128 dimensions."""
 
 MOSTLY_KNOWN = 0.6
-"""Share of rows remembered from which a search asks for rows alone, and reads the others in a
-second request: about where both ways take as long."""
+"""From this share of cached rows, a search requests only row numbers and reads missing items in a
+second request. Near this share, both ways take equally long."""
 
 _N_AVERAGED = 8
 """Searches."""
 
 
 class EntityCache:
-    """Items by their row, the latest `REMEMBERED_ITEMS`; safe to share by threads."""
+    """An LRU cache of `REMEMBERED_ITEMS` items by row; safe to share by threads."""
 
     def __init__(self) -> None:
         self._entities: OrderedDict[int, Entity] = OrderedDict()
@@ -29,11 +29,11 @@ class EntityCache:
 
     @property
     def mostly_knows(self) -> bool:
-        """True where most rows that the last searches found were remembered."""
+        """True if most rows found by the last searches were cached."""
         return self._known_share >= MOSTLY_KNOWN
 
     def observe(self, rows: Collection[int]) -> None:
-        """Count how many of the rows that a search has found are remembered."""
+        """Update the share of found rows that are cached."""
         if not rows:
             return
         with self._lock:
@@ -41,12 +41,12 @@ class EntityCache:
             self._known_share += (share - self._known_share) / _N_AVERAGED
 
     def known(self, rows: Iterable[int]) -> dict[int, Entity]:
-        """Those of ``rows`` that are remembered."""
+        """The cached items among ``rows``."""
         with self._lock:
             return {row: self._entities[row] for row in rows if row in self._entities}
 
     def remember(self, entities: Mapping[int, Entity]) -> None:
-        """Add an item, and drop the least recently found one."""
+        """Add items, and drop the least recently found ones."""
         with self._lock:
             for row, entity in entities.items():
                 self._entities[row] = entity

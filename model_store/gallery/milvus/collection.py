@@ -1,22 +1,22 @@
-"""A collection of Milvus that holds a gallery: how it is reached, and what it consists of.
+"""A Milvus collection that holds a gallery: connection and schema.
 
 ::
 
     row        int64, primary key: 0, 1, … in the order of the ids when the gallery is built, then
-               one for each change. A row is written once and never again with other content: a
-               replaced item gets a new row, and the log determines the current one
+               one for each change. The content of a row never changes: a replaced item gets a new
+               row, and the log determines the current row
     id, label  text; labelled says whether there is a label
     direction  D float32, unit, searched by inner product
     variance   D float32, and norm, float32: of the embedding before normalisation
     dispersion float32, Σ_d v_d / ‖m‖²
     metadata   JSON
-    facts      what filters ask of the item, see `model_store.gallery.milvus.filter`
+    facts      digests of the item's values for filters, see `model_store.gallery.milvus.filter`
     thumbnail  base64, media_type beside it
 
-A bundle names the collection in `MILVUS_FILE`. The collection carries the fingerprint of the
-encoder, and is not used with another. A complete collection is marked as such, and with the name of
-the log of its changes, without which it is not written to. Marks are aliases: a server that is
-killed keeps those, and Milvus 2.3 forgets properties that were set later.
+A bundle names the collection in `MILVUS_FILE`. The collection stores the fingerprint of its encoder
+and is not used with another encoder. One mark says that the collection is complete. Another mark
+names the log of its changes; without that log, nothing is written to the collection. Marks are
+aliases, because they survive a killed server; Milvus 2.3 loses properties that were set later.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from model_store.installation import how_to_install
 MILVUS_FILE = "milvus.json"
 
 TEXT_BYTES = 65_535
-"""Bytes of a text that Milvus takes; its limit for JSON is about the same."""
+"""Maximum bytes of a text in Milvus; the limit for JSON is about the same."""
 
 MOST_FACTS = 4_096
-"""Elements of an array that Milvus takes."""
+"""Maximum number of elements of an array in Milvus."""
 
 ENCODER_PROPERTY = "vouch.encoder"
 SCHEMA_PROPERTY = "vouch.schema"
@@ -54,14 +54,14 @@ COMPLETE = "complete"
 """The mark of a complete collection."""
 
 MOST_EFFORT = 8
-"""By which the effort of a search grows at most where a filter lets little through: where it lets
-still less through, Milvus compares all of it."""
+"""Maximum factor by which a narrow filter increases the search effort. With a still narrower
+filter, Milvus compares all remaining items."""
 
 EVENTUALLY = 1
-"""The time in Milvus that is always reached: a read that asks for it waits for nothing."""
+"""A timestamp in the past: a read with it never waits for writes."""
 
 NOW = 0
-"""The time in Milvus that covers all writes until now, by any client."""
+"""A timestamp that includes all writes up to now, by any client."""
 
 _NO_SUCH_COLLECTION = 100
 _NOT_LOADED = 101
@@ -69,12 +69,12 @@ _OUR_MISTAKE = 1100
 
 _PORT = 19530
 _CONNECT_S = 0.045
-"""Timeout in seconds of a look at the port, after a call was late or failed."""
+"""Timeout in seconds to check the port after a call was late or failed."""
 
 _SHOWN = 200
 _UNAVAILABLE = (
-    "Milvus, which holds the gallery, does not answer, or not as wanted. Send the request again "
-    "later; the operator of the service finds the reason in its log."
+    "Milvus, which holds the gallery, does not answer or has reported an error. Send the request "
+    "again later. The log of the service has the reason."
 )
 
 
@@ -86,7 +86,7 @@ class MilvusAccess:
     ----------
     uri : ``http://host:19530``, or the path of a file that ends in ``.db`` for milvus-lite; None
         if the operator named none. A bundle may come from a third party: its address is never used.
-    token : ``user:password`` or an API key; never written down.
+    token : ``user:password`` or an API key; it is never stored.
     timeout_s : seconds to wait for an answer.
     log : address of the PostgreSQL database that keeps the log of changes, for writers on several
         machines; None for a file beside the bundles.
@@ -99,7 +99,7 @@ class MilvusAccess:
 
 
 NO_ACCESS = MilvusAccess()
-"""No address: galleries in Milvus are refused."""
+"""Access without an address; it refuses galleries in Milvus."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +108,12 @@ class MilvusDescription:
 
     Attributes
     ----------
-    uri : address that it was written to, without user and password.
-    collection : its name, derived from its content.
-    encoder : fingerprint.
-    n_items, dim, labels : at the time of the build.
-    index : ``type``, ``parameters`` of a search, ``recall_at_10`` and with how many ``n_queries``.
+    uri : address of the server that the collection was written to, without user and password.
+    collection : name of the collection, derived from its content.
+    encoder : fingerprint of the encoder.
+    n_items, dim, labels : values at the time of the build.
+    index : ``type``, search ``parameters``, ``recall_at_10``, and the ``n_queries`` that measured
+        it.
     """
 
     uri: str
@@ -125,14 +126,14 @@ class MilvusDescription:
 
     @property
     def engine(self) -> str:
-        """The index and how it is searched, in Milvus's words."""
+        """The index and its search parameters, in Milvus's notation."""
         parameters = [f"{name}={value}" for name, value in self.index["parameters"].items()]
         return ",".join([f"Milvus {self.index['type']}", *parameters])
 
     def effort(self, limit: int, share: float) -> dict[str, int]:
-        """Parameters of a search for ``limit`` items among a ``share`` of all.
+        """Return the parameters of a search for ``limit`` items among a ``share`` of all items.
 
-        The fewer items a filter passes, the more lists it reads.
+        If a filter passes fewer items, the search reads more lists.
         """
         more = min(1 / share, MOST_EFFORT)
         parameters = {name: int(value * more) for name, value in self.index["parameters"].items()}
@@ -162,10 +163,9 @@ class Collection:
     def __init__(self, name: str, access: MilvusAccess) -> None:
         if access.uri is None:
             raise ConfigError(
-                "The gallery lies in Milvus, and no address of Milvus is set. Set "
-                "VOUCH_MILVUS_URI: the address in a bundle is not used, since a third party may "
-                "have "
-                "written it."
+                "The gallery is stored in Milvus, and no address of Milvus is set. Set "
+                "VOUCH_MILVUS_URI. The address in a bundle is not used, because a third party may "
+                "have written it."
             )
         self.name = name
         self.uri = access.uri
@@ -190,7 +190,7 @@ class Collection:
         return True
 
     def _is_reachable(self) -> bool:
-        """Return whether the server's port takes a connection; True of a file of milvus-lite."""
+        """Return whether the server's port accepts a connection; True for milvus-lite."""
         address = urlsplit(self.uri)
         if address.hostname is None:
             return True
@@ -206,9 +206,9 @@ class Collection:
         return self._ask(lambda: getattr(self.client, call), values, options)
 
     def read(self, call: str, since: int, **options: Any) -> Any:  # noqa: ANN401 - has no types
-        """Search or query what was written up to the time ``since``, and perhaps more.
+        """Search or query with all writes up to the time ``since``, and perhaps later ones.
 
-        Milvus waits until it has come so far, a fraction of a second after a write.
+        Milvus waits until it has applied these writes, a fraction of a second after a write.
         """
         if since == NOW:
             return self.ask(call, consistency_level="Strong", **options)
@@ -216,8 +216,8 @@ class Collection:
         return self.ask(call, **level, **options)
 
     def put(self, entities: Sequence[Mapping[str, Any]]) -> int:
-        """Write entities, in place of those of the same rows; the time in Milvus of the write."""
-        # What `MilvusClient.upsert` returns leaves the time out.
+        """Write or replace entities by row; return the Milvus timestamp of the write."""
+        # `MilvusClient.upsert` does not return the timestamp.
         done = self._ask(lambda: self.client._get_connection().upsert_rows, [list(entities)], {})
         return int(done.timestamp)
 
@@ -238,7 +238,7 @@ class Collection:
                 except self._pymilvus.MilvusException as error:
                     if error.code != _NOT_LOADED:
                         raise
-                # It was started again, and milvus-lite has forgotten what was loaded.
+                # After a restart, milvus-lite no longer has the collection loaded.
                 self.client.load_collection(self.name, timeout=self.timeout_s)
                 return find()(self.name, *values, **options)
         except GalleryUnavailable as error:
@@ -249,22 +249,22 @@ class Collection:
             self._availability.end(number)
 
     def marks(self) -> set[str]:
-        """Return what the collection was marked with."""
+        """Return the marks of the collection."""
         prefix = self._alias("")
         aliases = self.ask("list_aliases")["aliases"]
         return {alias.removeprefix(prefix) for alias in aliases if alias.startswith(prefix)}
 
     def mark(self, mark: str) -> None:
-        """Mark the collection: with letters, digits and underscores."""
+        """Add a mark of letters, digits and underscores."""
         self.ask("create_alias", self._alias(mark))
 
     def unmark(self, mark: str) -> None:
-        """Take a mark off."""
+        """Remove a mark."""
         with self._asking():
             self.client.drop_alias(self._alias(mark), timeout=self.timeout_s)
 
     def drop(self) -> None:
-        """Drop the collection, if there is one; Milvus drops none that has aliases."""
+        """Drop the collection if it exists. Its aliases are dropped first, as Milvus requires."""
         if self.ask("has_collection"):
             for mark in self.marks():
                 self.unmark(mark)
@@ -278,11 +278,11 @@ class Collection:
         return f"{self.name}__{mark}"
 
     def require(self, described: MilvusDescription) -> None:
-        """Refuse a collection that is not the one that was described.
+        """Check that the collection matches its description.
 
         Raises
         ------
-        BundleMismatch : it is missing, unfinished, of another encoder or of other dimensions.
+        BundleMismatch : it is missing, incomplete, or has another encoder or dimension.
         """
         if not self.ask("has_collection"):
             raise BundleMismatch(_missing(self.name))
@@ -296,8 +296,8 @@ class Collection:
         encoder = properties.get(ENCODER_PROPERTY, "none")
         if encoder != described.encoder:
             raise BundleMismatch(
-                f"The collection {self.name!r} was made with encoder {encoder[:12]}, the bundle's "
-                f"is {described.encoder[:12]}. Run `vouch-build index` with this encoder."
+                f"The collection {self.name!r} was made with encoder {encoder[:12]}, the bundle "
+                f"needs {described.encoder[:12]}. Run `vouch-build index` with this encoder."
             )
         if COMPLETE not in self.marks():
             raise BundleMismatch(
@@ -312,7 +312,7 @@ class Collection:
             )
 
     def create(self, dim: int, encoder_fingerprint: str) -> None:
-        """Make the collection, without an index as yet."""
+        """Create the collection, without an index."""
         types, client = self._pymilvus.DataType, self._pymilvus.MilvusClient
         schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
         schema.add_field("row", types.INT64, is_primary=True)
@@ -335,7 +335,7 @@ class Collection:
     def build_index(
         self, index_type: str, parameters: Mapping[str, int], patience_s: float
     ) -> None:
-        """Build the index of the directions and those that items are looked up by."""
+        """Build the index of the directions, and the indexes of the ids and facts."""
         indexes = self._pymilvus.MilvusClient.prepare_index_params()
         options = {"metric_type": "IP", "params": dict(parameters)}
         indexes.add_index("direction", index_type=index_type, **options)
@@ -348,7 +348,7 @@ class Collection:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """Say in our words what went wrong; nothing of where Milvus is, which clients would see."""
+        """Convert errors of Milvus; clients must not see its address."""
         grpc = import_module("grpc")
         try:
             yield
@@ -362,7 +362,7 @@ class Collection:
 
 
 def require_bare(uri: str) -> str:
-    """Refuse an address that names a user or a password: it would be written into the bundle.
+    """Refuse an address with a user or password, because the bundle would contain it.
 
     Raises
     ------
@@ -370,17 +370,17 @@ def require_bare(uri: str) -> str:
     """
     if "@" in uri and "://" in uri:
         raise ConfigError(
-            "The address of Milvus names a user. Leave it out, and put the token into "
-            "VOUCH_MILVUS_TOKEN: a bundle holds no secrets."
+            "The address of Milvus names a user. Remove the user, and set VOUCH_MILVUS_TOKEN: the "
+            "address is stored in the bundle, which must not contain secrets."
         )
     return uri
 
 
 def _scalar_indexes(version: str) -> tuple[str, str | None]:
-    """Types of the indexes of texts and of arrays that a server of this ``version`` has.
+    """Return the index types for texts and arrays in a server of this ``version``.
 
-    Milvus has ``INVERTED`` since 2.4, and before that ``Trie`` for texts and nothing for arrays;
-    milvus-lite has ``INVERTED`` and nothing for arrays.
+    Milvus has ``INVERTED`` for both since 2.4. Earlier releases have ``Trie`` for texts;
+    milvus-lite has ``INVERTED`` for texts. Neither indexes arrays.
     """
     if version.startswith("milvus_lite"):
         return "INVERTED", None
@@ -392,8 +392,8 @@ def _scalar_indexes(version: str) -> tuple[str, str | None]:
 
 def _missing(name: str) -> str:
     return (
-        f"Milvus has no collection {name!r}. Run `vouch-build index` against this Milvus, or set "
-        "VOUCH_MILVUS_URI to the one that holds it."
+        f"Milvus has no collection {name!r}. Run `vouch-build index` with this Milvus, or set "
+        "VOUCH_MILVUS_URI to the server that has the collection."
     )
 
 
@@ -402,5 +402,6 @@ def _pymilvus() -> Any:  # noqa: ANN401 - has no types
         return import_module("pymilvus")
     except ImportError as error:
         raise ConfigError(
-            "The gallery lies in Milvus, and pymilvus is not installed. " + how_to_install("milvus")
+            "The gallery is stored in Milvus, and pymilvus is not installed. "
+            + how_to_install("milvus")
         ) from error

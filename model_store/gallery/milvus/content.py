@@ -1,4 +1,4 @@
-"""The content of a change in Milvus, as text in the log, until Milvus has it."""
+"""The content of a change as text; the log keeps it until Milvus has stored it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from model_store.gallery.writable import Upsert, Vector
 
 
 def write_content(sequence: int, write: Upsert) -> str:
-    """Return what the change of that number puts, as text."""
+    """Return the content of change number ``sequence`` as text."""
     item, vector = write.item, write.vector
     values: list[Any] = [
         item.id,
@@ -32,17 +32,17 @@ def write_content(sequence: int, write: Upsert) -> str:
 
 
 def read_content(sequence: int, content: str | None) -> Upsert:
-    """Read what `write_content` wrote.
+    """Parse the text of `write_content`.
 
     Raises
     ------
-    LogDamaged : it is not that.
+    LogDamaged : the text differs from its checksum, or belongs to another change.
     """
     digest, text = (content or "")[:32], (content or "")[32:]
     if digest != _digest(text) or json.loads(text)[0] != sequence:
         raise LogDamaged(
-            f"The change {sequence} in the log of the gallery is not what was written. Restore the "
-            "log from a backup."
+            f"The change {sequence} in the log of the gallery is damaged. Restore the log from a "
+            "backup."
         )
     _, item_id, label, metadata, media_type, data, *numbers = json.loads(text)
     thumbnail = Thumbnail(base64.b64decode(data), media_type)

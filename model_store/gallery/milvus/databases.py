@@ -1,7 +1,7 @@
-"""The databases that a log of changes may lie in: a file of SQLite, or PostgreSQL.
+"""The databases that can store a log of changes: a file of SQLite, or PostgreSQL.
 
-Both are queried in the SQL that they have in common. What has been written is on the disk when a
-turn ends; a turn ends with the process that had it, and the next one finds all of it or nothing.
+All queries use SQL that both understand. A turn is a write transaction: its writes are on the disk
+when it ends. If a process dies during its turn, none of the turn's writes are stored.
 """
 
 from __future__ import annotations
@@ -30,49 +30,49 @@ from model_store.installation import how_to_install
 
 Row = tuple[Any, ...]
 Execute = Callable[..., list[Row]]
-"""A statement, with ``?`` for each of its values, and these; its rows."""
+"""Executes a statement with ``?`` for each value, and returns its rows."""
 
 STALLED_S = 60
-"""Seconds after which PostgreSQL takes a turn from a process that does nothing with it."""
+"""Seconds after which PostgreSQL ends the turn of an idle process."""
 
 
 class Database(Protocol):
     """Tables that several processes read and write."""
 
     def ask(self, query: str, values: Sequence[Any] = ()) -> list[Row]:
-        """Return the rows of a query; none where nothing has been written yet.
+        """Return the rows of a query; no rows before the first write.
 
         Raises
         ------
-        StorageFailed, GalleryUnavailable : it cannot be read.
+        StorageFailed, GalleryUnavailable : the database cannot be read.
         """
 
     @contextmanager
     def turn(self, *, wait: bool = True) -> Iterator[Execute]:
-        """A write transaction: all of it is kept, or none after an error.
+        """Open a write transaction; after an error, none of its writes are kept.
 
         Raises
         ------
-        StorageBusy : another writer has it; at once unless it is to ``wait``.
-        WriteError, GalleryUnavailable : it cannot be written to.
+        StorageBusy : another writer has the lock; raised at once without ``wait``.
+        WriteError, GalleryUnavailable : the database cannot be written to.
         """
 
     def mark(self) -> tuple[int, int] | None:
-        """Return a token that changes with every turn of any process; None where nothing tells."""
+        """Return a token that changes with every turn of any process; None if not supported."""
 
     def now(self, execute: Execute) -> float:
-        """The time in seconds, by the clock that all writers have in common."""
+        """The time in seconds, by the common clock of all writers."""
 
     def close(self) -> None:
         """Close the connections."""
 
 
 class SqliteDatabase:
-    """A file, for the processes of one machine; obeys `Database`.
+    """An SQLite file for the processes of one machine; implements `Database`.
 
     Parameters
     ----------
-    path : of the file, which the first turn makes.
+    path : path of the file; the first turn creates it.
     schema : statements that make the tables.
     """
 
@@ -92,7 +92,7 @@ class SqliteDatabase:
             try:
                 return connection.execute(query, values).fetchall()
             except sqlite3.OperationalError as error:
-                if "no such table" in str(error):  # another process is just making it
+                if "no such table" in str(error):  # another process is creating it
                     return []
                 raise
 
@@ -143,10 +143,10 @@ class SqliteDatabase:
             self._reader = self._writer = None
 
     def _read_from(self) -> sqlite3.Connection | None:
-        """A connection that reads; None before the first write."""
+        """The reading connection; None before the first write."""
         if self._reader is None and self._path.exists():
             self._reader = connect(self._path, "ro")
-            self._n_readers += 1  # each counts its changes for itself
+            self._n_readers += 1  # each connection has its own change counter
         return self._reader
 
     def _open_writer(self) -> sqlite3.Connection:
@@ -164,18 +164,18 @@ class SqliteDatabase:
         except sqlite3.Error:
             connection.close()
             raise
-        for path in (folder, folder.parent):  # the file itself is to outlast a power cut
+        for path in (folder, folder.parent):  # makes the new file survive a power cut
             flush(path)
         return connection
 
 
 class PostgresDatabase:
-    """A database that machines have in common; obeys `Database`.
+    """A PostgreSQL database for several machines; implements `Database`.
 
     Parameters
     ----------
-    address : ``postgresql://user:password@host/database``; it is written nowhere.
-    name : of what takes turns: each gallery's writers wait for each other only.
+    address : ``postgresql://user:password@host/database``; it is never stored.
+    name : name of the gallery; only writers of the same gallery wait for each other.
     schema : statements that make the tables.
     timeout_s : seconds to wait for an answer.
     """
@@ -220,7 +220,7 @@ class PostgresDatabase:
             self._writing.release()
 
     def mark(self) -> None:
-        """Nothing tells but the tables themselves."""
+        """None: PostgreSQL has no cheap token for changes."""
 
     def now(self, execute: Execute) -> float:
         """The database's clock."""
@@ -228,7 +228,7 @@ class PostgresDatabase:
         return float(now)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         with self._writing, self._reading:
             for connection in (self._reader, self._writer):
                 if connection is not None:
@@ -242,7 +242,7 @@ class PostgresDatabase:
             return []
 
     def _begin(self, *, wait: bool) -> Any:  # noqa: ANN401 - has no types here
-        """A connection in a transaction that has the turn."""
+        """Return a connection whose transaction holds the lock."""
         lock = "SELECT pg_advisory_xact_lock(?)" if wait else "SELECT pg_try_advisory_xact_lock(?)"
         taken = None
         if self._writer is not None:
@@ -253,7 +253,7 @@ class PostgresDatabase:
                 self._writer = None
                 if isinstance(error, self._psycopg.errors.LockNotAvailable):
                     raise
-        if self._writer is None:  # or, for example, the database was restarted
+        if self._writer is None:  # never opened, or closed by a database restart
             self._writer = self._open_writer()
             taken = _execute(self._writer, lock, [self._key])
         if taken == [(False,)]:
@@ -263,7 +263,7 @@ class PostgresDatabase:
 
     def _open_writer(self) -> Any:  # noqa: ANN401
         connection = self._connect(autocommit=False)
-        # Two who make the same table at once would fail.
+        # Two processes that create the same table at once would fail.
         _execute(connection, "SELECT pg_advisory_xact_lock(0)")
         for statement in self._schema:
             _execute(connection, statement)
@@ -276,7 +276,7 @@ class PostgresDatabase:
             self._address,
             autocommit=autocommit,
             connect_timeout=max(2, int(self._timeout_s)),
-            # Who holds a turn and is cut off gives it up: by the network, or by standing still.
+            # These limits end the turn of a process that is disconnected or idle.
             keepalives_idle=5,
             keepalives_interval=2,
             keepalives_count=3,
@@ -289,7 +289,7 @@ class PostgresDatabase:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Say in our words what went wrong; nothing of where it is, which clients would see."""
+        """Convert errors of the database; clients must not see its address."""
         errors = self._psycopg.errors
         try:
             yield
@@ -297,14 +297,14 @@ class PostgresDatabase:
             raise StorageBusy(_BUSY) from error
         except (errors.ReadOnlySqlTransaction, errors.InsufficientPrivilege) as error:
             raise WriteRefused(
-                "The database that keeps the log of changes may not be written to. Its operator "
-                "gives the service a user that may."
+                "The service has no permission to write to the database with the log of changes. "
+                "Give its database user write permission."
             ) from error
         except self._psycopg.Error as error:
             raise GalleryUnavailable(
-                "The database that keeps the log of the gallery's changes does not answer, or not "
-                "as wanted. Send the request again later; the operator of the service finds the "
-                "reason in its log."
+                "The database with the log of the gallery's changes does not answer or has "
+                "reported an error. Send the request again later. The log of the service has the "
+                "reason."
             ) from error
 
 
@@ -324,6 +324,6 @@ def _psycopg() -> Any:  # noqa: ANN401 - has no types here
         return import_module("psycopg")
     except ImportError as error:
         raise ConfigError(
-            "The log of changes lies in PostgreSQL, and psycopg is not installed. "
+            "The log of changes is stored in PostgreSQL, and psycopg is not installed. "
             + how_to_install("milvus")
         ) from error

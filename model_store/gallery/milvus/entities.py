@@ -1,4 +1,4 @@
-"""Items as Milvus keeps them."""
+"""Conversion between items and Milvus entities."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ ENTITY_FIELDS = ["id", "label", "labelled", "direction", "dispersion", "metadata
 """The fields of an `Entity`."""
 
 _INTEGERS = range(-(2**63), 2**64)
-"""That JSON in Milvus keeps whole."""
+"""Integers that JSON in Milvus stores exactly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """An item that was found, as the cache keeps it.
+    """A found item with its direction and total variance.
 
     Attributes
     ----------
-    direction : (D,) float32, unit.
+    direction : (D,) float32, unit vector.
     total_variance : Σ_d v_d / ‖m‖².
     """
 
@@ -54,10 +54,10 @@ def rows_of(hits: Any) -> list[int]:  # noqa: ANN401 - pymilvus has no types
 
 
 def read_hits(hits: Any) -> dict[int, Entity]:  # noqa: ANN401 - pymilvus has no types
-    """Create the entities of a search's hits, which contain their `ENTITY_FIELDS`.
+    """Create entities from a search's hits; the hits must contain `ENTITY_FIELDS`.
 
-    Directions and metadata are read by column: pymilvus reads them cell by cell, three times as
-    long as all the rest here.
+    Directions and metadata are read by column. Reading them by cell, as pymilvus does, takes three
+    times as long as the rest of this function.
     """
     if not len(hits):
         return {}
@@ -68,7 +68,7 @@ def read_hits(hits: Any) -> dict[int, Entity]:  # noqa: ANN401 - pymilvus has no
     metadata = columns["metadata"].scalars.json_data.data[here]
     entities = {}
     for place, (direction, text) in enumerate(zip(directions[here], metadata, strict=True)):
-        found = hits.get_raw_item(place)["entity"]  # before 2.4 the hit's own "id" is its row
+        found = hits.get_raw_item(place)["entity"]  # before 2.4, a hit's own "id" is its row
         whole = {**found, "direction": direction, "metadata": json.loads(text)}
         entities[found["row"]] = read_entity(whole)
     return entities
@@ -80,17 +80,17 @@ def write_entity(
     mean: NDArray[np.float32],
     variance: NDArray[np.float32],
 ) -> dict[str, Any]:
-    """An item with its embedding, (D,) each, for ``row``.
+    """Return the entity of an item with its embedding, (D,) each, for ``row``.
 
     Raises
     ------
-    DatasetError : it is more than Milvus takes.
+    DatasetError : the item exceeds a limit of Milvus.
     """
     metadata = json.loads(metadata_json(item.metadata))
     thumbnail = base64.b64encode(item.thumbnail.data).decode()
     known = facts(item.id, item.label, metadata)
     _require_room(item, metadata, known, thumbnail)
-    norms = np.linalg.norm(mean[None], axis=1)  # rounded, like all here, as those of many
+    norms = np.linalg.norm(mean[None], axis=1)  # one row: rounds as in a batch
     return {
         "row": row,
         "id": item.id,
@@ -115,11 +115,11 @@ def _require_room(
     try:
         longest = max(len(one.encode()) for one in texts)
     except UnicodeEncodeError:
-        raise _refusal(item, "half of a surrogate pair") from None
+        raise _refusal(item, "an unpaired surrogate") from None
     if longest > TEXT_BYTES:
         raise _refusal(item, f"{longest:,} bytes of text, metadata or picture")
     if len(known) > MOST_FACTS:
-        raise _refusal(item, f"{len(known):,} values to be filtered by")
+        raise _refusal(item, f"{len(known):,} values for filters")
     if not _integers_fit(metadata):
         raise _refusal(item, "an integer of more than 64 bits")
 
@@ -127,7 +127,7 @@ def _require_room(
 def _refusal(item: NewItem, what: str) -> DatasetError:
     return DatasetError(
         f"The item {item.id[:80]!r} has {what}; Milvus takes at most {TEXT_BYTES:,} bytes, "
-        f"{MOST_FACTS:,} values and integers of 64 bits. Shorten it, or keep the gallery in FAISS."
+        f"{MOST_FACTS:,} values and integers of 64 bits. Shorten it, or store the gallery in FAISS."
     )
 
 

@@ -1,11 +1,11 @@
 """Filters as boolean expressions of Milvus.
 
-What Milvus makes of a JSON field in a comparison differs from what a filter means: a missing key
-and null are the same to it, kinds mix, and of a negated comparison it depends on the release. So an
-item carries `facts`: its values for tests of equality, each as a digest in an array. Whether an
-array holds a text is never unknown, nothing that a client wrote gets into the expression with it,
-and an inverted index finds it. Only ``gt``, ``gte``, ``lt``, ``lte`` look at the values, and only
-beside the fact that the value is there and of their kind.
+Comparisons of a JSON field in Milvus differ from the comparisons of a filter. Milvus does not
+distinguish a missing key from null, it mixes kinds, and a negated comparison depends on the
+release. So an item has `facts`: an array with a digest of each of its values. Equality is tested by
+whether the array contains a digest. This test always has a definite result, needs no text from the
+client in the expression, and uses an inverted index. Only ``gt``, ``gte``, ``lt`` and ``lte``
+compare the values, together with a fact that the value exists and has the right kind.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any
 from model_store.gallery.filters.grammar import And, Condition, Field, Filter, Not, Or, Scalar
 
 FACT_LENGTH = 24
-"""Hexadecimal digits: two of 10⁹ different facts are equal with a probability of 10⁻¹¹."""
+"""Number of hexadecimal digits. The probability that any two of 10⁹ different facts are equal is
+10⁻¹¹."""
 
 EVERYTHING, NOTHING = "row >= 0", "row < 0"
 
@@ -28,7 +29,7 @@ _Path = tuple[str, ...]
 
 
 def facts(item_id: str, label: str | None, metadata: Mapping[str, Any]) -> list[str]:
-    """List the equalities that hold for an item, sorted; ``metadata`` is as JSON gives it back."""
+    """Return the sorted facts of an item; ``metadata`` is parsed JSON."""
     found = {*_facts(("id",), item_id), *_facts(("metadata",), metadata)}
     if label is None:
         found.add(_equals(("label",), None))
@@ -38,10 +39,10 @@ def facts(item_id: str, label: str | None, metadata: Mapping[str, Any]) -> list[
 
 
 def to_expression(part: Filter, *, holds: bool = True) -> str:
-    """An expression for the items that the filter passes, or for the others.
+    """Return an expression for the items that pass the filter; without ``holds``, for the others.
 
-    On fields ``row`` (never negative), ``id``, ``label``, ``metadata`` and ``facts``. It is negated
-    inside, down to the facts.
+    It uses the fields ``row`` (never negative), ``id``, ``label``, ``metadata`` and ``facts``.
+    Negation is moved inward to the facts.
     """
     match part:
         case Condition():
@@ -57,7 +58,7 @@ def to_expression(part: Filter, *, holds: bool = True) -> str:
 
 
 def literal(text: str) -> str:
-    """A text as a literal in an expression."""
+    """Quote a text for an expression."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + escaped.replace("\n", "\\n").replace("\r", "\\r") + '"'
 
@@ -109,7 +110,7 @@ def _source(field: Field) -> str:
 
 
 def _number(value: Scalar) -> str:
-    if value == -(2**63):  # read as the opposite of 2⁶³, which is no integer of 64 bits
+    if value == -(2**63):  # Milvus parses it as −(2⁶³), and 2⁶³ does not fit into 64 bits
         return repr(float(value))
     return repr(value)
 
@@ -141,7 +142,7 @@ def _holds(path: _Path, value: Scalar) -> str:
 
 
 def _known(value: Scalar) -> tuple[str, str]:
-    """Kind of a value, and a text that equal values of the kind share."""
+    """Return the kind of a value, and a text that is the same for equal values."""
     if value is None or isinstance(value, bool):
         return repr(value), ""
     if isinstance(value, str):

@@ -1,9 +1,9 @@
-"""The gallery beyond one machine: a collection of Milvus.
+"""A gallery in a Milvus collection, for several machines.
 
-Rows are the collection's primary key: in the order of the ids at first, then one for each change.
-Only recently found items are held here. The current state is a `Head` of the log
-of changes; a gallery at a head never changes, though after `GRACE_S` Milvus has forgotten what was
-replaced since. Unlike one in a file, it ends `page` with the items that came or changed later.
+Rows are the collection's primary key: first in the order of the ids, then one for each change. Only
+recently found items are cached here. The current state is a `Head` of the log of changes. A gallery
+at a head never changes, but Milvus deletes replaced rows after `GRACE_S`. Unlike a gallery in
+files, `page` returns added and changed items last.
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ from model_store.gallery.writable import Upsert
 from model_store.verdicts import Plan
 
 MARGIN = 16
-"""Candidates fetched beyond those wanted: Milvus compares in float32, and ends ties anyhow."""
+"""Extra candidates to fetch, because Milvus compares in float32 and orders ties arbitrarily."""
 
 MOST_FOUND = 16_384
-"""Items that Milvus finds at once."""
+"""Maximum number of items that one search in Milvus returns."""
 
 _SEARCHED_AT_ONCE = 32
 """Queries."""
 
 
 class MilvusGallery:
-    """The gallery that `write_milvus_gallery` described in ``directory``; safe to share by threads.
+    """The gallery described in ``directory`` by `write_milvus_gallery`; safe to share by threads.
 
     Raises
     ------
-    BundleMismatch : the collection is missing, or is not the one described.
+    BundleMismatch : the collection is missing or differs from the description.
     ConfigError : ``access`` has no address.
-    GalleryUnavailable : Milvus does not answer; so does every method.
+    GalleryUnavailable : Milvus does not answer; every method can raise it.
     """
 
     def __init__(self, directory: Path, access: MilvusAccess = NO_ACCESS) -> None:
@@ -89,16 +89,16 @@ class MilvusGallery:
         self._naming = threading.Lock()
 
     def at(self, head: Head) -> MilvusGallery:
-        """The gallery at a head of its log; recently found items are shared in common."""
+        """The gallery at a head of its log; all heads share one cache of items."""
         gallery = copy(self)
         gallery.__dict__["head"] = head
         return gallery
 
     @cached_property
     def head(self) -> Head:
-        """The current state; without a log, all that the collection holds, counted once.
+        """The current state; without a log, the whole collection, counted on first use.
 
-        The count waits until all of it can be read, so that no search need wait again.
+        The count waits until all writes are readable, so later searches need not wait.
         """
         n_built, end = self.described.n_items, self.by_number.end()
         n_new = self.by_number.count(f"row >= {n_built}", NOW) if end > n_built else 0
@@ -107,7 +107,7 @@ class MilvusGallery:
 
     @property
     def version(self) -> int:
-        """The number of changes that the gallery has seen."""
+        """The number of changes up to this head."""
         return self.head.version
 
     @property
@@ -127,7 +127,7 @@ class MilvusGallery:
 
     @property
     def labels(self) -> Sequence[str]:
-        """The distinct labels; those that came later stand at the end, once they were found."""
+        """The distinct labels; a label that was added later is appended when it is first found."""
         return tuple(self._labels)
 
     def candidates(
@@ -143,7 +143,7 @@ class MilvusGallery:
         ranked = [
             self._ranked(rows, query, n) for rows, query in zip(found, directions, strict=True)
         ]
-        n = min(len(rows) for rows, _ in ranked)  # if a row was counted that is no longer one
+        n = min(len(rows) for rows, _ in ranked)  # fewer, if a counted row was deleted meanwhile
         return Candidates(
             np.stack([rows[:n] for rows, _ in ranked]),
             np.stack([similarities[:n] for _, similarities in ranked]),
@@ -151,7 +151,7 @@ class MilvusGallery:
         )
 
     def _compares(self, allowed: Allowed) -> bool:
-        """Tell whether so few rows are named that each is read and compared."""
+        """Return whether the rows are so few that each is read and compared."""
         if isinstance(allowed, MatchingRows) or self.described.index["type"] == "FLAT":
             return False
         return allowed.at_most <= EXACT_ROWS
@@ -159,7 +159,7 @@ class MilvusGallery:
     def _nearest(
         self, queries: NDArray[np.float32], n: int, allowed: Allowed | None, plan: Plan
     ) -> list[NDArray[np.int64]]:
-        """At least ``n`` rows near each of the queries, where there are, in any order."""
+        """Return at least ``n`` rows near each query if they exist, in any order."""
         if n == 0:
             return [np.empty(0, dtype=np.int64)] * len(queries)
         if allowed is not None and plan == "exact":
@@ -179,7 +179,7 @@ class MilvusGallery:
     def _search(
         self, queries: NDArray[np.float32], n: int, expression: str, share: float
     ) -> list[NDArray[np.int64]]:
-        """Rows that Milvus finds near each of the queries, ``n`` and some more."""
+        """Return the current rows that Milvus finds near each query, usually more than ``n``."""
         limit = min(max(n, FETCHED) + MARGIN, MOST_FOUND)
         found = self._hits(queries, limit, expression, share)
         current = [self._current(rows) for rows in found]
@@ -187,7 +187,7 @@ class MilvusGallery:
             len(left) >= n or len(rows) < limit for left, rows in zip(current, found, strict=True)
         ):
             return current
-        # Rows that are not current fill the list: this time Milvus leaves them out.
+        # Too many hits are not current: search again and exclude such rows.
         gone = [row for row, change in [*self.head.hidden.items()] if change <= self.version]
         conditions = [f"row < {self.n_rows}", f"row not in {gone}" if gone else "", expression]
         rest = " and ".join(one for one in conditions if one)
@@ -196,7 +196,7 @@ class MilvusGallery:
     def _hits(
         self, queries: NDArray[np.float32], limit: int, expression: str, share: float
     ) -> list[NDArray[np.int64]]:
-        """Rows near each of the queries; what they hold is read with them where most is new."""
+        """Search rows near each query; items are read with them if most are not cached."""
         whole = len(queries) * limit <= READ_AT_ONCE and not self._lately.mostly_knows
         found = []
         for start in range(0, len(queries), _SEARCHED_AT_ONCE):
@@ -207,7 +207,7 @@ class MilvusGallery:
                 anns_field="direction",
                 filter=expression,
                 limit=limit,
-                # Before 2.4 a hit does not name its primary key.
+                # Before Milvus 2.4, a hit does not contain its primary key.
                 output_fields=["row", *ENTITY_FIELDS] if whole else ["row"],
                 search_params={"metric_type": "IP", "params": self.described.effort(limit, share)},
             )
@@ -229,7 +229,7 @@ class MilvusGallery:
     def _exact(
         self, query: NDArray[np.float32], n: int, rows: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """The ``n`` nearest of ``rows``, and as near ones; each is read."""
+        """The ``n`` nearest of ``rows`` and at most `MARGIN` more; each row is read."""
         there, similarities = [], []
         for part in _parts(self._current(rows), READ_AT_ONCE):
             entities = self._entities(part)
@@ -263,10 +263,10 @@ class MilvusGallery:
         return MatchingRows(self.by_number, expression, self.head, self.n_rows, self._current)
 
     def facets(self, most: int) -> None:
-        """None: Milvus counts no values."""
+        """None: Milvus does not count values."""
 
     def rows(self) -> NDArray[np.int64]:
-        """Rows (n_items,) of all items, ascending; pages of it are read in turn."""
+        """Rows (n_items,) of all items, ascending; they are read page by page."""
         return self.page(None, self.n_items)
 
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -303,7 +303,7 @@ class MilvusGallery:
         return [entity.item for entity in self._each(rows)]
 
     def page(self, after: int | None, limit: int) -> NDArray[np.int64]:
-        """Rows of at most ``limit`` items, from the one after the row ``after`` on."""
+        """Rows of the next ``limit`` items after the row ``after``."""
         found: list[int] = []
         start = 0 if after is None else after + 1
         while start < self.n_rows and len(found) < limit:
@@ -327,12 +327,12 @@ class MilvusGallery:
         return Thumbnail(base64.b64decode(found["thumbnail"]), found["media_type"])
 
     def preview(self, item_id: str) -> bytes:
-        """Nothing, or `ItemNotFound`: a text of Milvus holds no picture of that size."""
+        """Return no bytes, or raise `ItemNotFound`: a preview is too large for a text in Milvus."""
         self.row(item_id)
         return b""
 
     def put(self, upserts: Sequence[tuple[int, Upsert]]) -> int:
-        """Write items to their rows; the time in Milvus from which all of them are there.
+        """Write items to their rows; return the Milvus timestamp of the last write.
 
         Readers find them once a head of the log includes them. Repeating it is harmless.
         """
@@ -349,7 +349,7 @@ class MilvusGallery:
         return since
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self.collection.close()
 
     def _by_id(self, item_id: str, fields: Sequence[str]) -> dict[str, Any]:
@@ -372,7 +372,7 @@ class MilvusGallery:
                 raise ItemNotFound(f"The item at row {row} is no longer in the gallery.")
 
     def _entities(self, rows: NDArray[np.int64]) -> dict[int, Entity]:
-        """The items at ``rows`` (n,) that exist; recently found ones come from the cache."""
+        """The existing items at ``rows`` (n,), from the cache or from Milvus."""
         known = self._lately.known(rows.tolist())
         missing = np.array([row for row in rows.tolist() if row not in known], dtype=np.int64)
         if missing.size:
@@ -383,7 +383,7 @@ class MilvusGallery:
         return known
 
     def _code(self, label: str | None) -> int:
-        """The code of a label; of one that came later, the next one."""
+        """The code of a label; a new label gets the next code."""
         with self._naming:
             if label not in self._codes:
                 self._codes[label] = len(self._labels)
@@ -392,7 +392,7 @@ class MilvusGallery:
 
 
 def _expressions(allowed: Allowed) -> list[str]:
-    """Expressions that are true of the allowed rows between them."""
+    """Expressions that together select the allowed rows."""
     if isinstance(allowed, MatchingRows):
         return [allowed.expression]
     if allowed.mask().all():

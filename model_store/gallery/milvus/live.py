@@ -1,14 +1,13 @@
 """A gallery in Milvus with atomic changes, although Milvus has no transactions.
 
-A change is written to a log first (`MilvusLog`), with its receipt; then it is written to Milvus;
-then the head of the log moves, and from that moment every reader finds it. Changes that a crash or
-an outage kept from Milvus are written when the gallery is next opened, read or written to, and
-telling it twice does no harm: a row is written with the same content each time. So a change that
-was begun is there whole in the end, and a request that is sent again is known again.
+A change is first written to a log (`MilvusLog`) with its receipt, then to Milvus. Then the head of
+the log advances, and every reader finds the change from that moment. After a crash or an outage,
+outstanding changes are written to Milvus when the gallery is next opened, read or written to.
+Writing a change twice is harmless, because a row always gets the same content. So every logged
+change becomes complete, and the receipt of a repeated request is found.
 
-Those who write have the log in common: a file beside the bundle for the processes of one machine, a
-database for several. The collection names its log, and no service reads or writes it with another
-log.
+All writers share one log: a file beside the bundle on one machine, a database for several machines.
+The collection names its log, and no service uses it with another log.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ LOG = "log_"
 
 
 class MilvusLive:
-    """A gallery in Milvus and the log of its changes; obeys `Writable`.
+    """A gallery in Milvus and the log of its changes; implements `Writable`.
 
     Parameters
     ----------
@@ -69,7 +68,7 @@ class MilvusLive:
     Raises
     ------
     BundleMismatch : the collection's changes are in another log.
-    GalleryUnavailable : Milvus does not answer, or the database of the log; so does every method.
+    GalleryUnavailable : Milvus or the log's database does not answer; every method can raise it.
     """
 
     def __init__(
@@ -86,10 +85,10 @@ class MilvusLive:
         self.refresh()
 
     def snapshot(self, version: int | None = None) -> MilvusGallery:
-        """The current snapshot, or that of an earlier change.
+        """The current snapshot, or the one after an earlier change.
 
-        Of items that were replaced or deleted since, Milvus forgets after `GRACE_S` what they were.
-        An earlier state may count more items than it had.
+        Milvus deletes replaced and deleted items after `GRACE_S`, so an earlier snapshot may lack
+        them. Its ``n_items`` may be too large.
         """
         now = self._snapshot
         if version is None or version >= now.version:
@@ -98,10 +97,10 @@ class MilvusLive:
         return now.at(replace(now.head, version=version, n_items=now.n_items + since))
 
     def refresh(self) -> MilvusGallery:
-        """Read the changes of other services, and write to Milvus what a crash has kept from it."""
+        """Read the changes of other services, and write outstanding changes to Milvus."""
         state = self._state()
         if state is not None and state.last > state.version:
-            with suppress(WriteError, ChangeUnconfirmed):  # then the writer writes it
+            with suppress(WriteError, ChangeUnconfirmed):  # the current writer will write them
                 self._tell(wait=False)
             state = self._state()
         if state is None:
@@ -129,7 +128,7 @@ class MilvusLive:
         return now
 
     def mark(self) -> tuple[int, int] | None:
-        """See `Database.mark`; what others write passes through the log too."""
+        """See `Database.mark`; the changes of other services are in the log too."""
         return self._log.mark()
 
     def receipt(self, retry: Retry) -> Receipt | None:
@@ -137,7 +136,7 @@ class MilvusLive:
         before = self._log.receipt(retry)
         if before is not None:
             with once_kept():
-                self._tell()  # the answered state must be visible
+                self._tell()  # the change of the receipt must be visible
                 self.refresh()
         return before
 
@@ -152,8 +151,8 @@ class MilvusLive:
 
         Raises
         ------
-        GalleryUnavailable : Milvus does not answer, or could not be written to. The change is made
-            later, or not; the request may be sent again.
+        GalleryUnavailable : Milvus does not answer or refuses the write. The change may be made
+            later; the request can be sent again.
         """
         if self._state() is None:
             self._log.claim(self._named, self._name)
@@ -161,7 +160,7 @@ class MilvusLive:
         try:
             receipt = self._log_changes(writes, retry, note, most_items)
         except (ItemNotFound, QuotaExceeded, WriteRefused):
-            self._tell()  # a refusal, too, may depend on another change: show it first
+            self._tell()  # the refusal may depend on an outstanding change: make it visible first
             raise
         with once_kept():
             self._tell()
@@ -175,7 +174,7 @@ class MilvusLive:
         note: Mapping[str, Any],
         most_items: int | None,
     ) -> Receipt:
-        """Append changes to the log; the receipt of these, or of when they were first made."""
+        """Append changes to the log; return their receipt, or the receipt of the first request."""
         with self._log.turn() as turn:
             self._admit()
             before = None if retry is None else turn.receipt(retry)
@@ -202,7 +201,7 @@ class MilvusLive:
 
         Raises
         ------
-        BundleMismatch : it is not the one that the collection names.
+        BundleMismatch : the collection names another log.
         """
         state = self._log.state()
         if state is None or state.log != self._known_log:
@@ -212,16 +211,15 @@ class MilvusLive:
             if state is None or named != state.log:
                 raise BundleMismatch(
                     f"The changes of the collection {self._gallery.collection.name!r} are in "
-                    "another log than the one here, so what is current is not known. Set "
-                    "VOUCH_MILVUS_LOG to the database that the others write to, or serve the "
-                    "directory of bundles that they share; where the log is lost, restore it, or "
-                    "index the gallery anew."
+                    "another log, so the current items are unknown. Set VOUCH_MILVUS_LOG to the "
+                    "database of the other services, or serve the same directory of bundles. If "
+                    "the log is lost, restore it from a backup, or index the gallery again."
                 )
             self._known_log = named
         return state
 
     def _named(self) -> str | None:
-        """The log that the collection names; of several that were named at once, none of them."""
+        """Return the log that the collection names; several names are joined, so none matches."""
         marks = self._gallery.collection.marks()
         logs = [mark.removeprefix(LOG) for mark in sorted(marks) if mark.startswith(LOG)]
         return " and ".join(logs) or None
@@ -232,12 +230,12 @@ class MilvusLive:
         if self._named() != log:
             collection.unmark(LOG + log)
             raise GalleryUnavailable(
-                "Two logs were to keep the changes of the gallery at the same moment, and neither "
-                "does. Send the request again."
+                "Two services have tried to create the log of the gallery at the same time, and "
+                "neither has succeeded. Send the request again."
             )
 
     def _rows(self, turn: Turn, item_ids: Sequence[str]) -> dict[str, int | None]:
-        """The rows of items, None where one was deleted."""
+        """The rows of items; None for a deleted item."""
         rows = turn.rows(item_ids)
         others = [item_id for item_id in dict.fromkeys(item_ids) if item_id not in rows]
         return {**rows, **self._gallery.by_number.as_built(others)}
@@ -251,7 +249,7 @@ class MilvusLive:
             self._deliver(turn)
 
     def _deliver(self, turn: Turn) -> None:
-        """Let Milvus have changes of the log, and readers find them."""
+        """Write outstanding changes to Milvus, and make them visible to readers."""
         if turn.state.last == turn.state.version:
             return
         upserts = turn.pending()
@@ -270,13 +268,13 @@ class MilvusLive:
                 turn.swept(list(unswept))
             old = turn.old(REMEMBERED_S)
             if old:
-                # Once more: a request that was on its way all the time may have brought one back.
+                # Delete the rows again: a delayed write request may have restored one.
                 self._gallery.by_number.drop([row for row in old.values() if row is not None])
                 turn.forget(max(old))
 
 
 def open_milvus(gallery: MilvusGallery, folder: Path, admit: Callable[[], None]) -> MilvusLive:
-    """A gallery in Milvus that takes changes, by a log in ``folder`` or in a database.
+    """Open a gallery in Milvus for changes, with a log in ``folder`` or in a database.
 
     Raises
     ------
@@ -293,7 +291,7 @@ def open_milvus(gallery: MilvusGallery, folder: Path, admit: Callable[[], None])
 
 
 def _require_taken(write: Upsert | Delete) -> None:
-    """Refuse what Milvus would refuse, before it is in the log."""
+    """Refuse an item that Milvus would refuse, before it is logged."""
     if isinstance(write, Delete):
         return
     try:

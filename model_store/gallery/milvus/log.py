@@ -1,11 +1,11 @@
 """The log of the changes of a gallery in Milvus, which determines the current rows.
 
-A change has a number, given in a turn that one writer has at a time, and with it a row of the
-collection, which is written once and never again with other content. The log knows up to which
-change Milvus is current (`Head.version`); readers on all machines takes the head first and looks
-past rows that come later and rows that were replaced until then. So a change becomes visible as a
-whole, to all readers at the same moment, and a request to Milvus that was sent by a writer who lost
-its turn does no harm, however late it comes: all it can do is to write the same row again.
+A turn is a write transaction of the log; one writer has it at a time. In a turn, each change gets a
+number and a row of the collection; the content of a row never changes. The log stores the last
+change that Milvus has (`Head.version`). A reader first reads the head. It then ignores later rows,
+and rows that were replaced up to the head. So all readers see a complete change at the same moment.
+A delayed request of a writer without the turn is harmless, because it can only write the same row
+again.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from model_store.gallery.milvus.databases import Database, Execute
 from model_store.gallery.writable import Delete, Receipt, Retry, Upsert
 
 GRACE_S = 30.0
-"""Seconds for which a row that was replaced stays in Milvus, for searches that are under way."""
+"""Seconds for which a replaced row stays in Milvus, for running searches."""
 
 REMEMBERED_S = 3600.0
-"""Seconds for which every reader knows that a row was replaced, though it is gone from Milvus."""
+"""Seconds for which readers still ignore a replaced row after its deletion from Milvus."""
 
 OUTCOME_LIFE_S = 24 * 3600.0
-"""Seconds for which the outcome of a request is kept by its Idempotency-Key."""
+"""Seconds for which the outcome of an Idempotency-Key is kept."""
 
 SWEPT_AT_ONCE = 1_000
-"""Rows that one turn takes out of Milvus."""
+"""Maximum number of rows that one turn deletes from Milvus."""
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS vouch_collections (
@@ -45,9 +45,9 @@ SCHEMA = (
   n_changed BIGINT NOT NULL,
   forgotten BIGINT NOT NULL
 )""",
-    # Ids are JSON, as PostgreSQL has no text with a null character. `place` is the row in Milvus.
-    # `swept` is 1 where the row that was replaced is out of Milvus. Where none was replaced there
-    # is nothing to sweep, and it tells of an item whether it was deleted before (1) or is new (0).
+    # Ids are JSON, because PostgreSQL text cannot contain a null character. `place` is the row in
+    # Milvus. If the change replaced a row, `swept` is 1 once that row is deleted from Milvus. If it
+    # replaced none, `swept` is 1 if the item was deleted before, and 0 if it is new.
     """CREATE TABLE IF NOT EXISTS vouch_changes (
   collection TEXT NOT NULL,
   sequence BIGINT NOT NULL,
@@ -78,15 +78,15 @@ SCHEMA = (
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The state of a gallery after some change, from which a reader may answer.
+    """The state of a gallery after a change; readers use it for their answers.
 
     Attributes
     ----------
     version : number of the last change that Milvus has.
-    since : the time in Milvus from which it has all changes up to here.
+    since : Milvus timestamp from which all these changes are readable.
     n_items, n_changed : see `Gallery`.
-    hidden : the change by which each row was replaced or deleted; those after ``version`` count
-        for later heads, which share it.
+    hidden : row → change that replaced or deleted it. All heads share this mapping; a head ignores
+        changes after its ``version``.
     """
 
     version: int
@@ -102,11 +102,11 @@ class State:
 
     Attributes
     ----------
-    log : the log's own name.
-    last : number of the last change that was made; those after ``version`` are not yet in Milvus.
-    n_items, n_changed : after ``last``; for who writes.
-    n_items_told, n_changed_told : after ``version``; for who reads.
-    forgotten : the rows replaced by changes up to this one are no longer known.
+    log : name of the log.
+    last : number of the last logged change; changes after ``version`` are not yet in Milvus.
+    n_items, n_changed : values after ``last``, for writers.
+    n_items_told, n_changed_told : values after ``version``, for readers.
+    forgotten : up to this change, the log has deleted its entries of replaced rows.
     """
 
     log: str
@@ -125,8 +125,8 @@ class MilvusLog:
 
     Parameters
     ----------
-    database : where it lies.
-    collection : its name.
+    database : database of the log.
+    collection : name of the collection.
     n_built : number of items that the collection was built with.
     """
 
@@ -139,7 +139,7 @@ class MilvusLog:
         return _state(self._database.ask, self._collection, self._n_built)
 
     def replaced(self, after: int, until: int) -> dict[int, int]:
-        """Return the rows that changes after one, and up to another, have replaced."""
+        """Return row → change for rows replaced by changes ``after`` + 1 to ``until``."""
         found = self._database.ask(
             "SELECT replaced, sequence FROM vouch_changes WHERE collection = ? AND sequence > ? "
             "AND sequence <= ? AND replaced IS NOT NULL",
@@ -158,24 +158,24 @@ class MilvusLog:
             yield Turn(execute, self._collection, self._n_built, self._database.now)
 
     def claim(self, named: Callable[[], str | None], name: Callable[[str], None]) -> str:
-        """Return the name of the log, and let a collection that names none name this one.
+        """Return the name of the log; store it in the collection if that names no log yet.
 
         Parameters
         ----------
-        named : what the collection names now.
-        name : lets it name a log.
+        named : returns the log that the collection names now, or None.
+        name : stores the name of a log in the collection.
         """
         with self._database.turn() as execute:
             known = _state(execute, self._collection, self._n_built)
             if named() is None and (known is None or known.last > 0):
-                # What there is was of a collection that was dropped, and written anew.
+                # The entries belong to a collection that was dropped and created again.
                 for table in ("collections", "changes", "items", "outcomes"):
                     execute(f"DELETE FROM vouch_{table} WHERE collection = ?", [self._collection])  # noqa: S608
                 execute(
                     "INSERT INTO vouch_collections VALUES (?, ?, 0, 0, ?, ?, 0, 0)",
                     [self._collection, uuid.uuid4().hex, EVENTUALLY, self._n_built],
                 )
-        # In a separate transaction: a name that the log has lost again would be lost for ever.
+        # This is a separate transaction: the collection must not name a log that was not stored.
         with self.turn() as turn:
             if named() is None:
                 name(turn.state.log)
@@ -195,7 +195,7 @@ class Turn:
         self._execute, self._collection, self._n_built = execute, collection, n_built
         state = _state(execute, collection, n_built)
         if state is None:
-            raise LogDamaged(f"The log no longer knows the collection {collection!r}.")
+            raise LogDamaged(f"The log has lost its entry of the collection {collection!r}.")
         self.state = state
         self.now = now(execute)
 
@@ -204,7 +204,7 @@ class Turn:
         return _receipt(self._execute, self._collection, retry)
 
     def rows(self, item_ids: Sequence[str]) -> dict[str, int | None]:
-        """Return the rows of those items that have changed; None where one was deleted."""
+        """Return the rows of the items that have changed; None for a deleted item."""
         found: dict[str, int | None] = {}
         for item_id in item_ids:
             for (row,) in self._execute(
@@ -219,7 +219,7 @@ class Turn:
 
         Parameters
         ----------
-        rows : of the items, and None for deleted ones.
+        rows : current rows of the items; None for deleted items.
         """
         current, state = dict(rows), self.state
         n_items, n_changed, sequence = state.n_items, state.n_changed, state.last
@@ -263,11 +263,11 @@ class Turn:
         )
 
     def pending(self) -> list[tuple[int, Upsert]]:
-        """Rows that are not yet in Milvus, with their content; the last of an item counts.
+        """Return the rows that Milvus lacks, with their content; only the last row of an item.
 
         Raises
         ------
-        LogDamaged : a change is not what was written.
+        LogDamaged : a change differs from its checksum.
         """
         found = self._execute(
             "SELECT sequence, id, place, content FROM vouch_changes "
@@ -282,19 +282,19 @@ class Turn:
         ]
 
     def told(self, since: int) -> None:
-        """Let readers see everything that was made so far, which Milvus has from ``since`` on."""
+        """Make all logged changes visible to readers; they are in Milvus from ``since`` on."""
         self._execute(
             "UPDATE vouch_collections SET version = last, since = ? WHERE collection = ?",
             [since, self._collection],
         )
-        # What they replaced is found until now, so that its time begins now.
+        # Readers find the replaced rows until now, so their grace period begins now.
         self._execute(
             "UPDATE vouch_changes SET content = NULL, at = ? WHERE collection = ? AND sequence > ?",
             [self.now, self._collection, self.state.version],
         )
 
     def unswept(self, age_s: float) -> dict[int, int]:
-        """Some rows, by change, that were replaced so long ago, and are in Milvus still."""
+        """Return change → row for rows replaced ``age_s`` ago that are still in Milvus."""
         found = self._execute(
             "SELECT sequence, replaced FROM vouch_changes WHERE collection = ? AND at < ? "
             "AND sequence <= ? AND swept = 0 AND replaced IS NOT NULL ORDER BY sequence LIMIT ?",
@@ -303,7 +303,7 @@ class Turn:
         return dict(found)
 
     def swept(self, sequences: Sequence[int]) -> None:
-        """Record that the rows that these changes replaced were deleted from Milvus."""
+        """Record that the rows replaced by these changes were deleted from Milvus."""
         marks = ",".join("?" * len(sequences))
         self._execute(
             "UPDATE vouch_changes SET swept = 1 "  # noqa: S608
@@ -312,7 +312,7 @@ class Turn:
         )
 
     def old(self, age_s: float) -> dict[int, int | None]:
-        """The first changes, and the rows that they replaced, if all are so old, and swept."""
+        """Return the first changes, up to one that is newer than ``age_s`` or not swept."""
         found = self._execute(
             "SELECT sequence, replaced, at, swept FROM vouch_changes "
             "WHERE collection = ? AND sequence <= ? ORDER BY sequence LIMIT ?",
@@ -326,7 +326,7 @@ class Turn:
         return old
 
     def forget(self, until: int) -> None:
-        """Delete the changes up to one whose replaced rows are no longer in Milvus."""
+        """Delete the entries of changes up to ``until``; no replaced rows of them are in Milvus."""
         self._execute(
             "DELETE FROM vouch_changes WHERE collection = ? AND sequence <= ?",
             [self._collection, until],
@@ -340,9 +340,9 @@ class Turn:
 def _state(execute: Execute, collection: str, n_built: int) -> State | None:
     """The state of the log at one moment.
 
-    Written changes are counted by the outstanding ones: logs of earlier releases, and services of
-    such a release that write to the same log, keep only the numbers after ``last``. An item becomes
-    a changed one when the row that it was built with is replaced, or when it is new.
+    The counts after ``version`` are computed from the counts after ``last`` and the outstanding
+    changes, because earlier releases store only the counts after ``last``. An item counts as
+    changed if its original row is replaced, or if the item is new.
     """
     query = (
         "SELECT log, last, version, since, n_items, n_changed, forgotten, "

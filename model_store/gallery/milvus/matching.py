@@ -1,4 +1,4 @@
-"""The rows that pass a filter, which stay in Milvus."""
+"""The rows that pass a filter; Milvus evaluates the filter."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _ROWS_AT_ONCE = 100_000
 
 
 class MatchingRows:
-    """The rows of a gallery that an expression is true of; obeys `Allowed`.
+    """The rows of a gallery for which an expression is true; implements `Allowed`.
 
-    A search gives the expression to Milvus. Milvus counts them, and says which of some rows are
-    among them; only `rows` and `mask`, which no search needs, fetch them.
+    A search sends the expression to Milvus. Milvus also counts the rows and checks single rows.
+    Only `rows` and `mask` fetch all rows; no search needs these two.
 
     Parameters
     ----------
-    expression : of Milvus.
-    head, n_rows : of the searched gallery.
-    current : leaves those of some rows (n,) that are current.
+    expression : filter expression of Milvus.
+    head, n_rows : head and number of rows of the searched gallery.
+    current : removes from rows (n,) those that are not current.
     """
 
     def __init__(
@@ -44,17 +44,17 @@ class MatchingRows:
 
     @cached_property
     def at_most(self) -> int:
-        """Their number; rows that were replaced a moment ago may be counted."""
+        """The number of rows; it may include recently replaced rows."""
         return self._rows.count(self.expression, self._head.since)
 
     @property
     def share(self) -> float:
-        """Their number over that of the items."""
+        """The share of the items that pass the filter."""
         return min(self.at_most / max(self._head.n_items, 1), 1.0)
 
     @property
     def indexes(self) -> Mapping[str, IndexedBy]:
-        """Nothing: which index Milvus takes it does not say."""
+        """Empty: Milvus does not report which index it uses."""
         return NO_FIELDS
 
     def at(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -65,7 +65,7 @@ class MatchingRows:
         return np.array([row in among for row in rows.tolist()], dtype=bool)
 
     def rows(self) -> NDArray[np.int64]:
-        """All of them, ascending."""
+        """All allowed rows, ascending."""
         found: list[int] = []
         for start in range(0, self._n_rows, _ROWS_AT_ONCE):
             end = min(start + _ROWS_AT_ONCE, self._n_rows)
@@ -73,7 +73,7 @@ class MatchingRows:
         return self._current(np.array(found, dtype=np.int64))
 
     def mask(self) -> NDArray[np.bool_]:
-        """The mask (N,) of them, read-only."""
+        """A read-only mask (N,) of the allowed rows."""
         mask = np.zeros(self._n_rows, dtype=bool)
         mask[self.rows()] = True
         mask.flags.writeable = False

@@ -1,4 +1,4 @@
-"""The rows of a Milvus collection: which hold items, and where an item is."""
+"""Queries for the rows of a Milvus collection."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from model_store.gallery.milvus.collection import EVENTUALLY, NOW, Collection
 from model_store.gallery.milvus.filter import literal
 
 READ_AT_ONCE = 1_000
-"""Items: 64 MB is the most that an answer may have."""
+"""Maximum number of items in one request: an answer of Milvus has at most 64 MB."""
 
 
 class MilvusRows:
     """The rows of a collection that was built with ``n_built`` items.
 
-    Every method that takes ``since`` finds what was written up to that time in Milvus.
+    A method with ``since`` finds all writes up to that Milvus timestamp.
     """
 
     def __init__(self, collection: Collection, n_built: int) -> None:
@@ -23,13 +23,13 @@ class MilvusRows:
         self._n_built = n_built
 
     def end(self) -> int:
-        """The number after the last row of any writer."""
+        """One more than the last row of any writer."""
         if not self._any_from(self._n_built):
             return self._n_built
         step = 1
         while self._any_from(self._n_built + step):
             step *= 2
-        # There are rows from low on, none from high on.
+        # There are rows at or after `low`, and none at or after `high`.
         low, high = self._n_built, self._n_built + step
         while high - low > 1:
             middle = (low + high) // 2
@@ -51,24 +51,24 @@ class MilvusRows:
         return rows
 
     def within(self, start: int, end: int, since: int, condition: str = "") -> list[int]:
-        """Rows from ``start`` to before ``end`` that hold an item that meets the condition."""
+        """Rows ``start`` to ``end`` − 1 whose item meets the condition."""
         within = f"row >= {start} and row < {end}" + (condition and f" and {condition}")
         return sorted(one["row"] for one in self._find(within, [], since))
 
     def among(self, rows: Sequence[int], since: int, condition: str) -> set[int]:
-        """Those of ``rows`` that hold an item that meets the condition."""
+        """The subset of ``rows`` whose item meets the condition."""
         within = f"row in {list(rows)} and {condition}"
         return {one["row"] for one in self._find(within, [], since)}
 
     def at(
         self, rows: Sequence[int], since: int, fields: Sequence[str]
     ) -> dict[int, dict[str, Any]]:
-        """Some fields of the items at ``rows``, those that exist."""
+        """The given fields of the existing items at ``rows``."""
         found = self._find(f"row in {list(rows)}", fields, since)
         return {one["row"]: one for one in found}
 
     def of_id(self, item_id: str, since: int, fields: Sequence[str]) -> list[dict[str, Any]]:
-        """Rows of an id, of which at most one is current, and some fields of them."""
+        """The rows of an id with the given fields; at most one row is current."""
         return self._find(f"id == {literal(item_id)}", fields, since)
 
     def drop(self, rows: Sequence[int]) -> None:

@@ -46,13 +46,13 @@ from model_store.gallery.protocol import NewItem, Part, in_parts
 from model_store.sphere import unit_direction
 
 TIMEOUT_S = 3_600.0
-"""For what grows with the gallery: flushing, and building an index."""
+"""Timeout for flushing and index building, which take longer for larger galleries."""
 
 WRITTEN_BYTES = 2**24
-"""In one request; 64 MB is the most that Milvus takes."""
+"""Maximum bytes of one write request; Milvus accepts at most 64 MB."""
 
 N_QUERIES = 100
-"""That the recall of an approximate index is measured with."""
+"""Number of queries that measure the recall of an approximate index."""
 
 INDEX_TYPES: Mapping[str, str] = {"flat": "FLAT", "hnsw": "HNSW", "ivf_sq8": "IVF_SQ8"}
 
@@ -66,23 +66,25 @@ def write_milvus_gallery(
     settings: IndexSettings = DEFAULT_SETTINGS,
     access: MilvusAccess = NO_ACCESS,
 ) -> MilvusDescription:
-    """Write a gallery into a collection, and what it is into ``directory``.
+    """Write a gallery into a collection, and its description into ``directory``.
 
-    The name of the collection depends on its content: a served bundle keeps its collection. A
-    complete one is kept, with its later changes; one that is not whole is written anew.
+    The name of the collection is a digest of its content, so other content cannot overwrite the
+    collection of a served bundle. A complete collection is kept, with its later changes. An
+    incomplete collection is written again.
 
     Parameters
     ----------
     embeddings, items, encoder_fingerprint : see `write_faiss_gallery`.
-    uri : of Milvus, as the bundle names it; without a user or a password.
-    settings : of the index; ``ivf_pq`` is not for Milvus.
-    access : token, and another address to write by.
+    uri : address of Milvus for the bundle, without user and password.
+    settings : settings of the index; ``ivf_pq`` is not available in Milvus.
+    access : token, and optionally another address for writing.
 
     Raises
     ------
     ValueError : lengths differ or ids repeat.
-    ConfigError : pymilvus is missing, the address names a user, or no index is good enough.
-    DatasetError : an item is more than Milvus takes.
+    ConfigError : pymilvus is missing, the address names a user, or no index reaches the required
+        recall.
+    DatasetError : an item exceeds a limit of Milvus.
     GalleryUnavailable : Milvus does not answer.
     """
     n_items, dim = embeddings.mean.shape
@@ -105,9 +107,9 @@ def write_milvus_parts(
 
     Parameters
     ----------
-    shape : (N, D), of all parts together.
-    parts : begins anew with each call: the collection is named by what is in them, so they are
-        read once before they are written.
+    shape : (N, D) of the whole gallery.
+    parts : returns a new iterator at each call. All parts are read twice: first to compute the
+        collection's name, then to write them.
     """
     kind, parameters = _plan(shape, settings)
     named = _read_through(parts(), shape, f"{SCHEMA}:{encoder_fingerprint}:{kind}:{shape}:")
@@ -135,13 +137,14 @@ def write_milvus_parts(
 
 
 def _plan(shape: tuple[int, int], settings: IndexSettings) -> tuple[str, dict[str, int]]:
-    """Milvus's name of the index, and what it is built with."""
+    """Return the index type in Milvus and its build parameters."""
     wanted = settings.kind
     if wanted == "auto":
         wanted = "flat" if 4 * shape[0] * shape[1] <= EXACT_BYTES else "hnsw"
     if wanted not in INDEX_TYPES:
         raise ConfigError(
-            f"index.kind = {wanted!r} is not for Milvus; wanted auto, {', '.join(INDEX_TYPES)}."
+            f"index.kind = {wanted!r} is not available in Milvus; wanted auto, "
+            f"{', '.join(INDEX_TYPES)}."
         )
     parameters = {
         "flat": {},
@@ -153,7 +156,7 @@ def _plan(shape: tuple[int, int], settings: IndexSettings) -> tuple[str, dict[st
 
 @dataclass(frozen=True, slots=True)
 class _ReadThrough:
-    """A name that says everything that is written, the labels sorted, and directions (N, D)."""
+    """The collection's name (a digest of all content), sorted labels, and directions (N, D)."""
 
     collection: str
     labels: list[str]
@@ -185,7 +188,7 @@ def _write(
     parts: Iterable[Part],
     parameters: Mapping[str, int],
 ) -> None:
-    collection.drop()  # the remains of an incomplete one
+    collection.drop()  # removes an incomplete collection
     collection.create(described.dim, described.encoder)
     waiting: list[dict[str, Any]] = []
     n_written = n_bytes = 0
@@ -212,14 +215,14 @@ def _tuned(
     settings: IndexSettings,
     access: MilvusAccess,
 ) -> MilvusDescription:
-    """The description with the least effort that finds what is wanted of the nearest ten."""
+    """Return the description with the least search effort that reaches `min_recall`."""
     queries = _queries(directions, np.random.default_rng(settings.seed))
     tenth = tenth_similarity(directions, queries)
     knob = "ef" if described.index["type"] == "HNSW" else "nprobe"
     recall = 0.0
     for effort in EFFORTS:
         if knob == "ef" and effort < FETCHED:
-            continue  # it must be as many as are fetched
+            continue  # `ef` must be at least the number of fetched items
         found_with = {"parameters": {knob: effort}, "n_queries": len(queries)}
         tried = replace(described, index={**described.index, **found_with})
         tried.save(directory)
@@ -232,15 +235,15 @@ def _tuned(
         if recall >= settings.min_recall:
             return replace(tried, index={**tried.index, "recall_at_10": recall})
     raise ConfigError(
-        f"Milvus's {described.index['type']} finds {recall:.3f} of the ten nearest items at most, "
-        f"wanted {settings.min_recall}. Lower index.min_recall, or ask for another index.kind."
+        f"Milvus's {described.index['type']} finds at most {recall:.3f} of the ten nearest items, "
+        f"wanted {settings.min_recall}. Lower index.min_recall, or choose another index.kind."
     )
 
 
 def _queries(
     directions: NDArray[np.float32], generator: np.random.Generator
 ) -> NDArray[np.float32]:
-    """Unit vectors among the items without being any: items moved by what neighbours differ by."""
+    """Unit vectors near items: each is an item plus the difference of two neighbours."""
     rows = np.sort(generator.permutation(len(directions))[:N_QUERIES])
     k = min(FETCHED, len(directions))
     _, near = faiss.knn(directions[rows], directions, k, faiss.METRIC_INNER_PRODUCT)
