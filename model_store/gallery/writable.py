@@ -218,7 +218,7 @@ def plan_writes(
 
 @contextmanager
 def once_kept() -> Iterator[None]:
-    """Convert errors after a change was stored; a `WriteError` would wrongly say that it was not.
+    """Convert errors after a change was stored; a `WriteError` would report it as lost.
 
     Raises
     ------

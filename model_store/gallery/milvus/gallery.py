@@ -143,7 +143,7 @@ class MilvusGallery:
         ranked = [
             self._ranked(rows, query, n) for rows, query in zip(found, directions, strict=True)
         ]
-        n = min(len(rows) for rows, _ in ranked)  # fewer, if a counted row was deleted meanwhile
+        n = min(len(rows) for rows, _ in ranked)  # fewer, if a counted row has been deleted
         return Candidates(
             np.stack([rows[:n] for rows, _ in ranked]),
             np.stack([similarities[:n] for _, similarities in ranked]),
