@@ -1,19 +1,20 @@
-"""Knowing when not to answer: from a result list to probabilities and a verdict.
+"""The decision layer: from a result list to probabilities and a verdict.
 
-Fitted offline by `index_builder.calibration`, stored in the bundle, applied online by the pure
-functions here. `signals` describes each label in a result list, by the list and the `label_means`;
-`logistic` turns signals into probabilities, of the `found_labels` of a query, `absent_share` moves
-them to the share of absent queries, `recalibration` corrects them by user
-feedback; `hierarchy` knows the labels above labels, to which sums
-of these probabilities roll up. `outliers` measures how unlike the gallery a query is, `picture` how
-poor it is. `evidence` holds the outcome of each calibration query; `operating` computes the error
-and coverage of a threshold from it, `result_sets` which items to return so that a
-match is among them, and `promises` all that is promised of a stream of queries. `calibration` holds
-the fitted whole; `verdict` decides; `drift` tests whether served queries still resemble those that
-were calibrated with, `staleness` says that the gallery is another, and `error_watch` how often a
-match is wrong, by reviews of the answers that `review_draws` draws. `betting` is the arithmetic of
-`drift` and `error_watch`. `crossing` finds the bounds of shares and of
-error rates. `outcome` puts into a few sentences what a calibration promises, and what it lacks.
+`index_builder.calibration` fits the decision layer offline; the bundle stores it; the pure
+functions here apply it online. `signals` describes each label in a result list, also by the
+`label_means`. `logistic` converts signals to match probabilities of the `found_labels` of a query.
+`absent_share` adjusts the probabilities to the share of absent queries, and `recalibration`
+corrects them by user feedback. `hierarchy` holds the parents of labels; the probability of a parent
+is the sum over its labels. `outliers` measures how unlike the gallery a query is, and `picture` how
+degraded its image is. `evidence` holds the outcome of each calibration query. From it, `operating`
+computes the error and coverage of a threshold, `result_sets` the items that contain a match with a
+stated probability, and `promises` all guarantees for a stream of queries. `calibration` holds all
+fitted parts, and `verdict` decides. `drift` tests whether served queries still resemble the
+calibration queries. `staleness` detects that the gallery has changed since the calibration.
+`error_watch` estimates how often a match is wrong, from reviews of the answers that `review_draws`
+selects. `betting` is the arithmetic of `drift` and `error_watch`. `crossing` finds the bounds of
+shares and error rates. `outcome` summarises a calibration's guarantees and shortfalls in a few
+sentences.
 """
 
 from model_store.decision.absent_share import ServedShare, ShareEstimate, estimate_absent_share

@@ -1,6 +1,6 @@
 """The share of absent queries: queries without a true match in the gallery.
 
-Probabilities are shifted to it, and it is estimated from the queries that are served.
+Probabilities are adjusted to this share, and the share is estimated from served queries.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from scipy.special import expit
 from model_store.decision.crossing import first_where
 
 FLOOR = 0.01
-"""Least share of absent queries that is ever estimated, and as much below one at the most: a
-stream without any absent query so far promises nothing of the next."""
+"""Estimates of the share lie between this and one minus this. Even if no query so far was absent,
+the next one may be."""
 
 LEAST_QUERIES = 100
-"""Served queries below which the share is not estimated."""
+"""Minimum number of served queries for an estimate of the share."""
 
 _STEPS = 10**6
-"""Parts of the range of shares to which they are estimated."""
+"""Number of steps in the range of shares: the resolution of the estimate."""
 
 _HALF_CHI2 = 1.920729
-"""Half of the 95 % quantile of χ² with one degree of freedom: how far the log likelihood falls at
-the ends of an interval."""
+"""Half of the 95 % quantile of χ² with one degree of freedom. The log likelihood at the ends of the
+interval is lower than the maximum by this much."""
 
 Floats = NDArray[np.float64]
 
@@ -39,9 +39,10 @@ class ShareEstimate:
 
     Attributes
     ----------
-    value : of the greatest likelihood.
-    lower, upper : 95 % interval by likelihood ratio: of sampling, not of the calibration's error.
-    n_queries : n.
+    value : maximum likelihood estimate.
+    lower, upper : 95 % interval by likelihood ratio; it covers sampling error, not errors of the
+        calibration.
+    n_queries : number n of served queries.
     """
 
     value: float
@@ -51,7 +52,7 @@ class ShareEstimate:
 
 
 def prior_shift(assumed: float, expected: float) -> float:
-    """Return what to add to all log-odds of a choice when the share of absent queries changes.
+    """Return the shift of all log-odds when the share of absent queries changes.
 
     With P(label | query) ∝ P(query | label) P(label), only the prior odds of "any" against "none"
     change: log((1 − π')/π') − log((1 − π)/π), exactly, for a conditional logit.
@@ -68,11 +69,11 @@ def shifted(probabilities: Floats, no_match: Floats, shift: float) -> Floats:
 
     Parameters
     ----------
-    no_match : p₀, (...) 1 − Σ of the probabilities of the same query.
+    no_match : (...) p₀ = 1 − Σ of the match probabilities of the same query.
     """
     if shift == 0:
         return probabilities
-    # Divided by the larger term, so that nothing overflows.
+    # Both terms are divided by the larger one, so that nothing overflows.
     scale = math.exp(-min(abs(shift), 700.0))
     grown, kept = (1.0, scale) if shift > 0 else (scale, 1.0)
     moved: Floats = probabilities * grown / (no_match * kept + grown * (1 - no_match))
@@ -83,13 +84,13 @@ def estimate_absent_share(no_match: Floats, counts: Floats, assumed: float) -> S
     """Estimate the share of absent queries of a stream (Saerens et al. 2002).
 
     Maximises Σ log(π q/π₀ + (1 − π)(1 − q)/(1 − π₀)) over π in [`FLOOR`, 1 − `FLOOR`], with q the
-    P(no match) of a served query at the assumed share π₀. It is concave, so that its maximum is
-    where expectation maximisation ends.
+    P(no match) of a served query at the assumed share π₀. The function is concave, so its maximum
+    is also the limit of expectation maximisation.
 
     Parameters
     ----------
     no_match : (m,) values of q.
-    counts : (m,) queries that had each.
+    counts : (m,) number of queries with each value.
     assumed : π₀.
 
     Returns
@@ -109,7 +110,7 @@ def estimate_absent_share(no_match: Floats, counts: Floats, assumed: float) -> S
         return float(counts @ np.log(share * absent + (1 - share) * present))
 
     def falls(step: int) -> bool:
-        """Return whether the log likelihood falls from ``step`` on: its slope is not positive."""
+        """Return whether the slope of the log likelihood at ``step`` is not positive."""
         share = share_of(step)
         slope = (absent - present) / (share * absent + (1 - share) * present)
         return float(counts @ slope) <= 0
@@ -124,14 +125,15 @@ def estimate_absent_share(no_match: Floats, counts: Floats, assumed: float) -> S
 class ServedShare:
     """A histogram of P(no match) over served queries, from which their share is estimated.
 
-    Old queries count ever less: with each one, all before lose 1 / `memory` of their weight.
+    Old queries lose weight: each new query multiplies the weight of all earlier ones by 1 − 1 /
+    `memory`.
     """
 
     memory = 5_000
-    """Queries that are remembered, in effect."""
+    """Effective number of queries in the histogram."""
 
     _edges: ClassVar[list[float]] = np.linspace(-12, 12, 241).tolist()
-    """Log-odds between which queries are counted together."""
+    """Bin edges of the histogram, in log-odds."""
 
     def __init__(self, assumed: float, counts: Floats | None = None) -> None:
         self._assumed = assumed
@@ -145,12 +147,13 @@ class ServedShare:
     def observe(self, no_match: float) -> None:
         """Count a served query by its P(no match) at the assumed share."""
         bounded = min(max(no_match, 1e-9), 1 - 1e-9)
-        # Not by NumPy, which lets other threads go first: the event loop would wait for a search.
+        # `bisect` instead of NumPy: NumPy releases the GIL, and the event loop would wait for a
+        # search.
         place = bisect_left(self._edges, math.log(bounded / (1 - bounded)))
         self.counts *= 1 - 1 / self.memory
         self.counts[place] += 1
 
     def estimate(self) -> ShareEstimate | None:
-        """Return the estimate; None as long as too few were served."""
+        """Return the estimate; None until `LEAST_QUERIES` queries are served."""
         seen = self.counts > 0
         return estimate_absent_share(self._centres[seen], self.counts[seen], self._assumed)

@@ -1,4 +1,4 @@
-"""Testing by betting: capital that grows is evidence, and may be looked at at any time."""
+"""Testing by betting: growing capital is evidence, valid at any time."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import math
 from collections.abc import Sequence
 
 ALARM = math.log(100)
-"""Log capital at which a test fires: while its null hypothesis holds, capital that begins at 1 ever
-gets there with probability 1/100 at most (Ville 1939)."""
+"""Log capital at which a test fires. Under the null hypothesis, capital that starts at 1 ever
+reaches 100 with probability at most 1/100 (Ville 1939)."""
 
 
 class Jumper:
-    r"""Capital spread over bets, a part of which moves between them (Vovk et al. 2021).
+    r"""Capital divided over bets; a part of it moves between the bets (Vovk et al. 2021).
 
     Bet k multiplies its share s_k of the capital by a factor f_k, with J the rate of movement:
 
         s_k ← ((1 − J) s_k + J w_k) f_k,    capital ← capital · Σ_k s_k
 
-    Where each factor is positive and has an expectation of at most 1, given what came before, the
+    If each factor is positive and its conditional expectation given the past is at most 1, the
     capital is a test supermartingale.
 
     Parameters
     ----------
-    weights : (k,) share w_k of each bet to begin with; they sum to 1.
-    rate : J; 0 leaves the capital of each bet where it is.
+    weights : (k,) initial share w_k of each bet; the shares sum to 1.
+    rate : J; with 0, no capital moves between bets.
     """
 
     def __init__(self, weights: Sequence[float], rate: float) -> None:
@@ -33,7 +33,7 @@ class Jumper:
         self.log_capital = 0.0
 
     def grow(self, factors: Sequence[float]) -> None:
-        """Multiply by the (k,) factors of one observation."""
+        """Multiply the bets by the (k,) factors of one observation."""
         stays = 1 - self._rate
         grown = [
             (stays * share + moved) * factor

@@ -1,4 +1,4 @@
-"""The fitted decision layer: everything that turns a result list into promises."""
+"""The fitted decision layer: all parts that turn a result list into a decision."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ FILES: Mapping[QueryKind, tuple[str, str]] = {
     "image": (CALIBRATION_FILE, ARRAYS_FILE),
     "text": ("text_calibration.json", "text_calibration.npz"),
 }
-"""Numbers and arrays of the calibrations, by the kind of the queries that they judge."""
+"""Files for the numbers and the arrays of a calibration, by kind of query."""
 
 DEFAULT_ABSENT = 0.05
-"""Share of absent queries where neither request, key, operator nor configuration names one."""
+"""Share of absent queries if request, key, operator and configuration name none."""
 
 UNKNOWN_CLASS = -1
-"""The class of a label that came after the calibration, and was compacted since."""
+"""The class of a label that was added after the calibration and compacted into the bundle."""
 
 OUTDATED = (
     "An earlier release calibrated this bundle, with signals that this release does not compute. "
@@ -49,7 +49,8 @@ OUTDATED = (
 )
 
 _MOST_PROMISES = 64
-"""Shares, sources, orders and α whose promises are remembered: any caller may ask for any."""
+"""Maximum number of cached `Promises`; a client may request any combination of share, source, order
+and α."""
 
 
 @dataclass(frozen=True)
@@ -58,40 +59,44 @@ class Calibration:
 
     Attributes
     ----------
-    encoder_fingerprint : the encoder it was fitted with; it means nothing for another.
-    search : the search settings it was fitted with; of others it is stale.
-    n_candidates : items that the list of a query holds, in the fit as in service.
+    encoder_fingerprint : encoder of the fit; the calibration is valid only for it.
+    search : search settings of the fit; with other settings the calibration is stale.
+    n_candidates : number of items in a query's result list, in the fit and in service.
     n_queries : calibration queries that have a match.
     alpha : default rate of false alarms of the outlier flag.
     coverage : default coverage of result sets.
-    max_error : largest share of wrong ones among first items that are called a match.
-    max_false_match_rate : largest FPIR, the share of absent queries that get a match; None for any.
-    delta : each promise is kept with probability 1 − δ over calibrations.
+    max_error : maximum error: share of wrong results among the first items with verdict `match`.
+    max_false_match_rate : maximum FPIR, the share of absent queries with verdict `match`; None for
+        no limit.
+    delta : δ; each guarantee holds with probability 1 − δ over calibrations.
     assumed_absent : share of absent queries that the probabilities were fitted with.
-    expected_absent : share that the gallery's configuration expects; None for `DEFAULT_ABSENT`.
-    order : of lists where a request names none.
-    outlier_scores : (n,) of the calibration queries, sorted.
-    means : where each label lies.
+    expected_absent : share of absent queries in the gallery's configuration; None for
+        `DEFAULT_ABSENT`.
+    order : default order of result lists.
+    outlier_scores : (n,) sorted outlier scores of the calibration queries.
+    means : mean direction of each label.
     label_classes : (C,) size class of each label by its code, see `SIZE_CLASSES`; `UNKNOWN_CLASS`
         for labels added after the calibration.
-    n_labels : (3,) labels of each size class; an item without a label is a separate one.
-    detector : measures the outlier score.
-    match : log-odds that a label is the true match against that none is, by the signals of its
-        nearest item; `choice_probabilities` turns those of all labels found into probabilities.
-    feedback : corrects match probabilities by what users said.
-    evidence : the outcome of each calibration query; all promises are computed from it.
-    quality_limits : see `model_store.images.quality.quality_hints`.
-    report : how it was fitted and how well it does, for people.
-    hierarchy : labels above labels, to roll up to; None where labels have no parents.
-    within : metres from a query to a true match; None where a match has the same label.
-    similarity_stds : (n,) `Assessment.uncertainty` of the calibration queries, sorted; None in
-        bundles of releases that measured another uncertainty.
-    picture : sees the state of a picture; None of vectors and texts, and in bundles of earlier
-        releases.
-    absent_outlier_scores : (n,) of the absent calibration queries, sorted; None in bundles of
-        releases that did not keep them.
-    outdated : why it decides nothing, where another release fitted it to other signals; its
-        settings hold for the next one. None of one of this release.
+    n_labels : (3,) number of labels in each size class; an item without a label counts as a label.
+    detector : computes the outlier score.
+    match : computes a label's log-odds of being the true match, against no match, from the signals
+        of its nearest item. `choice_probabilities` converts the log-odds of all found labels to
+        probabilities.
+    feedback : correction of match probabilities by user feedback.
+    evidence : outcome of each calibration query; all guarantees are computed from it.
+    quality_limits : limits for `model_store.images.quality.quality_hints`.
+    report : how the calibration was fitted and how well it performs, for readers.
+    hierarchy : parents of labels, for roll-up; None if labels have no parents.
+    within : maximum distance in metres from a query to a true match; None if a true match is an
+        item with the same label.
+    similarity_stds : (n,) sorted `Assessment.uncertainty` of the calibration queries; None in
+        bundles of earlier releases, which measured another uncertainty.
+    picture : predicts how degraded a picture is; None for vectors and texts, and in bundles of
+        earlier releases.
+    absent_outlier_scores : (n,) sorted outlier scores of the absent calibration queries; None in
+        bundles of earlier releases.
+    outdated : if another release fitted it to other signals, the reason why it is not used; a new
+        calibration keeps its settings. None otherwise.
     """
 
     encoder_fingerprint: str
@@ -125,20 +130,20 @@ class Calibration:
 
     @property
     def default_share(self) -> float:
-        """The share of absent queries where neither request, key nor operator names one."""
+        """The share of absent queries if request, key and operator name none."""
         return DEFAULT_ABSENT if self.expected_absent is None else self.expected_absent
 
     @property
     def estimate_is_hint(self) -> bool:
-        """True if a share that is estimated from served queries is far off, if anything.
+        """True if the estimated share of absent queries may be far from the true share.
 
-        Then absent calibration queries are views of items with the item hidden.
+        This is the case if the absent calibration queries are views of hidden items.
         """
         return self.evidence.absence == "near_misses_of_views"
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The names of the sources of calibration queries; empty where no source is known."""
+        """The names of the sources of calibration queries; empty if no source is known."""
         names = tuple(self.evidence.source_names)
         return () if names == ("",) else names
 
@@ -149,18 +154,18 @@ class Calibration:
         order: Order | None = None,
         alpha: float | None = None,
     ) -> Promises:
-        """Return the promises for queries from ``source``, given their share of absent ones.
+        """Return the promises for queries from ``source`` with a given share of absent queries.
 
         Parameters
         ----------
-        expected_absent : None for the default share.
-        source : None for the calibration queries of all sources.
-        order : of the lists; None for the default one.
-        alpha : of the outlier flag; None for the default one.
+        expected_absent : share of absent queries; None for the default.
+        source : source of the calibration queries; None for all sources.
+        order : order of the result lists; None for the default.
+        alpha : false-alarm rate of the outlier flag; None for the default.
 
         Raises
         ------
-        UnknownSource : no calibration query comes from there.
+        UnknownSource : no calibration query has this source.
         """
         share = self.default_share if expected_absent is None else expected_absent
         order, alpha = order or self.order, self.alpha if alpha is None else alpha
@@ -179,7 +184,7 @@ class Calibration:
         if source is not None and source not in self.sources:
             known = ", ".join(map(repr, self.sources)) or "none: no source was given to calibrate"
             raise UnknownSource(
-                f"No calibration query comes from the source {source!r}. Known sources: {known}."
+                f"No calibration query has the source {source!r}. Known sources: {known}."
             )
         evidence = self.evidence.of_order(order)
         return Promises(
@@ -202,13 +207,14 @@ class Calibration:
     def classes_of(self, label_codes: NDArray[np.int32]) -> NDArray[np.int8]:
         """Return the size classes (g,) of labels by their codes (g,).
 
-        A label that is unknown, since it came after the calibration or is −1, has one item.
+        An unknown label (added after the calibration, or −1) is in the class of labels with one
+        item.
         """
         classes: NDArray[np.int8] = np.maximum(self.known_classes(label_codes), 0)
         return classes
 
     def known_classes(self, label_codes: NDArray[np.int32]) -> NDArray[np.int8]:
-        """Return the same, `UNKNOWN_CLASS` of labels that are unknown."""
+        """Return the size classes (g,) of labels, with `UNKNOWN_CLASS` for unknown labels."""
         known = (label_codes >= 0) & (label_codes < len(self.label_classes))
         if known.all():
             return self.label_classes[label_codes]
@@ -217,12 +223,12 @@ class Calibration:
         return classes
 
     def n_new_labels(self, n_labels: int) -> int:
-        """Return how many of a gallery's ``n_labels`` came after the calibration."""
+        """Return how many of a gallery's ``n_labels`` were added after the calibration."""
         n_later = max(n_labels - len(self.label_classes), 0)
         return n_later + int((self.label_classes == UNKNOWN_CLASS).sum())
 
     def uncertainty_percentile(self, uncertainty: float) -> float | None:
-        """Share of calibration queries that are less uncertain, in percent; None: not measured."""
+        """Percentage of calibration queries with a smaller uncertainty; None if not measured."""
         if self.similarity_stds is None:
             return None
         return 100 * bisect_left(self.similarity_stds, uncertainty) / len(self.similarity_stds)
@@ -232,22 +238,22 @@ class Calibration:
         return self.detector.scores(embeddings)
 
     def displacement(self, embeddings: Embeddings) -> NDArray[np.float64]:
-        """Return the displacement (B,) of B queries by their state as pictures; NaN: not known."""
+        """Return the expected displacement (B,) of B degraded pictures; NaN if not known."""
         if self.picture is None:
             return np.full(len(embeddings), np.nan)
         return self.picture.displacement(embeddings.features)
 
     def outlier_p_value(self, score: float) -> float:
-        """Conformal p-value (1 + #{calibration scores ≥ score}) / (n + 1) of a score, not NaN."""
+        """Return the conformal p-value (1 + #{calibration scores ≥ score}) / (n + 1)."""
         n = len(self.outlier_scores)
         at_least = n - bisect_left(self.outlier_scores, score)
         return (1 + at_least) / (n + 1)
 
     def match_fingerprint(self) -> str:
-        """Identifies what uncorrected match probabilities were fitted with and on.
+        """Return a digest of the settings that determine uncorrected match probabilities.
 
-        Feedback on others says nothing of these. Fitted again on the same queries they are the same
-        but for rounding, which is why it is not the fitted numbers that are hashed.
+        Feedback applies only to probabilities with the same digest. The fitted numbers are not
+        hashed, because a new fit to the same queries changes their rounding.
         """
         origin = {
             "encoder": self.encoder_fingerprint,
@@ -259,7 +265,7 @@ class Calibration:
         return hashlib.sha256(json.dumps(origin, sort_keys=True).encode()).hexdigest()
 
     def outlier_fingerprint(self) -> str:
-        """Identifies what is measured of a query's features, and nothing else."""
+        """Return a digest of the parts that are computed from a query's features."""
         digest = hashlib.sha256()
         for part in (self.detector, *([self.picture] if self.picture else [])):
             for name, value in _leaves(part):
@@ -278,12 +284,12 @@ class Calibration:
             else:
                 scalars[name] = dict(value) if isinstance(value, Mapping) else value
         np.savez(directory / arrays_file, **arrays)  # type: ignore[arg-type] # numpy's stub
-        with replacing(directory / numbers_file) as partial:  # last: where it is, all of it is
+        with replacing(directory / numbers_file) as partial:  # written last: it completes the pair
             partial.write_text(json_text(scalars), encoding="utf-8")
 
     @classmethod
     def load(cls, directory: Path, kind: QueryKind = "image") -> Calibration | None:
-        """Read what `save` wrote; None where ``directory`` holds no calibration of that kind."""
+        """Read the files of `save`; None if ``directory`` has no calibration of that kind."""
         numbers_file, arrays_file = FILES[kind]
         path = directory / numbers_file
         if not path.exists():
@@ -298,9 +304,9 @@ class Calibration:
 
 
 def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - any part
-    """Fields of a dataclass and of the dataclasses in it, with dotted names.
+    """Yield the fields of a dataclass and of its nested dataclasses, with dotted names.
 
-    A part that there need not be, and is not, leaves nothing behind.
+    An optional field that is None is left out.
     """
     for field in fields(value):
         part = getattr(value, field.name)
@@ -311,7 +317,7 @@ def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:  # noqa:
 
 
 def _assembled(kind: Any, leaves: Mapping[str, Any], prefix: str = "") -> Any:  # noqa: ANN401
-    """The dataclass that `_leaves` took apart."""
+    """Rebuild a dataclass from the fields that `_leaves` has yielded."""
     hints = get_type_hints(kind)
     parts: dict[str, Any] = {}
     for field in fields(kind):

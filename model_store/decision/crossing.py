@@ -1,7 +1,7 @@
-"""The step from which on a condition holds.
+"""Bisection: the first step at which a condition holds.
 
-Python's bisection serves for it: SciPy's root finders take 0.1 s of a processor to import, in a
-service that asks for few roots.
+It uses Python's `bisect`: importing SciPy's root finders takes 0.1 s, and the service needs few
+roots.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 
 def first_where(holds: Callable[[int], bool], start: int, stop: int) -> int:
-    """Return the first step of ``start`` to ``stop`` from which on ``holds`` is true.
+    """Return the first step, ``start`` to ``stop``, at which a monotone ``holds`` is true.
 
     Returns
     -------
-    ``stop`` where it holds at none before.
+    ``stop`` if it holds at no earlier step.
     """
     return start + bisect_left(range(start, stop), True, key=holds)

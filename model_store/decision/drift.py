@@ -16,56 +16,59 @@ from model_store.decision.calibration import Calibration
 from model_store.messages import message
 
 ALARM = math.log(300)
-"""Log capital at which the test fires. Densities are estimated, so that the bound of Ville (1939)
-holds about: in simulated streams of 1,000 queries about 1 % or fewer fire in vain."""
+"""Log capital at which the test fires. The bound of Ville (1939) holds only approximately, because
+densities are estimated. In simulated streams of 1,000 queries without drift, at most about 1 %
+fire."""
 
 ENOUGH = 100
-"""Matched calibration queries below which the densities are less certain, and the test fires later:
-100 / n − 1 nats are added."""
+"""With n matched calibration queries below this number, the densities are less certain. The test
+then needs 100 / n − 1 nats more to fire."""
 
 PERIOD = 10_000
-"""Queries after which the test begins again: it loses its memory, and regains its power."""
+"""Number of queries after which the test restarts, to detect later changes quickly again."""
 
 CALM = 300
-"""Queries without another alarm after which an alarm ends, or twice as many as it took to be raised
-if that is more. The test begins again with each alarm, and a drift that lasts fires again."""
+"""An alarm ends after this many queries without another alarm, or after twice as many queries as
+the test took to fire, whichever is more. The test restarts at each alarm, so a lasting drift fires
+again."""
 
 NOT_TESTED = message("drift_not_tested")
 
 _PRESENT = 0.6
-"""Share of the capital that bets on a change before the first query of the period, and stays."""
+"""Share of the capital on bets that the change happened before the first query of the period."""
 
 _JUMP = 0.003
-"""Rate at which the rest moves between the bets and a reserve, so that later changes are found."""
+"""Rate at which the other capital moves between bets and a reserve, to find later changes."""
 
 _CHANGES = ((0.7, 1.0), (-0.7, 1.0), (1.4, 1.0), (0.0, 1.5), (0.0, 1.9), (0.0, 0.65))
-"""Changes that are bet on: all scores move by so many standard deviations of the matched ones, and
-their distance from the median of the matched ones is multiplied."""
+"""Alternative hypotheses, each a pair (move, scale). All scores move by ``move`` standard
+deviations of the matched scores. Their distance from the median of the matched scores is multiplied
+by ``scale``."""
 
 _CHANGED_SHARES = (0.05, 0.4)
-"""Shares of absent queries that each change is bet on with."""
+"""Shares of absent queries that each alternative is combined with."""
 
 _SHARES = np.r_[0, 0.02, np.arange(0.05, 0.96, 0.05), 0.98, 1]
-"""Shares of absent queries that the null hypothesis is searched at."""
+"""Grid of shares of absent queries to search the nearest null hypothesis."""
 
 _OF_MATCHED = (0.03, 0.08, 0.16, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95)
 _OF_ABSENT = (0.2, 0.4, 0.6, 0.8, 0.93)
-"""Quantiles of both kinds of calibration scores: the bin edges in which scores are counted."""
+"""Quantiles of the matched and absent calibration scores that are the bin edges."""
 
 _BANDWIDTH = 0.6
 _SMOOTHING = 1.0
 _ABSENT_LEARNS = 0.3
-"""Weight of a served absent query against that of a calibration one, when the reference is learned:
-which queries are absent is not known for certain."""
+"""Weight of a served absent query relative to a calibration query when the reference is learned. It
+is below 1, because it is uncertain which served queries are absent."""
 
 _LEARNED_EVERY, _N_STEPS = 25, 20
-"""Served queries after which the reference is learned anew, and steps of that."""
+"""Number of served queries between updates of the reference, and EM steps of an update."""
 
 _TAILS = (0.01, 0.03, 0.1, 0.25, 0.5)
-"""Shares of absent calibration queries, the highest ones, that served ones are compared with."""
+"""Upper tails of the absent calibration scores that served scores are compared with."""
 
 _ETA = 0.01
-"""Probability that some tail's share among exchangeable queries is more than its bound."""
+"""Probability that any tail's share exceeds its bound for exchangeable queries."""
 
 _EM_START = 0.3
 
@@ -73,37 +76,38 @@ Floats = NDArray[np.float64]
 
 
 class DriftReference(Protocol):
-    """The calibration scores that a drift test compares with; shared by many tests."""
+    """The calibration scores of a drift test; many tests can share one reference."""
 
     n: int
-    """Calibration queries that the bets fade with; 0 where they do not."""
+    """Number n of calibration queries for the fading of bets; 0 for no fading."""
 
     edges: list[float]
-    """Bin edges of the scores, in which served queries are counted."""
+    """Bin edges to count the scores of served queries."""
 
     def factors(self, counts: list[float]) -> list[list[float]]:
         """Return the factors (k, K) of k bets for a score in each of the K bins.
 
-        No factor is expected to be above 1 for any share of absent queries.
+        The expectation of each factor is at most 1 for any share of absent queries.
 
         Parameters
         ----------
-        counts : (K,) served queries of this period.
+        counts : (K,) number of served queries of this period in each bin.
         """
 
 
 class MixtureReference:
-    r"""Bets against "served queries are a mixture of matched and absent ones", of any share.
+    r"""Bets against "served queries are a mixture of matched and absent queries", at any share.
 
     With F_m and F_a the distributions of matched and absent scores and q that of a changed stream,
     the bet is the ratio to the nearest mixture (Grünwald et al. 2024, Safe testing):
 
         f(s) = q(s) / ((1 − π*) F_m(s) + π* F_a(s)),    π* = argmax_π E_q log((1 − π) F_m + π F_a)
 
-    Its expectation is at most 1 under both F_m and F_a, so under each mixture of them, whichever
-    share each query has: a change of share alone is no evidence. Distributions are kernel estimates
-    in bins, and are learned on from served queries by expectation maximisation: the calibration
-    queries are a sample, and a long stream would otherwise differ from it.
+    The expectation of f is at most 1 under F_m and under F_a, so also under each mixture of them,
+    even if the share varies between queries. A change of the share alone is therefore no evidence.
+    The distributions are kernel estimates in bins. Expectation maximisation updates them from
+    served queries, because the calibration queries are only a sample, from which any long stream
+    would differ.
 
     Parameters
     ----------
@@ -149,7 +153,7 @@ class MixtureReference:
         return fair
 
     def _learned(self, counts: Floats) -> tuple[Floats, Floats]:
-        """Return F_m and F_a (K,) by calibration and served queries together."""
+        """Return F_m and F_a (K,), estimated from calibration and served queries together."""
         n_served, share = counts.sum(), _EM_START
         matched, absent = self._matched, self._absent
         for _ in range(_N_STEPS if n_served else 0):
@@ -163,15 +167,16 @@ class MixtureReference:
 
 
 class ExceedanceReference:
-    r"""Bets that more queries reach the highest scores of absent calibration queries.
+    r"""Bets that served queries exceed the highest scores of absent calibration queries too often.
 
-    Of queries that score like calibration queries, or lower, at most a share b is above
-    the k-th highest score of n: the upper bound of F̄ ~ Beta(k, n + 1 − k), at once for all
-    tails with probability 1 − η (Bonferroni); b is the larger of the bounds of matched and absent
-    queries. A score above it multiplies the capital by √b / b, another by (1 − √b) / (1 − b).
+    If scores are distributed like calibration scores, or lower, at most a share b of them exceeds
+    the k-th highest of n calibration scores. b is the upper bound of F̄ ~ Beta(k, n + 1 − k), for
+    all tails together with probability 1 − η (Bonferroni). It is the larger of the bounds of
+    matched and absent queries. A score above the k-th highest multiplies the capital by √b / b, any
+    other score by (1 − √b) / (1 − b).
 
-    Served queries are no reference, since they may vary: after good photographs those as
-    bad as calibration expects would look like a drift.
+    Served queries do not update this reference, because their quality varies: after many good
+    photographs, ordinary ones would look like drift.
 
     Parameters
     ----------
@@ -189,7 +194,7 @@ class ExceedanceReference:
             max(_bound(scores, edge, _ETA / (2 * len(places))) for scores in (matched, absent))
             for edge in edges
         ]
-        # A bin ends with its edge: bin b lies above the edges before it.
+        # A bin includes its upper edge: bin b lies above all earlier edges.
         self.edges: list[float] = sorted(set(edges))
         self._factors = [
             [1 / math.sqrt(b) if above > edge else 1 / (1 + math.sqrt(b)) for above in self._bins()]
@@ -197,26 +202,26 @@ class ExceedanceReference:
         ]
 
     def factors(self, counts: list[float]) -> list[list[float]]:  # noqa: ARG002
-        """Return the factors (k, K) of the bets: served queries change none."""
+        """Return the factors (k, K) of the bets; they do not depend on served queries."""
         return self._factors
 
     def _bins(self) -> list[float]:
-        """Return a score (K,) inside each bin, larger than the edge that it lies above."""
+        """Return a score (K,) inside each bin, just above its lower edge."""
         return [-math.inf, *(math.nextafter(edge, math.inf) for edge in self.edges)]
 
 
 def _bound(scores: Floats, edge: float, eta: float) -> float:
-    """Return the upper bound, missed with probability ``eta``, of the share above ``edge``."""
+    """Return the upper bound at confidence 1 − ``eta`` of the share of scores above ``edge``."""
     n = len(scores)
     k = min(int((scores > edge).sum()) + 1, n)
     return float(betaincinv(k, n + 1 - k, 1 - eta))
 
 
 def reference_of(calibration: Calibration) -> DriftReference | None:
-    """Return the reference for the queries that a calibration judges; None for no test.
+    """Return the drift reference of a calibration; None if no test is possible.
 
-    Generated views of items are worse than a photograph need be: better queries are no drift there.
-    Bundles of earlier releases keep no scores of absent queries, see `NOT_TESTED`.
+    Augmented views of items are worse than most photographs, so with them only higher scores count
+    as drift. Bundles of earlier releases have no scores of absent queries, see `NOT_TESTED`.
     """
     matched, absent = calibration.outlier_scores, calibration.absent_outlier_scores
     if absent is None or len(absent) == 0 or _spread(matched) <= 0 or _spread(absent) <= 0:
@@ -228,13 +233,13 @@ def reference_of(calibration: Calibration) -> DriftReference | None:
 
 @dataclass(frozen=True, slots=True)
 class DriftState:
-    """The state of a drift test, as JSON has it.
+    """The state of a drift test, as values for JSON.
 
     Attributes
     ----------
-    counts : (K,) served queries of this period in each bin.
-    learned : (K,) those that the reference is learned from.
-    numbers : edges of the bins, capital and its shares, and how long the alarm lasts.
+    counts : (K,) number of served queries of this period in each bin.
+    learned : (K,) the counts at the last update of the reference.
+    numbers : bin edges, capital and its shares, and remaining queries of the alarm.
     """
 
     counts: list[float]
@@ -243,16 +248,16 @@ class DriftState:
 
 
 class DriftTest:
-    r"""A test martingale with a portfolio of bets against "served queries are as calibrated".
+    r"""A test martingale with several bets against "served queries are as calibrated".
 
-    Each bet multiplies its capital by a factor f, see `MixtureReference`. The capital is a mixture
-    of two parts. One bets 1 − c + c f with c = n / (n + t) after t served queries: a change that
-    was there from the first query. The other bets f, and moves between its bets and a reserve, for
-    changes that come later.
+    Each bet multiplies its capital by a factor f, see `MixtureReference`. The capital has two
+    parts. The first has the factor 1 − c + c f, with c = n / (n + t) after t served queries; it
+    detects a change before the first query. The second has the factor f and moves between its bets
+    and a reserve; it detects later changes.
 
     Parameters
     ----------
-    reference : of the calibration; it may be shared.
+    reference : reference of the calibration; several tests can share it.
     """
 
     def __init__(self, reference: DriftReference) -> None:
@@ -264,23 +269,23 @@ class DriftTest:
 
     @classmethod
     def of(cls, calibration: Calibration) -> Self | None:
-        """Return the test for the queries that a calibration judges; None where there is none."""
+        """Return the drift test of a calibration; None if no test is possible."""
         reference = reference_of(calibration)
         return None if reference is None else cls(reference)
 
     @property
     def drifted(self) -> bool:
-        """True while an alarm lasts, see `CALM`."""
+        """True during an alarm, see `CALM`."""
         return self._alarmed_for > 0
 
     @property
     def log_capital(self) -> float:
-        """Evidence of a drift, in nats; 0 to begin with."""
+        """Evidence of drift in nats, initially 0."""
         return self._log_capital
 
     @property
     def n_served(self) -> int:
-        """Queries of this period."""
+        """Number of served queries of this period."""
         return int(sum(self._counts))
 
     def observe(self, outlier_score: float) -> None:
@@ -302,7 +307,7 @@ class DriftTest:
             self._alarmed_for = max(CALM, 2 * self._t)
 
     def acknowledge(self) -> None:
-        """End an alarm, and begin again."""
+        """End an alarm and restart the test."""
         self._alarmed_for = 0
         self._begin()
 
@@ -317,7 +322,7 @@ class DriftTest:
         return DriftState(list(self._counts), self._learned, numbers)
 
     def restore(self, state: DriftState) -> None:
-        """Continue from ``state`` of a test with the same reference; another state is ignored."""
+        """Continue from ``state``; a state with other bin edges is ignored."""
         if state.numbers["edges"] != self._reference.edges:
             return
         self._begin()
@@ -343,13 +348,13 @@ class DriftTest:
 
 
 def _spread(scores: Floats) -> float:
-    """Return half the distance between the 16 % and 84 % quantiles: of normal scores, their std."""
+    """Return a robust std: half the distance between the 16 % and 84 % quantiles."""
     low, high = np.quantile(scores, (0.16, 0.84))
     return float(high - low) / 2
 
 
 def _log_mixture(present: float, later: float) -> float:
-    """Log capital of both parts together; each began at 0."""
+    """Return the log capital of both parts together."""
     largest = max(present, later)
     mixed = _PRESENT * math.exp(present - largest) + (1 - _PRESENT) * math.exp(later - largest)
     return largest + math.log(mixed)

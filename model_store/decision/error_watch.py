@@ -1,14 +1,14 @@
-r"""How often verdict `match` is wrong, from reviews of matches drawn with known probabilities.
+r"""The error rate of verdict `match`, from reviews of matches drawn with known probabilities.
 
 Match j is drawn for review with probability π_j and was served with the predicted error f_j. With
 ξ_j = 1 if it is drawn and y_j = 1 if it is wrong,
 
     Z_j = f_j + (y_j − f_j) ξ_j / π_j
 
-has the expectation P(y_j = 1), whatever f_j is: the inverse-probability weight removes the bias of
-the draw, and f_j as a control variate most of its variance (active inference: Zrnic & Candès 2024).
-Σ Z_j needs of matches that are not drawn only the sum of f_j, so that each drawn match is kept with
-the sums over those served since the one before: a block.
+has the expectation P(y_j = 1) for any f_j. The inverse-probability weight removes the bias of the
+draw, and the control variate f_j removes most of its variance (active inference: Zrnic & Candès
+2024). For matches that are not drawn, Σ Z_j needs only the sum of f_j. So each drawn match is
+stored with the sums over the undrawn matches before it: a block.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ CONFIDENCE = 0.95
 """The confidence level of the interval of the error rate."""
 
 MIN_REVIEWS = 30
-"""Reviews below which the interval is [0, 1]: its level is asymptotic."""
+"""Minimum number of reviews; below it the interval is [0, 1], because its level is asymptotic."""
 
 _NARROWEST_AT = 200
-"""Reviews at which the interval is narrowest for its level."""
+"""Number of reviews for which the interval is optimised."""
 
 _BETS = (0.5, 1.0, 2.0, 3.5)
-"""Sizes of the bets, below 4: a match that is right then never takes all capital."""
+"""Sizes of the bets. Below 4, a correct match can never take the whole capital."""
 
 _JUMP = 0.001
-"""Rate at which capital moves between the bets and a reserve, so that an error rate that rises late
-is found as well."""
+"""Rate at which capital moves between the bets and a reserve, to detect also a late rise of the
+error rate."""
 
 _LEAST_RATE = 1e-6
-"""An accepted error rate of 0 is taken for this: one error in a million matches."""
+"""Smallest accepted error rate, used for 0: one error in a million matches."""
 
 
 @dataclass(frozen=True, slots=True)
 class MatchDraw:
-    """A match drawn for review, and the undrawn matches served since the draw before.
+    """A match drawn for review, and the undrawn matches since the previous draw.
 
     Attributes
     ----------
-    predicted : f, the predicted probability that it is wrong, at most π / (4 · least).
-    probability : π, with which it was drawn; 1 where all were drawn.
+    predicted : f, the predicted probability that the match is wrong, at most π / (4 · least).
+    probability : π, the probability of the draw; 1 if all matches are drawn.
     least : lower bound of π for every match.
-    n_before, predicted_before, squares_before : number of the undrawn matches, Σ f and Σ f².
+    n_before, predicted_before, squares_before : number, Σ f and Σ f² of the undrawn matches.
     """
 
     predicted: float
@@ -61,7 +61,7 @@ class MatchDraw:
     squares_before: float = 0.0
 
     def corrected(self, *, wrong: bool) -> float:
-        """Return Z, the unbiased estimate of whether it is wrong."""
+        """Return Z, an unbiased estimate of 1 if the match is wrong and 0 otherwise."""
         return self.predicted + (wrong - self.predicted) / self.probability
 
 
@@ -75,7 +75,7 @@ class MatchReview:
 
 @dataclass(frozen=True, slots=True)
 class ErrorEstimate:
-    """The error rate of served matches: None without a review; and its interval."""
+    """The error rate of served matches (None without a review), and its interval."""
 
     rate: float | None
     interval: tuple[float, float]
@@ -110,16 +110,16 @@ class ErrorTest:
 
         1 + λ (Z − m),    λ = a least / (1 + 4 m least),    0 < a < 4
 
-    whose expectation is at most 1 while P(y = 1 | the past) ≤ m. It is positive since f ≤ π / (4
-    least). Of undrawn matches, where u = λ (f − m), the factor is replaced by its lower bound
-    exp(u − u²), so that their sums are enough. Capital moves between several bets and a reserve.
-    It may be looked at after every review: under the null hypothesis it ever reaches 100 with
-    probability 1/100 at most, if whether a drawn match is reviewed does not depend on whether it
-    is wrong.
+    The expectation of this factor is at most 1 while P(y = 1 | the past) ≤ m. The factor is
+    positive because f ≤ π / (4 least). For an undrawn match, with u = λ (f − m), the factor is
+    replaced by its lower bound exp(u − u²), so that the sums are enough. Capital moves between
+    several bets and a reserve. The test is valid after every review: under the null hypothesis, the
+    capital ever reaches 100 with probability at most 1/100. This assumes that wrong and correct
+    drawn matches are reviewed equally often.
 
     Parameters
     ----------
-    max_error : m, the error rate that is accepted, below 1.
+    max_error : m, the accepted error rate, below 1.
     """
 
     def __init__(self, max_error: float) -> None:
@@ -132,18 +132,18 @@ class ErrorTest:
 
     @property
     def log_evidence(self) -> float:
-        """Log capital, nats; 0 to begin with."""
+        """Log capital in nats, initially 0."""
         return self._capital.log_capital
 
     def observe(self, review: MatchReview) -> None:
-        """Take in the review of one drawn match, and the matches before it."""
+        """Update the capital with the review of a drawn match and the undrawn matches before it."""
         self.n += 1
         self.n_wrong += review.wrong
         self._capital.grow([1.0, *(self._factor(bet, review) for bet in _BETS)])
         self.alarmed = self.alarmed or self.log_evidence >= ALARM
 
     def _factor(self, bet: float, review: MatchReview) -> float:
-        """Return the factor of one bet over a block."""
+        """Return the factor of one bet for a block."""
         draw, rate = review.draw, self._rate
         size = bet * draw.least / (1 + 4 * rate * draw.least)
         first = draw.predicted_before - draw.n_before * rate
@@ -160,17 +160,18 @@ def estimate_error(reviews: Sequence[MatchReview], confidence: float = CONFIDENC
 
     The estimate is Σ T_b / Σ n_b, where T_b is the sum of Z and n_b the number of matches in block
     b. Its interval is an asymptotic confidence sequence (Waudby-Smith, Arbour, Sinha, Kennedy &
-    Ramdas 2024, theorem 2.2), valid at every k at once for many reviews, and narrowest at
-    `_NARROWEST_AT`:
+    Ramdas 2024, theorem 2.2), valid for all k simultaneously if there are many reviews, and
+    narrowest at k = `_NARROWEST_AT`:
 
         ± σ / n̄ · √(2 (k ρ² + 1) / (k² ρ²) · log(√(k ρ² + 1) / (1 − confidence)))
 
-    where σ² is the mean of (T_b − rate · n_b)², but no less than the mean of f (1 − f) / π², which
-    is expected of right predictions: a run of right matches does not make it narrow.
+    Here σ² is the mean of (T_b − rate · n_b)², but at least the mean of f (1 − f) / π², its
+    expectation if the predictions are right. So a run of correct matches does not make the interval
+    too narrow.
 
     Parameters
     ----------
-    confidence : probability that the rate lies inside, at most 1.
+    confidence : probability that the interval contains the rate.
     """
     if not reviews:
         return ErrorEstimate(None, (0.0, 1.0))

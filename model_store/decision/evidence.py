@@ -1,4 +1,4 @@
-"""The calibration queries, and the outcome of each: every promise is computed from these arrays."""
+"""The outcome of each calibration query; all guarantees are computed from these arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from model_store.verdicts import Absence, Order
 
 SIZE_CLASSES = ("one", "few", "many")
-"""Labels by their number of items in the gallery: 1, 2 to 5, more."""
+"""Size classes of labels, by their number of items in the gallery: 1, 2 to 5, more."""
 
 _FEW = 5
 
@@ -21,18 +21,20 @@ Floats = NDArray[np.float64]
 
 
 def size_classes(counts: NDArray[np.integer[Any]]) -> NDArray[np.int8]:
-    """Return the place (C,) in `SIZE_CLASSES` of labels with ``counts`` (C,) items."""
+    """Return indexes (C,) of `SIZE_CLASSES` for labels with ``counts`` (C,) items."""
     return ((counts > 1).astype(np.int8) + (counts > _FEW)).astype(np.int8)
 
 
 @dataclass(frozen=True)
 class LevelEvidence:
-    """The outcomes of N calibration queries at the L levels above their labels, see `Hierarchy`.
+    """The outcomes of N calibration queries at the L levels of parents, see `Hierarchy`.
 
     Attributes
     ----------
-    probabilities : (N, L) of the likeliest parent, at the share of absent queries of the fit.
-    correct : (N, L) whether it is a parent of what the query shows, in the gallery or not.
+    probabilities : (N, L) probability of the likeliest parent, at the share of absent queries of
+        the fit.
+    correct : (N, L) whether it is a parent of the query's true label, even if that label is not in
+        the gallery.
     """
 
     probabilities: Floats
@@ -45,7 +47,7 @@ class LevelEvidence:
 
 @dataclass(frozen=True)
 class Evidence:
-    """N calibration queries, each judged by fits that have not seen it.
+    """The outcomes of N calibration queries, each judged by fits without that query.
 
     Attributes
     ----------
@@ -55,22 +57,21 @@ class Evidence:
     correct : (N,) whether the first item is a true match.
     absent : (N,) whether the gallery holds no true match.
     first_classes : (N,) size class of the first item's label.
-    likeliest_probabilities, likeliest_correct, likeliest_classes : (N,) the same of the label of
-        the highest match probability, whose nearest item is the first where the list is ordered by
-        probability.
-    true_classes : (N,) size class of the query's own label; −1 of absent queries.
-    critical : (N,) largest threshold whose result set holds a true match: ∞ where the likeliest
-        label is right, −1 where no candidate is, and of absent queries.
-    clusters : (N,) queries of one cluster are no independent evidence: copies, photographs of one
-        object, absent queries of one label.
-    sources : (N,) place in ``source_names`` of where the query comes from.
-    source_names : of all sources; one empty name where none was given.
-    absence : what the absent queries are.
-    rivals : how many times as many labels a served absent query may be taken for as these could
-        be: n / (n − 1) where each has one of the gallery's n labels hidden from it; n / (n − m)
-        where they were judged before m of them came; else 1.
-    levels : of the levels above labels; None where labels have no parents.
-    outlier_p_values : (N,) of the outlier score among those of ordinary queries; None of
+    likeliest_probabilities, likeliest_correct, likeliest_classes : (N,) the same values for the
+        most probable label; its nearest item is first in a list ordered by probability.
+    true_classes : (N,) size class of the query's own label; −1 for absent queries.
+    critical : (N,) largest threshold whose result set contains a true match. It is ∞ if the
+        likeliest label is right, and −1 if no candidate is right or the query is absent.
+    clusters : (N,) cluster of each query. Queries of one cluster are not independent: copies,
+        photographs of one object, absent queries of one label.
+    sources : (N,) index of the query's source in ``source_names``.
+    source_names : names of all sources; one empty name if no source was given.
+    absence : kind of the absent queries.
+    rivals : number of labels that a served absent query can be confused with, divided by that
+        number for these absent queries. It is n / (n − 1) if one of the gallery's n labels was
+        hidden from each, n / (n − m) if m labels were added later, else 1.
+    levels : outcomes at the levels of parents; None if labels have no parents.
+    outlier_p_values : (N,) p-value of the outlier score among ordinary queries; None for
         calibrations before release 0.3.
     """
 
@@ -106,7 +107,7 @@ class Evidence:
 
     @cached_property
     def counted(self) -> NDArray[np.bool_]:
-        """(N,) one query, drawn at random, of each cluster of queries that have a match."""
+        """(N,) mask of one random query from each cluster of queries with a match."""
         order = np.random.default_rng(0).permutation(len(self))
         order = order[~self.absent[order]]
         _, first = np.unique(self.clusters[order], return_index=True)
@@ -115,13 +116,13 @@ class Evidence:
         return counted
 
     def ordinary(self, alpha: float) -> NDArray[np.bool_]:
-        """Return which queries (N,) are not flagged out of distribution at a rate ``alpha``."""
+        """Return a mask (N,) of the queries that are not flagged at false-alarm rate ``alpha``."""
         if self.outlier_p_values is None:
             return np.ones(len(self), dtype=np.bool_)
         return self.outlier_p_values > alpha
 
     def at(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> Evidence:
-        """Return the evidence of the queries ``chosen``: a mask (N,), or their places (n,)."""
+        """Return the evidence of the queries ``chosen``: a mask (N,) or indexes (n,)."""
         return replace(
             self,
             levels=None if self.levels is None else self.levels.at(chosen),
@@ -132,14 +133,14 @@ class Evidence:
         )
 
     def of_level(self, level: int) -> Evidence:
-        """Return the evidence of the likeliest parents at a level, as of first items.
+        """Return evidence for a level, with the likeliest parent in place of the first item.
 
-        Where a query without a match in the gallery has that parent, the answer is right, and is
-        left out of account: it is neither an error nor among the answers that errors are shares of.
+        If an absent query has that parent, the answer is right, but it is left out: it counts
+        neither as an error nor as an answer.
 
         Raises
         ------
-        ValueError : there are no levels.
+        ValueError : the evidence has no levels.
         """
         if self.levels is None:
             raise ValueError("no levels are known of these queries")
@@ -154,7 +155,7 @@ class Evidence:
         )
 
     def of_order(self, order: Order) -> Evidence:
-        """Return the evidence of lists in ``order``, as the outcome of their first items."""
+        """Return the evidence for first items of lists in ``order``."""
         if order == "similarity":
             return self
         return replace(
@@ -165,7 +166,7 @@ class Evidence:
         )
 
     def of_source(self, name: str) -> Evidence:
-        """Return the evidence of the queries that come from ``name``, a known source."""
+        """Return the evidence of the queries from the known source ``name``."""
         return self.at(self.sources == list(self.source_names).index(name))
 
 

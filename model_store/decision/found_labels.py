@@ -1,4 +1,4 @@
-"""The labels among the items that a query has found, and their match probabilities."""
+"""The labels of the items found for a query, and their match probabilities."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ class Retrieved:
 
     Attributes
     ----------
-    similarities : (n,) of the items found: first the list of the whole gallery's nearest,
-        descending; then items that are shown though others are nearer, if any.
-    label_codes : (n,) of these items, −1 where an item has no label.
-    n_listed : how many of them are the list that signals are taken from.
-    listed : (m,) places of the items that may be described, nearest first.
+    similarities : (n,) similarities of the found items. First come the nearest items of the whole
+        gallery, descending; then further items that are shown, for example under a filter.
+    label_codes : (n,) label codes of these items, −1 without a label.
+    n_listed : number of leading items that form the result list; signals are computed from it.
+    listed : (m,) indexes of the items that may be returned, nearest first.
     allowed : (n,) which items pass the filter; None without a filter.
-    limit : how many are described; None for all of ``listed``.
-    parents : (n, L) of the labels, see `Hierarchy.of_labels`; None where labels have none.
-    uncertainty : see `Assessment`; None where it is not known.
+    limit : maximum number of returned items; None for all of ``listed``.
+    parents : (n, L) parents of the labels, see `Hierarchy.of_labels`; None if labels have no
+        parents.
+    uncertainty : see `Assessment`; None if not known.
     """
 
     similarities: Floats
@@ -48,18 +49,20 @@ class Retrieved:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Under which terms a query is decided.
+    """The options of a decision.
 
     Attributes
     ----------
-    alpha : rate of false alarms of the outlier flag.
-    coverage : of the result set; None for the calibration's.
-    expected_absent : share of absent queries among all; None for the default.
-    source : where the query comes from; None for anywhere.
-    filter_means : what a filter says.
-    stale : why the calibration does not hold, so that nothing is a match; None where it does.
-    drift : why its guarantees do not hold though verdicts are given; None where they do.
-    order : what the first items come first by.
+    alpha : false-alarm rate of the outlier flag.
+    coverage : coverage of the result set; None for the calibration's default.
+    expected_absent : share of absent queries; None for the default.
+    source : source of the query; None if not known.
+    filter_means : meaning of a filter: ``show`` restricts the returned items, ``known`` states that
+        a true match passes.
+    stale : reason why the calibration is not valid, so that nothing is a match; None if it is
+        valid.
+    drift : reason why the guarantees do not hold, although verdicts are given; None if they hold.
+    order : order of the result list.
     """
 
     alpha: float
@@ -74,14 +77,14 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class FoundLabels:
-    """The labels among the items found.
+    """The labels of the found items.
 
     Attributes
     ----------
     places, belong : (g,) and (g, n), see `labels_found`.
     values : (g, S) signals.
     classes : (g,) size classes.
-    n_in_list : how many of them are in the list that signals are taken from: the first ones.
+    n_in_list : number of leading labels that occur in the result list.
     """
 
     places: Integers
@@ -94,7 +97,7 @@ class FoundLabels:
     def of(
         cls, calibration: Calibration, predictive: Predictive, retrieved: Retrieved
     ) -> FoundLabels:
-        """Find the labels, and take their signals."""
+        """Find the labels and compute their signals."""
         places, belong = labels_found(retrieved.label_codes)
         codes = retrieved.label_codes[places]
         similarities = retrieved.similarities
@@ -111,29 +114,31 @@ class FoundLabels:
     def probabilities(self, calibration: Calibration, shift: float) -> Floats:
         """Return the match probabilities (g,) with ``shift`` added to all log-odds.
 
-        Labels beyond the list share, by a second choice, what the first leaves for no match: the
-        model was fitted to lists, so that no item beyond one may change the probabilities in it.
+        The model was fitted to result lists, so items beyond the list must not change the
+        probabilities in it. Labels beyond the list share the remaining no-match probability of the
+        list.
         """
         log_odds = calibration.match.log_odds(self.values) + shift
         listed = choice_probabilities(log_odds[: self.n_in_list])
         if self.n_in_list == len(log_odds):
             return listed
-        left = max(1 - float(np.add.reduce(listed)), 0.0)  # of rounding
+        left = max(1 - float(np.add.reduce(listed)), 0.0)  # against rounding errors
         beyond = left * choice_probabilities(log_odds[self.n_in_list :])
         return np.concatenate([listed, beyond])
 
 
 @dataclass(frozen=True, slots=True)
 class MatchProbabilities:
-    """Match probabilities of the labels among the items found.
+    """Match probabilities (g,) of the labels of the found items.
 
     Attributes
     ----------
-    fitted : (g,) at the share of absent queries that they were fitted with.
-    expected : (g,) at the share that is expected.
-    final : (g,) corrected by feedback and, where a match is known to pass, by the filter.
-    nothing : probability that no item that may be listed matches.
-    known : what all are multiplied by where a match is known to pass the filter; else 1.
+    fitted : (g,) probabilities at the share of absent queries of the fit.
+    expected : (g,) probabilities at the expected share.
+    final : (g,) expected probabilities, corrected by feedback and, if a match is known to pass the
+        filter, conditioned on that.
+    nothing : probability that no item that may be listed is a true match.
+    known : factor of all probabilities if a match is known to pass the filter; else 1.
     """
 
     fitted: Floats
@@ -151,13 +156,13 @@ class MatchProbabilities:
         allowed: NDArray[np.bool_] | None,
         terms: Terms,
     ) -> MatchProbabilities:
-        """Compute them; ``allowed`` (g, n) are the items of each label that may be listed."""
+        """Compute the probabilities; ``allowed`` (g, n): each label's items that may be listed."""
         fitted = found.probabilities(calibration, 0.0)
         moved = promises.shift != 0
         expected = found.probabilities(calibration, promises.shift) if moved else fitted
         final = calibration.feedback.of(expected)
         total = float(np.add.reduce(final))
-        if total > 1:  # labels are corrected one by one, and only one can be right
+        if total > 1:  # each label is corrected separately, so the sum can exceed 1
             final, total = final / total, 1.0
         nothing, known = 1 - total, 1.0
         if allowed is not None:
@@ -175,14 +180,15 @@ class MatchProbabilities:
         parents: NDArray[np.int32],
         allowed: NDArray[np.bool_] | None,
     ) -> tuple[NDArray[np.int32], Floats]:
-        """Return the likeliest parent at each level, and the probability of each, (L,).
+        """Return the likeliest parent at each level, (L,), and its probability, (L,).
 
-        Corrected by feedback and by a known filter, as those of labels are.
+        The probabilities are corrected by feedback and by a known filter.
 
         Parameters
         ----------
-        parents : (g, L) of the labels in the list; the sums were calibrated without any beyond it.
-        allowed : (g, n) items of each label that may be listed; None for all.
+        parents : (g, L) parents of the labels in the result list; labels beyond it are left out, as
+            in the calibration.
+        allowed : (g, n) mask of each label's items that may be listed; None for all.
         """
         n = len(parents)
         expected = self.expected[:n]

@@ -1,4 +1,4 @@
-"""Labels above labels: genus and family of a species, the assembly of a part."""
+"""Parents of labels, for example the genus of a species, or the assembly of a part."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Hierarchy:
     ----------
     levels : L names of levels.
     parents : the labels of each level.
-    labels : C labels whose parents are known, whether or not the gallery holds them.
-    above : (C, L) place of each label's parent in ``parents`` of that level; `NO_PARENT` for none.
+    labels : C labels with known parents; the gallery need not contain them.
+    above : (C, L) index of each label's parent in ``parents`` of that level; `NO_PARENT` for none.
     """
 
     levels: Sequence[str]
@@ -36,7 +36,7 @@ class Hierarchy:
 
     @classmethod
     def of(cls, levels: Sequence[str], of_label: Mapping[str, Sequence[str | None]]) -> Hierarchy:
-        """Return the hierarchy of labels, given the parents of each at every level."""
+        """Return the hierarchy, given each label's parents at every level."""
         columns = list(zip(*of_label.values(), strict=True)) or [()] * len(levels)
         parents = [sorted({name for name in column if name is not None}) for column in columns]
         above = np.full((len(of_label), len(levels)), NO_PARENT, dtype=np.int32)
@@ -46,7 +46,7 @@ class Hierarchy:
         return cls(list(levels), parents, list(of_label), above)
 
     def of_labels(self, labels: Sequence[str | None]) -> NDArray[np.int32]:
-        """Return the places (n, L) of the parents of n labels; `NO_PARENT` of unknown ones."""
+        """Return the indexes (n, L) of the parents of n labels; `NO_PARENT` for unknown labels."""
         rows = [self._row_of.get(label, len(self.labels)) for label in labels]
         found: NDArray[np.int32] = self._with_unknown[np.array(rows, dtype=np.int64)]
         return found
@@ -57,20 +57,20 @@ class Hierarchy:
 
     @cached_property
     def _with_unknown(self) -> NDArray[np.int32]:
-        """The rows of all labels, and at the end that of unknown ones."""
+        """``above`` with one more row at the end, for unknown labels."""
         unknown = np.full((1, len(self.levels)), NO_PARENT, dtype=np.int32)
         return np.concatenate([self.above, unknown])
 
 
 @dataclass(frozen=True, slots=True)
 class RollUp:
-    """The finest label above labels that is sure enough, where no label is.
+    """The finest parent label that meets the error bound, if no label does.
 
     Attributes
     ----------
-    level : its name.
-    label : of that level.
-    probability : that the gallery holds a true match whose label is below it.
+    level : name of the level.
+    label : parent label at that level.
+    probability : probability that the gallery has a true match below this parent.
     """
 
     level: str
@@ -81,17 +81,17 @@ class RollUp:
 def likeliest_parents(
     parents: NDArray[np.int32], probabilities: NDArray[np.float64]
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-    """Return the likeliest parent at each level, and its probability: the sum of its labels'.
+    """Return the likeliest parent at each level; its probability is the sum over its labels.
 
     Parameters
     ----------
-    parents : (g, L) of the labels, see `Hierarchy.above`.
-    probabilities : (g,) of the labels.
+    parents : (g, L) parents of the labels, see `Hierarchy.above`.
+    probabilities : (g,) probabilities of the labels.
 
     Returns
     -------
-    places : (L,), `NO_PARENT` where no label has a parent of that level.
-    sums : (L,), 0 there.
+    places : (L,) indexes of the parents; `NO_PARENT` if no label has a parent at that level.
+    sums : (L,) probabilities; 0 without a parent.
     """
     n_levels = parents.shape[1]
     places, sums = np.full(n_levels, NO_PARENT, dtype=np.int32), np.zeros(n_levels)

@@ -11,19 +11,19 @@ from model_store.decision.outliers import unit_rows
 from model_store.gallery import Gallery
 
 _ROWS = 4096
-"""Items whose directions are read at once."""
+"""Number of items whose directions are read at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelMeans:
     """The mean direction of each label's items.
 
-    Where an encoder has not been trained on a gallery's labels, the nearest mean is right more
-    often than the nearest item (Snell et al. 2017, Prototypical networks).
+    If the encoder was not trained on the gallery's labels, the nearest mean is right more often
+    than the nearest item (Snell et al. 2017, Prototypical networks).
 
     Attributes
     ----------
-    directions : (C, D) unit, by label code; none of a gallery without labels.
+    directions : (C, D) unit vectors by label code; empty for a gallery without labels.
     """
 
     directions: NDArray[np.float32]
@@ -38,13 +38,13 @@ class LabelMeans:
 
         Parameters
         ----------
-        direction : (D,) of the query, unit.
-        label_codes : (n,) of the candidates; one without a label, -1, is its own mean, and so is
-            one of a label that came after the means were taken.
-        similarities : (n,) of the candidates.
+        direction : (D,) unit direction of the query.
+        label_codes : (n,) label codes of the candidates. A candidate without a label (−1), or with
+            a label added after the means were computed, is its own mean.
+        similarities : (n,) similarities of the candidates.
         """
         n_known, codes = len(self.directions), label_codes.tolist()
-        if min(codes) >= 0 and max(codes) < n_known:  # as nearly always
+        if min(codes) >= 0 and max(codes) < n_known:  # the usual case
             return (self.directions[label_codes] @ direction).astype(np.float64)
         of_label = similarities.copy()
         known = (label_codes >= 0) & (label_codes < n_known)

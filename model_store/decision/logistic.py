@@ -1,4 +1,4 @@
-"""A fitted logistic regression, applied; and the choice between several of its outcomes."""
+"""A fitted logistic regression, and a choice between several outcomes (conditional logit)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, logit
 
 _BOUND = 1e-12
-"""No probability is taken to be closer to 0 or 1 than this."""
+"""Minimum distance of a probability from 0 and 1."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class LogisticModel:
     Attributes
     ----------
     weights, centre, scale : (M,) each; ``scale`` > 0.
-    intercept : scalar.
+    intercept : scalar offset of the log-odds.
     """
 
     weights: NDArray[np.float64]
@@ -38,29 +38,30 @@ class LogisticModel:
             raise ValueError("scale must be positive")
 
     def log_odds(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Log-odds (...) of ``values`` (..., M)."""
+        """Return log-odds (...) for ``values`` (..., M)."""
         slopes, offset = self._line
         log_odds: NDArray[np.float64] = np.vecdot(values, slopes) + offset
         return log_odds
 
     def __call__(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Probabilities (...) of ``values`` (..., M)."""
+        """Return probabilities (...) for ``values`` (..., M)."""
         probabilities: NDArray[np.float64] = expit(self.log_odds(values))
         return probabilities
 
     @cached_property
     def _line(self) -> tuple[NDArray[np.float64], float]:
-        """Slopes (M,) and offset of the log-odds in unscaled ``values``."""
+        """Slopes (M,) and offset of the log-odds as a function of unscaled ``values``."""
         slopes = self.weights / self.scale
         return slopes, float(self.intercept - self.centre @ slopes)
 
 
 def choice_probabilities(log_odds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Probabilities (g,) of outcomes of which at most one holds (McFadden 1974).
+    """Return probabilities (g,) of mutually exclusive outcomes (McFadden 1974).
 
     Parameters
     ----------
-    log_odds : (g,) of each against none of them: p_i = exp(ℓ_i) / (1 + Σ_j exp(ℓ_j)).
+    log_odds : (g,) log-odds ℓ of each outcome against no outcome: p_i = exp(ℓ_i) / (1 + Σ_j
+        exp(ℓ_j)).
     """
     most = max(0.0, *log_odds.tolist())
     odds = np.exp(log_odds - most)
@@ -69,11 +70,11 @@ def choice_probabilities(log_odds: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def bounded(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Probabilities brought as close to 0 and 1 as their log-odds stay finite."""
+    """Clip probabilities so that their log-odds are finite."""
     return np.minimum(np.maximum(probabilities, _BOUND), 1 - _BOUND)
 
 
 def bounded_logit(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Log-odds of probabilities, finite for 0 and 1 too."""
+    """Return log-odds of probabilities; finite also for 0 and 1."""
     log_odds: NDArray[np.float64] = logit(bounded(probabilities))
     return log_odds

@@ -1,8 +1,8 @@
-"""Operating points: how often to answer, and how often to be wrong when answering.
+"""Operating points: the coverage and error of thresholds on the match probability.
 
-Labels and objects are what varies. Absent queries of one label are right or wrong together, and so
-are photographs of one object: bounds count one query of each object, and the mean of each absent
-label.
+The independent units are objects and labels, not queries. Photographs of one object are right or
+wrong together, and so are absent queries of one label. So bounds count one query of each object,
+and the mean of each absent label.
 """
 
 from __future__ import annotations
@@ -22,56 +22,56 @@ from model_store.decision.evidence import Evidence
 from model_store.decision.recalibration import Recalibration
 
 LEAST_THRESHOLD = 0.5
-"""A match is likelier than not, whatever error its owner accepts."""
+"""Minimum threshold: a match must be more likely than not, at any accepted error."""
 
 LEVELS = np.linspace(0.05, 1.0, 77)
-"""Shares of the queries with a match that are accepted, from the first to the last tested."""
+"""Shares of matched queries that are accepted, in the order of the tests."""
 
 N_POINTS = 200
 """Points of the risk-coverage curve."""
 
 OF_ACCEPTED = 0.05
-"""Part of δ for the share of queries with a match that is accepted. The test of an error has the
+"""Part of δ for the bound of the accepted share of matched queries. The test of the error uses the
 rest."""
 
 _RATES = np.r_[0.0, np.geomspace(1e-4, 1.0, 255)]
-"""FPIR at which the test of an error is computed."""
+"""Grid of FPIR values for the test of an error."""
 
 _STRIDE = 10
-"""One in so many of these rates is tried before those next to the best."""
+"""Step of the coarse search over the grid; the fine search follows around its best rate."""
 
 _STEPS = 10**5
-"""Parts of an error of 1 to which its bound is given."""
+"""Number of steps between an error of 0 and 1: the resolution of its bound."""
 
 MANY_TIMES = 50.0
-"""Multiple of the calibration queries beyond which no number of them is planned."""
+"""Maximum multiple of the calibration queries that a plan considers."""
 
 _STEP = 1.1
-"""Factor between two numbers of queries that are planned."""
+"""Factor between two numbers of queries that a plan considers."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 PValue = Callable[[float], float]
-"""The p-value, by error, of "the error is above it"."""
+"""The p-value of the hypothesis "the error is above m", as a function of m."""
 
 Thresholds = Sequence[tuple[float, Bools]]
-"""Falling ones, and which queries each accepts."""
+"""Decreasing thresholds, each with a mask of the accepted queries."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatingPoint:
-    """The rates that follow from calling first items a match from some probability on.
+    """The rates of calling first items a match at or above a threshold.
 
     Attributes
     ----------
-    threshold : on the match probability.
+    threshold : threshold on the match probability.
     coverage : share of all queries whose first item is called a match.
-    error : share of wrong ones among these matches.
+    error : share of wrong results among these matches.
     error_bound : upper confidence bound of ``error``, see `Stream.error_p_value`.
     false_match_rate : FPIR, the share of absent queries whose first item is called a match, as a
         mean over labels.
-    false_match_bound : upper confidence bound of it, see `label_bound`. Both are None where nothing
-        is known of absent queries.
+    false_match_bound : upper confidence bound of FPIR, see `label_bound`. Both are None if nothing
+        is known about absent queries.
     """
 
     threshold: float
@@ -84,27 +84,27 @@ class OperatingPoint:
 
 @dataclass(frozen=True)
 class Stream:
-    """Calibration queries, weighted to a stream with a stated share of absent queries.
+    """Calibration queries, weighted to represent a stream with a given share of absent queries.
 
     Attributes
     ----------
     probabilities : (n,) match probability of each first item, at that share.
     no_match : (n,) P(no match), at that share.
-    wrong : (n,) probability that the first item is no true match: 0 or 1 as observed; after a
-        correction by feedback, which says that the observed outcomes no longer hold, one minus the
+    wrong : (n,) probability that the first item is not a true match: 0 or 1 as observed. After a
+        correction by feedback, the observed outcomes no longer hold, and it is one minus the
         corrected probability.
-    counted : (n,) one query, drawn at random, of each object that has a match.
-    labels : (n,) number, from 0, of the label of each absent query; −1 of others.
+    counted : (n,) mask of one random query of each object with a match.
+    labels : (n,) number, from 0, of the label of each absent query; −1 for other queries.
     chosen : (n,) queries that may be accepted: those not flagged out of distribution; rates
         are shares of all queries.
     expected : share of absent queries.
-    absence_known : whether the absent queries say anything of others.
-    rivals : see `Evidence`: by so much more often than these an absent query is accepted.
-    most_effective : the evidence counts as no more queries than this.
+    absence_known : whether the absent queries are representative of served absent queries.
+    rivals : see `Evidence`; the observed acceptance of absent queries is multiplied by it.
+    most_effective : maximum effective number of queries.
     delta : one minus the confidence of all bounds.
-    times, absent_times : how many objects and labels each of them counts as, in plans.
-    absent_as_likely : whether FPIR is taken to be what it exceeds with probability ½ at most. Then
-        nothing is guaranteed of absent queries.
+    times, absent_times : in plans, the number of objects and labels that each one counts as.
+    absent_as_likely : whether FPIR is replaced by its upper bound at confidence ½; then nothing is
+        guaranteed for absent queries. Then nothing is guaranteed of absent queries.
     """
 
     probabilities: Floats
@@ -132,7 +132,7 @@ class Stream:
         delta: float,
         alpha: float = 0.0,
     ) -> Stream:
-        """Weigh ``evidence`` to a share ``expected`` of absent queries, ``assumed`` by its fit.
+        """Weight ``evidence``, fitted at a share ``assumed`` of absent queries, to ``expected``.
 
         Queries that are flagged out of distribution at ``alpha`` are not accepted.
         """
@@ -158,7 +158,7 @@ class Stream:
         )
 
     def at_rows(self, rows: Bools) -> Stream:
-        """Return the stream of which none but queries in ``rows`` (n,) may be accepted."""
+        """Return the stream in which only queries in ``rows`` (n,) may be accepted."""
         return replace(self, chosen=self.chosen & rows)
 
     @property
@@ -168,7 +168,7 @@ class Stream:
 
     @cached_property
     def weights(self) -> Floats:
-        """Weight (n,) of each query in the stream: of objects and of labels each the same."""
+        """Weight (n,) of each query; all objects have equal weight, and all absent labels."""
         weights = np.zeros(len(self.labels))
         weights[self.counted] = (1 - self.expected) / max(self.n_objects, 1)
         weights[self.absent] = self.expected * self._of_labels
@@ -192,12 +192,12 @@ class Stream:
         return weights
 
     def point(self, threshold: float) -> OperatingPoint:
-        """Return what a threshold leads to."""
+        """Return the operating point of a threshold."""
         return self.point_of(self.probabilities >= threshold, threshold)
 
     def point_of(self, accepted: Bools, threshold: float) -> OperatingPoint:
-        """Return what accepting some of the queries (n,) leads to, by whatever ``threshold``."""
-        if math.isinf(threshold):  # nothing is accepted, and nothing will be
+        """Return the operating point of ``accepted`` queries (n,), chosen by any rule."""
+        if math.isinf(threshold):  # nothing is accepted
             return OperatingPoint(threshold, 0.0, 0.0, 1.0, 0.0, 0.0)
         accepted = accepted & self.chosen
         coverage, error = self._coverage_and_error(accepted)
@@ -228,8 +228,8 @@ class Stream:
     def error_bound(self, accepted: Bools) -> float:
         """Return the upper confidence bound of the error among the ``accepted`` (n,).
 
-        It is the least error that `keeps_error`. After a correction by feedback the evidence is of
-        both kinds of queries together.
+        It is the smallest error for which `keeps_error` holds. After a correction by feedback,
+        matched and absent queries are counted together.
         """
         accepted = accepted & self.chosen
         if not math.isinf(self.most_effective):
@@ -239,21 +239,21 @@ class Stream:
         return self._least_step(self._p_values_of(accepted), 0, _STEPS) / _STEPS
 
     def _least_step(self, p_value: PValue, start: int, stop: int) -> int:
-        """Return the least step of errors above which errors are rejected; ``stop`` if none is."""
+        """Return the smallest error, in steps, that is rejected; ``stop`` if none is."""
         return first_where(lambda step: self._rejects(p_value, step), start, stop)
 
     def _rejects(self, p_value: PValue, step: int) -> bool:
         return p_value(step / _STEPS) <= (1 - OF_ACCEPTED) * self.delta
 
     def _nearest(self, p_values: Sequence[PValue], start: int, likely: int) -> int:
-        """Return the place of the evidence that rejects the least error; the first of equals.
+        """Return the index of the p-value that rejects the smallest error; the first of ties.
 
-        A search is needed only where an error below the least so far is rejected.
+        A function is searched only if it rejects an error below the smallest so far.
 
         Parameters
         ----------
-        start : a step of errors that none rejects.
-        likely : a place that comes near, to begin with.
+        start : an error, in steps, that no function rejects.
+        likely : index of a good first candidate.
         """
         best, least = likely, self._least_step(p_values[likely], start, _STEPS)
         for place, p_value in enumerate(p_values):
@@ -269,17 +269,17 @@ class Stream:
         return self.error_p_value(accepted, max_error) <= (1 - OF_ACCEPTED) * self.delta
 
     def error_p_value(self, accepted: Bools, max_error: float) -> float:
-        r"""Return the p-value of "the error among the ``accepted`` (n,) is above ``max_error``" m.
+        r"""Return the p-value of "the error of the ``accepted`` (n,) is above m = ``max_error``".
 
-        With the error e among queries with a match that are accepted, the share A of them, FPIR F
-        and the share π of absent queries, the error is above m where
+        Let e be the error among accepted matched queries, A the accepted share of matched queries,
+        F the FPIR, and π the share of absent queries. The error is above m if
 
             e > m − (1 − m) π F / ((1 − π) A)
 
-        At each F, a binomial test says how likely so few errors are (p₁), and the bound by Chernoff
-        and Hoeffding how likely such label means are (p₂). Both are of different queries, so that
-        p₁ p₂ (1 − ln p₁ p₂) is the p-value of both (Fisher 1925). The largest over F counts. Of A,
-        the lower bound at its part of δ is taken.
+        For each F, p₁ is the binomial p-value of so few errors, and p₂ is the Chernoff–Hoeffding
+        p-value of such label means. They use different queries, so p₁ p₂ (1 − ln p₁ p₂) is their
+        combined p-value (Fisher 1925). The result is the maximum over F. A is replaced by its lower
+        bound at its part of δ.
         """
         return self._p_values_of(accepted)(max_error)
 
@@ -291,9 +291,9 @@ class Stream:
         return self._p_values(n, wrong, float(self._of_labels @ accepted[self.absent]))
 
     def _p_values(self, n: int, wrong: float, rate: float) -> PValue:
-        """Return the p-value, by error, of ``n`` accepted objects, at a ``rate`` of labels seen.
+        """Return the p-value, by error, of ``n`` accepted objects and an observed label ``rate``.
 
-        What does not depend on the error is computed once.
+        Parts that do not depend on the error are computed once.
         """
         others = 1 - n / max(self.n_objects, 1)
         missed = upper_bound(others, self.n_objects * self.times, OF_ACCEPTED * self.delta)
@@ -314,16 +314,17 @@ class Stream:
 
         if self.absent_as_likely:
             return lambda max_error: float(of_present(max_error, share)[0])
-        # Between two rates, the worse of both. The binomial p-value rises with the rate and ends at
-        # 1, that of labels falls from 1: the largest product lies from where the latter begins to
-        # fall to where the former is 1.
+        # Between two rates, the larger p-value of both is used. The binomial p-value rises with the
+        # rate up to 1, and the p-value of labels falls from 1. So the largest product lies between
+        # the start of the fall and the end of the rise.
         first = int(np.searchsorted(-of_absent[:-1], -1.0, side="right")) - 1
         share, of_absent = share[1:][first:], of_absent[:-1][first:]
 
         def p_value(max_error: float) -> float:
             last = int(np.searchsorted((1 - max_error) * share, max_error)) + 1
-            # Both are log-concave in the rate: the largest product is near the largest of some.
-            # The step from rate 0 is another; products too small for a float are no guide.
+            # Both are log-concave in the rate, so the largest product is near the largest of a
+            # coarse search. Exceptions are the first step, from rate 0, and products that underflow
+            # to 0.
             products = of_present(max_error, share[:last:_STRIDE]) * of_absent[:last:_STRIDE]
             best = int(products.argmax())
             near = slice(0, last)
@@ -335,28 +336,28 @@ class Stream:
         return p_value
 
     def _coverage_and_error(self, accepted: Bools) -> tuple[float, float]:
-        """Return the share of the stream that is accepted, and the share of it that is wrong."""
+        """Return the accepted share of the stream, and the wrong share of the accepted queries."""
         weight = self.weights[accepted] * np.where(self.absent[accepted], self.rivals, 1.0)
         coverage = float(weight.sum())
         return coverage, float(weight @ self.wrong[accepted]) / coverage if coverage else 0.0
 
     def curve(self) -> list[OperatingPoint]:
-        """Return the risk-coverage curve (El-Yaniv & Wiener 2010), from the strictest on."""
+        """Return the risk-coverage curve (El-Yaniv & Wiener 2010), strictest threshold first."""
         distinct = np.unique(self.probabilities)[::-1]
         places = np.unique(np.linspace(0, len(distinct) - 1, N_POINTS).round().astype(int))
         return [self.point(float(threshold)) for threshold in distinct[places]]
 
     def widest(self, max_error: float) -> float | None:
-        """Return the lowest threshold that promises an error of at most ``max_error``.
+        """Return the lowest threshold that guarantees an error of at most ``max_error``.
 
-        Thresholds are tested from a strict one on, each by the upper bound of its error at
-        confidence 1 − δ, until one is not rejected: a fixed sequence, which needs no correction
-        for the number of tests (Angelopoulos et al. 2021, Learn then Test). The sequence depends on
-        the probabilities of queries with a match, not on what was right.
+        Thresholds are tested in decreasing order, each at confidence 1 − δ, until a test fails.
+        Such a fixed sequence needs no correction for the number of tests (Angelopoulos et al. 2021,
+        Learn then Test). The sequence depends on the probabilities of matched queries, but not on
+        their outcomes.
 
         Returns
         -------
-        None where not even the first can be promised.
+        None if not even the first threshold gives the guarantee.
         """
         widest: float | None = None
         for threshold, accepted in self.sequence(max_error):
@@ -366,12 +367,12 @@ class Stream:
         return widest
 
     def sequence(self, max_error: float) -> Thresholds:
-        """Return falling thresholds, from that on whose predicted outcome shows the error best.
+        """Return decreasing thresholds; the first has the best predicted test of the error.
 
-        A stricter one has too few queries to show what a less strict one can. Errors are predicted
-        by the probability of the first item given that the query has a match, P / (1 − P(no
-        match)); FPIR by the odds of no match of queries that have one, since at each point of the
-        stream these odds are those of absent queries to others.
+        A stricter threshold may accept too few queries for the test. Errors are predicted from the
+        probability of the first item given a match, P / (1 − P(no match)). FPIR is predicted from
+        the no-match odds of matched queries, which are the local odds of absent to matched queries
+        in the stream.
         """
         levels = self.thresholds()
         tiny = np.finfo(float).tiny
@@ -387,12 +388,12 @@ class Stream:
             foretold.append(self._p_values(int(present.sum()), float(wrong[present].mean()), rate))
         values = [p_value(max_error) for p_value in foretold]
         best = int(np.argmin(values))
-        if values[best] > (1 - OF_ACCEPTED) * self.delta:  # none shows it: which comes nearest?
+        if values[best] > (1 - OF_ACCEPTED) * self.delta:  # none succeeds
             best = self._nearest(foretold, int(max_error * _STEPS), best)
         return levels[best:]
 
     def thresholds(self) -> Thresholds:
-        """Return falling thresholds, by the shares `LEVELS` that are accepted, and who is."""
+        """Return decreasing thresholds for the shares `LEVELS`, with the accepted queries."""
         present = np.sort(self.probabilities[self.counted & self.chosen])[::-1]
         if len(present) == 0:
             return []
@@ -408,13 +409,13 @@ class Stream:
         return levels
 
     def strictest(self, max_false_match_rate: float) -> float | None:
-        """Return the lowest threshold that promises a FPIR of at most ``max_false_match_rate``.
+        """Return the lowest threshold that guarantees an FPIR of at most ``max_false_match_rate``.
 
-        FPIR and its bound fall with the threshold, so that no correction is needed.
+        FPIR and its bound decrease with the threshold, so no correction is needed.
 
         Returns
         -------
-        None where there are too few labels of absent queries to promise it.
+        None if there are too few labels of absent queries for the guarantee.
         """
         falling = np.unique(self.probabilities[self.absent & self.chosen])[::-1]
         candidates = [LEAST_THRESHOLD, *np.nextafter(falling[::-1], 2.0).tolist()]
@@ -437,25 +438,25 @@ class Stream:
         return replace(self, absent_as_likely=True)
 
     def queries_needed(self, max_error: float) -> int | None:
-        """Plan how many objects with a match, with these outcomes, would promise ``max_error``.
+        """Return how many objects, with outcomes like these, would guarantee ``max_error``.
 
         Returns
         -------
-        None where no number up to `MANY_TIMES` as many would.
+        None if more than `MANY_TIMES` as many are needed.
         """
         times = self.multiple(max_error, of_labels=False)
         return None if times is None else math.ceil(times * int((self.counted & self.chosen).sum()))
 
     def multiple(self, max_error: float, *, of_labels: bool) -> float | None:
-        """Return how many times the evidence, with these outcomes, promises ``max_error``.
+        """Return the multiple of this evidence that would guarantee ``max_error``.
 
         Parameters
         ----------
-        of_labels : whether there are more labels of absent queries beside more objects.
+        of_labels : whether the labels of absent queries are multiplied too, not only the objects.
 
         Returns
         -------
-        None where no number up to `MANY_TIMES` would.
+        None if more than `MANY_TIMES` is needed.
         """
 
         def is_enough(steps: int) -> bool:
@@ -469,19 +470,19 @@ class Stream:
         return _STEP**steps if steps <= most else None
 
     def multiplied(self, times: float, absent_times: float) -> Stream:
-        """Return the stream with each object and each absent label counting as several."""
+        """Return the stream in which each object and each absent label counts several times."""
         return replace(self, times=times, absent_times=absent_times)
 
 
 def label_bound(rate: float, n_labels: float, delta: float) -> float:
-    """Return the upper confidence bound of a rate that is the mean of ``n_labels`` label means.
+    """Return the upper confidence bound of a rate: the mean of ``n_labels`` label means.
 
-    It is the largest rate whose `label_p_values` are above ``delta``. Below log δ / log(1 − f)
-    labels no bound at f exists.
+    It is the largest rate with `label_p_values` above ``delta``. With fewer than log δ / log(1 − f)
+    labels, the bound is always above f.
     """
     if n_labels <= 0 or rate >= 1:
         return 1.0
-    most = -math.log(delta) / n_labels  # of the divergence; in scalars, since plans ask thousands
+    most = -math.log(delta) / n_labels  # maximum divergence; scalars are fast
     low, high = rate, 1.0
     while high - low > 1e-9:
         middle = (low + high) / 2
@@ -492,14 +493,14 @@ def label_bound(rate: float, n_labels: float, delta: float) -> float:
 
 
 def label_p_values(rate: float, n_labels: float, rates: Floats) -> Floats:
-    """Return the p-values (m,) of "the mean over all labels is at least" each of ``rates`` (m,).
+    """Return p-values (m,) of "the mean over all labels is at least f", for f in ``rates`` (m,).
 
-    Chernoff and Hoeffding: exp(−n KL(rate ‖ f)), valid whatever the queries of one label have in
-    common.
+    The bound by Chernoff and Hoeffding is exp(−n KL(rate ‖ f)). It allows any dependence between
+    queries of one label.
 
     Parameters
     ----------
-    rate : mean of the means of ``n_labels`` labels.
+    rate : observed mean of the means of ``n_labels`` labels.
     """
     if n_labels <= 0:
         return np.ones(len(rates))
@@ -510,14 +511,14 @@ def label_p_values(rate: float, n_labels: float, rates: Floats) -> Floats:
 
 
 def least_queries(max_error: float, delta: float) -> float:
-    """Return how many queries without any error promise ``max_error``: log δ / log(1 − ε)."""
+    """Return how many queries without any error guarantee ``max_error``: log δ / log(1 − ε)."""
     return math.log(delta) / math.log1p(-max_error)
 
 
 def upper_bound(share: float, n: float, delta: float) -> float:
-    """Return the upper confidence bound of a share that was seen among ``n`` queries.
+    """Return the upper confidence bound of a share observed among ``n`` queries.
 
-    Exact for whole numbers (Clopper & Pearson 1934), and its continuation in between.
+    It is exact for integers (Clopper & Pearson 1934), and interpolated between them.
     """
     if n <= 0 or share >= 1:
         return 1.0
@@ -525,15 +526,16 @@ def upper_bound(share: float, n: float, delta: float) -> float:
 
 
 def exact_interval(share: float, n: float, confidence: float) -> tuple[float, float]:
-    """Return what a share that was seen among ``n`` lies between (Clopper & Pearson 1934)."""
+    """Return the confidence interval of a share observed among ``n`` (Clopper & Pearson 1934)."""
     tail = (1 - confidence) / 2
     return 1 - upper_bound(1 - share, n, tail), upper_bound(share, n, tail)
 
 
 def errors_allowed(n: int, coverage: float, delta: float) -> int:
-    """Return the largest number of errors among ``n`` that still promises ``coverage``; −1: none.
+    """Return the maximum number of errors among ``n`` that guarantees ``coverage``; −1 for none.
 
-    The exact binomial test of "the error is above 1 − coverage" at level δ rejects with so many.
+    With so many errors, the exact binomial test at level δ rejects "the error is above 1 −
+    coverage".
     """
     if n <= 0 or coverage >= 1:
         return -1
@@ -544,9 +546,9 @@ def errors_allowed(n: int, coverage: float, delta: float) -> int:
 
 
 def at_most(k: float, n: float, rates: Floats) -> Floats:
-    """Return the probability (m,) of at most ``k`` errors among ``n``, each of ``rates`` (m,).
+    """Return the probabilities (m,) of at most ``k`` errors among ``n``, by ``rates`` (m,).
 
-    The binomial distribution function, continued between whole numbers; importing scipy.stats for
-    it takes a third of a second.
+    This is the binomial distribution function, interpolated between integers. Importing scipy.stats
+    for it would take a third of a second.
     """
     return np.ones(len(rates)) if k >= n else np.asarray(betaincc(k + 1, n - k, rates))

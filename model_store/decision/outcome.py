@@ -1,4 +1,4 @@
-"""The outcome of a build in a few sentences, each made from a code and its parameters."""
+"""The outcome of a build in a few sentences; each has a code and parameters."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from model_store.decision.promises import Promises
 from model_store.verdicts import OUTCOME_NUMBERS, OutcomeBasis, OutcomeSeverity
 
 LEAST_RECALL = 0.5
-"""Recall at 1 below which a gallery is of no use."""
+"""Minimum recall at 1; below it, the outcome reports a failure."""
 
 LEAST_MATCH_SHARE = 0.5
-"""Share of verdict `match` below which the outcome names what would raise it."""
+"""Below this share of verdict `match`, the outcome says how to raise it."""
 
 LEAST_CLASS_SHARE = 0.05
-"""Share of the queries from which on a size class of labels is named that gets no `match`."""
+"""The outcome names a size class without `match` if it has at least this share of the queries."""
 
 ACCEPTABLE_ERRORS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
-"""Errors to accept, the smallest first, where the gallery's own allows too few matches."""
+"""Alternative accepted errors, in ascending order, if the gallery's own allows too few matches."""
 
 LEAST_GAIN = 0.1
-"""Share of verdict `match` that an error must add to be named."""
+"""The outcome names an alternative error only if it adds at least this share of `match`."""
 
 MOST_LINES = 10
 
 _CONFIDENCE = 0.9
-"""Confidence of the interval of an observed error that must lie above the bound to be named."""
+"""The outcome names an observed error if its interval at this confidence is above the bound."""
 
 Parameters = Mapping[str, float | int | str | None]
 
@@ -48,17 +48,17 @@ _RECALL: Mapping[str, str] = {
     "views": "The first result is right for {recall_at_1} of {n_queries} augmented views of items.",
     "captions": "The first result is right for {recall_at_1} of {n_queries} captions.",
 }
-"""Sentences on recall, by what the queries are."""
+"""Sentences on recall, by kind of the queries."""
 
 _QUERIES = {"left_out_items": "items", "views_of_items": "views", "captions": "captions"}
-"""Names of queries by those of a calibration's report; others are held out."""
+"""Kind of the queries by their name in a calibration's report; other names mean held out."""
 
 _ABSENCE: Mapping[str, str] = {
     "absent_labels": "Judged by queries of labels kept out of the gallery.",
     "hidden_labels": "Judged by queries with their own label hidden; other kinds may differ.",
     "near_misses_of_views": "Judged by items hidden from their own lists; other kinds may differ.",
 }
-"""Sentences on absent queries, by what they are."""
+"""Sentences on absent queries, by their kind."""
 
 _TEXTS: Mapping[str, tuple[str, ...]] = {
     "match_share": (
@@ -145,8 +145,8 @@ _TEXTS: Mapping[str, tuple[str, ...]] = {
         ),
     ),
 }
-"""Sentences by code. One with a parameter that is None is left out. Shares are shown in percent,
-``…_number`` as numbers."""
+"""Sentences by code. A sentence with a parameter that is None is left out. Shares are shown in
+percent, ``…_number`` as numbers."""
 
 _ACCEPT = (
     "With an error of {accepted_error} (`vouch-build calibrate BUNDLES --max-error "
@@ -164,9 +164,9 @@ class OutcomeLine:
     Attributes
     ----------
     code : stable name of the line's subject.
-    severity : ``fact``; ``warning``, of a shortfall; ``failure``, of a gallery that needs a
-        change to be useful.
-    parameters : values in the line; None where one is not known. Shares are between 0 and 1.
+    severity : ``fact``; ``warning`` for a shortfall; ``failure`` if the gallery needs a change to
+        be useful.
+    parameters : values in the line; None for an unknown value. Shares are between 0 and 1.
     """
 
     code: str
@@ -175,7 +175,7 @@ class OutcomeLine:
 
     @property
     def sentence(self) -> str:
-        """The line in plain words: one sentence or more."""
+        """The text of the line: one or more sentences."""
         texts = list(_TEXTS.get(self.code, ()))
         if self.code == "recall_at_1":
             texts.append(_RECALL[str(self.parameters["queries"])])
@@ -198,21 +198,21 @@ class OutcomeLine:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of a build: numbers, and lines on them. A number is None where it is not known.
+    """The outcome of a build: numbers, and lines on them. An unknown number is None.
 
     Attributes
     ----------
-    basis : the source of the numbers: an evaluation; or the calibration queries, each judged by
-        fits that have not seen it.
+    basis : source of the numbers: an evaluation, or the calibration queries, each judged by fits
+        without that query.
     n_queries : queries with a match in the gallery.
-    recall_at_1 : share of them whose first result is right.
-    match_share : share of them with verdict `match`.
-    match_error : observed share of wrong ones among all matches, with absent queries in their
+    recall_at_1 : share of these queries with a right first result.
+    match_share : share of these queries with verdict `match`.
+    match_error : observed share of wrong results among all matches, with absent queries in their
         expected share.
-    match_error_bound : upper confidence bound of it, by the calibration.
+    match_error_bound : the calibration's upper confidence bound of `match_error`.
     max_error : largest error of matches that the gallery accepts.
     false_match_rate : share of absent queries with verdict `match`.
-    false_match_bound : upper confidence bound of it, by the calibration.
+    false_match_bound : the calibration's upper confidence bound of `false_match_rate`.
     flagged_share : share of queries with a match that are flagged out of distribution.
     absent_flagged_share : share of absent queries that are flagged.
     lines : facts, then shortfalls, failures before warnings; at most `MOST_LINES`.
@@ -252,10 +252,10 @@ def outcome_of(
 
     Parameters
     ----------
-    calibration : of the gallery; None where it is not calibrated.
-    evaluation : the report of an evaluation, or the ``metrics`` of a manifest; its numbers take the
-        place of those of the calibration queries. The latter ignore the flag of
-        out-of-distribution queries where the calibration is of a release before 0.3.
+    calibration : calibration of the gallery; None if it is not calibrated.
+    evaluation : the report of an evaluation, or the ``metrics`` of a manifest. Its numbers replace
+        the numbers of the calibration queries. Those ignore the out-of-distribution flag in
+        calibrations before release 0.3.
     """
     if calibration is None:
         return Outcome(lines=(OutcomeLine("not_calibrated", "warning", {}),))
@@ -320,7 +320,7 @@ def _cross_fitted(calibration: Calibration, evidence: Evidence, promises: Promis
 
 
 def _flagged(calibration: Calibration) -> NDArray[np.bool_] | None:
-    """Return which calibration queries (N,) are flagged out of distribution; None if not known."""
+    """Return a mask (N,) of calibration queries flagged out of distribution; None if not known."""
     p_values = calibration.evidence.outlier_p_values
     return None if p_values is None else p_values <= calibration.alpha
 
@@ -407,7 +407,7 @@ def _of_matches(
 
     Parameters
     ----------
-    evidence : of lists in the gallery's order.
+    evidence : evidence for lists in the gallery's order.
     """
     if not promises.gives_matches:
         code, parameters = _why_never(calibration, evidence, promises)
@@ -445,9 +445,9 @@ def _of_matches(
 def _why_never(
     calibration: Calibration, evidence: Evidence, promises: Promises
 ) -> tuple[str, Parameters]:
-    """Return why no first item is called a match, as a code and its parameters.
+    """Return the reason why no first item is called a match: a code and its parameters.
 
-    Of the size class that most queries with a match find first.
+    The reason is for the most frequent size class among first items of matched queries.
     """
     present, max_error = ~evidence.absent, calibration.max_error
     place = int(np.bincount(evidence.first_classes[present], minlength=len(SIZE_CLASSES)).argmax())
@@ -471,7 +471,7 @@ def _why_never(
 def _why_seldom(
     calibration: Calibration, promises: Promises, match_share: float
 ) -> tuple[str, Parameters]:
-    """Return why only a share of queries gets `match`, as a code and its parameters."""
+    """Return the reason why only a share of queries gets `match`: a code and its parameters."""
     enough = match_share + LEAST_GAIN
     if calibration.max_false_match_rate is not None:
         without = _called_share(replace(calibration, max_false_match_rate=None))
@@ -489,7 +489,7 @@ def _why_seldom(
 
 
 def _possible_share(promises: Promises, max_error: float) -> float:
-    """Return the share of `match` that many more queries, with these outcomes, would allow."""
+    """Return the share of `match` with `MANY_TIMES` as many queries and the same outcomes."""
     stream = promises.stream
     threshold = stream.multiplied(MANY_TIMES, MANY_TIMES).widest(max_error)
     if threshold is None:
@@ -499,13 +499,13 @@ def _possible_share(promises: Promises, max_error: float) -> float:
 
 
 def _about(n: float) -> int:
-    """Return ``n`` rounded up to a number that does not look exact: 57 is 60, 123 is 150."""
+    """Return ``n`` rounded up to a round number: 57 to 60, 123 to 150."""
     step = 5 * 10 ** max(int(math.log10(max(n, 1))) - 1, 0)
     return int(step * math.ceil(n / step))
 
 
 def _accepted(calibration: Calibration, match_share: float) -> dict[str, float | None]:
-    """Return the smallest error to accept that adds matches, and their share with it.
+    """Return the smallest alternative error that adds enough matches, and their share with it.
 
     Parameters
     ----------
@@ -522,7 +522,7 @@ def _accepted(calibration: Calibration, match_share: float) -> dict[str, float |
 def _of_evidence(
     calibration: Calibration, promises: Promises, found: Outcome, *, absent_evaluated: bool
 ) -> Iterator[OutcomeLine]:
-    """Yield lines on what the calibration queries say too little of."""
+    """Yield lines on shortfalls of the calibration queries."""
     if promises.unknown_rate is not None:
         known = absent_evaluated or promises.unknown_absence is None
         code = "false_match_rate_uncertain" if known else "false_match_rate_unknown"

@@ -1,4 +1,4 @@
-"""The outlier score of a query, at the cost of a few small matrix products."""
+"""The outlier score of a query; it costs a few small matrix products."""
 
 from __future__ import annotations
 
@@ -19,29 +19,28 @@ OUTLIER_SIGNALS = (
 """The last axis of `OutlierDetector.signals`, in order."""
 
 MOST_FEATURES = 2500
-"""Features beyond which adjacent ones are averaged. On Fashion-MNIST the means of four of 9,216
-detect corrupted images better than all (AUROC 0.94 for 0.92), and another world as well (0.996;
-one seed). Those of twelve do worse."""
+"""Maximum number of features; with more, adjacent features are averaged. On Fashion-MNIST with
+9,216 features, means of four detect corrupted images better than all features (AUROC 0.94 instead
+of 0.92), and images of another domain equally well (0.996; one seed). Means of twelve are worse."""
 
 _TINY = 1e-12
-"""Keeps the logarithm of a distance or variance that is exactly zero finite."""
+"""Keeps the logarithm of a zero distance or variance finite."""
 
 _COSINE_FLOOR = 1e-4
-"""The same for cosine distances: the distance of an image to its exact copy would drown every
-other."""
+"""Added to cosine distances: the logarithm for an exact copy would otherwise dominate the score."""
 
 _LEAST = np.finfo(np.float32).tiny
-"""Divides vectors of length zero."""
+"""Minimum divisor, for vectors of length zero."""
 
 
 @dataclass(frozen=True)
 class OutlierDetector:
     """A detector of outliers: the product of three distances to the gallery.
 
-    φ are the features, averaged by `averaged_features`, and x = φ / ‖φ‖. Its coordinates in the r
-    leading principal directions of the gallery's features are t = (x − c) U. The part of x outside
-    their subspace has the squared length e² = ‖(x − c) − t Uᵀ‖², the residual of ViM (Wang et al.
-    2022). The signals are logarithms of
+    φ are the features, averaged by `averaged_features`, and x = φ / ‖φ‖. The coordinates of x in
+    the r leading principal directions of the gallery's features are t = (x − c) U. The part of x
+    outside this subspace has the squared length e² = ‖(x − c) − t Uᵀ‖², the residual of ViM (Wang
+    et al. 2022). The signals are logarithms of
 
     - the distance to the nearest gallery features (after Sun et al. 2022),
       √(min_m ‖t − t_m‖² + e²);
@@ -50,13 +49,13 @@ class OutlierDetector:
       labels and σ² the variance outside the subspace;
     - the cosine distance to the nearest gallery embedding.
 
-    The outlier score is their sum. It has no weights to learn, so that no example of an outlier is
-    needed. It is not calibrated itself: `Calibration.outlier_p_value` makes a p-value of it.
+    The outlier score is their sum. It has no learned weights, so it needs no examples of outliers.
+    The score is not calibrated; `Calibration.outlier_p_value` converts it to a p-value.
 
     Attributes
     ----------
-    n_averaged : k, adjacent features that are averaged.
-    centre : (F,) c, with F the number of averages.
+    n_averaged : number k of adjacent features that are averaged.
+    centre : (F,) c; F is the number of averaged features.
     basis : (F, r) U, orthonormal columns.
     references : (M, r) coordinates t_m of gallery images.
     label_means : (C, r) μ_c.
@@ -88,16 +87,16 @@ class OutlierDetector:
             )
 
     def signals(self, embeddings: Embeddings) -> NDArray[np.float64]:
-        """Signals (B, len(OUTLIER_SIGNALS)) of B embeddings, larger is more unusual."""
+        """Return signals (B, len(OUTLIER_SIGNALS)) of B embeddings; larger is more unusual."""
         features = averaged_features(embeddings.features, self.n_averaged)
         lengths = feature_lengths(features)
-        # Of x only its products are formed: one pass over what the last search has driven from the
-        # processor's cache, in place of six.
+        # Only products of x are computed. This reads the matrices once instead of six times; they
+        # are no longer in the processor's cache after a search.
         products: NDArray[np.float32] = features @ self._axes.T
         products /= np.maximum(lengths, _LEAST)[:, None]
         products -= self._axes_of_centre
         n_axes, of_first_axis = products.shape[1], products[:, 0].tolist()
-        products[:, 0] = 1  # from here on they are (1, t)
+        products[:, 0] = 1  # each row is (1, t) from here on
         compared = products @ self._compared
         whitened, to_references = compared[:, :n_axes], compared[:, n_axes:]
         measured = zip(
@@ -110,10 +109,10 @@ class OutlierDetector:
             np.maximum.reduce(embeddings.directions @ self._directions, axis=1).tolist(),
             strict=True,
         )
-        # Plain numbers from here on: one image has too few of them for arrays to be faster.
+        # Python floats from here on: for one image, arrays would not be faster.
         signals = []
         for length, first, t_t, to_reference, w_w, to_mean, cosine in measured:
-            from_centre = (length > 0) - first  # ‖x − c‖², with the first axis 2c
+            from_centre = (length > 0) - first  # ‖x − c‖²; the first axis is 2c
             outside = max(from_centre - t_t, 0) / self.residual_variance
             signals.append(
                 (
@@ -125,18 +124,18 @@ class OutlierDetector:
         return np.array(signals).reshape(-1, len(OUTLIER_SIGNALS))
 
     def scores(self, embeddings: Embeddings) -> NDArray[np.float64]:
-        """Outlier scores (B,) of B embeddings, larger is more unusual."""
+        """Return outlier scores (B,) of B embeddings; larger is more unusual."""
         scores: NDArray[np.float64] = self.signals(embeddings).sum(axis=1)
         return scores
 
     @cached_property
     def _axes(self) -> NDArray[np.float32]:
-        """Twice the centre and the columns of the basis, (1 + r, F), in the order they are read."""
+        """Twice the centre, then the columns of the basis, (1 + r, F)."""
         return np.vstack([2 * self.centre, self.basis.T])
 
     @cached_property
     def _axes_of_centre(self) -> NDArray[np.float32]:
-        """Products of the centre with `_axes`, (1 + r,); with itself, of the first."""
+        """Products (1 + r,) of the centre with the centre and the columns of the basis."""
         products: NDArray[np.float32] = self._axes @ self.centre
         products[0] /= 2
         return products
@@ -155,7 +154,7 @@ class OutlierDetector:
 
     @cached_property
     def _directions(self) -> NDArray[np.float32]:
-        """The gallery's directions, (D, M): products with this layout take half the time."""
+        """The gallery's directions, (D, M); with this layout, products take half the time."""
         return np.ascontiguousarray(self.directions.T)
 
 
@@ -172,15 +171,15 @@ def _squared_lengths(points: NDArray[np.float32]) -> list[float]:
 
 
 def averaging(n_features: int) -> int:
-    """Return how many adjacent features are averaged, so that at most `MOST_FEATURES` are left."""
+    """Return the number of adjacent features to average, to get at most `MOST_FEATURES`."""
     return -(-n_features // MOST_FEATURES)
 
 
 def averaged_features(features: NDArray[np.float32], k: int) -> NDArray[np.float32]:
-    """Means (B, F // k) of each ``k`` adjacent ``features`` (B, F); the last F mod k are left out.
+    """Return means (B, F // k) of ``k`` adjacent ``features`` (B, F), without the last F mod k.
 
-    Where a convolution's map is not pooled, adjacent features are adjacent places in it, which say
-    much the same: their means are fewer and less noisy.
+    In an unpooled feature map of a convolution, adjacent features are neighbouring positions with
+    similar values. Their means are fewer and less noisy.
     """
     if k == 1:
         return features
@@ -197,7 +196,7 @@ def _equal_weights(k: int) -> NDArray[np.float32]:
 
 
 def unit_rows(features: NDArray[np.float32]) -> NDArray[np.float32]:
-    """L2-normalise the rows of ``features`` (B, F); a row of zeros stays one."""
+    """L2-normalise the rows of ``features`` (B, F); a row of zeros remains zero."""
     norms = np.linalg.norm(features, axis=1, keepdims=True)
     unit: NDArray[np.float32] = features / np.maximum(norms, _LEAST)
     return unit

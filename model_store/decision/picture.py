@@ -1,4 +1,4 @@
-"""The state of a picture: how far blur, darkness or a crop have moved its embedding."""
+"""The expected displacement of an embedding by blur, darkness or a crop of its picture."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _LEAST_ANGLE = 0.05
-"""Radians: predictions far above do not change, and negative ones become small."""
+"""Scale in radians of a soft lower bound of 0: it hardly changes larger predictions, and makes
+negative ones small."""
 
 Floats = NDArray[np.floating]
 
@@ -17,17 +18,18 @@ Floats = NDArray[np.floating]
 class PictureState:
     """A linear head on an encoder's features that predicts the displacement of an embedding.
 
-    The displacement of a degraded picture is 1 minus the cosine of its embedding to that of the
-    picture before. The head has learned it from degraded copies of the gallery's own images,
-    without labels: the aleatoric half of the uncertainty, which the posterior over weights does not
-    model (after Kirchhof et al. 2024, who train such heads on a large corpus).
+    The displacement is 1 minus the cosine between the embeddings of the degraded and the original
+    picture. The head is trained on degraded copies of the gallery's own images, without labels. It
+    measures the aleatoric uncertainty, which the posterior over weights does not model (after
+    Kirchhof et al. 2024, who train such heads on a large corpus).
 
     Attributes
     ----------
-    centre, scale : (F,) of the log features.
-    weights : (F,), of the centred and scaled features.
-    intercept : of the angle between the two embeddings, in radians, that all this predicts.
-    levels : (n,) predictions for ordinary pictures that the head has not seen, sorted.
+    centre, scale : (F,) mean and scale of the log features.
+    weights : (F,) weights of the centred and scaled features.
+    intercept : intercept of the linear prediction: the angle between the two embeddings, in
+        radians.
+    levels : (n,) sorted predictions for ordinary pictures that were not used for training.
     """
 
     centre: NDArray[np.float32]

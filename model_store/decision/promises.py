@@ -1,4 +1,4 @@
-"""Promises for a stream of queries: thresholds on probabilities, and reasons where none holds."""
+"""Guarantees for a stream of queries: thresholds, or reasons why there are none."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from model_store.decision.result_sets import ResultSetRule
 from model_store.messages import Message, message
 
 WORST_RATE = 0.1
-"""FPIR that labels of absent queries must be able to bound. Below log δ / log(1 − 0.1) of them, 22
-at δ = 0.1, no bound of it exists whatever they show, and nothing is promised of absent queries."""
+"""The labels of absent queries must be able to bound FPIR by this. With fewer than log δ / log(1 −
+0.1) labels (22 at δ = 0.1) this is impossible, and nothing is guaranteed about absent queries."""
 
 MOST_UNKNOWN = 0.1
-"""Share of absent queries above which their errors decide what can be promised, and how true
-probabilities are, so that no match is given where too little is known of them."""
+"""Above this share of absent queries, their errors dominate. If too little is known about them,
+probabilities are then not guaranteed, or no match is given."""
 
 
 @dataclass(frozen=True, slots=True)
 class MatchPromise:
-    """From which probability on first items of one size class of labels are called a match.
+    """The threshold for calling a first item of one size class a match, and its guarantee.
 
     Attributes
     ----------
-    size_class : of the first item's label, one of `SIZE_CLASSES`.
-    threshold : on the match probability; ∞ where there is no match.
-    point : what it leads to among first items of that class; None without a threshold.
-    shortfall : why there is no threshold, or no guarantee, and what would do; else None.
-    guaranteed : whether the error is bounded. If not, although there is a threshold, only the error
-        among queries with a match is: too few labels tell how many absent queries get a match.
+    size_class : size class of the first item's label, one of `SIZE_CLASSES`.
+    threshold : threshold on the match probability; ∞ for no matches.
+    point : operating point of the threshold for first items of that class; None without a
+        threshold.
+    shortfall : reason why there is no threshold or no guarantee, and what would help; else None.
+    guaranteed : whether the error is bounded. If there is a threshold and this is False, only the
+        error among matched queries is bounded: there are too few labels of absent queries.
     """
 
     size_class: str
@@ -48,31 +49,32 @@ class MatchPromise:
 
 
 class Promises:
-    """All that a calibration promises of one source of queries at one share of absent ones.
+    """All guarantees of a calibration for one source of queries and one share of absent queries.
 
     Parameters
     ----------
-    evidence : the calibration queries of that source.
-    n_labels : (3,) labels of the gallery in each of `SIZE_CLASSES`.
+    evidence : evidence of the calibration queries of that source.
+    n_labels : (3,) number of the gallery's labels in each of `SIZE_CLASSES`.
     assumed : share of absent queries that the probabilities were fitted with.
-    expected : share that is promised for.
-    feedback : the correction of match probabilities.
-    max_error : largest share of wrong ones among first items that are called a match.
-    max_false_match_rate : largest FPIR, the share of absent queries that get a match; None for any.
-    delta : promises are kept with probability 1 − δ over calibrations, separately for each.
-    levels : names of the levels above labels, the finest first.
-    alpha : rate of false alarms of the outlier flag; queries that are flagged get no match.
+    expected : expected share of absent queries in the stream.
+    feedback : correction of match probabilities.
+    max_error : maximum error: share of wrong results among the first items called a match.
+    max_false_match_rate : maximum FPIR, the share of absent queries that get a match; None for no
+        limit.
+    delta : δ; each guarantee separately holds with probability 1 − δ over calibrations.
+    levels : names of the levels of parents, the finest first.
+    alpha : false-alarm rate of the outlier flag; flagged queries get no match.
 
     Attributes
     ----------
-    shift : what is added to all log-odds, see `prior_shift`.
-    roll_ups : for each level the promises of each size class, by that of the likeliest label, of
-        answers that roll up to it.
-    unknown_absence : why nothing is known of absent queries; None where something is.
-    unknown_rate : why no FPIR can be promised; None where one can.
-    doubt : why probabilities are not guaranteed at this share, nor an error where absence is
-        unknown; None where they are.
-    sets : which items belong in result sets.
+    shift : value added to all log-odds, see `prior_shift`.
+    roll_ups : for each level, the promises for answers at that level, by the size class of the
+        likeliest label.
+    unknown_absence : reason why nothing is known about absent queries; None if something is known.
+    unknown_rate : reason why no FPIR can be guaranteed; None if one can.
+    doubt : reason why probabilities are not guaranteed at this share (and no error either, if
+        ``unknown_absence`` is set); None if they are.
+    sets : rule for result sets.
     """
 
     def __init__(
@@ -108,25 +110,25 @@ class Promises:
         self.sets = ResultSetRule(evidence, n_labels, delta)
 
     def threshold(self, size_class: int) -> float:
-        """Return the probability from which a first item of ``size_class`` is a match."""
+        """Return the threshold for calling a first item of ``size_class`` a match."""
         return float(self._thresholds[size_class])
 
     def level_threshold(self, level: int, size_class: int) -> float:
-        """Return the probability from which a label of ``level`` is an answer."""
+        """Return the threshold for answering with a parent of ``level``."""
         return self.roll_ups[level][size_class].threshold
 
     @property
     def point(self) -> OperatingPoint:
-        """The rates that follow from calling first items a match, all size classes together."""
+        """The rates of verdict `match`, for all size classes together."""
         return self.point_of(self.accepted)
 
     def point_of(self, accepted: NDArray[np.bool_]) -> OperatingPoint:
-        """Return the rates that follow from calling the first items ``accepted`` (N,) a match."""
+        """Return the rates of calling the first items ``accepted`` (N,) a match."""
         return self._told(self.stream.point_of(accepted, float(self._thresholds.min())))
 
     @property
     def accepted(self) -> NDArray[np.bool_]:
-        """(N,) whether the first item of each calibration query is called a match."""
+        """(N,) mask of the calibration queries whose first item is called a match."""
         thresholds = self._thresholds[self._first_classes]
         return self.stream.chosen & (self.stream.probabilities >= thresholds)
 
@@ -141,28 +143,28 @@ class Promises:
         return any(one is not None and math.isfinite(one[0]) and one[1] for one in self._found)
 
     def curve(self) -> list[OperatingPoint]:
-        """Return the risk-coverage curve, whatever the size class, from the strictest on."""
+        """Return the risk-coverage curve of all size classes, strictest threshold first."""
         return [self._told(point) for point in self.stream.curve()]
 
     def at(self, max_error: float) -> OperatingPoint | None:
-        """Return the widest point that keeps ``max_error``, whatever the size class."""
+        """Return the point of largest coverage within ``max_error``, for all size classes."""
         found = self._widest(self.stream, max_error)
         return None if found is None else self._told(self.stream.point(found[0]))
 
     @cached_property
     def matches(self) -> tuple[MatchPromise, ...]:
-        """The promise of each size class; computed on first use, since planning takes long."""
+        """The promise of each size class; computed on first use, because planning is slow."""
         return tuple(self._promise(place) for place in range(len(self._found)))
 
     def _of_class(self, size_class: int) -> Stream:
         return self.stream.at_rows(self._first_classes == size_class)
 
     def _threshold_of(self, size_class: int) -> tuple[float, bool] | None:
-        """Return the threshold of a size class, ∞ where FPIR is not kept, and if it is guaranteed.
+        """Return the threshold of a size class, and whether it is guaranteed; ∞ if FPIR is not met.
 
         Returns
         -------
-        None where the error is not kept.
+        None if no threshold meets the error.
         """
         found = self._widest(self._of_class(size_class), self.max_error)
         if found is None or self.max_false_match_rate is None:
@@ -188,10 +190,10 @@ class Promises:
         )
 
     def _widest(self, stream: Stream, max_error: float) -> tuple[float, bool] | None:
-        """Return the threshold of an error, and whether it is guaranteed.
+        """Return the threshold for an error, and whether it is guaranteed.
 
-        Where too few labels tell what absent queries do, matches are given that keep the error if
-        FPIR is as likely as not; the error among queries with a match alone is guaranteed then.
+        With too few labels of absent queries, the threshold uses the median bound of FPIR. Only the
+        error among matched queries is then guaranteed.
         """
         if self.doubt is not None and self.unknown_absence is not None:
             return None
@@ -202,12 +204,12 @@ class Promises:
         return None if likely is None else (likely, False)
 
     def _lacking(self, stream: Stream) -> Message:
-        """Return why the error among all matches is not guaranteed."""
+        """Return the reason why the error among all matches is not guaranteed."""
         cause = self.unknown_rate or self._too_few_labels_for(stream, self.max_error)
         return message("error_bounded_for_matched_queries", cause=cause)
 
     def _too_few_labels_for(self, stream: Stream, max_error: float) -> Message:
-        """Return how many more labels would bound an error that so many do not."""
+        """Return a message with the number of further labels that would bound the error."""
         times = stream.multiple(max_error, of_labels=True) or MANY_TIMES
         return message(
             "absent_labels_too_few_for_share",
@@ -219,16 +221,16 @@ class Promises:
     def _rolled_up(
         self, levels: Sequence[str], streams: Sequence[Stream], classes: NDArray[np.int8]
     ) -> tuple[tuple[MatchPromise, ...], ...]:
-        """Promise the same error of each level's own answers, from the finest level on.
+        """Find thresholds with the same error for the answers of each level, finest level first.
 
-        They are given to queries that no finer level answers. Which those are depends on outcomes
-        by the finer level's threshold alone. That is where its sequence of tests, from the
-        likeliest on, met too many errors: those left over are, if anything, worse than chance.
+        A level answers only queries that no finer level answers. This selection depends on outcomes
+        only through the finer level's threshold. That threshold is where the sequence of tests met
+        too many errors, so the remaining queries are, if anything, worse than a random sample.
 
         Parameters
         ----------
-        streams : the likeliest parents of all queries, for each level.
-        classes : (N,) of the label of the highest match probability.
+        streams : stream of the likeliest parents of all queries, for each level.
+        classes : (N,) size class of the most probable label.
         """
         left = self.stream.probabilities < self._thresholds[self._first_classes]
         promised = []
@@ -264,13 +266,13 @@ class Promises:
         )
 
     def _told(self, point: OperatingPoint) -> OperatingPoint:
-        """Return the point without what is not known of absent queries."""
+        """Return the point without FPIR if nothing is known about absent queries."""
         if self.unknown_absence is None:
             return point
         return replace(point, false_match_rate=None, false_match_bound=None)
 
     def _too_few_labels(self) -> Message | None:
-        """Return why the absent queries have too few labels for a bound on other labels."""
+        """Return a message if the absent queries have too few labels for a bound, else None."""
         n_labels, least = self.stream.n_labels, least_labels(self.stream.delta)
         if n_labels >= least:
             return None
@@ -315,9 +317,9 @@ class Promises:
 
 
 UNKNOWN_TO_STRANGERS = message("absent_unknown_trained_labels")
-"""Why queries of labels that the encoder knows say nothing of absent ones."""
+"""Reason why queries of labels from the encoder's training are no evidence about absent queries."""
 
 
 def least_labels(delta: float) -> int:
-    """Return how many labels of absent queries can bound FPIR at `WORST_RATE`."""
+    """Return the minimum number of absent labels that can bound FPIR at `WORST_RATE`."""
     return math.ceil(least_queries(WORST_RATE, delta))

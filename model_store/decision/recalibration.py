@@ -1,4 +1,4 @@
-"""A correction of match probabilities by users' feedback on earlier matches."""
+"""A correction of match probabilities by user feedback on earlier results."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from scipy.special import expit
 from model_store.decision.logistic import bounded_logit
 
 _PRIOR_STD = np.array([0.5, 1.0, 1.0])
-"""Standard deviations of the prior, around no correction: of log slope, intercept, and what
-the intercept of volunteered pairs has more."""
+"""Standard deviations of the prior around no correction, for the log slope, the intercept, and the
+additional intercept of volunteered pairs."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -24,9 +24,9 @@ class Recalibration:
 
     Attributes
     ----------
-    slope : > 0, so that no order changes; 1 as long as nothing is corrected.
-    intercept : 0 as long as nothing is corrected.
-    n_pairs : pairs of a query and an item that it was fitted to.
+    slope : positive, so that no order changes; 1 without correction.
+    intercept : 0 without correction.
+    n_pairs : number of (query, item) pairs of the fit.
     """
 
     slope: float = 1.0
@@ -36,7 +36,7 @@ class Recalibration:
     def __post_init__(self) -> None:
         if not (self.slope > 0 and np.isfinite(self.slope) and np.isfinite(self.intercept)):
             raise ValueError(
-                f"{self.slope=} and {self.intercept=}: wanted a positive slope, both finite"
+                f"{self.slope=} and {self.intercept=}; wanted a positive slope and finite values"
             )
 
     @property
@@ -45,13 +45,13 @@ class Recalibration:
         return self.slope == 1 and self.intercept == 0
 
     def __call__(self, log_odds: Floats) -> Floats:
-        """Probabilities (...) of uncorrected ``log_odds`` (...)."""
+        """Return corrected probabilities (...) for uncorrected ``log_odds`` (...)."""
         probabilities: Floats = expit(self.slope * log_odds + self.intercept)
         return probabilities
 
     def of(self, probabilities: Floats) -> Floats:
-        """The same of uncorrected ``probabilities`` (...); 0 and 1 stay what they are."""
-        if self.is_identity:  # until there is enough feedback
+        """Return corrected probabilities (...) for uncorrected ones; 0 and 1 do not change."""
+        if self.is_identity:  # not enough feedback yet
             return probabilities
         certain = (probabilities <= 0) | (probabilities >= 1)
         return np.where(certain, probabilities, self(bounded_logit(probabilities)))
@@ -63,19 +63,20 @@ def fit_recalibration(
     volunteered: Bools | None = None,
     weights: Floats | None = None,
 ) -> Recalibration:
-    """Slope and intercept on log-odds (Platt 1999), penalised towards no correction.
+    """Fit slope and intercept on log-odds (Platt 1999), penalised towards no correction.
 
-    Minimises the summed log loss plus ½ (log slope / 0.5)² + ½ (intercept / 1)²; a slope by its
-    logarithm is positive.
+    It minimises the summed log loss plus ½ (log slope / 0.5)² + ½ (intercept / 1)². Fitting the
+    logarithm of the slope keeps the slope positive.
 
     Parameters
     ----------
-    log_odds, correct : (n,) of pairs.
-    volunteered : (n,) pairs whose reviewers chose to speak, maybe because they are wrong. How often
-        such pairs get feedback moves their intercept alone (Prentice and Pyke 1979): they have
-        a separate intercept with the same prior, and the common slope. None: all pairs were
-        drawn from served queries.
-    weights : (n,) of each pair's loss: inverse to the probability of its draw, mean 1. None: 1.
+    log_odds, correct : (n,) log-odds of the pairs, and whether each is a match.
+    volunteered : (n,) mask of pairs with unsolicited feedback, which may be more frequent for
+        errors. This bias affects only their intercept (Prentice and Pyke 1979), so they have a
+        separate intercept with the same prior, and the common slope. None if all pairs were drawn
+        from served queries.
+    weights : (n,) weight of each pair's loss: inverse to the probability of its draw, with mean 1.
+        None for equal weights.
     """
     from scipy.optimize import minimize  # noqa: PLC0415 - slow
 

@@ -1,4 +1,4 @@
-"""Result sets: as few items as hold a true match with a stated probability."""
+"""Result sets: the fewest items that contain a true match with a stated probability."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from model_store.decision.operating import errors_allowed
 from model_store.messages import Message, joined, message
 
 MOST_UNPROMISED = 32
-"""Labels of a set that promises nothing, the likeliest: a longer list of guesses is of no use."""
+"""Maximum number of labels in a set without a guarantee; a longer list would be useless."""
 
 
 Floats = NDArray[np.float64]
@@ -21,17 +21,18 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class ResultSet:
-    """Items of which one is a true match, with a stated probability.
+    """Items that contain a true match with a stated probability.
 
-    Items of one label are right or wrong together, so that the nearest of each likely label stands
-    for all of them.
+    Items of one label are right or wrong together, so the set contains only the nearest item of
+    each likely label.
 
     Attributes
     ----------
-    places : (m,) in the result list, ascending; never empty.
+    places : (m,) ascending indexes in the result list; not empty, unless no item may be listed.
     coverage : the requested coverage.
-    promised_for : size classes of labels whose queries are covered so often.
-    shortfall : None where that is every class of the gallery; else what is missing, in sentences.
+    promised_for : size classes of labels for which the coverage is guaranteed.
+    shortfall : None if the coverage is guaranteed for every class of the gallery; else the reasons,
+        in sentences.
     """
 
     places: NDArray[np.int64]
@@ -46,13 +47,13 @@ class _ClassRule:
 
     Attributes
     ----------
-    critical : (n,) of one query of each object, ascending, see `Evidence.critical`.
+    critical : (n,) ascending `Evidence.critical` of one query of each object.
     """
 
     critical: Floats
 
     def threshold(self, coverage: float, delta: float) -> float | None:
-        """Return the largest threshold that promises ``coverage``; None where none does."""
+        """Return the largest threshold that guarantees ``coverage``; None if there is none."""
         allowed = errors_allowed(len(self.critical), coverage, delta)
         if allowed < 0 or self.critical[allowed] < 0:
             return None
@@ -61,7 +62,7 @@ class _ClassRule:
 
 @dataclass(frozen=True)
 class _Thresholds:
-    """The thresholds of one coverage; None where nothing is promised for any size class."""
+    """The thresholds for one coverage; None if nothing is guaranteed for any size class."""
 
     thresholds: Floats | None
     promised_for: tuple[str, ...]
@@ -71,22 +72,22 @@ class _Thresholds:
 class ResultSetRule:
     """The rule for result sets of any coverage (Angelopoulos et al. 2021, Learn then Test).
 
-    A set holds the likeliest label, and every label whose match probability reaches the threshold
-    of its size class; such sets are the smallest on average that cover each class (Sadinle et al.
-    2019; Vovk 2012, Conditional validity). The error of a threshold grows with it, so that
-    thresholds are tested from the largest sets on, each with the exact binomial test at level δ,
-    until one is not rejected: no correction for their number is needed.
+    A set contains the likeliest label, and every label whose match probability reaches the
+    threshold of its size class. Such sets are the smallest on average that cover each class
+    (Sadinle et al. 2019; Vovk 2012, Conditional validity). The error grows with the threshold. So
+    thresholds are tested in ascending order, each with the exact binomial test at level δ, until a
+    test fails. No correction for the number of tests is needed.
 
-    The promise, for one coverage and one size class chosen in advance: with probability 1 − δ over
-    the calibration queries, at least ``coverage`` of the sets hold a true match, among queries
-    whose true label is of that class and that are exchangeable with the calibration queries. The
-    test is exact for the probabilities that it is given; those come from five cross-fits and the
-    served ones from a fit to all queries, a difference that shrinks with their number.
+    The guarantee holds for one coverage and one size class, chosen in advance. Consider queries
+    that are exchangeable with the calibration queries and whose true label is of that class. With
+    probability 1 − δ over the calibration queries, at least ``coverage`` of their sets contain a
+    true match. The test is exact for the probabilities of five cross-fits; served probabilities
+    come from a fit to all queries. This difference shrinks with the number of queries.
 
     Parameters
     ----------
-    evidence : the calibration queries.
-    n_labels : (3,) labels of the gallery in each of `SIZE_CLASSES`.
+    evidence : evidence of the calibration queries.
+    n_labels : (3,) number of the gallery's labels in each of `SIZE_CLASSES`.
     delta : δ.
     """
 
@@ -100,11 +101,11 @@ class ResultSetRule:
         self._known: dict[float, _Thresholds] = {}
 
     def promised_for(self, coverage: float) -> tuple[str, ...]:
-        """Return the size classes for which ``coverage`` is promised."""
+        """Return the size classes for which ``coverage`` is guaranteed."""
         return self._at(coverage).promised_for
 
     def shortfall(self, coverage: float) -> Message | None:
-        """Return why ``coverage`` is not promised for every label; None where it is."""
+        """Return the reason why ``coverage`` is not guaranteed for every label; None if it is."""
         return self._at(coverage).shortfall
 
     def choose(
@@ -114,12 +115,12 @@ class ResultSetRule:
         classes: NDArray[np.int8],
         coverage: float,
     ) -> ResultSet:
-        """Choose the set of one query.
+        """Choose the result set of one query.
 
         Parameters
         ----------
-        places : (g,) of the nearest item of each label, ascending.
-        probabilities : (g,) of their being true matches.
+        places : (g,) ascending index of the nearest item of each label.
+        probabilities : (g,) match probabilities of the labels.
         classes : (g,) size classes of the labels.
         coverage : in (0, 1).
         """
@@ -134,13 +135,13 @@ class ResultSetRule:
     def _at(self, coverage: float) -> _Thresholds:
         known = self._known.get(coverage)
         if known is None:
-            if len(self._known) > 1000:  # any caller may ask for any coverage
+            if len(self._known) > 1000:  # clients can request any coverage
                 self._known.clear()
             known = self._known[coverage] = self._compute(coverage)
         return known
 
     def _compute(self, coverage: float) -> _Thresholds:
-        """Compute the thresholds of all classes; one that promises nothing gets the lowest."""
+        """Compute the thresholds of all classes; a class without a guarantee gets the lowest."""
         found = [rule.threshold(coverage, self._delta) for rule in self._rules]
         promised = [value for value in found if value is not None]
         missing = [

@@ -11,24 +11,25 @@ from numpy.typing import NDArray
 from model_store.decision.calibration import Calibration
 
 EVEN_PART = 0.5
-"""Share of the draws that does not depend on the match probability: it bounds the weights 1 / π."""
+"""Part of the draw probability that does not depend on the match probability; it bounds the weights
+1 / π."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReviewDraws:
-    """Draws in proportion to √(p (1 − p)), with a floor (active inference: Zrnic & Candès 2024).
+    """Draw probabilities in proportion to √(p (1 − p)), with a floor (Zrnic & Candès 2024).
 
         π = min(1, share · (even + (1 − even) √(p (1 − p)) / mean))
 
-    with the match probability p of the first item, and the mean of √(p (1 − p)) over calibration
-    queries with such a verdict, so that about ``share`` of them are drawn. Where p is right, no
-    draws of known probability estimate an error rate with less variance than these but for the
-    floor.
+    Here p is the match probability of the first item, and ``mean`` is the mean of √(p (1 − p)) over
+    calibration queries with such a verdict. So about ``share`` of the answers are drawn. If p is
+    right, draws in this proportion estimate an error rate with the least variance; only the floor
+    adds some (active inference).
 
     Attributes
     ----------
-    share : of answers to draw.
-    of_matches, of_others : the mean of answers `match`, and of others.
+    share : share of answers to draw.
+    of_matches, of_others : ``mean`` for verdict `match`, and for other verdicts.
     """
 
     share: float
@@ -37,7 +38,7 @@ class ReviewDraws:
 
     @classmethod
     def of(cls, calibration: Calibration, share: float) -> ReviewDraws:
-        """Scale the draws by the calibration queries."""
+        """Compute both means from the calibration queries."""
         if calibration.outdated is not None:
             return cls(share, math.inf, math.inf)
         evidence = calibration.evidence.of_order(calibration.order)
@@ -51,11 +52,11 @@ class ReviewDraws:
 
     @property
     def least(self) -> float:
-        """The lower bound of all probabilities: so many of all answers are drawn evenly."""
+        """The smallest draw probability; this share of all answers is drawn evenly."""
         return self.share * max(EVEN_PART, self.share)
 
     def probability(self, match_probability: float | None, *, is_match: bool) -> float:
-        """Return π of an answer; `least` where its first item has no probability."""
+        """Return π of an answer; `least` if its first item has no probability."""
         if match_probability is None:
             return self.least
         doubt = math.sqrt(match_probability * (1 - match_probability))
@@ -63,7 +64,7 @@ class ReviewDraws:
         return min(1.0, self.least + (self.share - self.least) * relative)
 
     def predicted_error(self, wrong: float, probability: float) -> float:
-        """Return f of `MatchDraw`: the served probability ``wrong``, within the bound of f."""
+        """Return f of `MatchDraw`: the served probability ``wrong``, clipped to the bound of f."""
         return min(wrong, probability / (4 * self.least))
 
 

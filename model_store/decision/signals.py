@@ -1,4 +1,4 @@
-"""The evidence that a result list holds for each of its labels being the true match."""
+"""Signals of each label in a result list: the evidence that it is the true match."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ SIGNALS = (
     "mean_agreement",
     "log_distance_50",
 )
-"""The last axis of `signals`, in the order in which fits to fewer of them take them."""
+"""The last axis of `signals`; a fit to k signals uses the first k."""
 
 _FLOOR = 1e-4
-"""Added to cosine distances before their logarithm: the distance of an image to its exact copy
-would drown every other."""
+"""Added to cosine distances before the logarithm, which would be extreme for an exact copy."""
 
 _OF_MEANS = 0.2
-"""Bandwidth of the agreement of label means, in spans of the means that were found."""
+"""Bandwidth of `mean_agreement`, relative to the span of the means' similarities."""
 
 _SHARE_FLOOR = 1e-3
-"""The share of the whole weight that is added to either side of a share: no label is ruled out."""
+"""Part of the total weight added to both sides of the odds, so that no label gets odds of 0."""
 
 _TINY = 1e-12
-"""Keeps the span of equal means above zero."""
+"""Keeps the span above zero if all means are equally similar."""
 
 
 def labels_found(
     label_codes: NDArray[np.int32],
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The labels of a result list, in the order of their nearest items.
+    """Return the labels of a result list, in the order of their nearest items.
 
     Parameters
     ----------
-    label_codes : (n,), -1 where an item has no label: such an item is a separate label.
+    label_codes : (n,) label codes; −1 for an item without a label, which counts as a separate
+        label.
 
     Returns
     -------
-    places : (g,) of the nearest item of each label, ascending.
+    places : (g,) ascending index of the nearest item of each label.
     belong : (g, n) whether each item is of that label.
     """
     codes = list(dict.fromkeys(label_codes.tolist()))
@@ -61,32 +61,36 @@ def signals(
     outlier_score: float,
     n_listed: int | None = None,
 ) -> NDArray[np.float64]:
-    """Return signals of the labels in the result list of one query, each by its nearest item.
+    """Return the signals of each label in the result list of one query, from its nearest item.
 
-    All but the margin are logarithms or log-odds: a logistic regression adds evidence.
+    All signals except the margin are logarithms or log-odds, so a logistic regression adds
+    evidence.
 
     Parameters
     ----------
-    similarities : (n,), at most 1; descending within the list.
+    similarities : (n,) similarities, at most 1; descending within the list.
     places : (g,), see `labels_found`.
     mean_similarities : (g,), see `LabelMeans.similarities`.
-    outlier_score : of the query.
-    n_listed : how many items are the list; those after it are compared with the list and change
-        nothing in it. None for all.
+    outlier_score : outlier score of the query.
+    n_listed : number of leading items that form the list; None for all. Later items are compared
+        with the list and do not change its signals.
 
     Returns
     -------
     (g, len(SIGNALS)), with the cosine distance d = 1 − similarity:
 
-    - ``log_distance`` of the item to the query;
-    - ``outlier_score`` of the query;
-    - ``log_distance_ratio``: log of the distance to the nearest item of another label, or to the
-      last candidate where all agree, over the item's own: negative below an item of another label;
-    - ``mean_margin``: by how much the mean of the label is more similar than that of the most
-      similar other label in the list, or than the last candidate where all agree;
-    - ``mean_agreement``: log-odds of the label among those in the list, weighted by
-      exp((c − c₁) / h) of their means' similarities c, with h 0.2 of the span of these;
-    - ``log_distance_50`` of the 50th neighbour, the density of the gallery here.
+    - ``log_distance``: log d between the item and the query;
+    - ``outlier_score``: outlier score of the query;
+    - ``log_distance_ratio``: log of the distance of the nearest item of another label, divided by
+    the item's own distance; if all labels agree, the last candidate is used. It is negative for an
+    item below an item of another label;
+    - ``mean_margin``: similarity of the label's mean minus the similarity of the most similar other
+    mean in the list; if all labels agree, of the last candidate;
+    - ``mean_agreement``: log-odds of the label's weight among the labels in the list. The weight is
+    exp((c − c₁) / h), with c the similarity of the label's mean, c₁ the largest c, and h 0.2 of the
+    span of c;
+    - ``log_distance_50``: log d of the 50th neighbour, which measures the local density of the
+    gallery.
     """
     n_listed = len(similarities) if n_listed is None else n_listed
     last = float(similarities[n_listed - 1])

@@ -1,4 +1,4 @@
-"""The check that a calibration still holds for the gallery that is searched."""
+"""The check whether a calibration is still valid for the searched gallery."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from model_store.search import N_CANDIDATES
 
 
 def search_settings(gallery: Gallery) -> dict[str, Any]:
-    """Return the settings of the search that a calibration depends on, beside the encoder."""
+    """Return the search settings that a calibration depends on, besides the encoder."""
     return {
         "index": gallery.index_type,
         "n_items": gallery.n_items,
@@ -26,7 +26,7 @@ def search_settings(gallery: Gallery) -> dict[str, Any]:
 def n_gone_labels(calibration: Calibration, gallery: Gallery) -> int:
     """Return the number of calibrated labels that no longer have an item.
 
-    Reads the label of every item, where items have changed since.
+    If items have changed since, it reads the label of every item.
     """
     before = int({"n_changed": 0, **calibration.search}["n_changed"])
     if gallery.n_changed == before or not gallery.labels:
@@ -38,12 +38,12 @@ def n_gone_labels(calibration: Calibration, gallery: Gallery) -> int:
 
 
 TOLERATED_CHANGES = 0.1
-"""Share of the calibrated items that may have changed. Which items there are moves probabilities by
-and by, no single one of many does; index and candidates must be what they were."""
+"""Maximum share of the calibrated items that may have changed. A few changed items hardly affect
+the probabilities; index and number of candidates must be unchanged."""
 
 
 def staleness(calibration: Calibration, gallery: Gallery) -> str | None:
-    """Why the calibration does not hold for the gallery; None where it does."""
+    """Return the reason why the calibration is not valid for the gallery; None if it is valid."""
     if calibration.outdated is not None:
         return calibration.outdated
     settings, calibrated = search_settings(gallery), {"n_changed": 0, **calibration.search}

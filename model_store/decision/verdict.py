@@ -20,8 +20,8 @@ from model_store.predictive import Predictive
 from model_store.verdicts import Level, Verdict
 
 _LEVELS: tuple[tuple[float, Level], ...] = ((50.0, "low"), (90.0, "medium"))
-"""Up to which percentile of the calibration queries an uncertainty is called what: half of the
-ordinary queries are low, the last tenth is high."""
+"""Names of uncertainties by the highest percentile of each: half of the ordinary queries are low,
+the last tenth is high."""
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -29,21 +29,22 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """The statistics of a query beside its neighbours; all but the first need a calibration.
+    """The statistics of a query itself; all except the first need a calibration.
 
     Attributes
     ----------
     uncertainty : standard deviation of the similarity to the gallery's nearest item, see
-        `model_store.pairs`; None where the encoder gives no variance, or the gallery is empty.
+        `model_store.pairs`. None if the encoder gives no variance, or the gallery is empty.
     percentile : share of calibration queries that are less uncertain, in percent.
-    level : that percentile in a word.
-    displacement : expected of the embedding from the state of the picture, see `PictureState`.
-    displacement_percentile : share of ordinary pictures that are less displaced, in percent.
-    outlier_p_value : share of ordinary queries with at least this outlier score; "p ≤ α" raises a
-        false alarm with probability at most α, on average over calibrations, on a query
-        exchangeable with the calibration queries (up to the difference between the cross-fits that
-        these were measured with and the served fit).
-    least_alpha : the smallest p-value there is; below it no query can be flagged.
+    level : name of the percentile: low, medium or high.
+    displacement : expected displacement of the embedding by degradation of the picture, see
+        `PictureState`.
+    displacement_percentile : share of ordinary pictures with a smaller displacement, in percent.
+    outlier_p_value : share of ordinary queries with at least this outlier score. For a query
+        exchangeable with the calibration queries, "p ≤ α" is a false alarm with probability at most
+        α, on average over calibrations. This ignores the difference between the cross-fits of the
+        calibration and the served fit.
+    least_alpha : smallest possible p-value; no query can be flagged at a smaller α.
     """
 
     uncertainty: float | None = None
@@ -55,10 +56,9 @@ class Assessment:
     least_alpha: float | None = None
 
     def is_outlier(self, alpha: float) -> bool | None:
-        """Return whether the query is flagged at a rate ``alpha`` of false alarms.
+        """Return whether the query is flagged at a false-alarm rate ``alpha``.
 
-        None where that is not known: without calibration, or with too few calibration queries for
-        so small a rate.
+        None without calibration, or with too few calibration queries for this rate.
         """
         if self.outlier_p_value is None or self.least_alpha is None or alpha < self.least_alpha:
             return None
@@ -67,27 +67,28 @@ class Assessment:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The verdict on one query and its numbers, each of them None without calibration.
+    """The verdict on one query and its numbers; without calibration, the numbers are None.
 
     Attributes
     ----------
-    verdict : the word that a front end switches on.
-    assessment : of the query alone.
-    reason : why less is promised than the request wants; None where nothing is missing.
+    verdict : the verdict, one of a fixed set of words.
+    assessment : statistics of the query itself.
+    reason : why the answer has fewer guarantees than requested; None if nothing is missing.
     guaranteed : whether the guarantees of the calibration hold for this answer.
-    ranking : (m,) the order of the list, as places in `Retrieved.listed`; of it the first k are
-        described.
-    absent_share : share of absent queries that the probabilities are for.
-    match_log_odds : (k,) of the described items, at that share, uncorrected by feedback.
-    match_probabilities : (k,) P(item is a true match) of the described items; items of one label
-        share theirs, so that a closer one never has the lower.
+    ranking : (m,) order of the list, as indexes into `Retrieved.listed`; the first k items are
+        returned.
+    absent_share : share of absent queries that the probabilities assume.
+    match_log_odds : (k,) log-odds of the returned items at that share, before the correction by
+        feedback.
+    match_probabilities : (k,) P(item is a true match) of the returned items. All items of a label
+        have the same probability.
     no_match_probability : P(none of the items that may be found is a true match): 1 − Σ of the
         match probabilities of their labels.
-    assumed_no_match : the same of the whole gallery, uncorrected and at the share of the fit; the
-        share of a stream is estimated from it.
-    result_set : as few items as hold a true match with a stated probability.
-    roll_up : of an ambiguous query, the finest label above labels that keeps the promise of its
-        level; None where there is none.
+    assumed_no_match : P(no match) for the whole gallery, uncorrected and at the share of the fit.
+        The share of absent queries of a stream is estimated from it.
+    result_set : the fewest items that contain a true match with a stated probability.
+    roll_up : for an ambiguous query, the finest parent that meets the error bound of its level;
+        None if there is none.
     """
 
     verdict: Verdict
@@ -107,9 +108,9 @@ class Decision:
 def assess(
     calibration: Calibration | None, predictive: Predictive, uncertainty: float | None
 ) -> Assessment:
-    """Place a query among the calibration queries: how uncertain, and how unlike the gallery.
+    """Compare a query's uncertainty and outlier score with those of the calibration queries.
 
-    The first is unknown where the uncertainty is, the second where the outlier score is.
+    A comparison is None if the query's own value is unknown.
 
     Parameters
     ----------
@@ -135,22 +136,22 @@ def decide(
 ) -> Decision:
     """Decide on one query.
 
-    In this order: an outlier is ``out_of_distribution``; a first item from the promised
-    threshold on is a ``match``, unless the calibration no longer holds; a query more likely
-    than not to have no match is ``no_match``; the rest is ``ambiguous``. A query whose outlier
-    score is unknown, such as an item of the gallery, is not of the kind that the calibration was
-    fitted on: it is ``not_calibrated``. For a gallery without items see `decide_without_items`.
+    The first rule that applies gives the verdict. An outlier is ``out_of_distribution``. A first
+    item at or above its threshold is a ``match``, unless the calibration is stale. A query that
+    probably has no match is ``no_match``. Any other query is ``ambiguous``. A query without an
+    outlier score, such as an item of the gallery, is unlike the calibration queries, and its
+    verdict is ``not_calibrated``. For a gallery without items, see `decide_without_items`.
 
-    Whether an item is what the query shows does not depend on which items may be listed: under a
-    filter every label keeps the probability that it has in the whole gallery. If the client
-    states that the filter is ``known`` to hold a true match, probabilities are conditioned on that.
+    A filter does not change match probabilities: each label has the probability that it has in the
+    whole gallery. If the client states that a true match is ``known`` to pass the filter,
+    probabilities are conditioned on that.
 
-    By probability the items of the likeliest label come first, among themselves nearest first; what
-    is promised then is promised of the likeliest label.
+    In order of probability, the items of the likeliest label come first, the nearest of them first.
+    The guarantees are then for the likeliest label.
 
     Raises
     ------
-    UnknownSource : no calibration query comes from the source that the terms name.
+    UnknownSource : no calibration query has the source in ``terms``.
     """
     if (
         calibration is None
@@ -201,15 +202,15 @@ def decide(
 def decide_without_items(
     calibration: Calibration | None, predictive: Predictive, terms: Terms
 ) -> Decision:
-    """Decide on one query of an empty gallery: it has no match, whatever it shows.
+    """Decide on one query of an empty gallery; no query has a match there.
 
-    That is certain without any calibration; which queries are outliers is not.
+    This needs no calibration; only the detection of outliers does.
 
     Raises
     ------
-    UnknownSource : as of `decide`.
+    UnknownSource : see `decide`.
     """
-    assessment = assess(calibration, predictive, None)  # there is no item to be uncertain of
+    assessment = assess(calibration, predictive, None)  # the uncertainty needs an item
     share = None
     if calibration is not None:
         share = calibration.promises(terms.expected_absent, terms.source, terms.order).expected
@@ -239,7 +240,7 @@ def _verdict(
     size_class: int,
     nothing: float,
 ) -> tuple[Verdict, str | None]:
-    """Return the verdict on a first item of ``probability``, and what is missing for a better."""
+    """Return the verdict for a first item with ``probability``, and its shortfall."""
     doubt = terms.stale or promises.doubt or terms.drift
     shortfall = promises.matches[size_class].shortfall
     reason = terms.stale or shortfall or doubt
@@ -260,12 +261,12 @@ def _roll_up(
     allowed: NDArray[np.bool_] | None,
     parents: NDArray[np.int32] | None,
 ) -> RollUp | None:
-    """Return the finest label above labels that keeps the promise of its level.
+    """Return the finest parent that meets the error bound of its level.
 
     Parameters
     ----------
-    allowed : (g, n) which items are of each label and pass the filter; None without one.
-    parents : (n, L) of the items' labels; None where labels have none.
+    allowed : (g, n) mask of each label's items that pass the filter; None without a filter.
+    parents : (n, L) parents of the items' labels; None if labels have no parents.
     """
     hierarchy = calibration.hierarchy
     if hierarchy is None or parents is None or found.n_in_list == 0:
@@ -288,13 +289,14 @@ def _result_set(
     allowed: NDArray[np.bool_] | None,
     terms: Terms,
 ) -> ResultSet:
-    """Choose the result set by the probabilities that its promise rests on.
+    """Choose the result set from the probabilities of the fit.
 
-    It covers queries that have a match, so that neither their share nor a filter changes them.
+    The coverage is for matched queries, so neither the share of absent queries nor a filter changes
+    the probabilities.
 
     Parameters
     ----------
-    allowed : (g, n) which items are of each label and pass the filter; None without one.
+    allowed : (g, n) mask of each label's items that pass the filter; None without a filter.
     """
     coverage = calibration.coverage if terms.coverage is None else terms.coverage
     labels = np.arange(found.n_in_list)

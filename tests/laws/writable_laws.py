@@ -136,7 +136,7 @@ class WritableLaws:
         """Also where another has written since this one looked."""
         other = reopen()
         other.commit([some_upsert("a")], most_items=N_ITEMS + 1)
-        with pytest.raises(QuotaExceeded, match="there would be 12"):
+        with pytest.raises(QuotaExceeded, match="this request would make 12"):
             live.commit([some_upsert("b")], most_items=N_ITEMS + 1)
         live.commit([some_upsert("a"), Delete("a"), some_upsert("b")], most_items=N_ITEMS + 1)
         live.commit([some_upsert("b", "z")], most_items=1)

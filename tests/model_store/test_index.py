@@ -163,7 +163,7 @@ def test_product_quantisation_wants_an_item_for_each_code(tmp_path: Path) -> Non
     write_faiss_gallery(tmp_path, clustered(256), plain_items(256), "e", settings)
     assert FaissGallery(tmp_path).n_items == 256
     (tmp_path / "one fewer").mkdir()
-    with pytest.raises(ConfigError, match=r"at least as many items; there are 255\."):
+    with pytest.raises(ConfigError, match=r"needs at least 256 items; there are 255\."):
         write_faiss_gallery(tmp_path / "one fewer", clustered(255), plain_items(255), "e", settings)
 
 

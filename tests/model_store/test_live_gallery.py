@@ -367,7 +367,7 @@ class TestTrouble:
         live.log._writer = sqlite3.connect(
             path, isolation_level=None, check_same_thread=False, factory=Unconfirmed
         )
-        with pytest.raises(ChangeUnconfirmed, match="so that it is unknown"):
+        with pytest.raises(ChangeUnconfirmed, match="so the change may be lost"):
             live.commit([some_upsert("b")], Retry("key", "request"))
         assert live.refresh().version == opened(base, path).snapshot().version == 1
         live.close()

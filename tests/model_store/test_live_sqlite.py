@@ -78,7 +78,7 @@ class Failing(sqlite3.Connection):
 def test_a_commit_that_the_disk_does_not_confirm_is_not_said_to_have_failed() -> None:
     with closing(sqlite3.connect(":memory:", factory=Failing)) as connection:
         connection.code = sqlite3.SQLITE_IOERR_FSYNC
-        with pytest.raises(ChangeUnconfirmed, match="so that it is unknown"):
+        with pytest.raises(ChangeUnconfirmed, match="so the change may be lost"):
             commit(connection)
         connection.code = sqlite3.SQLITE_FULL
         with (

@@ -218,8 +218,8 @@ def parse_field(name: str) -> Field:
     path = tuple(name.removeprefix("metadata.").split("."))
     if not all(path) or _UNNAMEABLE & set(name):
         raise InvalidFilter(
-            f"The field name {name[:80]!r} is not valid; wanted id, label, or metadata keys joined "
-            "by dots, without quotation marks, backslashes and control characters."
+            f"The field {name[:80]!r} cannot be named in a filter; wanted id, label, or metadata "
+            "keys joined by dots, without quotation marks, backslashes and control characters."
         )
     _encodable(name, "the name of a field")
     return Field("metadata", path)
