@@ -2,12 +2,11 @@
 
 ::
 
-    vouch-backup.json     which bundle, how many changes, what the log hashes to
-    bundle/…              the bundle, a copy of its directory
-    changes.sqlite        a consistent copy of the log of changes
+    vouch-backup.json id of the bundle, number of changes, digest of the log bundle/… a copy of the
+    bundle's directory changes.sqlite a consistent copy of the log of changes
 
-A backup is taken while the gallery is served and written to: a bundle never changes, and SQLite
-copies the log as of one transaction. What is restored is verified to the last byte first.
+A backup is possible while the gallery is served and written to: a bundle never changes, and SQLite
+copies the log at one transaction. Before a restore, every byte is verified.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ LOG_FILE = "changes.sqlite"
 FORMAT = 1
 _ITEMS_AT_ONCE = 10_000
 _MOST_SUMMARY_BYTES = 2**16
-"""Far more than any summary has."""
+"""Maximum bytes of the summary; real summaries are far smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +60,8 @@ class BackupSummary:
     Attributes
     ----------
     bundle_id : id of the bundle.
-    n_items, version : of its gallery, changes included.
-    log_sha256 : digest of the log of changes; None where there were none.
+    n_items, version : number of items and version of its gallery, including changes.
+    log_sha256 : digest of the log of changes; None without changes.
     """
 
     bundle_id: str
@@ -77,7 +76,7 @@ def back_up(root: Path, archive: Path) -> BackupSummary:
 
     Raises
     ------
-    ArchiveError : the file exists, or cannot be written; or the gallery lies in Milvus.
+    ArchiveError : the file exists or cannot be written, or the gallery is stored in Milvus.
     BundleError : there is no current bundle, or it is damaged.
     """
     _require_new(archive)
@@ -89,7 +88,7 @@ def back_up(root: Path, archive: Path) -> BackupSummary:
 def _back_up(root: Path, directory: Path, archive: Path) -> BackupSummary:
     bundle_id = read_manifest(directory).id
     try:
-        # Of this backup alone: another to the same file may be under way.
+        # The folder is for this backup only: another backup to the same file may be running.
         with work_folder(archive.parent, f".{archive.name}.backup-") as folder:
             partial, copy = folder / archive.name, folder / LOG_FILE
             summary = _copy_log(root, directory, bundle_id, copy)
@@ -109,22 +108,22 @@ def _back_up(root: Path, directory: Path, archive: Path) -> BackupSummary:
 
 def _require_new(archive: Path) -> None:
     if archive.exists():
-        raise ArchiveError(f"{archive} exists already. Name a new file, or move the old one away.")
+        raise ArchiveError(f"{archive} exists already. Name a new file, or move the old file.")
 
 
 def _copy_log(root: Path, directory: Path, bundle_id: str, copy: Path) -> BackupSummary:
     """Copy the log consistently, and read the state of the gallery from it."""
     if (directory / MILVUS_FILE).exists():
         raise ArchiveError(
-            f"The gallery of {bundle_id} lies in Milvus, which a copy of files does not hold. Stop "
-            "the services and Milvus, then copy Milvus's data and the directory of bundles."
+            f"The gallery of {bundle_id} lies in Milvus, and a copy of files does not contain it. "
+            "Stop the services and Milvus, then copy Milvus's data and the directory of bundles."
         )
     base = FaissGallery(directory)
     if changes_path(root, bundle_id).exists():
         log = ChangesFile(changes_path(root, bundle_id), bundle_id, base.encoder_fingerprint)
         log.copy_to(copy)
         log.close()
-        with closing(connect(copy, "rw")) as connection:  # into one file, nothing beside it
+        with closing(connect(copy, "rw")) as connection:  # one file without a journal
             connection.execute("PRAGMA journal_mode=DELETE")
     copied = ChangesFile(copy, bundle_id, base.encoder_fingerprint)
     snapshot = LiveGallery(base, copied).snapshot()
@@ -134,24 +133,21 @@ def _copy_log(root: Path, directory: Path, bundle_id: str, copy: Path) -> Backup
 
 
 def restore(archive: Path, root: Path) -> BackupSummary:
-    """Make the directory of bundles ``root`` of an archive; it appears atomically.
+    """Make the directory of bundles ``root`` from an archive, atomically.
 
-    An existing empty directory is kept: a process may use it, or a disk may be mounted
-    there. `CURRENT` is the last that it is given. What a restore that was killed left is removed.
+    An existing empty directory is kept, because a process may use it or a disk may be mounted
+    there. `CURRENT` is written last. Remains of a killed restore are removed.
 
     Raises
     ------
-    ArchiveError : ``root`` holds something already, its disk has too little space, or the archive
-        is damaged.
+    ArchiveError : ``root`` is not empty, its disk has too little space, or the archive is damaged.
     BundleError : the bundle in the archive is damaged.
     """
     is_there = root.exists()
     if is_there:
         _remove_interrupted(root)
         if not root.is_dir() or any(root.iterdir()):
-            raise ArchiveError(
-                f"{root} exists already. Name a directory that is empty, or a new one."
-            )
+            raise ArchiveError(f"{root} exists already. Name an empty directory or a new one.")
     parent, prefix = (root, RESTORING) if is_there else (root.parent, f".{root.name}{RESTORING}")
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -167,18 +163,18 @@ def restore(archive: Path, root: Path) -> BackupSummary:
             else:
                 partial.rename(root)
         flush(root.parent)
-    except (OSError, tarfile.TarError, ValueError) as error:  # no file can be called so, say
+    except (OSError, tarfile.TarError, ValueError) as error:  # for example, an invalid file name
         raise ArchiveError(f"{archive} cannot be restored to {root}: {error}.") from error
     return summary
 
 
 def _remove_interrupted(root: Path) -> None:
-    """Remove what a restore to ``root`` that was killed had unpacked, and moved there."""
+    """Remove the files that a killed restore to ``root`` has left."""
     for partial in abandoned_folders(root, RESTORING):
         unpacked = current_id(partial)
         moved = {ACTIVATION_LOCK, CHANGES_FOLDER, unpacked}
         others = {path.name for path in root.iterdir()} - {partial.name}
-        if others <= moved:  # or something else was put there
+        if others <= moved:  # else, other files were added: keep all
             for name in others:
                 path = root / name
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -186,7 +182,7 @@ def _remove_interrupted(root: Path) -> None:
 
 
 def _move_all(partial: Path, root: Path) -> None:
-    """Move what a directory of bundles has into another; without `CURRENT` it serves nothing."""
+    """Move the content of a directory of bundles to another; `CURRENT` is moved last."""
     for path in sorted(partial.iterdir(), key=lambda path: path.name == CURRENT_FILE):
         path.rename(root / path.name)
     flush(root)
@@ -194,11 +190,11 @@ def _move_all(partial: Path, root: Path) -> None:
 
 def _unpack(archive: Path, root: Path) -> BackupSummary:
     space = FreeSpace(root)
-    with tarfile.open(archive, "r:") as tar:  # uncompressed: nothing swells
+    with tarfile.open(archive, "r:") as tar:  # uncompressed, so sizes are known
         summary = _read_summary(tar, archive)
         members = [_wanted(member) for member in tar]
         _require_space(archive, space, sum(member.size for member in members))
-        # One by one: other programs may write to the disk at the same time.
+        # Space is checked before each file: other programs may write to the disk too.
         tar.extractall(root, _fitting(members, archive, space), filter="data")
     (root / SUMMARY_FILE).unlink()
     (root / BUNDLE_FOLDER).rename(bundle_directory(root, summary.bundle_id))
@@ -221,8 +217,8 @@ def _fitting(
 def _require_space(archive: Path, space: FreeSpace, n_bytes: int) -> None:
     if not space.has(n_bytes):
         raise ArchiveError(
-            f"{archive} is not restored: {n_bytes / 2**20:,.1f} MiB are to be unpacked, and the "
-            f"disk has space for {space.n_bytes / 2**20:,.1f} MiB. Make room there, or restore to "
+            f"{archive} is not restored: {n_bytes / 2**20:,.1f} MiB are needed, but the disk "
+            f"has space for {space.n_bytes / 2**20:,.1f} MiB. Free disk space, or restore to "
             "another disk."
         )
 
@@ -258,14 +254,14 @@ def _read_summary(tar: tarfile.TarFile, archive: Path) -> BackupSummary:
         raise ArchiveError(f"{archive} is not a backup that Vouch made.") from error
     if not is_bundle_id(summary.bundle_id):
         raise ArchiveError(
-            f"{archive} is not a backup that Vouch made: it says that its bundle is called "
-            f"{str(summary.bundle_id)[:80]!r}, which no bundle is."
+            f"{archive} is not a backup that Vouch made: {str(summary.bundle_id)[:80]!r} is "
+            "not the id of a bundle."
         )
     return summary
 
 
 def _verify(root: Path, summary: BackupSummary) -> None:
-    """Every byte, and that bundle and log make the gallery that was backed up."""
+    """Check every byte, and that bundle and log give the gallery of the summary."""
     directory = root / summary.bundle_id
     manifest = read_manifest(directory)
     path = changes_path(root, summary.bundle_id)
@@ -273,7 +269,7 @@ def _verify(root: Path, summary: BackupSummary) -> None:
     checks: dict[str, Callable[[], bool]] = {
         "its bundle is another": lambda: manifest.id == summary.bundle_id,
         "its log of changes is damaged": lambda: log_sha256 == summary.log_sha256,
-        "its log of changes is not whole": lambda: log_sha256 is None or _is_sound(path),
+        "its log of changes is incomplete": lambda: log_sha256 is None or _is_sound(path),
     }
     for problem, holds in checks.items():
         if not holds():
@@ -283,11 +279,11 @@ def _verify(root: Path, summary: BackupSummary) -> None:
 
 
 def _verify_gallery(gallery: GallerySnapshot, summary: BackupSummary) -> None:
-    """Check what bundle and log make together, and the id of each item."""
+    """Check the number of items, the version, and the id of each item."""
     if (gallery.n_items, gallery.version) != (summary.n_items, summary.version):
         raise ArchiveError(
-            "The archive is not restored: bundle and changes do not make the gallery that was "
-            "backed up. Take another backup."
+            "The archive is not restored: bundle and changes give another gallery than the "
+            "backup has recorded. Take another backup."
         )
     rows = gallery.page(None, _ITEMS_AT_ONCE)
     while len(rows):
@@ -296,8 +292,8 @@ def _verify_gallery(gallery: GallerySnapshot, summary: BackupSummary) -> None:
                 check_item_id(item.id)
             except ValueError as error:
                 raise ArchiveError(
-                    f"The archive is not restored: the id {item.id[:80]!r} {error}. Delete the "
-                    "item where the archive was made, and take another backup."
+                    f"The archive is not restored: the id {item.id[:80]!r} {error}. Delete this "
+                    "item in the original gallery, and take another backup."
                 ) from error
         rows = gallery.page(int(rows[-1]), _ITEMS_AT_ONCE)
 

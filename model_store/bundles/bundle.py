@@ -1,4 +1,4 @@
-"""The opened bundle: encoder, gallery and calibration that belong together."""
+"""The opened bundle: encoder, gallery and calibration."""
 
 from __future__ import annotations
 
@@ -37,10 +37,12 @@ class Bundle:
 
     Attributes
     ----------
-    root : the directory of bundles whose `CURRENT` named it; None where it was named itself.
-    live : takes changes of the gallery, by way of ``root``; None where there is no root.
-    hold : keeps it from being removed while it is open.
-    entry : the gallery's in the folder that it was created in; None for one that was built.
+    root : directory of bundles whose `CURRENT` names this bundle; None if the bundle was opened by
+        its own path.
+    live : the gallery with its changes in ``root``; None without ``root``.
+    hold : lock that prevents the removal of the open bundle.
+    entry : the gallery's entry in its `GalleryFolder`; None for a gallery built by the command
+        line.
 
     Examples
     --------
@@ -63,24 +65,24 @@ class Bundle:
 
     @property
     def built_as(self) -> str:
-        """The name that the gallery was built or created with."""
+        """The original name of the gallery."""
         return str(self.manifest.gallery["name"])
 
     @property
     def key(self) -> str:
-        """The name that what is kept of the gallery elsewhere has, whatever it is called."""
+        """The key of data about the gallery that is stored elsewhere; it survives a rename."""
         return self.built_as if self.entry is None else self.entry.id
 
     @property
     def description(self) -> str:
-        """The content of the gallery, for people."""
+        """The description of the gallery, for readers."""
         if self.entry is not None:
             return self.entry.description
         return str(self.manifest.gallery["description"])
 
     @property
     def version(self) -> int:
-        """The number of changes the gallery has seen; 0 for one that takes none."""
+        """The number of the gallery's changes; 0 if it accepts none."""
         gallery = self.retriever.gallery
         if self.live is None or not isinstance(gallery, GallerySnapshot | MilvusGallery):
             return 0
@@ -88,47 +90,47 @@ class Bundle:
 
     @property
     def n_pending(self) -> int:
-        """Items that came after the base, each of which every search goes through."""
+        """Number of items added after the base; a search compares them one by one."""
         gallery = self.retriever.gallery
         return gallery.n_appended if isinstance(gallery, GallerySnapshot) else 0
 
     def require_live(self) -> Writable:
-        """Return the gallery that takes changes.
+        """Return the gallery for changes.
 
         Raises
         ------
-        WriteRefused : the bundle is served alone and never changes.
+        WriteRefused : the bundle was opened without its directory and never changes.
         """
         if self.live is None:
             raise WriteRefused(
                 f"The gallery {self.name!r} is served from one bundle, which never changes. To "
-                "change it, name the directory that holds its bundles."
+                "change the gallery, name the directory that holds its bundles."
             )
         return self.live
 
     def require_log(self) -> LiveGallery:
-        """Return the gallery whose changes lie beside the bundle, to be compacted.
+        """Return the gallery with its log of changes, for a compaction.
 
         Raises
         ------
-        WriteRefused : the bundle takes no changes, or its gallery lies in Milvus.
+        WriteRefused : the bundle accepts no changes, or its gallery is stored in Milvus.
         """
         live = self.require_live()
         if not isinstance(live, LiveGallery):
             raise WriteRefused(
-                f"The gallery {self.name!r} lies in Milvus, which takes every change in at once: "
+                f"The gallery {self.name!r} lies in Milvus, which stores each change directly: "
                 "there is nothing to compact."
             )
         return live
 
     def within(self, root: Path) -> Bundle:
-        """The bundle as one of ``root``, with the changes of its gallery that lie there."""
+        """Return the bundle with the changes of its gallery in ``root``."""
         live = open_writable(root, self.directory, self.retriever.gallery)
         retriever = self.retriever.with_gallery(live.snapshot())
         return replace(self, retriever=retriever, root=root, live=live)
 
     def renewed(self) -> Bundle:
-        """The bundle with the current state of its gallery."""
+        """Return the bundle with the current state of its gallery."""
         if self.live is None:
             return self
         snapshot = self.live.snapshot()
@@ -141,13 +143,13 @@ _MALFORMED = (
     *(ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError),
     *(FileNotFoundError, sqlite3.DatabaseError),
 )
-"""Errors of reading a file whose digest is right and whose content is not."""
+"""Errors from reading a file with the right digest but invalid content."""
 
 OpenEncoder = Callable[[Path, ProviderChoice, int], Encoder]
-"""File, provider and threads to an encoder: `OnnxEncoder`, or what runs it elsewhere."""
+"""Opens an encoder from a file, provider and number of threads, for example `OnnxEncoder`."""
 
 OpenText = Callable[[Path, int], TextEncoder | None]
-"""Directory and threads to the text encoder that lies there: `open_text_encoder`, or the like."""
+"""Opens the text encoder of a directory, for example `open_text_encoder`."""
 
 
 def open_parts(
@@ -158,9 +160,9 @@ def open_parts(
     milvus: MilvusAccess = NO_ACCESS,
     open_text: OpenText = open_text_encoder,
 ) -> Retriever:
-    """Put together the encoders, gallery and calibrations that lie in ``directory``.
+    """Open the encoders, gallery and calibrations of ``directory``.
 
-    ``milvus`` says how to reach the gallery where Milvus holds it.
+    ``milvus`` is the address of Milvus for galleries that are stored there.
     """
     gallery, calibration = open_gallery(directory, milvus), Calibration.load(directory)
     text, of_texts = open_text(directory, threads), Calibration.load(directory, "text")
@@ -185,14 +187,15 @@ def open_bundle(
 
     Parameters
     ----------
-    trusted : public keys, one of which must have signed the bundle; none: unsigned bundles are
-        accepted.
+    trusted : public keys; one of them must have signed the bundle. Without keys, unsigned bundles
+        are accepted.
 
     Raises
     ------
-    BundleError : missing, changed, not trusted, or of parts that do not belong together.
+    BundleError : the bundle is missing, changed or not trusted, or its parts do not belong
+        together.
     EncoderError : the encoder cannot be run here.
-    GalleryUnavailable : Milvus holds the gallery, and does not answer.
+    GalleryUnavailable : the gallery is in Milvus, which does not answer.
 
     Examples
     --------

@@ -6,11 +6,11 @@
       CURRENT
       <bundle id>/            immutable
       changes/
-        <bundle id>.sqlite    what has changed since, see `model_store.gallery.live.log`
+        <bundle id>.sqlite changes since then, see `model_store.gallery.live.log`
 
 Every bundle has its own log. A compaction makes a new bundle from an old one and its log. The old
-bundle and its log are kept, so that a rollback finds the gallery of that moment. For a gallery in
-Milvus the log is that of its collection, which several bundles may have: see
+bundle and its log are kept, so that a rollback restores the earlier gallery. For a gallery in
+Milvus, the log belongs to its collection, which several bundles can share: see
 `model_store.gallery.milvus.log`.
 """
 
@@ -35,17 +35,17 @@ CHANGES_FOLDER = "changes"
 
 
 def changes_path(root: Path, bundle_id: str) -> Path:
-    """Return the file that the changes of a bundle's gallery lie in, once there are any.
+    """Return the path of the log of a bundle's gallery; the file may not exist yet.
 
     Raises
     ------
-    BundleNotFound : no bundle can be called that.
+    BundleNotFound : ``bundle_id`` is not an id of a bundle.
     """
     return root / CHANGES_FOLDER / f"{bundle_directory(root, bundle_id).name}.sqlite"
 
 
 def open_live(root: Path, directory: Path, base: FaissGallery | None = None) -> LiveGallery:
-    """The gallery of the bundle ``directory`` in ``root``, with its changes.
+    """Open the gallery of the bundle ``directory`` in ``root``, with its changes.
 
     Raises
     ------
@@ -56,12 +56,12 @@ def open_live(root: Path, directory: Path, base: FaissGallery | None = None) -> 
 
 
 def open_writable(root: Path, directory: Path, gallery: Gallery) -> Writable:
-    """The ``gallery`` of the bundle ``directory`` in ``root``, with its changes, wherever it lies.
+    """Open the log of ``gallery`` of the bundle ``directory`` in ``root``, with any engine.
 
     Raises
     ------
     BundleMismatch, StorageFailed : the changes cannot be read, or belong to something else.
-    GalleryUnavailable : Milvus holds it, and does not answer.
+    GalleryUnavailable : the gallery is in Milvus, which does not answer.
     """
     if isinstance(gallery, MilvusGallery):
         return open_milvus(gallery, root / CHANGES_FOLDER, _admission(root, directory))

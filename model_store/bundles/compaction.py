@@ -1,14 +1,13 @@
-"""A new bundle of an old one and the changes of its gallery, made while both are searched.
+"""Compaction: a new bundle from an old one and its changes, made during service.
 
 ::
 
     with Compaction(root, manifest, live) as compaction:
-        directory = compaction.prepare()     a bundle of the current gallery, not yet served
-        …                                    minutes may pass, changes may come
-        compaction.switch()                  what came since goes along, and CURRENT names it
+        directory = compaction.prepare() writes a bundle of the current gallery … changes may follow
+        compaction.switch() copies later changes, and sets CURRENT
 
-A crash at any moment leaves the old bundle and its changes intact; what it leaves behind is
-taken away by the next compaction.
+A crash at any moment leaves the old bundle and its changes intact. The next compaction removes
+unfinished files.
 """
 
 from __future__ import annotations
@@ -53,10 +52,10 @@ from model_store.gallery.live.high_water import HighWater
 from model_store.gallery.live.sqlite import of_the_system
 
 _N_FREE_BYTES = 2**20
-"""With less than that a disk is full, whatever a library says that could not write."""
+"""With fewer free bytes, a write error of a library is reported as a full disk."""
 
 Calibrate = Callable[[FaissGallery, Path, Manifest], Manifest]
-"""Calibrates a gallery: writes to the directory of its bundle, and records it in the manifest."""
+"""Calibrates a gallery, writes to its bundle's directory, and returns the new manifest."""
 
 
 class Compaction:
@@ -64,13 +63,13 @@ class Compaction:
 
     Parameters
     ----------
-    root, manifest, live : of the current bundle.
-    key : signs the new bundle.
-    calibrate : fits a calibration to the new gallery; by default they stay what they are.
+    root, manifest, live : directory of bundles, manifest and gallery of the current bundle.
+    key : key to sign the new bundle.
+    calibrate : fits a calibration to the new gallery; by default the old one is kept.
 
     Raises
     ------
-    StorageBusy : another process is at it.
+    StorageBusy : another process compacts the gallery.
     GallerySuperseded : another bundle is current already.
     WriteError : the directory cannot be written to.
     """
@@ -95,12 +94,12 @@ class Compaction:
             self._lock.acquire(blocking=False)
         except Timeout:
             raise StorageBusy(
-                "The gallery is being compacted by another process. Wait until that has ended."
+                "Another process is compacting the gallery. Wait until it has ended."
             ) from None
         except OSError as error:
             raise of_the_system(error) from error
         try:
-            # Or everything would be written for nothing, after another process has done it.
+            # Another process may have compacted the gallery already.
             require_current(self._root, self._manifest.id)
             remove_left_under(self._root, COMPACTION_LOCK)
         except BaseException:
@@ -116,7 +115,7 @@ class Compaction:
     ) -> None:
         if self._hold is not None:
             self._hold.close()
-        if self._prepared is not None:  # it did not take over
+        if self._prepared is not None:  # it has not become the current bundle
             shutil.rmtree(self._prepared, ignore_errors=True)
         self._lock.release()
 
@@ -125,7 +124,7 @@ class Compaction:
 
         Raises
         ------
-        WriteError : there is no room for it, say; nothing is left behind.
+        WriteError : the bundle cannot be written, for example on a full disk; no files are left.
         """
         snapshot = self._live.snapshot()
         try:
@@ -145,18 +144,18 @@ class Compaction:
         return self._prepared
 
     def switch(self) -> None:
-        """Give the prepared bundle the changes that have come since, and make it the current one.
+        """Copy later changes to the prepared bundle, and make it the current one.
 
-        Writers wait during this: a change is in the old log before this begins, and so goes along,
-        or it is refused, because another bundle is the current one then.
+        Writers wait during this. A change that is already in the old log is copied. A later change
+        to the old bundle is refused, because that bundle is no longer current.
 
         Raises
         ------
         GallerySuperseded : another bundle is current already.
-        WriteError : nothing was changed, for a reason that is named.
+        WriteError : nothing was changed; the message has the reason.
         """
         if self._prepared is None:
-            raise ValueError("nothing was prepared that could take over")
+            raise ValueError("no bundle is prepared; call `prepare` first")
         path = changes_path(self._root, self._prepared.name)
         partial = path.with_name(f".{path.name}.partial")
         with self._live.writing() as turn:
@@ -167,7 +166,7 @@ class Compaction:
                 partial.rename(path)
                 HighWater(path).make(turn.last())
                 flush(path.parent)
-                # Another process may have published a bundle, without a transaction at writing.
+                # Another process may have published a bundle without a write transaction.
                 activate(self._root, self._prepared.name, instead_of=self._manifest.id)
             except GallerySuperseded:
                 remove_log(path)
@@ -187,7 +186,7 @@ def _write(
     staging: Path, manifest: Manifest, snapshot: GallerySnapshot, calibrate: Calibrate | None
 ) -> Manifest:
     """Write the gallery of a snapshot; return the new manifest."""
-    before = manifest.id  # a calibration makes another manifest, which was never published
+    before = manifest.id  # the calibration makes a new manifest, which was never published
     report = write_faiss_parts(
         staging,
         (snapshot.n_items, snapshot.dim),
@@ -205,7 +204,7 @@ def _write(
     gallery = FaissGallery(staging)
     for kind in FILES:
         kept = Calibration.load(staging, kind)
-        if kept is not None:  # labels may have other codes, and lie elsewhere
+        if kept is not None:  # codes and means of labels may have changed
             classes = kept.known_classes(_codes_until_now(gallery, snapshot))
             replace(kept, means=label_means(gallery), label_classes=classes).save(staging, kind)
     known = ItemFeatures.load(staging)
@@ -219,13 +218,13 @@ def _write(
         "index": asdict(report),
         "n_changed": gallery.n_changed,
         "compacted_from": before,
-        "compacted_at": datetime.now(UTC).isoformat(),  # the like of it may have been served before
+        "compacted_at": datetime.now(UTC).isoformat(),  # makes the id unique
     }
     return with_digests(staging, replace(manifest, gallery={**manifest.gallery, **sections}))
 
 
 def _codes_until_now(gallery: FaissGallery, snapshot: GallerySnapshot) -> NDArray[np.int32]:
-    """Return the codes (C,) that the labels of ``gallery`` have in the snapshot it is made of."""
+    """Return the codes (C,) of the labels of ``gallery`` in the snapshot."""
     code_of = {label: code for code, label in enumerate(snapshot.labels)}
     return np.array([code_of[label] for label in gallery.labels], dtype=np.int32)
 
@@ -233,19 +232,19 @@ def _codes_until_now(gallery: FaissGallery, snapshot: GallerySnapshot) -> NDArra
 def _copy_rest(bundle: Path, staging: Path) -> None:
     """Copy the files that a compaction does not rewrite; an `OSError` gives the cause.
 
-    Not by `shutil.copytree`, which collects errors into its own type.
+    `shutil.copytree` would collect errors into its own type.
     """
     staging.mkdir()
     for name in content_files(bundle):
         if name not in GALLERY_FILES:
             target = staging / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            if name in ENCODER_FILES:  # nothing writes to them: many bundles may have one file
+            if name in ENCODER_FILES:  # these files never change, so bundles share them
                 link_or_copy(bundle / name, target)
             else:
                 shutil.copy2(bundle / name, target)
 
 
 def _next_kind(kind: IndexKind) -> IndexKind | Literal["auto"]:
-    """An approximate index stays of its kind; an exact one may have grown too large to be exact."""
+    """Keep an approximate kind; choose again for an exact index, which may be too large."""
     return "auto" if kind == "flat" else kind

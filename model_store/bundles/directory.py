@@ -12,61 +12,61 @@ from model_store.files import lock_between_processes, replacing
 
 ACTIVATION_LOCK = ".activating"
 PUBLISH_LOCK = ".publishing"
-"""Held by the current publish; names the bundle that it has finished."""
+"""Lock file of a running publish; it contains the id of the finished bundle."""
 
 COMPACTION_LOCK = ".compacting"
-"""Held by the current compaction; names the bundle that it has prepared."""
+"""Lock file of a running compaction; it contains the id of the prepared bundle."""
 
 RESTORING = ".restoring-"
-"""Prefix of the directory that a restore unpacks to where the directory of bundles exists."""
+"""Prefix of a restore's temporary directory if the directory of bundles exists already."""
 
 CURRENT_FILE = "CURRENT"
 PREVIOUS_FILE = "PREVIOUS"
 
 GALLERY_NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
-"""The names that a gallery can have: each can be a part of an address, and a file's name."""
+"""Pattern of gallery names; each is valid as part of a URL and as a file name."""
 
 KEPT_BUNDLES = 3
 """Number of bundles kept by default, including the current one."""
 
 _MOST_POINTER_BYTES = 1024
-"""Read of a pointer at most: an id, and whatever an editor put around it."""
+"""Maximum bytes to read from a pointer: an id, and white space that an editor may have added."""
 
 _BUNDLE_ID = re.compile(rf"[0-9a-f]{{{ID_LENGTH}}}")
 
 
 def is_bundle_id(name: object) -> bool:
-    """Return whether ``name`` is what a bundle can be called."""
+    """Return whether ``name`` has the form of a bundle id."""
     return isinstance(name, str) and _BUNDLE_ID.fullmatch(name) is not None
 
 
 def bundle_directory(root: Path, bundle_id: str) -> Path:
-    """Return where the bundle of that id lies in ``root``, whether it is there or not.
+    """Return the path of a bundle in ``root``; the bundle need not exist.
 
-    The only way from an id to a path: ids come from requests, archives and pointers, and an
-    unchecked one could lead anywhere.
+    Use only this function to convert an id to a path. Ids come from requests, archives and
+    pointers, and an unchecked id could lead to any path.
 
     Raises
     ------
-    BundleNotFound : no bundle can be called that.
+    BundleNotFound : ``bundle_id`` does not have the form of an id.
     """
     return root / _checked(bundle_id)
 
 
 def _checked(bundle_id: str) -> str:
-    """Return ``bundle_id``, if it is one."""
+    """Return ``bundle_id`` if it has the form of an id; raise `BundleNotFound` otherwise."""
     if not is_bundle_id(bundle_id):
         raise BundleNotFound(
             f"There is no bundle {str(bundle_id)[:80]!r}: the id of a bundle has {ID_LENGTH} "
-            "hexadecimal digits. `vouch-build bundles` lists those there are."
+            "hexadecimal digits. `vouch-build bundles` lists the existing bundles."
         )
     return bundle_id
 
 
 def activate(root: Path, bundle_id: str, instead_of: str | None = None) -> None:
-    """Point ``root/CURRENT`` at a bundle, atomically; ``root/PREVIOUS`` names the one before.
+    """Set ``root/CURRENT`` to a bundle atomically, and ``root/PREVIOUS`` to the one before.
 
-    One process at a time does it. A running service that serves ``root`` switches to it
+    A lock excludes other processes. A running service that serves ``root`` switches to it
     automatically.
 
     Parameters
@@ -75,8 +75,8 @@ def activate(root: Path, bundle_id: str, instead_of: str | None = None) -> None:
 
     Raises
     ------
-    BundleNotFound : no bundle can be called that.
-    GallerySuperseded : another one is current than ``instead_of``; nothing was changed.
+    BundleNotFound : ``bundle_id`` does not have the form of an id.
+    GallerySuperseded : ``instead_of`` is not the current bundle; nothing was changed.
     """
     bundle_id = _checked(bundle_id)
     with lock_between_processes(root / ACTIVATION_LOCK):
@@ -84,7 +84,7 @@ def activate(root: Path, bundle_id: str, instead_of: str | None = None) -> None:
             require_current(root, instead_of)
         try:
             before = current_id(root)
-        except PointerUnreadable:  # this is how it is repaired
+        except PointerUnreadable:  # this call repairs it
             before = None
         if before == bundle_id:
             return
@@ -94,10 +94,10 @@ def activate(root: Path, bundle_id: str, instead_of: str | None = None) -> None:
 
 
 def require_current(root: Path, bundle_id: str) -> None:
-    """Let only the current bundle be written to.
+    """Raise `GallerySuperseded` unless the bundle is the current one.
 
-    Asked in the turn of a writer, and a compaction sets `CURRENT` in a separate transaction: so no
-    change is kept where it would never be looked for.
+    A writer calls this inside its transaction, and a compaction sets `CURRENT` inside another one.
+    So no change is written to a log that is no longer read.
 
     Raises
     ------
@@ -112,17 +112,17 @@ def require_current(root: Path, bundle_id: str) -> None:
 
 
 def current_id(root: Path) -> str | None:
-    """Return the bundle that ``root/CURRENT`` names; None where there is no such file.
+    """Return the bundle in ``root/CURRENT``; None without such a file.
 
     Raises
     ------
-    PointerUnreadable : it names no bundle, or cannot be read.
+    PointerUnreadable : the file names no bundle, or cannot be read.
     """
     return _read_pointer(root / CURRENT_FILE)
 
 
 def previous_id(root: Path) -> str | None:
-    """Return the bundle that was current before; None where there was none.
+    """Return the previous current bundle; None if there was none.
 
     Raises
     ------
@@ -132,22 +132,22 @@ def previous_id(root: Path) -> str | None:
 
 
 def bundle_ids(root: Path) -> list[str]:
-    """The bundles in ``root``, oldest first."""
+    """Return the ids of the bundles in ``root``, oldest first."""
     made_at: dict[str, float] = {}
     for manifest in root.glob(f"*/{MANIFEST_FILE}"):
         directory = manifest.parent
         if is_bundle_id(directory.name):
-            with suppress(FileNotFoundError):  # another process has just removed it
+            with suppress(FileNotFoundError):  # another process may remove it
                 made_at[directory.name] = directory.stat().st_mtime
     return sorted(made_at, key=made_at.__getitem__)
 
 
 def locate(path: Path) -> Path:
-    """The bundle at ``path``: the directory itself, or the one its `CURRENT` names.
+    """Return the bundle at ``path``: ``path`` itself, or the bundle in its `CURRENT`.
 
     Raises
     ------
-    BundleNotFound : neither is there.
+    BundleNotFound : neither exists.
     PointerUnreadable : see `current_id`.
     """
     if (path / MANIFEST_FILE).is_file():
@@ -172,15 +172,14 @@ def _read_pointer(pointer: Path) -> str | None:
         return None
     except OSError as error:
         raise PointerUnreadable(
-            f"{pointer.name} cannot be read ({error.strerror}). Its operator looks at the "
-            "directory of bundles."
+            f"{pointer.name} cannot be read ({error.strerror}). Check the directory of bundles."
         ) from error
     named = content.decode("ascii", errors="replace").strip()
     if not is_bundle_id(named):
         raise PointerUnreadable(
             f"{pointer.name} names no bundle: wanted the {ID_LENGTH} hexadecimal digits of an id, "
-            f"it holds {len(content)} bytes of something else. Its operator lets `vouch-build "
-            "doctor` list the bundles, and `vouch-build activate` write it anew."
+            f"it has {len(content)} other bytes. List the bundles with `vouch-build doctor`, and "
+            "write the file again with `vouch-build activate`."
         )
     return named
 

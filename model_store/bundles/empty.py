@@ -1,4 +1,4 @@
-"""A new bundle with the encoder of another and a new gallery, usually an empty one."""
+"""A new bundle with another bundle's encoder and a new, usually empty, gallery."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from model_store.gallery.protocol import Part
 from model_store.half_precision import HalfRows
 
 ENCODER_FILES = (ENCODER_FILE, TEXT_ENCODER_FILE, TOKENIZER_FILE)
-"""The files that bundles of one encoder have in common, to the byte."""
+"""Files that are identical in all bundles with the same encoder."""
 
 Items = tuple[int, Iterable[Part]]
-"""The number of items, and their embeddings, part by part."""
+"""The number of items, and the items with their embeddings, part by part."""
 
 NOTHING: Items = (0, ())
 
@@ -37,18 +37,17 @@ def write_bundle(
     shared: Path,
     items: Items = NOTHING,
 ) -> Manifest:
-    """Write the files of a bundle into ``staging``, and return its manifest, yet without them.
+    """Write the files of a bundle into ``staging``; return its manifest without digests.
 
-    Nothing is calibrated in it: a calibration holds for the gallery that it was fitted to.
-    Features of later items are kept, so that it can be calibrated.
+    The bundle has no calibration, because a calibration is valid only for its own gallery. Features
+    of later items will be stored, so that the gallery can be calibrated.
 
     Parameters
     ----------
-    like, manifest : the bundle whose encoder it has; of its files nothing is copied that can be
-        linked.
-    gallery : its entry in the manifest, such as its ``name``.
-    shared : a directory on the file system of ``staging``, with the files that cannot be linked
-        from where they are, each once.
+    like, manifest : the bundle with the encoder; its files are linked if possible, else copied.
+    gallery : gallery section of the manifest, for example its ``name``.
+    shared : a directory on the file system of ``staging``. If a file cannot be linked from
+        ``like``, one copy is stored here and linked.
     """
     staging.mkdir()
     for file in ENCODER_FILES:
@@ -73,15 +72,15 @@ def write_bundle(
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Give a file that never changes another name; copy it where that cannot be."""
+    """Link a file that never changes; copy it if linking fails."""
     try:
         os.link(source, target)
-    except OSError:  # another file system, another owner, or too many names
+    except OSError:  # another file system, another owner, or too many links
         shutil.copy2(source, target)
 
 
 def _share(source: Path, target: Path, master: Path) -> None:
-    """Link ``target`` to ``source``, or to a copy of it that others are linked to as well."""
+    """Link ``target`` to ``source``, or to a shared copy of it."""
     try:
         os.link(source, target)
     except OSError:

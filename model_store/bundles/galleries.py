@@ -3,15 +3,15 @@
 ::
 
     <folder>/
-      names/<name>.json   which gallery has that name: its id, title and description
-      <gallery id>/       its directory of bundles, see `model_store.bundles.directory`
-      .shared/            files that galleries have in common, by digest: each is a link to one
-      .changing           held while a name is changed
+      names/<name>.json id, title and description of the gallery with this name <gallery id>/ the
+      gallery's directory of bundles, see `model_store.bundles.directory` .shared/ files by digest,
+      which several galleries link to .changing lock for changes of names
 
-A name is that of a file and stands nowhere else: to create is to write that file once the bundle is
-on the disk, to rename is one rename of it, to drop is to unlink it. So a crash at any moment leaves
-the gallery with its old name, with its new one, or without any; what has none is taken away later
-(`GalleryFolder.remove_nameless`). What is kept of a gallery elsewhere is kept under its id.
+A gallery's name is stored only as the name of this file. To create a gallery, the file is written
+after the bundle is on the disk. To rename or drop it, the file is renamed or deleted. So after a
+crash, the gallery has its old name, its new name, or no name. Galleries without a name are removed
+later (`GalleryFolder.remove_nameless`). Data about a gallery in other places is stored under its
+id.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class GalleryEntry:
 
     Attributes
     ----------
-    id : it keeps, whatever it is called.
-    title, description : for people.
-    created_at : ISO 8601.
+    id : permanent id; it does not change with the name.
+    title, description : texts for readers.
+    created_at : time of creation, ISO 8601.
     """
 
     id: str
@@ -69,15 +69,16 @@ class GalleryEntry:
 
 
 class GalleryFolder:
-    """The galleries of a directory; safe to share by threads, and by processes.
+    """The galleries of a directory; safe to share by threads and processes.
 
     Parameters
     ----------
-    path : the directory, which is created if missing. most : maximum number of galleries.
+    path : directory of the galleries, created if missing.
+    most : maximum number of galleries.
 
     Raises
     ------
-    WriteError : it cannot be made.
+    WriteError : the directory cannot be created.
     """
 
     def __init__(self, path: Path, most: int) -> None:
@@ -87,7 +88,7 @@ class GalleryFolder:
             (path / _NAMES).mkdir(parents=True, exist_ok=True)
 
     def find(self, name: str) -> GalleryEntry | None:
-        """Return the gallery of that name; None where there is none. Two system calls."""
+        """Return the gallery with that name; None if there is none. It takes two system calls."""
         if re.fullmatch(GALLERY_NAME, name) is None:
             return None
         file = self._file(name)
@@ -113,7 +114,7 @@ class GalleryFolder:
 
         Raises
         ------
-        GalleryNotFound : its id is none.
+        GalleryNotFound : the entry's id is invalid.
         """
         if _ID.fullmatch(entry.id) is None:
             raise GalleryNotFound(f"The gallery {entry.name!r} has no directory of bundles.")
@@ -130,22 +131,22 @@ class GalleryFolder:
         key: Ed25519PrivateKey | None = None,
         admit: Callable[[], None] = lambda: None,
     ) -> GalleryEntry:
-        """Create a gallery, which is empty unless ``items`` are given.
+        """Create a gallery, by default without items.
 
         Parameters
         ----------
-        like : the directory and the manifest of a bundle whose encoder it has.
+        like : directory and manifest of a bundle; the gallery uses its encoder.
         items : see `write_bundle`.
-        key : signs its bundle.
-        admit : called under the lock, before anything is written; raises where
-            this one may not be.
+        key : key to sign the gallery's bundle.
+        admit : called under the lock before anything is written; raises if the gallery is not
+            allowed.
 
         Raises
         ------
         GalleryExists
-        InvalidRequest : nothing can be called that.
-        WriteRefused : there are as many galleries as there may be.
-        WriteError : it cannot be written; nothing is left behind.
+        InvalidRequest : the name is not valid.
+        WriteRefused : the maximum number of galleries is reached.
+        WriteError : the gallery cannot be written; no files are left.
         """
         made = GalleryEntry(secrets.token_hex(8), name, title, description, _now())
         partial, staging = (self.path / f".{made.id}.{end}" for end in ("partial", "staging"))
@@ -154,11 +155,11 @@ class GalleryFolder:
             admit()
             if len(self.entries()) >= self._most:
                 raise WriteRefused(
-                    f"There are {self._most} galleries, as many as this service keeps. Drop one; "
-                    "or its operator raises VOUCH_MAX_GALLERIES."
+                    f"This service has its maximum of {self._most} galleries. Drop a gallery, or "
+                    "ask the operator to raise VOUCH_MAX_GALLERIES."
                 )
             try:
-                # With its id: of two empty galleries of one name, no bundle is that of the other.
+                # The id makes the bundles of two empty galleries with the same name differ.
                 said = {"name": name, "description": description, "gallery_id": made.id}
                 manifest = write_bundle(staging, *like, said, self.path / _SHARED, items)
                 publish(staging, manifest, partial, keep=False, key=key)
@@ -190,12 +191,12 @@ class GalleryFolder:
         return entry
 
     def rename(self, name: str, new_name: str) -> GalleryEntry:
-        """Call a gallery something else from now on.
+        """Rename a gallery.
 
         Raises
         ------
         GalleryNotFound, GalleryExists
-        InvalidRequest : nothing can be called that.
+        InvalidRequest : the name is not valid.
         WriteError : nothing was changed.
         """
         with self._changing():
@@ -238,7 +239,7 @@ class GalleryFolder:
         return removed
 
     def require(self, name: str) -> GalleryEntry:
-        """Return the gallery of that name, or raise `GalleryNotFound`."""
+        """Return the gallery with that name, or raise `GalleryNotFound`."""
         found = self.find(name)
         if found is None:
             raise gallery_not_found(name)
@@ -248,13 +249,13 @@ class GalleryFolder:
         if re.fullmatch(GALLERY_NAME, name) is None:
             raise InvalidRequest(
                 f"A gallery cannot be called {name[:80]!r}. Wanted: 1 to 64 lower-case letters, "
-                "digits, dots, hyphens and underscores, the first a letter or a digit."
+                "digits, dots, hyphens and underscores; the first must be a letter or a digit."
             )
         if self._file(name).exists():
             raise GalleryExists(f"There is a gallery {name!r} already. Choose another name.")
 
     def _file(self, name: str) -> Path:
-        """Return the file of a name that was checked: the only way from a name to a path."""
+        """Return the file of a checked name; only this function converts names to paths."""
         return self.path / _NAMES / f"{name}.json"
 
     def _write(self, entry: GalleryEntry) -> None:
@@ -264,15 +265,15 @@ class GalleryFolder:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """A turn at changing names: one process at a time."""
+        """Lock the names against changes by other processes."""
         with _errors_in_words(), lock_between_processes(self.path / _LOCK):
             yield
 
 
 def gallery_not_found(name: str) -> GalleryNotFound:
-    """Return the error of a name that nothing has; the same for what a caller may not see."""
+    """Return the error for an unknown name, or for a gallery that the caller may not see."""
     return GalleryNotFound(
-        f"There is no gallery {name[:80]!r} here. `GET /v1/galleries` lists those there are."
+        f"There is no gallery {name[:80]!r} here. `GET /v1/galleries` lists the galleries."
     )
 
 
@@ -285,7 +286,7 @@ def _errors_in_words() -> Iterator[None]:
 
 
 def _removed(root: Path) -> bool:
-    """Remove a directory of bundles, unless one of them is open."""
+    """Remove a directory of bundles, unless one of its bundles is open."""
     gone = root.with_name(f".{root.name}.removed")
     with ExitStack() as holds:
         try:

@@ -1,4 +1,4 @@
-"""A check that a bundle's files are still those that were verified when it was opened."""
+"""A check that the files of an open bundle have not changed since they were verified."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from model_store.bundles.manifest import Manifest, describe_file
 
 HASHED_AGAIN_AFTER_S = 86_400.0
-"""An unmodified file is hashed again after a day: storage may rot."""
+"""Seconds after which an unmodified file is hashed again, to find damage of the storage."""
 
 _Mark = tuple[int, int, int] | None
 
@@ -17,8 +17,8 @@ _Mark = tuple[int, int, int] | None
 class BundleFiles:
     """The files of an open bundle, which must not change.
 
-    Looking at them costs a few system calls. One that was touched is hashed, and of the others, at
-    most one a look, the one that was not hashed for longest.
+    A check costs a few system calls. It hashes each file with a new time stamp, and at most one
+    other file: the one with the oldest hash.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class BundleFiles:
             if (known is None or _mark(self._directory / name) != known) and not self._whole(name):
                 return name
         if not self._hashed_at or not self._hashing.acquire(blocking=False):
-            return None  # a large file takes longer than the time between two looks
+            return None  # another check is still hashing a large file
         try:
             name = min(self._hashed_at, key=self._hashed_at.__getitem__)
             due = time.monotonic() - self._hashed_at[name] >= self._hashed_again_after_s
@@ -52,7 +52,7 @@ class BundleFiles:
             self._hashing.release()
 
     def _whole(self, name: str) -> bool:
-        """Hash a file; it is trusted afterwards if it matches the manifest."""
+        """Hash a file, and return whether it matches the manifest."""
         path = self._directory / name
         mark = _mark(path)
         try:
@@ -65,7 +65,7 @@ class BundleFiles:
 
 
 def _mark(path: Path) -> _Mark:
-    """Return what is another once the file was written to or exchanged; None if it is not there."""
+    """Return a value that changes when the file is written or replaced; None without a file."""
     try:
         found = path.stat()
     except OSError:

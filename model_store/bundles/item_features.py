@@ -1,8 +1,8 @@
-"""The features of a random sample of a gallery's items, kept in its bundle.
+"""The features of a random sample of a gallery's items, stored in its bundle.
 
-A gallery itself has no features. With those of a sample the outlier detector can be fitted again,
-and items that were put into the live gallery can be calibration queries, each excluded from its own
-results: no image is needed.
+A gallery itself stores no features. With the sample's features, the outlier detector can be fitted
+again without images. Items that were added to the live gallery can be calibration queries; each is
+excluded from its own results.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from model_store.half_precision import HalfRows
 ITEM_FEATURES_FILE = "item_features.npz"
 
 MOST_ITEMS = 4_000
-"""Items of the sample; of 1,280 features it takes 10 MB."""
+"""Approximate maximum number of items in the sample; with 1,280 features it takes 10 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +33,10 @@ class ItemFeatures:
 
     Attributes
     ----------
-    ids, groups : (n,) of the items; items of one group show one object.
-    features : (n, F), of more than `MOST_FEATURES` averages of adjacent ones.
-    was_put : (n,) whether the item came since the calibration queries were chosen.
-    share : of the gallery's items that the sample was drawn with.
+    ids, groups : (n,) ids and groups of the items; items of one group show the same object.
+    features : (n, F) features; with more than `MOST_FEATURES`, averages of adjacent features.
+    was_put : (n,) whether the item was added after the calibration queries were chosen.
+    share : sampling rate of the gallery's items.
     """
 
     ids: tuple[str, ...]
@@ -61,7 +61,7 @@ class ItemFeatures:
     def updated(self, snapshot: GallerySnapshot) -> ItemFeatures:
         """Return a sample of the current gallery, with the items added since its base.
 
-        Items are drawn by a hash of their id: the same changes give the same sample.
+        Items are drawn by a hash of their id, so equal changes give equal samples.
         """
         put = set(snapshot.appended_ids())
         rows = [
@@ -85,7 +85,7 @@ class ItemFeatures:
         return kept.thinned()
 
     def thinned(self) -> ItemFeatures:
-        """Return at most `MOST_ITEMS` of them, or a few more; of each group all or none."""
+        """Return a subsample of about `MOST_ITEMS` items, with all or none of each group."""
         rate = MOST_ITEMS / max(len(self), 1)
         if rate >= 1:
             return self
@@ -106,7 +106,7 @@ class ItemFeatures:
 
     @classmethod
     def load(cls, directory: Path) -> ItemFeatures | None:
-        """Read what `save` wrote; None where ``directory`` has none."""
+        """Read the file of `save`; None if ``directory`` has none."""
         path = directory / ITEM_FEATURES_FILE
         if not path.exists():
             return None
@@ -122,13 +122,13 @@ class ItemFeatures:
 
 
 def packed_names(lists: Sequence[Sequence[str] | None]) -> NDArray[np.uint8]:
-    """Return lists of texts as an array of bytes, for files that hold arrays alone."""
+    """Return lists of texts as an array of bytes, for files that can only contain arrays."""
     text = json.dumps([None if one is None else list(one) for one in lists], ensure_ascii=False)
     return np.frombuffer(text.encode(errors="surrogatepass"), np.uint8)
 
 
 def unpacked_names(packed: NDArray[np.uint8]) -> list[list[str]]:
-    """Return what `packed_names` was given."""
+    """Return the lists from the result of `packed_names`."""
     names: list[list[str]] = json.loads(packed.tobytes().decode(errors="surrogatepass"))
     return names
 
@@ -142,6 +142,6 @@ def _is_held(snapshot: GallerySnapshot, item_id: str) -> bool:
 
 
 def _draw(item_id: str, salt: str) -> float:
-    """Return a number in [0, 1) that depends on the id alone."""
+    """Return a number in [0, 1) that depends only on the id and ``salt``."""
     content = f"{salt} {item_id}".encode(errors="surrogatepass")
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") / 2**64

@@ -1,22 +1,20 @@
-"""The bundle: a directory with everything an answer depends on, named by the hash of its content.
+"""The bundle: a directory with all data for answers, named by the hash of its content.
 
 ::
 
     <bundle id>/
-      manifest.json       what is here, sha256 of each file; canonical JSON
-      manifest.sig        who published it (absent: unknown); see `signatures`
+      manifest.json       description and SHA-256 of each file; canonical JSON
+      manifest.sig        signature of the publisher (optional); see `signatures`
       encoder.onnx        images in, Gaussian embeddings out
-      text_encoder.onnx … with tokenizer.json: texts in (absent: no queries in words)
-      gallery.faiss …     index, directions, norms, variances, labels, items
-      calibration.json …  the fitted decision layer (absent: nothing is calibrated)
-      calibration_queries.npz, item_features.npz  what that can be fitted again to
-      text_calibration.json …  the same for queries in words
-      samples/            query images a visitor can try
-      evaluation.json     how the bundle did on queries it has never seen
+      text_encoder.onnx … with tokenizer.json: texts in (optional) gallery.faiss … index,
+      directions, norms, variances, labels, items calibration.json … the fitted decision layer
+      (optional) calibration_queries.npz, item_features.npz data to fit it again
+      text_calibration.json … the same for text queries samples/ example query images
+      evaluation.json evaluation on held-out queries
 
 Every byte is checked against the manifest before anything is opened, and the manifest against its
-own id. There is no pickle anywhere. A directory of bundles carries a file `CURRENT` with the id of
-the one to serve, and `PREVIOUS` with the one that was served before.
+own id. There is no pickle anywhere. A directory of bundles has a file `CURRENT` with the id of the
+served bundle, and `PREVIOUS` with the id of the bundle before.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ EVALUATION_FILE = "evaluation.json"
 _NOT_LISTED = {MANIFEST_FILE, SIGNATURE_FILE, f".{SIGNATURE_FILE}{PARTIAL}"}
 SAMPLES_FOLDER = "samples"
 ID_LENGTH = 16
-"""Hexadecimal digits of SHA-256 in a bundle's id: 64 bits, ample for telling bundles apart."""
+"""Number of hexadecimal digits of SHA-256 in a bundle's id; 64 bits make collisions improbable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +62,9 @@ class SampleQuery:
 
     Attributes
     ----------
-    id : names it in URLs.
-    file : its place in the bundle.
-    caption : what it shows, for a person.
+    id : name of the sample in URLs.
+    file : path of the image in the bundle.
+    caption : content of the image, for readers.
     belongs : whether the gallery holds a true match.
     """
 
@@ -82,14 +80,14 @@ class Manifest:
 
     Attributes
     ----------
-    gallery : name, description, n_items, how it is searched, the index and its recall.
-    encoder : fingerprint, posterior, preprocessing, dim, n_features; of its text tower, if it has
-        one, fingerprint, context length, and a summary of its calibration.
-    calibration : a summary, or None where nothing is calibrated.
-    metrics : measured by evaluation on queries used for nothing else, or None.
-    samples : query images to try.
-    library_versions : versions of the libraries that built it.
-    files : path → sha256 and bytes, of every file but the manifest.
+    gallery : name, description, n_items, search settings, the index and its recall.
+    encoder : fingerprint, posterior, preprocessing, dim, n_features. For an optional text encoder:
+        fingerprint, context length, and a summary of its calibration.
+    calibration : summary of the calibration; None without one.
+    metrics : results of an evaluation on separate queries, or None.
+    samples : example query images.
+    library_versions : versions of the libraries that built the bundle.
+    files : path → sha256 and bytes of every file except the manifest.
     """
 
     gallery: Mapping[str, Any]
@@ -101,16 +99,16 @@ class Manifest:
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
-    @cached_property  # every answer names it
+    @cached_property  # every answer contains it
     def id(self) -> str:
-        """The hash of everything above, and through ``files`` of every byte."""
+        """The hash of all fields and, through ``files``, of every byte."""
         return hashlib.sha256(_canonical(asdict(self))).hexdigest()[:ID_LENGTH]
 
     def to_json(self) -> bytes:
         """The manifest file's bytes."""
         return self._bytes
 
-    @cached_property  # compared when it is read, and hashed when it is served
+    @cached_property  # used more than once
     def _bytes(self) -> bytes:
         return _canonical({"id": self.id, **asdict(self)})
 
@@ -120,8 +118,8 @@ def read_manifest(directory: Path, schemas: Container[int] = (SCHEMA_VERSION,)) 
 
     Raises
     ------
-    BundleTampered : a file is missing, added or changed, or the manifest itself is.
-    BundleMismatch : a schema version that is not in ``schemas``.
+    BundleTampered : a file is missing, added or changed, or the manifest is changed.
+    BundleMismatch : the schema version is not in ``schemas``.
     """
     manifest = parse_manifest((directory / MANIFEST_FILE).read_bytes(), directory.name, schemas)
     verify_files(directory, manifest)
@@ -131,11 +129,11 @@ def read_manifest(directory: Path, schemas: Container[int] = (SCHEMA_VERSION,)) 
 def parse_manifest(
     content: bytes, bundle: str, schemas: Container[int] = (SCHEMA_VERSION,)
 ) -> Manifest:
-    """Return the manifest that ``content`` is, checked against its schema and its own id.
+    """Parse a manifest, and check it against its schema and its own id.
 
     Parameters
     ----------
-    bundle : what errors call the bundle.
+    bundle : name of the bundle in error messages.
 
     Raises
     ------
@@ -170,11 +168,11 @@ def parse_manifest(
     manifest = written.manifest()
     try:
         is_whole = manifest.id == written.id and manifest.to_json() == content
-    except ValueError:  # numbers that JSON does not have
+    except ValueError:  # for example NaN, which JSON does not have
         is_whole = False
     if not is_whole:
         raise BundleTampered(
-            f"{bundle}/{MANIFEST_FILE} has been changed: its content does not hash to its id "
+            f"{bundle}/{MANIFEST_FILE} has been changed: its content does not have the hash "
             f"{written.id}. Build or copy the bundle again."
         )
     return manifest
@@ -219,7 +217,7 @@ class _Encoder(_Schema, extra="allow"):
 
 
 class _ManifestFile(_Schema):
-    """The strict schema of `MANIFEST_FILE`: names that are not in it are refused."""
+    """The strict schema of `MANIFEST_FILE`; unknown names are refused."""
 
     id: str = Field(pattern=rf"^[0-9a-f]{{{ID_LENGTH}}}$")
     schema_version: int
@@ -235,18 +233,18 @@ class _ManifestFile(_Schema):
     def _lists_samples(self) -> Self:
         for sample in self.samples:
             if sample.file not in self.files:
-                raise ValueError(f"the sample {sample.id} is not one of the files")
+                raise ValueError(f"the file of the sample {sample.id} is not listed")
         return self
 
     def manifest(self) -> Manifest:
-        """The manifest before it was written."""
+        """Convert to a `Manifest`."""
         fields = self.model_dump(exclude={"id"}, exclude_unset=True)
         samples = tuple(SampleQuery(**sample) for sample in fields.pop("samples"))
         return Manifest(samples=samples, **fields)
 
 
 def verify_files(directory: Path, manifest: Manifest) -> None:
-    """Check that ``directory`` holds what its manifest lists, to the last byte.
+    """Check every byte of ``directory`` against its manifest.
 
     Raises
     ------
@@ -257,7 +255,7 @@ def verify_files(directory: Path, manifest: Manifest) -> None:
         missing = sorted(set(manifest.files) - present)
         added = sorted(present - set(manifest.files))
         raise BundleTampered(
-            f"The bundle {directory.name} does not hold what its manifest lists: "
+            f"The files of the bundle {directory.name} differ from its manifest: "
             f"missing {missing}, added {added}. Build or copy the bundle again."
         )
     with ThreadPoolExecutor(usable_processors()) as pool:  # hashing releases the interpreter's lock
@@ -272,10 +270,11 @@ def verify_files(directory: Path, manifest: Manifest) -> None:
 
 
 def describe_shared(path: Path) -> dict[str, Any]:
-    """Return what `describe_file` does; of a file with many names, which it has once for all.
+    """Describe a file as `describe_file` does; cache the result for a file with several links.
 
-    The encoder of a thousand galleries is one file. Its hash is trusted as in `BundleFiles`, unless
-    it was written so recently that a further write could go unnoticed.
+    A thousand galleries can link to one encoder file. Its cached hash is trusted as in
+    `BundleFiles`, but not cached if the file was written less than `SETTLED_S` ago: a further write
+    could have the same time stamp.
     """
     found = path.lstat()
     if found.st_nlink == 1 or not stat.S_ISREG(found.st_mode):
@@ -292,19 +291,19 @@ def describe_shared(path: Path) -> dict[str, Any]:
 _SHARED_FILES: dict[tuple[int, int, int, int], dict[str, Any]] = {}
 
 SETTLED_S = 2.0
-"""After which a write has a later time stamp than the one before, on any file system."""
+"""Seconds after which another write has a later time stamp on any file system."""
 
 
 def content_files(directory: Path) -> list[str]:
-    """Every file below ``directory`` that a manifest lists: all but itself and its signature.
+    """Return every file below ``directory`` except the manifest and its signature.
 
-    Nor the remains of an incomplete signature.
+    Remains of an incomplete signature are left out too.
     """
     return [name for name in file_names(directory) if name not in _NOT_LISTED]
 
 
 def file_names(directory: Path) -> list[str]:
-    """Every file below ``directory``, as POSIX paths; links are not followed out of it."""
+    """Return every file below ``directory``, as POSIX paths; links are not followed."""
     paths = [path for path in directory.rglob("*") if path.is_symlink() or path.is_file()]
     return sorted(PurePosixPath(path.relative_to(directory)).as_posix() for path in paths)
 

@@ -1,4 +1,4 @@
-"""The file `OPERATOR`: decisions of a gallery's operator that hold for all its bundles."""
+"""The file `OPERATOR`: settings by a gallery's operator for all its bundles."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ OPERATOR_FILE = "OPERATOR"
 
 @dataclass(frozen=True, slots=True)
 class OperatorSettings:
-    """The decisions of the operator of a gallery.
+    """The settings by the operator of a gallery.
 
     Attributes
     ----------
-    absent_share : share of absent queries that was adopted, in (0, 1); None for the configured one.
-    adopted_at : time of that, ISO 8601.
+    absent_share : adopted share of absent queries, in (0, 1); None for the configured share.
+    adopted_at : time of the adoption, ISO 8601.
     acknowledged_at : time of the last acknowledgement of drift, seconds since 1970; 0 for none.
     """
 
@@ -32,7 +32,7 @@ class OperatorSettings:
     acknowledged_at: float = 0.0
 
     def with_share(self, share: float | None) -> OperatorSettings:
-        """Return the same with another share; None takes back what was adopted.
+        """Return the settings with another share; None restores the configured share.
 
         Raises
         ------
@@ -46,16 +46,16 @@ class OperatorSettings:
         return replace(self, absent_share=share, adopted_at=now)
 
     def acknowledged(self) -> OperatorSettings:
-        """Return the same with drift acknowledged now."""
+        """Return the settings with drift acknowledged now."""
         return replace(self, acknowledged_at=time.time())
 
 
 def read_operator(root: Path) -> OperatorSettings:
-    """Return what ``root/OPERATOR`` says; the defaults without such a file.
+    """Read ``root/OPERATOR``; return the defaults without such a file.
 
     Raises
     ------
-    PointerUnreadable : it cannot be read, or says something else.
+    PointerUnreadable : the file cannot be read, or has other content.
     """
     try:
         said = json.loads((root / OPERATOR_FILE).read_bytes())
@@ -80,7 +80,7 @@ def read_operator(root: Path) -> OperatorSettings:
 def change_operator(
     root: Path, change: Callable[[OperatorSettings], OperatorSettings]
 ) -> OperatorSettings:
-    """Change ``root/OPERATOR`` atomically, and return what it says now.
+    """Change ``root/OPERATOR`` atomically, and return the new settings.
 
     Raises
     ------
@@ -90,7 +90,7 @@ def change_operator(
         try:
             settings = read_operator(root)
         except PointerUnreadable:
-            settings = OperatorSettings()  # it is written anew
+            settings = OperatorSettings()  # the file is written again
         settings = change(settings)
         with replacing(root / OPERATOR_FILE) as staged:
             staged.write_text(json.dumps(asdict(settings)) + "\n", encoding="ascii")

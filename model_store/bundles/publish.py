@@ -1,4 +1,4 @@
-"""Turn staged files into a bundle, by one rename."""
+"""Publish staged files as a bundle."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def publish(
     keep: bool = True,
     key: Ed25519PrivateKey | None = None,
 ) -> Path:
-    """Make a bundle of ``staging`` in ``root``, and point ``root/CURRENT`` at it.
+    """Make a bundle in ``root`` from ``staging``, and set ``root/CURRENT`` to it.
 
-    It is complete and on the disk before one rename gives it its name, so that a crash at any
-    moment leaves either no bundle or a whole one. Where the same bundle is already there, nothing
-    is written; one that is damaged gives way. One process at a time publishes, and the bundle is
-    not removed before it is the current one. What publishes that were killed left is removed.
+    The bundle is complete and on the disk before a rename gives it its name. So after a crash there
+    is no bundle or a complete one. If the same bundle exists already, nothing is written; a damaged
+    one is replaced. A lock excludes other processes, and the bundle cannot be removed before it is
+    the current one. Remains of killed processes are removed.
 
     Parameters
     ----------
-    keep : whether ``staging`` stays; what need not stay is moved, unless ``root`` is on another
-        file system.
-    key : signs the bundle.
+    keep : whether ``staging`` is kept. If not, it is moved instead of copied, unless ``root`` is on
+        another file system.
+    key : key to sign the bundle.
 
     Returns
     -------
@@ -62,7 +62,7 @@ def publish(
                 else:
                     staging.rename(partial)
                 _, hold = seal(partial, complete, key, aside=aside)
-            except BaseException:  # a full disk gets its room back
+            except BaseException:  # frees the space on a full disk
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
             shutil.rmtree(aside, ignore_errors=True)
@@ -75,7 +75,7 @@ def publish(
 
 
 def _held_if_whole(directory: Path) -> Hold | None:
-    """Hold a bundle that is there already; None of one that is not, or is damaged."""
+    """Lock an existing bundle; None if it does not exist or is damaged."""
     try:
         hold = Hold(directory)
     except BundleNotFound:
@@ -91,7 +91,7 @@ def _held_if_whole(directory: Path) -> Hold | None:
 def _copy(staging: Path, partial: Path) -> None:
     """Copy the files of a bundle; an `OSError` gives the cause.
 
-    Not by `shutil.copytree`, which collects errors into its own type.
+    `shutil.copytree` would collect errors into its own type.
     """
     partial.mkdir()
     for name in content_files(staging):
@@ -101,7 +101,7 @@ def _copy(staging: Path, partial: Path) -> None:
 
 
 def with_digests(directory: Path, manifest: Manifest) -> Manifest:
-    """The manifest of a bundle of the files in ``directory``."""
+    """Return the manifest with the digests of the files in ``directory``."""
     files = {name: describe_file(directory / name) for name in content_files(directory)}
     return replace(manifest, files=files)
 
@@ -113,13 +113,13 @@ def seal(
     *,
     aside: Path | None = None,
 ) -> tuple[Path, Hold]:
-    """Give ``directory`` its manifest and, by one rename, the name of the bundle that it is now.
+    """Write the manifest into ``directory``, and rename it to the bundle's id.
 
-    It is locked: only the process that made it knows its purpose.
+    The bundle is locked, because other processes might remove it before it is current.
 
     Parameters
     ----------
-    aside : where what has that name already, which is damaged, goes in that moment.
+    aside : new path of an existing damaged bundle with that id.
     """
     (directory / MANIFEST_FILE).write_bytes(manifest.to_json())
     if key is not None:

@@ -1,6 +1,6 @@
-"""Retention: old bundles of a directory are removed, with their changes, and what crashes left.
+"""Retention: removal of old bundles, their changes, and remains of crashes.
 
-A process that has a bundle open holds a lock of it: it is never taken away from under him.
+A process locks each bundle that it has open; a locked bundle is never removed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from model_store.files import PARTIAL, abandoned_folders, flush, lock_between_pr
 from model_store.gallery.live import high_water
 
 _OF_A_LOG = ("", "-wal", "-shm", ".high")
-"""Endings of the files of a log: itself, and what SQLite and `HighWater` keep beside it."""
+"""Endings of a log's files: the log, SQLite's journals, and the file of `HighWater`."""
 
 _ID = "[0-9a-f]" * ID_LENGTH
 _UNFINISHED = {
@@ -46,15 +46,15 @@ _UNFINISHED = {
     ),
     ACTIVATION_LOCK: (f".[A-Z]*{PARTIAL}", f".{SECRET_FILE}{PARTIAL}"),
 }
-"""Patterns of the files that a process writes while it holds a lock."""
+"""Patterns of the temporary files that a process writes under each lock."""
 
 
 class Hold:
-    """A bundle that is in use, until `close`, or until this object is collected.
+    """A lock on a bundle in use, until `close` or garbage collection of this object.
 
     Raises
     ------
-    BundleNotFound : it is not there, or is just being taken away.
+    BundleNotFound : the bundle does not exist, or another process removes it.
     """
 
     def __init__(self, directory: Path, *, alone: bool = False) -> None:
@@ -65,12 +65,12 @@ class Hold:
             fcntl.flock(self._descriptor, kind | fcntl.LOCK_NB)
         except (FileNotFoundError, BlockingIOError) as error:
             self.close()
-            raise BundleNotFound(f"The bundle {directory.name} is not there, or in use.") from error
-        except OSError:  # a file system without locks: nothing is removed there
+            raise BundleNotFound(f"No bundle {directory.name}, or it is in use.") from error
+        except OSError:  # a file system without locks, where nothing is removed
             self.close()
             if alone:
                 raise
-        if not (directory / MANIFEST_FILE).exists():  # it was taken away just before
+        if not (directory / MANIFEST_FILE).exists():  # it was removed just before
             self.close()
             raise BundleNotFound(f"The bundle {directory.name} no longer exists.")
 
@@ -93,21 +93,21 @@ class Hold:
 def prune(
     root: Path, keep: int = KEPT_BUNDLES, *, compacted: bool = False, dry_run: bool = False
 ) -> list[str]:
-    """Remove all bundles but the newest ``keep``, with their changes; returns ids, oldest first.
+    """Remove all bundles except the newest ``keep``; return their ids, oldest first.
 
-    Never the current one, the one before it, to which a rollback goes, nor one that is open. What
-    killed processes left goes too.
+    The changes of these bundles are removed too. The current bundle, the previous bundle (for a
+    rollback) and open bundles are never removed. Remains of killed processes are removed.
 
     Parameters
     ----------
-    compacted : remove only bundles with a log: those that were written to or compacted here. One
-        without may be there to be activated.
-    dry_run : only say which they are.
+    compacted : remove only bundles with a log, which were changed or compacted here. A bundle
+        without a log may be waiting for activation.
+    dry_run : only return the ids, without removing.
     """
     try:
         current, previous = current_id(root), previous_id(root)
     except PointerUnreadable:
-        return []  # it is unknown which is the current one
+        return []  # the current bundle is unknown
     if current is None:
         return []
     if not dry_run:
@@ -126,10 +126,10 @@ def prune(
 
 
 def remove_leftovers(root: Path) -> None:
-    """Remove what killed processes left in a directory of bundles.
+    """Remove the remains of killed processes in a directory of bundles.
 
-    The files of a running publish, compaction or activation stay: the process holds a
-    lock. Nothing is removed where it cannot be.
+    The files of a running publish, compaction or activation are kept, because the process holds a
+    lock. Files that cannot be removed are kept too.
     """
     there = bundle_ids(root)
     for left in root.glob(".*.removed"):
@@ -141,21 +141,21 @@ def remove_leftovers(root: Path) -> None:
     for left in abandoned_folders(root, RESTORING):
         shutil.rmtree(left, ignore_errors=True)
     for lock in _UNFINISHED:
-        # A lock that is taken for nothing would keep a compaction from beginning.
+        # Take the lock only if there is work: it would block the start of a compaction.
         if _unfinished(root, lock) or _noted(root, lock):
             with suppress(Timeout, OSError), lock_between_processes(root / lock).acquire(timeout=0):
                 remove_left_under(root, lock)
 
 
 def note(lock: Path, bundle_id: str) -> None:
-    """Write down which bundle is to be removed if the holder of a lock is killed; "" for none."""
+    """Record in a lock file which bundle to remove if its holder is killed; "" for none."""
     lock.write_text(bundle_id, encoding="ascii")
     if bundle_id:
         flush(lock)
 
 
 def remove_left_under(root: Path, lock: str) -> None:
-    """Remove what processes that were killed while they held a lock left; under that lock."""
+    """Remove the remains of processes that were killed under a lock; the caller holds the lock."""
     for path in _unfinished(root, lock):
         if path.name.endswith(high_water.UNFINISHED):
             high_water.remove_unfinished(path.parent)
@@ -171,7 +171,7 @@ def _unfinished(root: Path, lock: str) -> list[Path]:
 
 
 def _noted(root: Path, lock: str) -> str | None:
-    """Return the bundle that a process noted under a lock, and has not taken back."""
+    """Return the bundle recorded in a lock file; None if there is none."""
     try:
         noted = (root / lock).read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -180,7 +180,7 @@ def _noted(root: Path, lock: str) -> str | None:
 
 
 def _remove_noted(root: Path, lock: str) -> None:
-    """Remove a bundle that was finished, and had not become the current one."""
+    """Remove a finished bundle that has never become the current one."""
     noted = _noted(root, lock)
     if noted is None:
         return
@@ -188,7 +188,7 @@ def _remove_noted(root: Path, lock: str) -> None:
         is_named = noted in {current_id(root), previous_id(root)}
     except PointerUnreadable:
         return
-    # One that took over after a compaction has a log, though it may be empty.
+    # A bundle that became current after a compaction has a log, which may be empty.
     if not is_named and not changes_path(root, noted).exists():
         directory = bundle_directory(root, noted)
         if (directory / MANIFEST_FILE).exists() and not _remove(root, noted):
@@ -203,9 +203,9 @@ def _remove(root: Path, bundle_id: str) -> bool:
     gone = root / f".{bundle_id}.removed"
     try:
         with Hold(directory, alone=True):
-            if bundle_id in {current_id(root), previous_id(root)}:  # since these were looked at
+            if bundle_id in {current_id(root), previous_id(root)}:  # may have changed since
                 return False
-            shutil.rmtree(gone, ignore_errors=True)  # of the same content, removed before
+            shutil.rmtree(gone, ignore_errors=True)  # remains of an earlier removal
             directory.rename(gone)
     except (BundleNotFound, PointerUnreadable, OSError):
         return False
@@ -214,13 +214,13 @@ def _remove(root: Path, bundle_id: str) -> bool:
 
 
 def _finish(root: Path, bundle_id: str) -> None:
-    """Remove what is left of a bundle without a name; last its files, which tell of it."""
+    """Remove the log and then the files of a renamed bundle; its files mark unfinished work."""
     with suppress(OSError):
         remove_log(changes_path(root, bundle_id))
     shutil.rmtree(root / f".{bundle_id}.removed", ignore_errors=True)
 
 
 def remove_log(path: Path) -> None:
-    """Remove a log that nothing uses, and what lies beside it."""
+    """Remove an unused log and the files beside it."""
     for ending in _OF_A_LOG:
         path.with_name(path.name + ending).unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""A secret of a directory of bundles, with which its services sign what they hand out.
+"""The secret of a directory of bundles; its services use it to sign tokens.
 
-It lies in the directory, so that all services on it know the same and a restart changes nothing.
+It is stored in the directory, so that all services share it and a restart does not change it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _N_BYTES = 32
 
 
 def secret_of(root: Path | None, manifest: Manifest) -> bytes:
-    """Return the secret of a directory of bundles, which is made where there is none.
+    """Return the secret of a directory of bundles; create it if there is none.
 
-    Where it cannot be written, and for a bundle that is served without its directory, it is made of
-    the digests of the bundle's files, which only who has those files knows.
+    If it cannot be written, or the bundle is served without its directory, the secret is derived
+    from the manifest. Only readers of the bundle know that.
     """
     if root is not None:
         path = root / SECRET_FILE
@@ -36,7 +36,7 @@ def secret_of(root: Path | None, manifest: Manifest) -> bytes:
 
 
 def _make(path: Path) -> None:
-    """Write a new secret, unless another process is first: the same for all, and never half."""
+    """Write a new secret atomically, unless another process has written one."""
     with lock_between_processes(path.with_name(ACTIVATION_LOCK)):
         if not path.exists():
             with replacing(path) as staged:

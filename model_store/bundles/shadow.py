@@ -1,4 +1,4 @@
-"""The pointer `SHADOW`: a bundle that is tried beside the current one of a directory."""
+"""The pointer `SHADOW`: a bundle that is tested beside the current bundle."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SHADOW_FILE = "SHADOW"
 
 @dataclass(frozen=True, slots=True)
 class ShadowTerms:
-    """The bundle that is tried, and on how much.
+    """The tested bundle, and the share of queries that it gets.
 
     Attributes
     ----------
-    share : of the queries, above 0 and at most 1.
+    share : share of the queries, above 0 and at most 1.
     """
 
     bundle_id: str
@@ -27,11 +27,11 @@ class ShadowTerms:
 
 
 def read_shadow(root: Path) -> ShadowTerms | None:
-    """Return what ``root/SHADOW`` says; None where there is no such file.
+    """Read ``root/SHADOW``; return None without such a file.
 
     Raises
     ------
-    PointerUnreadable : it cannot be read, or says something else.
+    PointerUnreadable : the file cannot be read, or has other content.
     """
     try:
         said = json.loads((root / SHADOW_FILE).read_bytes())
@@ -43,15 +43,15 @@ def read_shadow(root: Path) -> ShadowTerms | None:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     raise PointerUnreadable(
-        f"{SHADOW_FILE} cannot be read, or names no bundle and share. Its operator removes it from "
-        "the directory of bundles; `PUT /v1/galleries/{gallery}/shadow` writes it anew."
+        f"{SHADOW_FILE} cannot be read, or names no bundle and share. Remove it from the directory "
+        "of bundles; `PUT /v1/galleries/{gallery}/shadow` writes it again."
     )
 
 
 def write_shadow(root: Path, terms: ShadowTerms | None) -> None:
-    """Have ``root/SHADOW`` say this from now on, atomically; None removes it.
+    """Write ``root/SHADOW`` atomically; None removes it.
 
-    One process at a time does it: two would write to one file before it takes its place.
+    A lock excludes other processes, because both would write to the same temporary file.
 
     Raises
     ------

@@ -1,7 +1,7 @@
-"""Signatures of bundles: who published one, where its id says only that it is whole.
+"""Signatures of bundles. An id proves that a bundle is complete; a signature proves its publisher.
 
-The manifest's bytes are signed, and through the digests in it every file of the bundle. The
-signature lies beside it, so that a bundle has the same id with one as without.
+The signature covers the manifest and, through its digests, every file of the bundle. It is a
+separate file, so signing does not change the id of a bundle.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from model_store.signing import is_signature, sign
 
 
 def write_signature(directory: Path, manifest: Manifest, key: Ed25519PrivateKey) -> None:
-    """Sign the bundle of ``manifest``, in place of who has signed it before."""
+    """Sign the bundle of ``manifest``; an earlier signature is replaced."""
     signed = json_text(sign(manifest.to_json(), key))
     with replacing(directory / SIGNATURE_FILE) as file:
         file.write_text(signed, encoding="utf-8")
@@ -34,7 +34,7 @@ def require_signature(directory: Path, manifest: Manifest, trusted: Collection[s
 
     Raises
     ------
-    BundleUntrusted : there is no signature, it is of another key, or of another manifest.
+    BundleUntrusted : the signature is missing, or by another key, or for another manifest.
     """
     try:
         signed = json.loads((directory / SIGNATURE_FILE).read_bytes())

@@ -1,8 +1,8 @@
-"""Bundles of earlier releases, written as this release writes them.
+"""Upgrade of bundles from earlier releases to this release.
 
-Schemas 1 to 7 have the encoder, items, vectors and samples of today in other files, which are
-written anew. A calibration of these schemas holds no evidence for guarantees: it is left out. Live
-changes (logs of format 1 and 2) become part of the new bundle.
+Schemas 1 to 7 store items and vectors in other files, which are written again. A calibration of
+these schemas has no evidence for guarantees, so it is left out. Live changes (logs of format 1 and
+2) become part of the new bundle.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from model_store.gallery.protocol import Part
 
 _PART = 1024
 KNOWN_SCHEMAS = range(1, SCHEMA_VERSION + 1)
-"""Schemas of the bundles that this release reads, if only to upgrade them."""
+"""Schemas of bundles that this release can read, at least to upgrade them."""
 
 _LEFT_OUT = {EVALUATION_FILE, *(name for names in FILES.values() for name in names)}
 
@@ -76,9 +76,9 @@ class Upgraded:
 
     Attributes
     ----------
-    before, after : ids of the old bundle and of the new one.
-    schema : of the old bundle.
-    n_items : of the new gallery.
+    before, after : ids of the old and the new bundle.
+    schema : schema of the old bundle.
+    n_items : number of items of the new gallery.
     n_changes : live changes that the new bundle contains.
     left_calibration : whether the old bundle had a calibration.
     """
@@ -92,7 +92,7 @@ class Upgraded:
 
 
 def galleries_below(directory: Path) -> list[Path]:
-    """Return the directories of bundles: ``directory`` itself, and galleries created below it."""
+    """Return the directories of bundles: ``directory`` itself, and those of galleries below it."""
     found = (path for end in ("", "*/", "*/*/") for path in directory.glob(end + CURRENT_FILE))
     return sorted(path.parent for path in found)
 
@@ -103,14 +103,14 @@ def old_schema(root: Path) -> int | None:
     Raises
     ------
     BundleNotFound : there is no current bundle.
-    BundleMismatch : the bundle is of a later release.
+    BundleMismatch : the bundle is from a later release.
     BundleTampered : its manifest is damaged.
     """
     return old_schema_of(locate(root))
 
 
 def old_schema_of(directory: Path) -> int | None:
-    """Return the same of the bundle in ``directory``; its files are not verified."""
+    """Return the schema of the bundle in ``directory`` if it must be upgraded, else None."""
     content = (directory / MANIFEST_FILE).read_bytes()
     manifest = parse_manifest(content, directory.name, KNOWN_SCHEMAS)
     return None if manifest.schema_version == SCHEMA_VERSION else manifest.schema_version
@@ -119,20 +119,20 @@ def old_schema_of(directory: Path) -> int | None:
 def upgrade(root: Path, key: Ed25519PrivateKey | None = None) -> Upgraded | None:
     """Write the current bundle of ``root``, with its live changes, as a bundle of this release.
 
-    The new bundle becomes the current one, the old one stays and is the previous one. Writers of a
-    service that still runs wait, and are refused afterwards: no change is lost.
+    The new bundle becomes the current one, and the old one the previous one. If a service is
+    running, its writers wait and are then refused, so no change is lost.
 
     Parameters
     ----------
-    key : signs the new bundle.
+    key : key to sign the new bundle.
 
     Returns
     -------
-    None where the bundle has today's schema.
+    None if the bundle has the current schema.
 
     Raises
     ------
-    BundleMismatch : of a later release, or its gallery lies in Milvus.
+    BundleMismatch : the bundle is from a later release, or its gallery is stored in Milvus.
     BundleTampered, LogDamaged : the bundle or its changes are damaged.
     """
     schema = old_schema(root)
@@ -167,7 +167,7 @@ def upgrade(root: Path, key: Ed25519PrivateKey | None = None) -> Upgraded | None
 
 
 def _copy(directory: Path, staging: Path) -> None:
-    """Copy what is the same in all schemas."""
+    """Copy the files that are the same in all schemas."""
     staging.mkdir()
     for name in content_files(directory):
         if name not in GALLERY_FILES and name not in _LEFT_OUT:
@@ -186,7 +186,7 @@ def _write_gallery(
         known = ("kind", "min_recall", "memory_budget_bytes")
         stored = {name: report_fields[name] for name in known if name in report_fields}
     if stored.get("kind") == "flat":
-        stored["kind"] = "auto"  # live changes may have made it too large to be exact
+        stored["kind"] = "auto"  # with live changes, it may be too large for an exact index
     with closing(_Base(directory)) as base:
         n_items = base.n_items - len(base.ids() & changed.keys())
         n_items += sum(row is not None for row in changed.values())
@@ -231,7 +231,7 @@ def _part(rows: tuple[Row, ...]) -> Part:
 
 
 class _Base:
-    """The gallery of a bundle of any schema up to 7, row by row in the order of the ids."""
+    """Reads the gallery of a bundle with schema 1 to 7, row by row in the order of the ids."""
 
     def __init__(self, directory: Path) -> None:
         if (directory / DIRECTIONS_FILE).exists():
@@ -269,7 +269,7 @@ class _Base:
 
 @contextmanager
 def _changes(path: Path, fingerprint: str) -> Iterator[dict[str, Row | None]]:
-    """Yield what a log makes of the items that it names, None of deleted ones; writers wait."""
+    """Yield id → last written item of a log, None for deleted items; writers wait meanwhile."""
     if not path.exists():
         yield {}
         return
@@ -301,7 +301,7 @@ def _last_writes(
 
 
 def _verify_log(connection: sqlite3.Connection, path: Path, fingerprint: str) -> None:
-    """Check that a log is sound and belongs to the bundle it is named after."""
+    """Check that a log is undamaged and belongs to the bundle in its file name."""
     found = dict(connection.execute("SELECT key, value FROM meta"))
     wanted = {"bundle": path.stem, "encoder": fingerprint}
     if found.get("schema") not in {"1", LOG_VERSION} or not wanted.items() <= found.items():
