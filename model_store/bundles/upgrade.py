@@ -269,7 +269,7 @@ class _Base:
 
 @contextmanager
 def _changes(path: Path, fingerprint: str) -> Iterator[dict[str, Row | None]]:
-    """Yield id → last written item of a log, None for deleted items; writers wait meanwhile."""
+    """Yield id → last written item of a log, None for deleted items; writers wait."""
     if not path.exists():
         yield {}
         return

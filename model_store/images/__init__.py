@@ -1,12 +1,11 @@
 """Bytes to pixels: the one decoder that builder and service share.
 
-A second copy is how train/serve skew is born, so everything that turns an image file into the
-encoder's input is here: `decode` (what is accepted, within which limits), `containers` (what a file
-declares before it is decoded), `tiff` (kinds of TIFF that Pillow misreads), `depth` (samples of
-more than eight bits), `colours` (whatever was in it, as RGB), `profiles` (colour profiles),
-`statements` (colours that a file states in other ways), and `resize` (to the encoder's input, to
-thumbnails and previews).
-`budget` is what decoding one image may cost, `quality` measures whether a picture is good enough.
+Two decoders would cause train/serve skew, so all steps from an image file to the encoder's input
+are here: `decode` (accepted formats and limits), `containers` (facts about a file before decoding),
+`tiff` (kinds of TIFF that Pillow misreads), `depth` (samples of more than eight bits), `colours`
+(conversion to RGB), `profiles` (ICC profiles), `statements` (other colour spaces in a file), and
+`resize` (to the encoder's input, thumbnails and previews). `budget` limits the cost of decoding one
+image, and `quality` measures whether a picture is good enough.
 """
 
 from model_store.images.containers import Content, content_of, format_of

@@ -1,4 +1,4 @@
-"""The cost limits of decoding one image, enforced by the kernel, in a process that can be lost."""
+"""The cost limits of decoding one image, enforced by the kernel in a separate process."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from functools import lru_cache
 
 @lru_cache(maxsize=1)
 def _mapped() -> int | None:
-    """The open file in which Linux reports the mapped memory of this process; None elsewhere.
+    """Open the file with this process's mapped memory on Linux; None on other systems.
 
-    It stays open: a process that decodes may have given up opening files.
+    The file stays open, because a decoding process may not be allowed to open files.
     """
     try:
         return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
@@ -29,10 +29,9 @@ class DecodingBudget:
 
     Attributes
     ----------
-    cpu_s : seconds of computing. Not seconds on the clock: on a busy machine those would refuse
-        images because of other processes.
-    memory_bytes : beyond what an idle decoder has mapped.
-    clock_s : seconds on the clock. Only a decoder that is stopped or starved takes so many.
+    cpu_s : seconds of CPU time. Wall-clock time would depend on other processes of a busy machine.
+    memory_bytes : maximum bytes beyond the mapped memory of an idle decoder.
+    clock_s : seconds of wall-clock time; only a stopped or starved decoder exceeds it.
     """
 
     cpu_s: float = 5.0
@@ -42,9 +41,9 @@ class DecodingBudget:
 
 @contextmanager
 def spending(budget: DecodingBudget) -> Iterator[None]:
-    """Decode within: too much memory is a `MemoryError`, too much computing ends this process.
+    """Limit the block: too much memory raises `MemoryError`, too much CPU time ends the process.
 
-    The kernel keeps the time: no parser can hold it up, and SIGPROF ends the process.
+    The kernel measures the time and ends the process with SIGPROF; no parser can prevent this.
     """
     signal.setitimer(signal.ITIMER_PROF, budget.cpu_s)
     _limit_memory(budget.memory_bytes)
@@ -56,9 +55,9 @@ def spending(budget: DecodingBudget) -> Iterator[None]:
 
 
 def _limit_memory(spare_bytes: int | None) -> None:
-    """Let this process map so much more than it has now; None for as much as it likes.
+    """Limit the further memory that this process can map; None removes the limit.
 
-    Only Linux reports mapped memory; elsewhere the limits on bytes and pixels have to do.
+    Only Linux reports mapped memory; elsewhere only the limits on bytes and pixels apply.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     if spare_bytes is None:

@@ -1,7 +1,7 @@
-"""A decoded frame of whatever kind, as upright 8-bit RGB.
+"""Conversion of any decoded frame to upright 8-bit RGB.
 
-Large images are converted a strip at a time: every conversion here looks at one pixel only, and
-whole intermediate images would take several times the memory of the result.
+Large images are converted strip by strip, because complete intermediate images would take several
+times the memory of the result. This is possible because each conversion works pixel by pixel.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _EXTRA_SAMPLES = 338
 
 TURNED = "The orientation stored in the file was applied."
 CONVERTED = "The colours were converted from"
-"""The beginning of the sentence that colours are as the file states them."""
+"""The beginning of the warning about a colour conversion that the file asks for."""
 
 _UPRIGHT: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
     2: lambda a: a[:, ::-1],
@@ -33,7 +33,7 @@ _UPRIGHT: dict[int, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {
     7: lambda a: a.swapaxes(0, 1)[::-1, ::-1],
     8: np.rot90,
 }
-"""The operation that turns an image of each EXIF orientation upright."""
+"""For each EXIF orientation, the operation that turns the image upright."""
 
 TRANSPOSED = frozenset({5, 6, 7, 8})
 """Orientations that exchange width and height."""
@@ -42,15 +42,15 @@ _Step = Callable[[Image.Image], Image.Image]
 
 
 def orientation(image: Image.Image) -> int | None:
-    """Return the EXIF orientation of a picture; None where it is upright or unreadable.
+    """Return the EXIF orientation of a picture; None if it is upright or unreadable.
 
-    Unreadable EXIF is no reason to refuse the picture: cameras write broken EXIF too.
+    A picture with unreadable EXIF is accepted, because some cameras write broken EXIF.
     """
     try:
         value = image.getexif().get(0x0112)
     except MemoryError:
         raise
-    except Exception:  # Pillow raises whatever the damage makes it raise
+    except Exception:  # damaged data can raise any exception in Pillow
         return None
     return value if isinstance(value, int) and value in _UPRIGHT else None
 
@@ -58,11 +58,11 @@ def orientation(image: Image.Image) -> int | None:
 def upright_rgb(
     image: Image.Image, statement: ColourStatement | None = None
 ) -> tuple[NDArray[np.uint8], list[str]]:
-    """Convert a loaded frame to upright RGB, (H, W, 3), saying what was changed.
+    """Convert a loaded frame to upright RGB, (H, W, 3); return it with warnings.
 
     Parameters
     ----------
-    statement : what the file declares of its colours beside an ICC profile.
+    statement : colour space in the file besides an ICC profile.
     """
     warnings: list[str] = []
     pixels = _rgb(image, _steps(image, statement or ColourStatement(), warnings))
@@ -103,7 +103,7 @@ def _steps(image: Image.Image, statement: ColourStatement, warnings: list[str]) 
 def _colour_steps(
     image: Image.Image, mode: str, statement: ColourStatement, warnings: list[str]
 ) -> list[_Step]:
-    """Return the steps from the file's colours to sRGB; of ``mode`` when they begin."""
+    """Return the steps from the file's colours, in ``mode``, to sRGB."""
     steps: list[_Step] = []
     profile = image.info.get("icc_profile")
     name = ""
@@ -137,8 +137,8 @@ def _colour_steps(
 def _has_alpha(image: Image.Image) -> bool:
     """Return whether parts of a picture may be transparent.
 
-    A BMP whose alpha is zero everywhere is opaque: programs write it so that know of no alpha. So
-    is a TIFF whose fourth channel has no declared meaning.
+    A BMP with zero alpha everywhere is opaque, because programs without support for alpha write it
+    so. A TIFF whose fourth channel has no declared meaning is opaque too.
     """
     is_declared = image.format != "BMP" and not (
         isinstance(image, TiffImageFile) and _EXTRA_SAMPLES not in image.tag_v2
@@ -149,9 +149,10 @@ def _has_alpha(image: Image.Image) -> bool:
 
 
 def _transparent_value(image: Image.Image) -> tuple[int, ...] | None:
-    """Return the grey or colour of a PNG that is transparent, as the pixels have it; else None.
+    """Return the transparent grey or colour of a PNG, in the depth of the pixels; else None.
 
-    The file names it in its own depth, of 1 to 16 bits; Pillow has 8 bits, and 16 of greys alone.
+    The file stores it in its own depth of 1 to 16 bits. Pillow's pixels have 8 bits, or 16 for
+    greys.
     """
     value = image.info.get("transparency")
     is_grey = image.mode in {"1", "L"} or image.mode.startswith("I")
@@ -178,7 +179,7 @@ def _key_on_white(key: tuple[int, ...]) -> _Step:
 
 
 def _rgb(image: Image.Image, steps: list[_Step]) -> NDArray[np.uint8]:
-    """Put ``image`` through ``steps``, strip by strip."""
+    """Apply ``steps`` to ``image``, strip by strip."""
 
     def converted(strip: Image.Image) -> NDArray[np.uint8]:
         for step in steps:
@@ -194,7 +195,7 @@ def _rgb(image: Image.Image, steps: list[_Step]) -> NDArray[np.uint8]:
 
 
 def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
-    """Cut ``image`` into strips, each with its first row."""
+    """Yield strips of ``image``, each with the number of its first row."""
     rows = max(1, _STRIP_PIXELS // image.width)
     for top in range(0, image.height, rows):
         yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
@@ -208,7 +209,8 @@ def _on_white(strip: Image.Image) -> Image.Image:
 def _scale(image: Image.Image) -> Scale:
     """Return the scale of a picture of more than eight bits.
 
-    Pillow's own conversion clips instead: nearly every pixel of a 16-bit photograph turns white.
+    Pillow's own conversion would clip values: nearly every pixel of a 16-bit photograph would
+    become white.
     """
     found = [extremes(np.asarray(strip)) for _, strip in _strips(image)]
     dtype = np.dtype(np.uint16) if image.mode.startswith("I;16") else np.asarray(image).dtype

@@ -1,7 +1,7 @@
-"""The facts that an image file's structure tells, without decoding and at a bounded cost.
+"""Facts about an image file from its structure, without decoding and at a bounded cost.
 
-Pillow answers some of these questions too, but only after it has read every frame (GIF, TIFF) or
-set aside the memory for the whole canvas (WebP).
+Pillow can return some of these facts too, but only after it has read every frame (GIF, TIFF) or
+allocated the memory of the whole canvas (WebP).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAGIC = {
 
 
 def format_of(data: bytes) -> str | None:
-    """The accepted format that the first bytes announce, whatever the rest is; None for none."""
+    """Return the accepted format by the first bytes; None if there is none."""
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "WEBP"
     name = next((name for magic, name in _MAGIC.items() if data.startswith(magic)), None)
@@ -39,14 +39,14 @@ _BMP_HEADERS = frozenset({12, 16, 40, 52, 56, 64, 108, 124})
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The content of a file that is of no accepted format.
+    """The content of a file without an accepted format.
 
     Attributes
     ----------
-    name : of the format, for a message: ``It is {name}.``
+    name : name of the format for the message ``It is {name}.``
     is_image : whether it is an image of another format.
-    is_system_file : whether an operating system writes such files beside a user's.
-    advice : one sentence; empty where conversion to an accepted format is the advice.
+    is_system_file : whether an operating system writes such files beside the user's files.
+    advice : one sentence; empty if the advice is to convert the file to an accepted format.
     """
 
     name: str
@@ -86,7 +86,7 @@ _OTHER_IMAGES: tuple[tuple[int, bytes, str], ...] = (
     (0, b"\xd7\xcd\xc6\x9a", "a Windows metafile (WMF)"),
     (0, b"AT&TFORM", "DjVu"),
     (0, b"SIMPLE  =", "FITS"),
-    (12, b"CgBI", "a PNG in Apple's own variant (CgBI), as iOS apps hold it"),
+    (12, b"CgBI", "a PNG in Apple's variant for iOS apps (CgBI)"),
     (0, b"\xff\x10\xff\x50", "JPEG XS"),
     (0, b"\x00\x00\x00\x0cJXS \r\n\x87\n", "JPEG XS"),
     (0, b"\x8aMNG\r\n\x1a\n", "MNG"),
@@ -148,7 +148,7 @@ _HEAD = 512
 
 _PAGE = Content("an HTML page", advice="Download the image itself.")
 _BASE64 = Content("an image as base64 text", advice="Decode it first.")
-_ANSWER = "Most often it is a server's error. Download the image again."
+_ANSWER = "It is probably an error message of a server. Download the image again."
 _TEXTS: tuple[tuple[bytes, Content], ...] = (
     (b"<!doctype html", _PAGE),
     (b"<html", _PAGE),
@@ -161,14 +161,14 @@ _TEXTS: tuple[tuple[bytes, Content], ...] = (
     (b"../.git/annex/", Content("a git-annex pointer", advice="Run `git annex get`.")),
     *((start, _BASE64) for start in (b"data:image/", b"/9j/", b"ivborw0kggo", b"r0lgod", b"uklgr")),
 )
-"""Beginnings of texts, in lower case."""
+"""Content by the beginning of a text, in lower case."""
 
 
 def content_of(data: bytes) -> Content | None:
     """Return the content of a file by its first bytes.
 
-    None of an accepted format, see `format_of`, but for a raw image that begins as TIFF does; and
-    None of content that is not known.
+    None for accepted formats (see `format_of`), except raw images that begin like TIFF, and None
+    for unknown content.
     """
     if data.startswith((b"\x00\x05\x16\x07", b"\x00\x05\x16\x00")):
         return Content("AppleDouble, which macOS writes beside a file", is_system_file=True)
@@ -190,12 +190,12 @@ def _media_content(data: bytes) -> Content | None:
         return found or Content("a video (MP4 or QuickTime)")
     if data[:4] == b"RIFF" and data[8:12] != b"WEBP":
         return Content("audio or video (RIFF)")
-    if data[:4] in _ICONS and 0 < _little(data[4:6]) < 256:  # TGA may begin so too, with no count
+    if data[:4] in _ICONS and 0 < _little(data[4:6]) < 256:  # TGA has a count of 0
         return Content(_ICONS[data[:4]], is_image=True)
     if len(data) > 16 and not data[:_HEAD].strip(b"\0"):
         return Content(
-            "zero bytes where its content should be",
-            advice="The copy of the file was interrupted, or the disk lost it. Copy it again.",
+            "empty (all bytes are zero)",
+            advice="The copy was interrupted, or the disk is damaged. Copy the file again.",
         )
     return None
 
@@ -213,7 +213,7 @@ def _text_content(data: bytes) -> Content | None:
 
 
 def text_in_place_of_image(data: bytes) -> Content | None:
-    """Return the kind of a text that is in the place of an image; None of other bytes."""
+    """Return the kind of a text that was sent instead of an image; None for other bytes."""
     head = data[:_HEAD].removeprefix(b"\xef\xbb\xbf").lstrip()
     if len(head) < 2 or not all(byte in _PRINTABLE for byte in head):
         return None
@@ -225,9 +225,9 @@ _PRINTABLE = frozenset((*b"\t\n\r", *range(0x20, 0x7F)))
 
 
 def begins_late(data: bytes) -> int | None:
-    """Return the place of an image that begins after a few other bytes; None where there is none.
+    """Return the offset of an image that follows a few other bytes; None if there is none.
 
-    Web pages that send images put a line break or a byte order mark before them by mistake.
+    Some web programs send a line break or a byte order mark before an image by mistake.
     """
     magics = [magic for magic, name in _MAGIC.items() if name in {"JPEG", "PNG", "GIF"}]
     places = [place for magic in magics if (place := data.find(magic, 1, _HEAD)) > 0]
@@ -235,9 +235,9 @@ def begins_late(data: bytes) -> int | None:
 
 
 def without_damaged_text(data: bytes) -> bytes | None:
-    """Return a PNG without the chunks beside its pixels whose checksums are wrong.
+    """Return a PNG without its ancillary chunks that have wrong checksums.
 
-    None where there are none of these.
+    None if there are no such chunks.
     """
     if format_of(data) != "PNG":
         return None
@@ -254,7 +254,7 @@ def without_damaged_text(data: bytes) -> bytes | None:
 
 
 def webp_canvas(data: bytes) -> tuple[int, int] | None:
-    """Width and height in the header of a WebP file; None where there is no such header."""
+    """Return width and height from the header of a WebP file; None without such a header."""
     kind, header = data[12:16], data[20:30]
     if len(header) < 10:
         return None
@@ -279,15 +279,15 @@ _JPEG_FRAMES = {
     0xCF: "hierarchical, lossless, arithmetic coding",
     0xF7: "JPEG-LS",
 }
-"""Kinds of frames that decoders of the usual JPEG do not read."""
+"""Kinds of JPEG frames that common decoders do not support."""
 
 
 def unread_jpeg(data: bytes) -> str | None:
-    """Name the kind of a JPEG that is sound and not read, such as 12 bits; None of others."""
+    """Name the kind of a valid but unsupported JPEG, for example 12 bits; None for others."""
     place = 2
     while place + 9 < len(data) and data[place] == 0xFF:
         marker = data[place + 1]
-        if marker == 0xFF:  # filled up
+        if marker == 0xFF:  # fill bytes
             place += 1
             continue
         if marker in _JPEG_FRAMES:
@@ -304,10 +304,9 @@ def unread_jpeg(data: bytes) -> str | None:
 
 
 def count_frames(data: bytes, most: int) -> int:
-    """Frames of a GIF, pages of a TIFF; counting stops one past ``most``.
+    """Count the frames of a GIF or the pages of a TIFF, up to ``most`` + 1.
 
-    What cannot be read ends the count: it says how many frames there are to be had, and whether
-    they are whole is for the decoder to find.
+    Unreadable data ends the count. The decoder checks whether the counted frames are complete.
     """
     counted = _gif_frames if format_of(data) == "GIF" else _tiff_pages
     try:
@@ -323,14 +322,14 @@ def _gif_frames(data: bytes, most: int) -> int:
     n_frames, place = 0, after_palette(data[10], 13)
     while n_frames <= most and place < len(data):
         block = data[place]
-        if block == 0x2C:  # an image: 9 bytes of geometry, maybe a palette, the size of a code
+        if block == 0x2C:  # an image: 9 bytes of geometry, an optional palette, the code size
             n_frames += 1
             place = after_palette(data[place + 9], place + 10) + 1
         elif block == 0x21:  # an extension
             place += 2
         elif block == 0x3B:  # the end
             break
-        else:  # Pillow skips what it does not know, byte by byte
+        else:  # Pillow skips unknown data byte by byte
             place += 1
             continue
         while place < len(data) and data[place]:

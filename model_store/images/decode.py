@@ -1,4 +1,4 @@
-"""The accepted image formats, their limits, and the way from an image's bytes to pixels."""
+"""The accepted image formats, their limits, and the decoding of an image's bytes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ from model_store.images.statements import statement_of
 from model_store.images.tiff import TiffLayout, decode_tiff, tiff_layout
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-"""Accepted formats. Pillow registers some forty more, most of them attack surface."""
+"""Accepted formats. Pillow supports about forty more, but most of them only increase the attack
+surface."""
 
 SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
@@ -44,15 +45,15 @@ RAW_SUFFIXES = frozenset(
     {".dng", ".cr2", ".cr3", ".crw", ".nef", ".nrw", ".arw", ".srf", ".sr2", ".orf", ".rw2", ".raf"}
     | {".pef", ".srw", ".raw", ".3fr", ".fff", ".iiq", ".rwl", ".mrw", ".x3f", ".erf", ".kdc"}
 )
-"""File name suffixes of cameras' raw images, many of which begin as TIFF does."""
+"""File name suffixes of cameras' raw images; many of these files begin like TIFF."""
 
 _END, _FILLER = b"\xff\xd9", b"\x5a\xc3" * 2000
-"""The marker at the end of a JPEG; and bytes that look like pixels, and not like no pixels."""
+"""The end marker of a JPEG, and filler bytes that decode to visible pixels."""
 
 _MENDED = "A damaged part of the file that holds no pixels was left out."
 _FLAT = "The picture is of a single colour."
 _NEARLY_BLACK = 16
-"""Levels of a picture whose samples of 16 bits hold at most 12."""
+"""Number of 8-bit levels of a picture whose 16-bit samples use at most 12 bits."""
 
 _ALMOST_BLACK = (
     "The picture is nearly black: its 16-bit samples hold values of at most 12 bits. Save it with "
@@ -60,21 +61,21 @@ _ALMOST_BLACK = (
 )
 
 TOO_MUCH_MEMORY = (
-    "Decoding the image takes more memory than one image may. Send a smaller image, or a plainer "
-    "kind of file (a baseline JPEG)."
+    "Decoding the image takes more memory than the limit. Send a smaller image, or a simpler kind "
+    "of file (a baseline JPEG)."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """The limits that an image must keep before a single pixel is decoded.
+    """The limits of an image, checked before any pixel is decoded.
 
     Attributes
     ----------
-    max_bytes : size of the file.
-    max_pixels : width × height; 40 million is a current phone's full resolution.
-    max_frames : of an animation, or pages. Only the first is used, but a file of very many is made
-        to be expensive.
+    max_bytes : maximum size of the file.
+    max_pixels : maximum of width × height; 40 million is a current phone's full resolution.
+    max_frames : maximum number of frames or pages. Only the first is used, but a file with very
+        many is probably an attack.
     """
 
     max_bytes: int = 20 * 2**20
@@ -84,15 +85,15 @@ class ImageLimits:
 
 @dataclass(frozen=True, slots=True)
 class DecodedImage:
-    """An image as the encoder's preprocessing wants it.
+    """A decoded image, ready for the encoder's preprocessing.
 
     Attributes
     ----------
     pixels : (H, W, 3) uint8, RGB, upright.
     format : the format found in the bytes.
-    width, height : of the picture in the file, after the orientation was applied; reduced decoding
-        makes ``pixels`` smaller.
-    warnings : what was changed or ignored, one sentence each.
+    width, height : size of the upright picture in the file; ``pixels`` are smaller after reduced
+        decoding.
+    warnings : sentences about changed or ignored parts of the file.
     """
 
     pixels: NDArray[np.uint8]
@@ -103,9 +104,9 @@ class DecodedImage:
 
     @property
     def losses(self) -> tuple[str, ...]:
-        """The warnings of parts that were left out or of values that were changed for good.
+        """The warnings about lost information: parts left out or values changed irreversibly.
 
-        Neither an orientation nor colours that were converted as the file states is one.
+        An applied orientation, or a colour conversion that the file asks for, is not a loss.
         """
         flat = (_FLAT,) if (self.pixels == self.pixels[:1, :1]).all() else ()
         kept = (one for one in self.warnings if one != TURNED and not one.startswith(CONVERTED))
@@ -117,15 +118,15 @@ def decode_image(
 ) -> DecodedImage:
     """Decode an uploaded or indexed file.
 
-    Sixteen-bit images are rescaled to eight, transparency is laid on white, colours go through the
-    file's profile where that is not sRGB, EXIF orientation is applied, and only the first frame of
-    an animation is kept; each leaves a sentence in ``warnings``.
+    Sixteen-bit images are rescaled to eight bits. Transparent areas become white. Colours are
+    converted from the file's profile to sRGB, and the EXIF orientation is applied. Of an animation,
+    only the first frame is kept. Each of these changes adds a sentence to ``warnings``.
 
     Parameters
     ----------
-    smallest_side : lets a JPEG be decoded at a half, a quarter or an eighth of its size as long as
-        neither side falls below it, which of a photograph of 12 megapixels takes a fifth of the
-        time; None for full decoding. See `Preprocessing.smallest_side`.
+    smallest_side : a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, if no side becomes smaller
+        than this. For a photograph of 12 megapixels this takes a fifth of the time. None for full
+        decoding. See `Preprocessing.smallest_side`.
 
     Raises
     ------
@@ -147,7 +148,7 @@ def decode_image(
 
 
 def check_size(data: bytes, limits: ImageLimits) -> None:
-    """Refuse a file by how many bytes it has, which needs no look at them.
+    """Refuse a file that is empty or too large, without reading it.
 
     Raises
     ------
@@ -187,7 +188,7 @@ def _decoded(data: bytes, limits: ImageLimits, smallest_side: int | None) -> Dec
             image = _loaded(image, data, smallest_side, warnings)
             deep = _deeper(image, data, layout, warnings)
             if is_turned and deep is image:
-                warnings.append(TURNED)  # which Pillow does automatically while it loads a TIFF
+                warnings.append(TURNED)  # Pillow applies it while loading a TIFF
             image = deep
         pixels, changes = upright_rgb(image, statement_of(image, data))
         if image.size != size:
@@ -196,21 +197,21 @@ def _decoded(data: bytes, limits: ImageLimits, smallest_side: int | None) -> Dec
             height, width = pixels.shape[:2]
     except (MemoryError, ImageError):
         raise
-    except Exception as error:  # Pillow's parsers raise whatever the damage makes them raise
+    except Exception as error:  # damaged data can raise any exception in Pillow
         raise _corrupt(data, error) from error
     return DecodedImage(pixels, announced, width, height, (*warnings, *changes))
 
 
 def _announced(data: bytes) -> str:
-    """Return the format that the first bytes announce; refuse kinds that are not read."""
+    """Return the format by the first bytes; refuse unsupported kinds."""
     announced = format_of(data)
     content = content_of(data)
     if announced is None or content is not None:
         raise _unsupported(data, content)
     if announced == "JPEG" and (kind := unread_jpeg(data)) is not None:
         raise UnsupportedImage(
-            f"JPEG of this kind is not read: {kind}. Save it as a baseline or progressive JPEG of "
-            "8 bits, or as PNG."
+            f"This kind of JPEG is not supported: {kind}. Save it as a baseline or progressive "
+            "JPEG with 8 bits, or as PNG."
         )
     return announced
 
@@ -218,7 +219,7 @@ def _announced(data: bytes) -> str:
 def _loaded(
     image: Image.Image, data: bytes, smallest_side: int | None, warnings: list[str]
 ) -> Image.Image:
-    """Decode a picture; a JPEG that lacks nothing but its end is whole."""
+    """Decode a picture; accept a JPEG that lacks only its end marker."""
     if image.format not in {"JPEG", "MPO"}:
         image.load()
         return image
@@ -235,7 +236,7 @@ def _loaded(
     except OSError as error:
         if "truncated" not in str(error):
             raise
-        # Where pixels are missing, bytes put in their place show in the picture.
+        # If pixels are missing, the filler bytes change the picture.
         whole = data.rstrip(b"\xff")
         ended, filled = load(whole + _END), load(whole + _FILLER + _END)
         if ended.tobytes() != filled.tobytes():
@@ -248,9 +249,9 @@ def _loaded(
 def _deeper(
     image: Image.Image, data: bytes, layout: TiffLayout | None, warnings: list[str]
 ) -> Image.Image:
-    """Return a picture whose 16-bit samples hold fewer bits with these as its range.
+    """Rescale a picture whose 16-bit samples use fewer bits to this range.
 
-    Of 16-bit RGB Pillow keeps the upper byte alone, which is nearly black in 12-bit pictures.
+    Pillow keeps only the upper byte of 16-bit RGB, so 12-bit pictures would be nearly black.
     """
     bits = layout.bits[0] if layout is not None else image.info.get("bit_depth")
     if bits != 16 or image.mode not in {"RGB", "RGBA"}:
@@ -261,7 +262,7 @@ def _deeper(
     if layout is not None:
         try:
             deep, changes = decode_tiff(data, layout)
-        except (UnsupportedImage, MemoryError):  # a compression that only Pillow reads; or large
+        except (UnsupportedImage, MemoryError):  # only Pillow reads it, or too large
             pass
         else:
             warnings += changes
@@ -276,11 +277,11 @@ def _draft(image: Image.Image, smallest_side: int | None) -> None:
 
 
 def _open(data: bytes, limits: ImageLimits) -> Image.Image:
-    """Read the header only, and refuse by what it says."""
+    """Read only the header, and check its limits."""
     if format_of(data) == "WEBP":
         _check_pixels(webp_canvas(data) or (1, 1), limits)
     if Image.MAX_IMAGE_PIXELS is not None and limits.max_pixels > Image.MAX_IMAGE_PIXELS:
-        Image.MAX_IMAGE_PIXELS = limits.max_pixels  # or Pillow refuses what is accepted here
+        Image.MAX_IMAGE_PIXELS = limits.max_pixels  # else Pillow would refuse it
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -289,11 +290,11 @@ def _open(data: bytes, limits: ImageLimits) -> Image.Image:
         ) from error
     except MemoryError:
         raise
-    except Exception as error:  # Pillow's header parsers raise whatever the damage makes them raise
+    except Exception as error:  # damaged data can raise any exception in Pillow
         raise _corrupt(data, error) from error
     _check_pixels(image.size, limits)
     if image.format == "PNG" and len(data) > 24:
-        image.info["bit_depth"] = data[24]  # of the header, which begins every PNG
+        image.info["bit_depth"] = data[24]  # in the PNG header
     return image
 
 
@@ -305,11 +306,11 @@ def _check_pixels(size: tuple[int, int], limits: ImageLimits) -> None:
             f"{limits.max_pixels:,} are accepted. Send a smaller image."
         )
     if width < 1 or height < 1:
-        raise CorruptImage(f"The image is {width} × {height}: there are no pixels in it.")
+        raise CorruptImage(f"The image is {width} × {height}: it has no pixels.")
 
 
 def _n_frames(image: Image.Image, data: bytes, limits: ImageLimits) -> int:
-    """Count frames or pages, or one more than are accepted."""
+    """Count frames or pages, up to one more than the limit."""
     if image.format in {"GIF", "TIFF"}:
         return count_frames(data, limits.max_frames)
     n_frames: int = getattr(image, "n_frames", 1)  # found in the header
@@ -322,8 +323,8 @@ def _check_frames(n_frames: int, limits: ImageLimits, warnings: list[str]) -> No
         warnings.insert(0, "The image is animated or has several pages; only the first was used.")
     if n_frames > limits.max_frames:
         raise ImageTooLarge(
-            f"The image has more than {limits.max_frames:,} frames or pages, and only the first "
-            "would be used. Send that one."
+            f"The image has more than {limits.max_frames:,} frames or pages, but only the first is "
+            "used. Send only the first."
         )
 
 
@@ -335,7 +336,7 @@ def _unsupported(data: bytes, content: Content | None) -> UnsupportedImage:
         said = (
             ""
             if begin is None
-            else f" One begins after {begin} bytes that the program put before it. Remove them."
+            else f" An image follows after {begin} other bytes. Remove these bytes."
         )
         return UnsupportedImage(
             f"The {len(data):,} bytes received are not an image in an accepted format.{said} "
@@ -343,7 +344,7 @@ def _unsupported(data: bytes, content: Content | None) -> UnsupportedImage:
         )
     advice = "Convert it to JPEG or PNG." if content.is_image else content.advice
     return UnsupportedImage(
-        f"The file is not read: it is {content.name}. {accepted} {advice}".strip()
+        f"The file is not supported: it is {content.name}. {accepted} {advice}".strip()
     )
 
 
@@ -351,9 +352,9 @@ def _corrupt(data: bytes, error: Exception) -> ImageError:
     layout = tiff_layout(data) if format_of(data) == "TIFF" else None
     if layout is not None:
         return layout.failure()
-    if "nsupported" in str(error):  # a sound file of a kind that Pillow names
+    if "nsupported" in str(error):  # a valid file of an unsupported kind
         return UnsupportedImage(
-            f"{format_of(data)} of this kind is not read: {error}. Save it as PNG or JPEG."
+            f"This kind of {format_of(data)} is not supported: {error}. Save it as PNG or JPEG."
         )
     return CorruptImage(
         f"The {format_of(data)} image is damaged or truncated and cannot be decoded. "

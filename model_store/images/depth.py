@@ -1,4 +1,4 @@
-"""Samples of more than eight bits, or of other kinds than unsigned integers, as eight bits."""
+"""Conversion of samples with more than eight bits, signed or float samples, to eight bits."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from numpy.typing import NDArray
 Samples = NDArray[Any]
 
 _TOPS = (255.0, 1023.0, 4095.0, 65_535.0)
-"""Largest values of the usual depths: 8 bits, the 10 and 12 of cameras, and 16.
+"""Largest values of the usual depths: 8 bits, 10 and 12 bits (cameras), and 16 bits.
 
-Values of 14 bits are as likely those of a dark picture of 16.
+14 bits are left out: such values may also come from a dark 16-bit picture.
 """
 
 _MIN_SHARE = 1 / 16
-"""Share of the range below which a picture would be black: then it is stretched."""
+"""If the values use less than this share of the range, the picture would be black and is
+stretched."""
 
 _ABOVE_ONE = 2.0
-"""Floating point up to this is taken to be of 0 to 1, with a few highlights above."""
+"""Float samples up to this value are treated as 0 to 1 with some highlights above 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,8 @@ class Scale:
 
     Attributes
     ----------
-    low, top : these values.
-    stretched : whether they are the picture's own extremes.
+    low, top : the values that become 0 and 255.
+    stretched : whether they are the extremes of the picture.
     """
 
     low: float
@@ -60,10 +61,10 @@ class Scale:
 def scale_of(dtype: np.dtype[Any], low: float, high: float) -> Scale:
     """Choose the scale of samples by their type and extremes.
 
-    A declared range is rarely full: 32-bit files hold values of eight bits, 16-bit files those of
-    cameras with twelve. Therefore the smallest usual depth that holds the values is used. If there
-    is none, or if the picture would be black, the values from the smallest to the largest are
-    stretched.
+    The declared range is rarely used fully: 32-bit files may contain 8-bit values, and 16-bit files
+    the 12-bit values of a camera. So the smallest usual depth that contains the values is used. If
+    there is none, or if the picture would be black, the values are stretched from the smallest to
+    the largest.
 
     Parameters
     ----------
@@ -83,7 +84,7 @@ def scale_of(dtype: np.dtype[Any], low: float, high: float) -> Scale:
 
 
 def extremes(values: Samples) -> tuple[float, float]:
-    """Return the smallest and the largest finite sample; 0 and 0 where there is none."""
+    """Return the smallest and the largest finite sample; 0 and 0 if there is none."""
     if values.dtype.kind == "f":
         values = values[np.isfinite(values)]
     return (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)

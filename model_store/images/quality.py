@@ -1,4 +1,4 @@
-"""Cheap reasons why a picture may be a poor query, before anything is searched."""
+"""Cheap checks, before a search, whether a picture may be a poor query."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ MEASURES = ("short_side", "brightness", "contrast", "sharpness", "aspect")
 """The last axis of `quality_measures`, in order."""
 
 _MEASURED_SIDE = 256
-"""Pixels that the longer side is brought down to before anything but its size is measured."""
+"""The longer side is reduced to this many pixels before measuring."""
 
 _GREYS = np.arange(256.0)
 
 _DEGRADED_FROM = 99.0
-"""Percentile of ordinary pictures from which one looks degraded, as the other limits are."""
+"""A picture counts as degraded from this percentile of ordinary pictures; the other limits use the
+same percentile."""
 
 _DEGRADED = "The picture looks degraded. Take another one: sharp, bright, of the whole thing."
 
 _FLAT = 1.0
-"""Variance of grey values below which nothing is left to be sharp."""
+"""Minimum variance of grey values for a measure of sharpness."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,8 @@ class _Reason:
     Attributes
     ----------
     measure : one of `MEASURES`.
-    limit : beyond which it may be poor.
-    below : whether small values are the poor ones.
+    limit : value beyond which the picture may be poor.
+    below : whether small values are poor.
     advice : one sentence.
     """
 
@@ -44,7 +45,7 @@ class _Reason:
     advice: str
 
     def applies(self, value: float, ordinary: float | None) -> bool:
-        """Return whether ``value`` is beyond the limit, and the ordinary one if known."""
+        """Return whether ``value`` is beyond the limit and, if known, the ``ordinary`` limit."""
         limits = [self.limit] if ordinary is None else [self.limit, ordinary]
         return value < min(limits) if self.below else value > max(limits)
 
@@ -64,8 +65,8 @@ class QualityHint:
 
     Attributes
     ----------
-    code : stable, to switch on.
-    measure, value : what was measured.
+    code : stable code for programs.
+    measure, value : name and value of the measure.
     advice : one sentence for the photographer.
     """
 
@@ -82,16 +83,16 @@ def quality_measures(
 
     Parameters
     ----------
-    size : width and height in the file, where ``pixels`` were decoded at a fraction of them.
+    size : width and height in the file, if ``pixels`` were decoded at a reduced size.
 
     Returns
     -------
     (len(MEASURES),):
 
-    - ``short_side`` in pixels, ``aspect`` the longer side over it;
+    - ``short_side`` in pixels, and ``aspect``: the longer side divided by it;
     - ``brightness`` and ``contrast``: mean and standard deviation of the grey values, 0 to 255;
-    - ``sharpness``: mean square of the Laplacian over the variance of the grey values, as in
-      Pech-Pacheco et al. 2000, but free of contrast; blurring takes the Laplacian away first.
+    - ``sharpness``: mean square of the Laplacian (as in Pech-Pacheco et al. 2000), divided by the
+    variance of the grey values, so that it does not depend on contrast. Blur reduces it.
     """
     width, height = size or (pixels.shape[1], pixels.shape[0])
     image = Image.fromarray(pixels).convert("L")
@@ -105,7 +106,7 @@ def quality_measures(
 
 
 def _mean_squared_laplacian(image: Image.Image) -> float:
-    """Return the mean squared Laplacian of grey values, whose border is repeated outside."""
+    """Return the mean squared Laplacian of grey values, with repeated border pixels."""
     grey = np.asarray(image, dtype=np.int16)
     laplacian = -4 * grey
     laplacian[1:] += grey[:-1]
@@ -123,13 +124,12 @@ def _mean_squared_laplacian(image: Image.Image) -> float:
 def quality_hints(
     measures: NDArray[np.float64], ordinary: Mapping[str, float] | None = None
 ) -> list[QualityHint]:
-    """Reasons against a query with these ``measures`` (len(MEASURES),).
+    """Return the quality hints for a query with ``measures`` (len(MEASURES),).
 
     Parameters
     ----------
-    ordinary : by the code of a reason, the value that one in a hundred calibration queries is
-        beyond. A gallery of silhouettes is dark and one of icons is small: what is usual there is
-        no reason against a query.
+    ordinary : for each code, the value that 1 % of the calibration queries exceed. It prevents
+        hints about usual queries of a gallery, for example dark silhouettes or small icons.
     """
     value_of = dict(zip(MEASURES, measures.tolist(), strict=True))
     known = ordinary or {}
@@ -141,12 +141,11 @@ def quality_hints(
 
 
 def degradation_hint(displacement: float | None, percentile: float | None) -> list[QualityHint]:
-    """Return the hint that a picture looks degraded, where no single measure says why.
+    """Return the hint that a picture looks degraded, without a single measure as the reason.
 
     Parameters
     ----------
-    displacement, percentile : see `model_store.decision.picture.PictureState`; None where they are
-        not known.
+    displacement, percentile : see `model_store.decision.picture.PictureState`; None if not known.
     """
     if displacement is None or percentile is None or percentile < _DEGRADED_FROM:
         return []
@@ -154,11 +153,11 @@ def degradation_hint(displacement: float | None, percentile: float | None) -> li
 
 
 def ordinary_limits(measures: NDArray[np.float64]) -> dict[str, float]:
-    """Return the value that 1 % of these queries are beyond, by the code of a reason.
+    """Return, for each code, the value that 1 % of these queries exceed.
 
     Parameters
     ----------
-    measures : (B, len(MEASURES)) of calibration queries.
+    measures : (B, len(MEASURES)) measures of the calibration queries.
     """
     return {
         code: float(

@@ -1,4 +1,4 @@
-"""To the encoder's input size, and to the sizes of thumbnails and previews."""
+"""Resizing to the encoder's input, and to thumbnails and previews."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ THUMBNAIL_SIDE = 160
 """Longest side of a gallery thumbnail, pixels: two columns on a phone at double density."""
 
 MOST_PREVIEW_SIDE = 1024
-"""Longest side of a preview at most, pixels."""
+"""Maximum of the longest side of a preview, in pixels."""
 
 
 Fit = Literal["stretch", "cover", "pad"]
@@ -24,26 +24,26 @@ Resample = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"
 
 @dataclass(frozen=True, slots=True)
 class Preprocessing:
-    """From an upright RGB image to the encoder's input size.
+    """Converts an upright RGB image to the encoder's input size.
 
-    An image is resized to fit a square or the input itself, and what is then larger than the input
-    is cropped at its centre, what is smaller padded. The sizes and offsets are rounded as
-    torchvision, timm and OpenCLIP round them, so that their encoders see the same pixels here.
+    An image is resized to fit a square or the input itself. Then it is cropped at its centre or
+    padded to the input size. Sizes and offsets are rounded as in torchvision, timm and OpenCLIP, so
+    that their encoders get the same pixels here.
 
     Attributes
     ----------
-    height, width : the encoder's input, pixels.
+    height, width : size of the encoder's input in pixels.
     fit : ``stretch`` changes the aspect ratio; ``cover`` keeps it and crops; ``pad`` keeps it and
         adds a border.
-    resample : interpolation; Pillow's, which averages when it shrinks.
-    decoding : ``reduced`` lets `decode_image` decode a JPEG at a fraction of its size that is still
-        larger than what is wanted of it; ``full``, of encoders made before there was a choice, does
-        not. Gallery and queries are decoded in the same way.
-    resized_side : side of the square that an image is fitted to before the crop, pixels: 256 of
-        the usual 224 from 256. None for the input's own height and width.
+    resample : interpolation method of Pillow, which averages when it shrinks.
+    decoding : with ``reduced``, `decode_image` may decode a JPEG at a fraction of its size, but not
+        below `smallest_side`. ``full`` is for encoders of earlier releases. Gallery and queries are
+        decoded in the same way.
+    resized_side : side in pixels of the square that an image is fitted to before the crop, for
+        example 256 for a crop of 224. None for the input's height and width.
     fill : colour of the border, ``#rrggbb``.
-    crop_offset : of half an odd number of pixels; ``even`` rounds to the next even one, as
-        torchvision does, ``down`` as transformers does.
+    crop_offset : rounding of half pixels in the offset of the crop: ``even`` to the nearest even
+        number, as torchvision does, ``down`` as transformers does.
     """
 
     height: int
@@ -57,9 +57,10 @@ class Preprocessing:
 
     @property
     def smallest_side(self) -> int | None:
-        """The pixels below which `decode_image` reduces no side of a JPEG; None for no reduction.
+        """The minimum side in pixels of a JPEG reduced by `decode_image`; None for no reduction.
 
-        Twice the input, so that resizing still averages over pixels, and twice a thumbnail.
+        It is at least twice the input, so that resizing still averages over pixels, and twice a
+        thumbnail.
         """
         if self.decoding == "full":
             return None
@@ -93,7 +94,7 @@ class Preprocessing:
         return np.asarray(canvas)
 
     def _resized(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return width and height before the crop of an image of ``size`` (width, height)."""
+        """Return the resized width and height of an image with ``size``, before the crop."""
         width, height = size
         side = self.resized_side
         to_width, to_height = (self.width, self.height) if side is None else (side, side)
@@ -107,9 +108,9 @@ class Preprocessing:
         return int(to_height * width / height), to_height
 
     def _offset(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return where an image of ``size`` (width, height) lies on the input; below 0 is cut off.
+        """Return left and top of an image with ``size`` on the input; negative for a crop.
 
-        A border's first half is rounded down.
+        The left and top borders are rounded down.
         """
         cut_off = round if self.crop_offset == "even" else int
         spare = self.width - size[0], self.height - size[1]
@@ -120,7 +121,7 @@ class Preprocessing:
 def encode_thumbnail(pixels: NDArray[np.uint8]) -> tuple[bytes, str]:
     """Re-encode ``pixels`` (H, W, 3) for display; returns the bytes and their media type.
 
-    Small images stay lossless, so that what a viewer sees is what the encoder saw.
+    Small images are stored lossless, so that viewers see the same pixels as the encoder.
     """
     image = Image.fromarray(pixels)
     buffer = io.BytesIO()
@@ -136,16 +137,16 @@ def encode_thumbnail(pixels: NDArray[np.uint8]) -> tuple[bytes, str]:
 def encode_preview(
     pixels: NDArray[np.uint8], side: int | None, again: Callable[[int], NDArray[np.uint8]]
 ) -> bytes:
-    """Re-encode an image to decide by, as JPEG.
+    """Re-encode an image as a JPEG preview for reviewers.
 
-    Nothing where no ``side`` is wanted, or the image is no larger than its thumbnail.
+    Empty if ``side`` is None, or if the image is not larger than its thumbnail.
 
     Parameters
     ----------
-    pixels : (H, W, 3), maybe reduced when it was decoded.
-    side : the longest of the preview at most, pixels.
-    again : decodes the same image, reduced to sides of at least so many pixels; asked where
-        ``pixels`` are fewer than the preview may have.
+    pixels : (H, W, 3), possibly from reduced decoding.
+    side : maximum of the longest side of the preview, in pixels.
+    again : decodes the same image with a given minimum side; called if ``pixels`` are smaller than
+        ``side``.
     """
     if side is None:
         return b""

@@ -1,4 +1,4 @@
-"""Statements about a file's colours other than an ICC profile, and the profiles that they mean."""
+"""Colour spaces that a file states other than by an ICC profile, and equivalent profiles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 from model_store.images.tiff import COLOUR_TAGS
 
 Curve = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-"""Values of a channel, 0 to 1, to linear light; 1 is the white of a page."""
+"""Converts values of a channel, 0 to 1, to linear light; 1 is paper white."""
 
 Primaries = tuple[tuple[float, float], ...]
 """Chromaticities x, y of red, green, blue and white."""
@@ -34,20 +34,20 @@ _PRIMARIES: Mapping[int, Primaries] = {
 """Primaries of ITU-T H.273: BT.709, BT.2020, DCI-P3 and Display P3."""
 
 _WHITE_CD = 203.0
-"""Luminance of white in pictures of high dynamic range, cd/m² (ITU-R BT.2408); lighter parts are
-clipped."""
+"""Luminance of white in HDR pictures, cd/m² (ITU-R BT.2408); brighter parts are clipped."""
 
 _N_SAMPLES = 1024
-"""Samples of a curve in a profile."""
+"""Number of samples of a curve in a profile."""
 
 _NO_PROFILE = (np.linalg.LinAlgError, ValueError, ZeroDivisionError, OverflowError, struct.error)
-"""Errors of primaries that span no colour space, or of curves that are none."""
+"""Errors for primaries that span no colour space, or for invalid curves."""
 
 _SAME_CURVE = 0.04
-"""Difference of linear light up to which a curve is that of sRGB, such as a gamma of 2.2."""
+"""A curve that differs from sRGB by at most this in linear light is treated as sRGB, for example a
+gamma of 2.2."""
 
 _USUAL_GAMMA = 1 / 2.2
-"""The gamma that many programs write into a PNG of sRGB."""
+"""The gamma that many programs write into an sRGB PNG."""
 
 BROKEN_PROFILE = "The colour profile in the file cannot be used and was ignored."
 IGNORED = "The statement in the file about its colours cannot be used and was ignored."
@@ -60,9 +60,9 @@ class ColourStatement:
 
     Attributes
     ----------
-    name : of the colour space, for a message; empty where the statement cannot be used.
-    profile : an ICC profile of it; None where the colours are sRGB, or not known.
-    warning : one sentence; empty where there is nothing to say.
+    name : name of the colour space for messages; empty if the statement cannot be used.
+    profile : equivalent ICC profile; None if the colours are sRGB or not known.
+    warning : one sentence, or empty.
     """
 
     name: str = ""
@@ -71,7 +71,7 @@ class ColourStatement:
 
     @property
     def is_stronger(self) -> bool:
-        """True where it holds also beside an ICC profile."""
+        """True if the statement has priority over an ICC profile."""
         return self.name.endswith("(cICP)")
 
 
@@ -79,7 +79,7 @@ _SRGB_STATEMENT = ColourStatement("sRGB")
 
 
 def statement_of(image: Image.Image, data: bytes) -> ColourStatement:
-    """Return what a file declares of its colours beside an ICC profile."""
+    """Return the colour space that a file states besides an ICC profile."""
     found = _statement(image, data)
     if _lost_its_profile(image, data) and not found.profile:
         return replace(found, warning=BROKEN_PROFILE)
@@ -87,7 +87,7 @@ def statement_of(image: Image.Image, data: bytes) -> ColourStatement:
 
 
 def _lost_its_profile(image: Image.Image, data: bytes) -> bool:
-    """Return whether a file has a profile, or a part of one, that Pillow could not put together."""
+    """Return whether a file has a complete or partial profile that Pillow could not read."""
     if image.info.get("icc_profile"):
         return False
     if isinstance(image, JpegImageFile):
@@ -107,7 +107,7 @@ def _statement(image: Image.Image, data: bytes) -> ColourStatement:
 
 
 def png_chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Give the chunks of a PNG before its pixels that say something of them."""
+    """Yield the chunks about colours that precede the pixels of a PNG."""
     place, n_chunks = 8, 0
     while place + 8 <= len(data) and n_chunks < 1000:
         (length,) = struct.unpack_from(">I", data, place)
@@ -121,7 +121,7 @@ def png_chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _of_png(chunks: Mapping[bytes, bytes]) -> ColourStatement | None:
-    """Read cICP, else sRGB, else gAMA and cHRM; None where there is none of them."""
+    """Read cICP, else sRGB, else gAMA and cHRM; None if all are missing."""
     if len(chunks.get(b"cICP", b"")) >= 4:
         return _of_code_points(*chunks[b"cICP"][:4])
     if b"sRGB" in chunks:
@@ -143,7 +143,7 @@ def _of_png(chunks: Mapping[bytes, bytes]) -> ColourStatement | None:
 
 
 def _of_tiff(tags: Mapping[int, Any]) -> ColourStatement | None:
-    """Read transfer function, white point and primaries; None where they are missing or sRGB."""
+    """Read transfer function, white point and primaries; None if they are missing or sRGB."""
     transfer, white, primaries = (tags.get(tag) for tag in COLOUR_TAGS)
     if not transfer and not primaries:
         return None
@@ -154,7 +154,7 @@ def _of_tiff(tags: Mapping[int, Any]) -> ColourStatement | None:
         same = np.abs(np.array(stated) - np.array(_SRGB)).max() < 0.01
         if not transfer:
             return None if same else _stated("the primaries of the TIFF", stated, "srgb", 0.0)
-        # One curve for all channels, or one for each: the first is read.
+        # There is one curve for all channels, or one for each; only the first is used.
         n_values = len(transfer)
         n_values //= 1 if n_values & (n_values - 1) == 0 else 3
         table = np.array(transfer[:n_values], dtype=float) / 65_535
@@ -181,7 +181,7 @@ def _of_code_points(primaries: int, transfer: int, matrix: int, full_range: int)
 
 
 def _of_exif(image: Image.Image) -> ColourStatement:
-    """Read the colour space in EXIF; cameras write Adobe RGB as R03 and no profile."""
+    """Read the colour space in EXIF; cameras write R03 for Adobe RGB, without a profile."""
     try:
         exif = image.getexif()
         space = exif.get_ifd(0x8769).get(0xA001)
@@ -190,7 +190,7 @@ def _of_exif(image: Image.Image) -> ColourStatement:
             interoperability = interoperability.get(1)
     except MemoryError:
         raise
-    except Exception:  # Pillow raises whatever the damage makes it raise
+    except Exception:  # damaged data can raise any exception in Pillow
         return ColourStatement()
     if isinstance(interoperability, bytes):
         interoperability = interoperability.decode(errors="replace")
@@ -201,7 +201,7 @@ def _of_exif(image: Image.Image) -> ColourStatement:
 
 
 def _of_bmp(data: bytes) -> ColourStatement:
-    """Read the colour space of the fourth and fifth header of BMP."""
+    """Read the colour space in version 4 and 5 headers of BMP."""
     size = int.from_bytes(data[14:18], "little")
     if size < 108 or len(data) < 14 + size:
         return ColourStatement()
@@ -225,7 +225,7 @@ def _stated(name: str, primaries: Primaries, kind: str, gamma: float) -> ColourS
 
 
 def _curve(kind: str, gamma: float) -> Curve:
-    """Return the curve of a name, maybe of values from 16 to 235 in place of 0 to 255."""
+    """Return the curve of a name; "narrow" means values from 16 to 235 instead of 0 to 255."""
     if kind.endswith(" narrow"):
         full = _curve(kind.removesuffix(" narrow"), gamma)
         return lambda values: full(((values * 255 - 16) / 219).clip(0, 1))
@@ -235,7 +235,7 @@ def _curve(kind: str, gamma: float) -> Curve:
         "2.8": lambda values: values**2.8,
         "linear": lambda values: values,
         "srgb": _srgb,
-        "video": _srgb,  # for display: of BT.1886, seen in a dim room
+        "video": _srgb,  # display of BT.1886 in a dim room
         "pq": lambda values: _pq(values) / _WHITE_CD,
         "hlg": lambda values: 1000 / _WHITE_CD * _hlg(values) ** 1.2,
     }
@@ -257,17 +257,17 @@ def _pq(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _hlg(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """ITU-R BT.2100: light of the scene, 0 to 1."""
+    """ITU-R BT.2100: scene light, 0 to 1."""
     a, b, c = 0.17883277, 0.28466892, 0.55991073
     return np.where(values <= 0.5, values**2 / 3, (np.exp((values - c) / a) + b) / 12)
 
 
 def matrix_profile(primaries: Primaries, curve: Curve) -> bytes:
-    """Return an ICC profile of version 2.4 with these primaries and this curve.
+    """Return an ICC profile, version 2.4, with the given primaries and curve.
 
     Raises
     ------
-    ValueError, ZeroDivisionError, numpy.linalg.LinAlgError : the primaries span no space.
+    ValueError, ZeroDivisionError, numpy.linalg.LinAlgError : the primaries span no colour space.
     """
     columns = np.array([[x / y, 1, (1 - x - y) / y] for x, y in primaries]).T
     white = columns[:, 3]
@@ -299,7 +299,7 @@ _BRADFORD = np.array(
 
 
 def _adapted(white: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the matrix that adapts colours under ``white`` to those under D50 (Bradford)."""
+    """Return the matrix for chromatic adaptation from ``white`` to D50 (Bradford)."""
     ratio = (_BRADFORD @ _D50) / (_BRADFORD @ white)
     adapted: NDArray[np.float64] = np.linalg.solve(_BRADFORD, np.diag(ratio) @ _BRADFORD)
     return adapted

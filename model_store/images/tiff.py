@@ -1,7 +1,7 @@
-"""TIFF: what a file declares of its samples, and the kinds of them that Pillow misreads.
+"""TIFF: the declared layout of a file, and decoding of kinds that Pillow misreads.
 
-Pillow reads the usual kinds. Of others it fails, or returns wrong pixels in silence: bytes in the
-wrong order, planes taken for rows, signed numbers taken for unsigned ones. `tifffile` reads those.
+Pillow reads the usual kinds. For others it fails, or returns wrong pixels without an error: it may
+swap bytes, read planes as rows, or read signed numbers as unsigned. `tifffile` decodes these kinds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logging.getLogger("tifffile").setLevel(logging.CRITICAL + 1)  # the error says i
 
 _TYPES = {1: "B", 3: "H", 4: "I", 16: "Q"}
 _MAX_VALUES = 16
-"""Values of a tag that are read: as many as a picture may have channels."""
+"""Maximum number of values to read from a tag; enough for all channels of a picture."""
 
 _MAX_TAGS = 4096
 
@@ -74,7 +74,7 @@ _COMPRESSION = {
     52_546: "JPEG XL",
 }
 _READ_BY_PILLOW = frozenset({1, 2, 3, 4, 5, 6, 7, 8, 32_771, 32_773, 32_946})
-"""Compressions whose failure is the file's."""
+"""Compressions that Pillow supports; if decoding fails, the file is damaged."""
 
 _SAMPLE_FORMATS = {
     1: "unsigned",
@@ -87,7 +87,7 @@ _SAMPLE_FORMATS = {
 _RAW_PHOTOMETRIC = frozenset({32_803, 34_892})
 _DNG_VERSION, _SUB_IFDS = 50_706, 330
 _REDUCED, _MASKS = 1, 4
-"""Bits of a page's kind: it is smaller than another page, or a mask of one."""
+"""Bits of a page's type: a reduced version of another page, or a mask."""
 
 _MAX_PAGES_LOOKED_AT = 16
 COLOUR_TAGS = (301, 318, 319)
@@ -100,22 +100,21 @@ _SAVE_AS = (
 
 @dataclass(frozen=True, slots=True)
 class TiffLayout:
-    """The declarations of the picture in a TIFF file: of its first page that is no preview.
+    """The layout of the first page in a TIFF file that is not a preview.
 
     Attributes
     ----------
-    page : its place among the pages, from 0.
-    width, height : in pixels; 0 where they are not declared.
-    bits, sample_format : of each sample, and its kind: 1 unsigned, 2 signed, 3 floating point.
-    compression, photometric, orientation : the numbers in the file.
-    extra : kinds of the samples that are no colours: 0 unspecified, 1 alpha that the colours were
-        multiplied by, 2 alpha.
-    n_samples : of each pixel.
+    page : index of the page, from 0.
+    width, height : size in pixels; 0 if not declared.
+    bits : bits of each sample.
+    sample_format : 1 unsigned, 2 signed, 3 floating point.
+    compression, photometric, orientation : tag values in the file.
+    extra : kinds of extra samples: 0 unspecified, 1 premultiplied alpha, 2 alpha.
+    n_samples : number of samples of each pixel.
     separate : whether each channel is a separate plane.
-    is_raw : whether a camera wrote it, and its picture is elsewhere in the file or is no picture
-        yet.
-    reversed_bits : whether the lowest bit of a byte comes first.
-    short_colours : whether a palette has 8-bit colours where the format has 16 bits.
+    is_raw : whether it is a camera's raw image, so that the page is not the final picture.
+    reversed_bits : whether the lowest bit of each byte is first.
+    short_colours : whether a palette has 8-bit instead of 16-bit colours.
     """
 
     page: int
@@ -135,7 +134,7 @@ class TiffLayout:
 
     @property
     def is_read_by_pillow(self) -> bool:
-        """True of kinds that Pillow reads rightly; each is tested against the 8-bit picture."""
+        """True for kinds that Pillow reads correctly; each is tested against the 8-bit picture."""
         if (
             len(set(self.bits)) > 1
             or self.sample_format != 1
@@ -167,26 +166,26 @@ class TiffLayout:
         return f"{self.n_samples} × {bits}-bit {kind}, {photometric}{planes}, {compression}"
 
     def refusal(self) -> UnsupportedImage:
-        """Return the error of a kind that is not read."""
+        """Return the error for an unsupported kind."""
         if self.is_raw:
             return UnsupportedImage(
-                "The file is not read: it is a camera's raw image (DNG, NEF, ARW or the like). "
+                "The file is not supported: it is a camera's raw image (such as DNG, NEF or ARW). "
                 "Convert it to JPEG or PNG."
             )
-        return UnsupportedImage(f"TIFF of this kind is not read: {self}. {_SAVE_AS}")
+        return UnsupportedImage(f"This kind of TIFF is not supported: {self}. {_SAVE_AS}")
 
     def failure(self) -> CorruptImage | UnsupportedImage:
-        """Return the error of a file that Pillow cannot decode."""
+        """Return the error for a file that Pillow cannot decode."""
         if self.compression not in _READ_BY_PILLOW:
             return self.refusal()
         return CorruptImage(
-            f"The TIFF image ({self}) is damaged or truncated and cannot be decoded. Give a "
+            f"The TIFF image ({self}) is damaged or truncated and cannot be decoded. Send a "
             "complete file."
         )
 
 
 def tiff_layout(data: bytes) -> TiffLayout | None:
-    """Read the declarations of the picture in a TIFF file; None where there are none."""
+    """Read the layout of a TIFF file; None if it cannot be read."""
     try:
         pages = list(_pages(data))
     except (struct.error, IndexError, KeyError):
@@ -224,7 +223,7 @@ def tiff_layout(data: bytes) -> TiffLayout | None:
 
 
 def _pages(data: bytes) -> Iterator[dict[int, tuple[int, ...]]]:
-    """Read the directories up to the first that is no preview, a few of them."""
+    """Yield the tags of pages up to the first that is not a preview, within a limit."""
     order = "<" if data[:2] == b"II" else ">"
     big = data[2:4] in {b"+\0", b"\0+"}
     count, size, offset = ("Q", 20, "Q") if big else ("H", 12, "I")
@@ -239,7 +238,7 @@ def _pages(data: bytes) -> Iterator[dict[int, tuple[int, ...]]]:
                 return
             (place,) = struct.unpack_from(order + offset, data, place + size * n_tags)
         except struct.error:
-            if n_pages:  # the pages before can be read
+            if n_pages:  # use the pages before
                 return
             raise
         if not place:
@@ -247,7 +246,7 @@ def _pages(data: bytes) -> Iterator[dict[int, tuple[int, ...]]]:
 
 
 def _tags(data: bytes, place: int, n_tags: int) -> dict[int, tuple[int, ...]]:
-    """Read the tags of whole numbers in a directory, a few values of each."""
+    """Read the integer tags of a directory, with a limited number of values."""
     order = "<" if data[:2] == b"II" else ">"
     size, offset = (20, "Q") if data[2:4] in {b"+\0", b"\0+"} else (12, "I")
     tags: dict[int, tuple[int, ...]] = {}
@@ -268,17 +267,17 @@ def _tags(data: bytes, place: int, n_tags: int) -> dict[int, tuple[int, ...]]:
 
 
 def decode_tiff(data: bytes, layout: TiffLayout) -> tuple[Image.Image, list[str]]:
-    """Decode the picture of a TIFF that Pillow does not read, to eight bits a sample.
+    """Decode a TIFF that Pillow does not read, to eight bits for each sample.
 
     Returns
     -------
-    A picture of mode L, LA, RGB, RGBA or CMYK with the profile and the orientation of the file; and
-    a sentence for each loss.
+    A picture in mode L, LA, RGB, RGBA or CMYK, with the profile and orientation of the file, and a
+    warning for each loss.
 
     Raises
     ------
-    UnsupportedImage : `tifffile` does not read it either, or the channels are no colours.
-    CorruptImage : a part of it is missing.
+    UnsupportedImage : `tifffile` does not support it either, or the channels are not colours.
+    CorruptImage : a part of the file is missing.
     """
     n_colours = {_WHITE_IS_ZERO: 1, _BLACK_IS_ZERO: 1, _RGB: 3, _PALETTE: 1, _SEPARATED: 4}.get(
         layout.photometric, 0
@@ -296,7 +295,7 @@ def decode_tiff(data: bytes, layout: TiffLayout) -> tuple[Image.Image, list[str]
             stated = _colour_tags(page)
     except (MemoryError, ImageError):
         raise
-    except Exception as error:  # of many kinds, as the file has it
+    except Exception as error:  # a damaged file can raise any exception
         raise layout.refusal() from error
     samples = samples.reshape(_shape(layout, samples))
     if layout.separate:
@@ -317,7 +316,7 @@ def decode_tiff(data: bytes, layout: TiffLayout) -> tuple[Image.Image, list[str]
 
 
 def _colour_tags(page: tifffile.TiffPage) -> dict[int, tuple[float, ...]]:
-    """Return transfer function, white point and primaries as numbers."""
+    """Return the tags for transfer function, white point and primaries as numbers."""
     found = {
         tag: tuple(np.ravel(page.tags.valueof(tag)).tolist())
         for tag in COLOUR_TAGS
@@ -330,7 +329,7 @@ def _colour_tags(page: tifffile.TiffPage) -> dict[int, tuple[float, ...]]:
 
 
 def _require_whole(page: tifffile.TiffPage, n_bytes: int, layout: TiffLayout) -> None:
-    """Refuse a file without some of its strips or tiles, which would come out black."""
+    """Refuse a file with missing strips or tiles, which would be black."""
     counts = page.databytecounts
     ends = [start + n for start, n in zip(page.dataoffsets, counts, strict=False)]
     if max(ends, default=0) > n_bytes or 0 in counts or len(ends) < math.prod(page.chunked):
@@ -348,7 +347,7 @@ def _shape(layout: TiffLayout, samples: NDArray[Any]) -> tuple[int, ...]:
 def _picture(
     samples: NDArray[Any], layout: TiffLayout, n_colours: int, profile: bytes | None
 ) -> tuple[Image.Image, list[str]]:
-    """Bring samples (H, W, S) to eight bits."""
+    """Convert samples (H, W, S) to an eight-bit picture."""
     colours = samples[..., :n_colours]
     warnings = []
     scale = scale_of(samples.dtype, *extremes(colours))

@@ -305,7 +305,7 @@ def changed(*path: str | int, to: object) -> Callable[[dict[str, Any]], None]:
 FORGED: dict[str, Callable[[dict[str, Any]], None]] = {
     "samples.0.file: a sample is a PNG": changed("samples", 0, "file", to="/etc/passwd"),
     "is not a path inside": changed("samples", 0, "file", to="samples/../../secret.png"),
-    "the sample 1 is not one of": changed("samples", 0, "file", to="samples/2.png"),
+    "the file of the sample 1 is not listed": changed("samples", 0, "file", to="samples/2.png"),
     "samples.0.id": changed("samples", 0, "id", to="../1"),
     "samples.0.extra: Extra inputs": changed("samples", 0, "extra", to=1),
     "gallery.name": changed("gallery", "name", to="g\n"),

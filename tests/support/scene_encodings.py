@@ -464,8 +464,8 @@ def unread_kinds() -> dict[str, tuple[bytes, Sequence[str]]]:
         "base64": (base64.b64encode(jpeg), ["base64"]),
         "an answer in JSON": (b'{"error": "not found"}', ["JSON", "server"]),
         "an answer in XML": (b"<?xml version='1.0'?><Error/>", ["XML", "server"]),
-        "zeros": (bytes(4096), ["zero bytes", "Copy it again"]),
-        "JPEG after a line": (b"\r\n" + jpeg, ["begins after 2 bytes"]),
+        "zeros": (bytes(4096), ["all bytes are zero", "Copy the file again"]),
+        "JPEG after a line": (b"\r\n" + jpeg, ["follows after 2 other bytes"]),
         "git-annex": (b"/annex/objects/SHA256E-s1--a.jpg\n", ["git annex get"]),
         "AppleDouble": (b"\0\5\x16\7\0\2\0\0Mac OS X", ["AppleDouble"]),
     }
