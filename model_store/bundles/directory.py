@@ -178,7 +178,7 @@ def _read_pointer(pointer: Path) -> str | None:
     if not is_bundle_id(named):
         raise PointerUnreadable(
             f"{pointer.name} names no bundle: wanted the {ID_LENGTH} hexadecimal digits of an id, "
-            f"found {len(content)} bytes of other text. List the bundles with `vouch-build doctor`, "
+            f"found {len(content)} bytes of text. List the bundles with `vouch-build doctor`, "
             "and write the file again with `vouch-build activate`."
         )
     return named
