@@ -3,10 +3,10 @@
 ::
 
     contract      the protocol, metadata and embeddings; no ONNX Runtime
-    vector_input  the input of an encoder that is elsewhere: vectors
+    vector_input  vectors as input, from an encoder elsewhere
     onnx          an encoder in an ONNX file
-    placement     which nodes run on which device
-    forwarding    an encoder in front of another
-    bound         runs in memory of the device that stays
-    text          texts in place of pixels: a second ONNX file, and a tokenizer
+    placement     the device of each node of the graph
+    forwarding    an encoder that forwards to another
+    bound         runs in preallocated device memory
+    text          text encoder: a second ONNX file and a tokenizer
 """

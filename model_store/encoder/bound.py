@@ -1,9 +1,8 @@
-"""Runs whose input and outputs stay in one place of a device's memory, for each size of a batch.
+"""Runs with preallocated input and output memory on the device, for each batch size.
 
-A run with arrays has ONNX Runtime find memory on the device, copy the images there and the answers
-back, each time anew. Bound to memory that stays, it copies and computes. That is also what a graph
-of CUDA asks for, which starts all kernels of a run at once: they read and write where they did when
-they were recorded.
+A run with arrays allocates device memory, copies the images there and the results back, at each
+call. With preallocated memory, it only copies and computes. CUDA graphs, which start all kernels of
+a run at once, require this: their kernels use the addresses that were recorded.
 """
 
 from __future__ import annotations
@@ -16,33 +15,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# ONNX Runtime reports its use to its maker unless this is disabled before the import.
+# Disable the telemetry of ONNX Runtime before the import.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime
 
 MOST_SIZES = 4
-"""Sizes of batches with preallocated memory: services and indexing fill batches up to one."""
+"""Batch sizes with preallocated memory; services and indexing fill batches up to one of them."""
 
 GRAPH_OF_A_RUN = "gpu_graph_id"
-"""The setting of a run that says which graph of CUDA it is recorded as, and repeated by."""
+"""Run setting with the id of the CUDA graph to record or to repeat."""
 
 NO_GRAPH = "-1"
 
 
 def without_graph() -> onnxruntime.RunOptions:
-    """Return options of a run that is not recorded, whatever the session is set to."""
+    """Return options for a run without a CUDA graph, for any session settings."""
     options = onnxruntime.RunOptions()
     options.add_run_config_entry(GRAPH_OF_A_RUN, NO_GRAPH)
     return options
 
 
 class BoundRuns:
-    """A session of one input, run in memory that stays; safe to share by threads.
+    """A session with one input that uses preallocated memory; safe to share by threads.
 
     Parameters
     ----------
-    device : where, in ONNX Runtime's words: ``cuda``, ``cpu``.
-    outputs : by name, the numbers that each has of an item; float32.
+    device : name of the device in ONNX Runtime: ``cuda`` or ``cpu``.
+    outputs : name → numbers for each item, float32.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class BoundRuns:
         self._lock = threading.Lock()
 
     def run(self, name: str, images: NDArray[Any]) -> Sequence[NDArray[np.float32]]:
-        """Return the outputs of a batch (B, …), which is given to the input ``name``."""
+        """Return the outputs for a batch (B, …) in the input ``name``."""
         with self._lock:
             batch = self._batches.get(len(images))
             if batch is None and len(self._batches) < MOST_SIZES:
@@ -68,7 +67,7 @@ class BoundRuns:
 
 
 class _Batch:
-    """The memory for batches of one size."""
+    """The memory for one batch size."""
 
     def __init__(
         self,
@@ -94,5 +93,5 @@ class _Batch:
     def run(self, images: NDArray[Any]) -> list[NDArray[np.float32]]:
         self._input.update_inplace(np.ascontiguousarray(images))
         self._session.run_with_iobinding(self._binding, self._options)
-        # A copy: the next run writes to the same memory.
+        # a copy, because the next run writes to the same memory
         return [np.array(value.numpy()) for value in self._values.values()]

@@ -28,15 +28,15 @@ TEXT_METADATA_KEY = "vouch.text_encoder"
 
 QueryKind = Literal["image", "text"]
 Cleaning = Literal["none", "whitespace", "lower", "canonicalize"]
-"""The repairs of a text before it is tokenized. All but `none` mend wrongly decoded characters
-(ftfy), read HTML's names of characters and join white space; `lower` makes small letters of it,
-and `canonicalize` leaves out punctuation as well."""
+"""Cleaning of a text before tokenization. All methods except `none` repair wrongly decoded
+characters (ftfy), decode HTML entities and collapse white space. `lower` also converts to lower
+case, and `canonicalize` also removes punctuation."""
 
 EncoderInput = Preprocessing | VectorInput
-"""The steps from an upright RGB image to an encoder's input; or the vectors that it takes."""
+"""Preprocessing of an upright RGB image for an encoder, or a description of vectors as input."""
 
 Inputs = NDArray[Any]
-"""Images (B, H, W, 3) uint8; or vectors (B, n) float32, for an encoder that takes vectors."""
+"""Images (B, H, W, 3) uint8, or vectors (B, n) float32 for an encoder with vectors as input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class EncoderMetadata:
 
     Attributes
     ----------
-    input : the steps from an upright RGB image to the input; or the vectors that it takes.
+    input : preprocessing of an upright RGB image, or a description of vectors as input.
     posterior : name of the distribution behind the variance, e.g. ``laplace_fixed_euclidean``.
-    pair_correlation : a and b of r ≈ a + b s, see `model_store.pairs`; None where nothing is known.
+    pair_correlation : a and b of r ≈ a + b s, see `model_store.pairs`; None if not known.
     """
 
     input: EncoderInput
@@ -56,16 +56,16 @@ class EncoderMetadata:
 
     @property
     def takes_images(self) -> bool:
-        """True of an encoder of images; else it takes vectors that were made elsewhere."""
+        """True if the input is images; False if it is vectors from an encoder elsewhere."""
         return isinstance(self.input, Preprocessing)
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """The steps from an upright RGB image to the input.
+        """Preprocessing of an upright RGB image.
 
         Raises
         ------
-        ImagesNotTaken : the encoder takes vectors.
+        ImagesNotTaken : the encoder's input is vectors.
         """
         if isinstance(self.input, VectorInput):
             raise ImagesNotTaken(
@@ -80,7 +80,7 @@ class EncoderMetadata:
         return INPUT_NAME if self.takes_images else VECTORS_NAME
 
     def fields(self) -> dict[str, Any]:
-        """The metadata as JSON has it."""
+        """The metadata as values for JSON."""
         fields = {**input_fields(self.input), "posterior": self.posterior}
         if self.pair_correlation is not None:
             fields["pair_correlation"] = list(self.pair_correlation)
@@ -101,13 +101,13 @@ class EncoderMetadata:
 
 
 def input_fields(expected: EncoderInput) -> dict[str, Any]:
-    """Return an encoder's input as JSON has it."""
+    """Return an encoder's input as values for JSON."""
     kind = "preprocessing" if isinstance(expected, Preprocessing) else "vectors"
     return {kind: asdict(expected)}
 
 
 def read_input(fields: Mapping[str, Any]) -> EncoderInput:
-    """Read what `input_fields` returned, among other fields."""
+    """Read the result of `input_fields`; other fields are ignored."""
     if "vectors" in fields:
         return VectorInput(**fields["vectors"])
     return Preprocessing(**fields["preprocessing"])
@@ -133,7 +133,7 @@ class Embeddings:
 
     @cached_property
     def directions(self) -> NDArray[np.float32]:
-        """Unit means (B, D); a `ValueError` where one has none."""
+        """Unit means (B, D); `ValueError` for a mean of length zero."""
         return unit_direction(self.mean)
 
     @cached_property
@@ -142,7 +142,7 @@ class Embeddings:
         return spherical_variance(self.mean, self.variance)
 
     def at(self, images: NDArray[np.integer[Any]]) -> Embeddings:
-        """Return the embeddings of some of the images."""
+        """Return a subset of the embeddings."""
         return Embeddings(self.mean[images], self.variance[images], self.features[images])
 
     def __getitem__(self, images: slice) -> Embeddings:
@@ -159,11 +159,11 @@ class Embeddings:
 
 
 class Encoder(Protocol):
-    """Pixels to embeddings. Laws: an image's answer does not depend on its batch."""
+    """Pixels to embeddings. Laws: the embedding of an image does not depend on its batch."""
 
     @property
     def fingerprint(self) -> str:
-        """Hash that ties galleries, calibrations and caches to this encoder."""
+        """Hash of this encoder; galleries, calibrations and caches store it."""
 
     @property
     def metadata(self) -> EncoderMetadata:
@@ -171,11 +171,11 @@ class Encoder(Protocol):
 
     @property
     def provider(self) -> str:
-        """The execution provider that really runs."""
+        """The execution provider that runs the encoder."""
 
     @property
     def placement(self) -> Placement | None:
-        """The number of nodes that each execution provider ran; None where only the CPU could."""
+        """The nodes that each execution provider ran; None if only the CPU is possible."""
 
     @property
     def dim(self) -> int:
@@ -186,10 +186,10 @@ class Encoder(Protocol):
         """F, the size of the penultimate layer."""
 
     def encode(self, images: Inputs, at_once: int | None = None) -> Embeddings:
-        """Embed ``images`` (B, H, W, 3) uint8, so many ``at_once``; by default all."""
+        """Embed ``images`` (B, H, W, 3) uint8, in batches of ``at_once``; by default one."""
 
     def close(self) -> None:
-        """Release processes and memory; nothing can be encoded afterwards."""
+        """Release processes and memory; the encoder cannot be used afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +198,10 @@ class TextMetadata:
 
     Attributes
     ----------
-    image_encoder : fingerprint of the encoder whose space the texts are embedded in.
-    tokenizer : SHA-256 of its tokenizer's file.
-    cleaning : what a text goes through before it is tokenized.
-    posterior : as `EncoderMetadata.posterior`; ``deterministic`` where no variance is known.
+    image_encoder : fingerprint of the image encoder with the same embedding space.
+    tokenizer : SHA-256 of the tokenizer's file.
+    cleaning : cleaning of a text before tokenization.
+    posterior : see `EncoderMetadata.posterior`; ``deterministic`` without a variance.
     """
 
     image_encoder: str
@@ -221,7 +221,7 @@ class TextMetadata:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """B texts as their encoder reads them.
+    """B tokenized texts.
 
     Attributes
     ----------
@@ -239,19 +239,19 @@ class Tokens:
 
 
 class TextEncoder(Protocol):
-    """Texts to embeddings in the space of an image encoder."""
+    """Embeds texts in the space of an image encoder."""
 
     @property
     def fingerprint(self) -> str:
-        """Hash that ties calibrations and caches to this encoder."""
+        """Hash of this encoder; calibrations and caches store it."""
 
     @property
     def metadata(self) -> TextMetadata:
-        """The image encoder that it belongs to, and how texts are read."""
+        """The metadata: image encoder, tokenizer and cleaning."""
 
     @property
     def context_length(self) -> int:
-        """L, the tokens of a text that it reads."""
+        """L, the maximum number of tokens of a text."""
 
     @property
     def dim(self) -> int:
@@ -262,8 +262,8 @@ class TextEncoder(Protocol):
 
         Raises
         ------
-        TextUnavailable : what reads texts is not installed.
+        TextUnavailable : a library for texts is not installed.
         """
 
     def encode(self, tokens: Tokens) -> Embeddings:
-        """Embed B texts; where the encoder gives no features, they are the mean."""
+        """Embed B texts; if the encoder gives no features, the features are the mean."""

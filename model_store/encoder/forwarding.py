@@ -1,4 +1,4 @@
-"""An encoder in front of another, in this process or in a separate one."""
+"""An encoder that forwards to another encoder, in this or another process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from model_store.encoder.placement import Placement
 
 @dataclass(frozen=True, slots=True)
 class EncoderFacts:
-    """The facts of an `Encoder`, to be sent to another process."""
+    """The properties of an `Encoder`, for another process."""
 
     fingerprint: str
     metadata: EncoderMetadata
@@ -34,11 +34,11 @@ class EncoderFacts:
 
 
 class EncoderProxy:
-    """The facts of an encoder that is another object, or in another process.
+    """Base class with the properties of another encoder.
 
     Attributes
     ----------
-    facts : that encoder, or what is known of it.
+    facts : the other encoder, or its properties.
     """
 
     facts: Encoder | EncoderFacts
@@ -75,7 +75,7 @@ class EncoderProxy:
 
 
 class ForwardingEncoder(EncoderProxy):
-    """An `Encoder` that hands everything on to another; subclasses do something of it themselves.
+    """An `Encoder` that forwards all calls to another; subclasses override some of them.
 
     Attributes
     ----------

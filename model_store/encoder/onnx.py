@@ -1,6 +1,6 @@
-"""The encoder: pixels in, a Gaussian over embeddings out, through one ONNX file.
+"""The image encoder: an ONNX file that maps pixels to a Gaussian over embeddings.
 
-The contract (every posterior exports to it, so nothing downstream can tell them apart):
+The contract, which is the same for every posterior:
 
 ===================  ==================  ================================================
 name                 shape, type         meaning
@@ -11,11 +11,11 @@ embedding_variance   (B, D) float32      its diagonal variance, same units squar
 features             (B, F) float32      penultimate activations φ(x)
 ===================  ==================  ================================================
 
-An encoder that was only declared (`model_store.encoder.vector_input`) takes ``vectors``, (B, n)
-float32, in place of images.
+An encoder for vectors (`model_store.encoder.vector_input`) has the input ``vectors``, (B, n)
+float32, instead of images.
 
-The file carries what it needs to be used: its preprocessing and the name of its posterior stand
-in its metadata, so they cannot be separated from the weights.
+The metadata of the file contains its preprocessing and the name of its posterior, so they cannot be
+separated from the weights.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from model_store.errors import EncoderContractError, ProviderUnavailable
 from model_store.images import content_of
 from model_store.processors import int8_sums_overflow, usable_processors
 
-# ONNX Runtime reports its use to its maker unless this is disabled before the import.
+# Disable the telemetry of ONNX Runtime before the import.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime
 
@@ -57,13 +57,13 @@ _ON_NVIDIA = (
 )
 
 _OPTIONS: Mapping[Provider, Mapping[str, str]] = {"cuda": {"use_tf32": "0"}}
-"""Options of providers. By default CUDA rounds factors to 10 bits, and
-answers would not be those of a gallery that was embedded on a CPU."""
+"""Options of providers. By default, CUDA rounds factors to 10 bits (TF32), and embeddings would
+differ from those of a gallery embedded on a CPU."""
 
 _GRAPHS: Mapping[Provider, str] = {"cuda": "enable_cuda_graph", "tensorrt": "trt_cuda_graph_enable"}
 
 _DEVICES: Mapping[str, str] = {PROVIDERS["cuda"]: "cuda", PROVIDERS["tensorrt"]: "cuda"}
-"""Providers whose memory is not the processor's, and the device that has it."""
+"""Providers with separate device memory, and the name of that device."""
 
 _ADVICE: Mapping[Provider, str] = {
     "cpu": "Install `onnxruntime`.",
@@ -80,18 +80,18 @@ class OnnxEncoder:
     Parameters
     ----------
     path : the file.
-    provider : ``auto`` takes CUDA where the machine has a GPU, else the CPU; what is named fails
-        where it does not run. A quantised graph stays on the CPU, which alone computes it with
-        integers.
-    threads : CPU threads within one call; 0 for all that this process may use.
-    cuda_graphs : record the kernels of each size of a batch, and start them together from then on;
-        of CUDA and TensorRT, which must then run all nodes.
+    provider : ``auto`` uses CUDA if the machine has a GPU, else the CPU. A named provider must be
+        available. With ``auto``, a quantised graph runs on the CPU, because only the CPU computes
+        it with integers.
+    threads : CPU threads of one call; 0 for all processors of this process.
+    cuda_graphs : record the kernels for each batch size as a CUDA graph, and start them together
+        afterwards. CUDA or TensorRT must then run all nodes.
 
     Raises
     ------
-    EncoderContractError : inputs, outputs or metadata are not those of the contract.
-    ProviderUnavailable : another than the CPU's was requested, and a run of the graph does not show
-        that it ran.
+    EncoderContractError : inputs, outputs or metadata differ from the contract.
+    ProviderUnavailable : a provider other than the CPU was requested, and the profile of a run does
+        not confirm it.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class OnnxEncoder:
         self._bound = None if device is None else BoundRuns(self._session, device, outputs)
 
     def encode(self, images: Inputs, at_once: int | None = None) -> Embeddings:
-        """Embed ``images`` (B, H, W, 3) uint8, so many ``at_once``; by default all."""
+        """Embed ``images`` (B, H, W, 3) uint8, in batches of ``at_once``; by default one."""
         size = at_once or max(1, len(images))
         parts = [self._run(images[i : i + size]) for i in range(0, max(1, len(images)), size)]
         return parts[0] if len(parts) == 1 else Embeddings.concatenate(parts)
@@ -139,18 +139,17 @@ class OnnxEncoder:
         return Embeddings(*self._session.run(list(OUTPUT_NAMES), {name: images}))
 
     def close(self) -> None:
-        """Only memory is held, which is freed with the object."""
+        """Nothing to do: the memory is freed with the object."""
 
 
 def open_graph(
     content: bytes, provider: ProviderChoice = "auto", threads: int = 0
 ) -> onnxruntime.InferenceSession:
-    """Start ONNX Runtime on a graph that need not keep the contract, such as a part of an encoder.
+    """Start ONNX Runtime on any graph, for example a part of an encoder.
 
     Parameters
     ----------
-    provider, threads : as for `OnnxEncoder`; the same graph on the same images then gives the same
-        bits.
+    provider, threads : see `OnnxEncoder`; with equal values, the results are identical bit for bit.
 
     Raises
     ------
@@ -160,7 +159,7 @@ def open_graph(
 
 
 def reason_of(error: Exception) -> str:
-    """Return why ONNX Runtime does not run a graph, and what to do, without its own source code."""
+    """Return the reason and advice if ONNX Runtime cannot run a graph, without its source paths."""
     text = str(error)
     opset = re.search(r"Opset (\d+) is under development.*till opset (\d+)", text, re.DOTALL)
     if opset is not None:
@@ -182,7 +181,7 @@ def reason_of(error: Exception) -> str:
 
 
 def running_provider(providers: Sequence[str], placement: Placement | None) -> str:
-    """The first of a session's providers that ran a node; without a placement, simply the first."""
+    """The first provider of a session that ran a node; without a placement, the first provider."""
     return next(name for name in providers if placement is None or name in placement)
 
 
@@ -212,7 +211,7 @@ def require_provider(wanted: Provider, provider: str, placement: Placement | Non
 def _choose(provider: ProviderChoice, content: bytes) -> Provider:
     """Return the provider to start; raise `ProviderUnavailable` if one is wanted and missing."""
     if provider == "auto" and b"QuantizeLinear" in content:
-        return "cpu"  # elsewhere its operators are rounded one by one, to other embeddings
+        return "cpu"  # other providers round each operator, which changes the embeddings
     if provider == "auto":
         has_gpu = Path("/dev/nvidiactl").exists()
         return "cuda" if has_gpu and _is_offered("cuda") else "cpu"
@@ -231,15 +230,15 @@ def _start_session(
     profile: str | None = None,
     cuda_graphs: bool = False,
 ) -> onnxruntime.InferenceSession:
-    """Start a session, profiled into the directory ``profile`` where one is given."""
+    """Start a session; if ``profile`` is a directory, write a profile into it."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or usable_processors()
     options.inter_op_num_threads = 1
-    # Threads that spin for work after an encoding take the cores that the search needs next.
+    # Threads that spin after an encoding would block the cores for the following search.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if int8_sums_overflow():
-        # Otherwise a quantised encoder computes other embeddings here than elsewhere: a cosine of
-        # 0.6 to 0.98 between both for MobileNetV2. So they have the same bits.
+        # Otherwise, the embeddings of a quantised encoder would depend on the processor: for
+        # MobileNetV2, the cosine between both is 0.6 to 0.98. With this setting they are identical.
         options.add_session_config_entry("session.x64quantprecision", "1")
     options.log_severity_level = 3
     if profile is not None:
@@ -247,7 +246,7 @@ def _start_session(
     providers = providers_of(chosen, cuda_graphs=cuda_graphs)
     try:
         return onnxruntime.InferenceSession(content, options, providers=providers)
-    except Exception as error:  # ONNX Runtime's own, of many kinds
+    except Exception as error:  # ONNX Runtime has many exception classes
         if not cuda_graphs:
             raise EncoderContractError(
                 f"The encoder's graph cannot be run. {reason_of(error)}"
@@ -261,8 +260,8 @@ def _start_session(
 def providers_of(
     chosen: Provider, *, cuda_graphs: bool = False
 ) -> list[tuple[str, dict[str, str]]]:
-    """Return the providers of a session, the first of which runs what it can, and their options."""
-    # What TensorRT does not know, CUDA does; what nothing else knows, the CPU.
+    """Return the providers of a session in order of preference, and their options."""
+    # CUDA runs the nodes that TensorRT does not support, and the CPU all others.
     names: dict[Provider, None] = dict.fromkeys([chosen, "cpu"])
     if chosen == "tensorrt":
         names = dict.fromkeys([chosen, "cuda", "cpu"])
@@ -275,7 +274,7 @@ def providers_of(
 def _where_nodes_run(
     session: onnxruntime.InferenceSession, metadata: EncoderMetadata
 ) -> Placement | None:
-    """Encode an empty image, profiled; None where the profile cannot be read."""
+    """Encode an empty image with a profile; None if the profile cannot be read."""
     blank = np.zeros((1, *metadata.input.shape), metadata.input.dtype)
     try:
         return run_profiled(session, {metadata.input_name: blank})
@@ -284,7 +283,7 @@ def _where_nodes_run(
 
 
 def _is_offered(provider: Provider) -> bool:
-    """Return whether this ONNX Runtime was built for it, after loading pip's NVIDIA libraries."""
+    """Load pip's NVIDIA libraries; return whether this ONNX Runtime supports CUDA."""
     if PROVIDERS[provider] not in onnxruntime.get_available_providers():
         return False
     if provider in {"cuda", "tensorrt"}:
@@ -293,7 +292,7 @@ def _is_offered(provider: Provider) -> bool:
 
 
 def _check_contract(session: onnxruntime.InferenceSession, path: Path) -> EncoderMetadata:
-    """Refuse a file that does not keep the contract at the top of this module."""
+    """Refuse a file that violates the contract of this module."""
     inputs = {node.name: node.type for node in session.get_inputs()}
     outputs = {node.name: node.shape for node in session.get_outputs()}
     taken = {INPUT_NAME: "tensor(uint8)"}, {VECTORS_NAME: "tensor(float)"}

@@ -1,4 +1,4 @@
-"""The execution providers that really ran the nodes of an encoder's graph.
+"""The execution providers that ran the nodes of an encoder's graph, from a profile.
 
 ONNX Runtime takes a list of execution providers and gives each node to the first that can run it.
 A session that names CUDA first may compute most of its graph on the CPU without a message. The
@@ -19,17 +19,15 @@ from numpy.typing import NDArray
 
 from model_store.encoder.bound import without_graph
 
-# ONNX Runtime reports its use to its maker unless this is disabled before the import.
+# Disable the telemetry of ONNX Runtime before the import.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime
 
 RUN_SUFFIX = "_kernel_time"
-"""The suffix of the one event of a node that is its run; older releases write others for its
-fences."""
+"""The suffix of the event for a node's run; older releases also write events for fences."""
 
 COPIES = {"MemcpyFromHost", "MemcpyToHost"}
-"""The operators that ONNX Runtime adds between providers. Copying to a GPU is not computing on
-it."""
+"""The copy operators that ONNX Runtime adds between providers; they do not count as computing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +38,8 @@ class ProviderShare:
     ----------
     nodes : nodes of the graph.
     share : of all nodes that ran.
-    seconds : in their kernels, as the host sees it. A GPU's kernels run asynchronously:
-        this is their cost to the host, not how long the GPU computed.
+    seconds : time in their kernels on the host. GPU kernels run asynchronously, so this is not the
+        GPU's computing time.
     """
 
     nodes: int
@@ -50,11 +48,11 @@ class ProviderShare:
 
 
 Placement = Mapping[str, ProviderShare]
-"""Name of an execution provider → what it ran; the one with most nodes first."""
+"""Execution provider → the part it ran; the provider with the most nodes is first."""
 
 
 def profile_first_run(options: onnxruntime.SessionOptions, directory: Path) -> None:
-    """Have a session profiled from its start on, into a file in ``directory``."""
+    """Enable profiling of a session into a file in ``directory``."""
     options.enable_profiling = True
     options.profile_file_prefix = str(directory / "encoder")
 
@@ -62,11 +60,11 @@ def profile_first_run(options: onnxruntime.SessionOptions, directory: Path) -> N
 def run_profiled(
     session: onnxruntime.InferenceSession, inputs: Mapping[str, NDArray[Any]]
 ) -> Placement:
-    """Run a session once and read where its nodes ran; profiling ends then.
+    """Run a session once, end its profiling, and return the provider of each node.
 
     Raises
     ------
-    ValueError : the session is not profiled, or its profile tells nothing of nodes.
+    ValueError : the session has no profile, or the profile contains no nodes.
     """
     session.run(None, dict(inputs), without_graph())
     written = session.end_profiling()
@@ -76,11 +74,11 @@ def run_profiled(
 
 
 def placement_of(events: Iterable[Mapping[str, Any]]) -> Placement:
-    """Return the part that each provider ran, by the events of a profile.
+    """Return the part that each provider ran, from the events of a profile.
 
     Raises
     ------
-    ValueError : no event names a node that ran, and its provider.
+    ValueError : no event contains a node with its provider.
     """
     nodes: Counter[str] = Counter()
     microseconds: Counter[str] = Counter()

@@ -1,7 +1,7 @@
-"""The text tower of an encoder: texts in, embeddings in the space of its images out.
+"""The text encoder: it embeds texts in the space of an image encoder.
 
-Two files beside the encoder's own: `text_encoder.onnx` and `tokenizer.json`, of the `tokenizers`
-library, with truncation and padding to the context length L. The graph:
+It has two files beside the image encoder: `text_encoder.onnx`, and `tokenizer.json` for the
+`tokenizers` library, with truncation and padding to the context length L. The graph:
 
 ===================  ==============  =========================================================
 name                 shape, type     meaning
@@ -51,18 +51,18 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 class OnnxTextEncoder:
     """The text encoder in a directory, on the CPU: a text is short.
 
-    Without the `tokenizers` library it opens, since image queries still work; every text is
+    Without the `tokenizers` library it can be opened, so that image queries work, but every text is
     refused.
 
     Parameters
     ----------
-    directory : holds both files.
-    threads : CPU threads within one call; 0 for all that this process may use.
+    directory : directory of both files.
+    threads : CPU threads of one call; 0 for all processors of this process.
 
     Raises
     ------
-    EncoderContractError : inputs, outputs or metadata are not those of the contract.
-    BundleMismatch : the tokenizer is that of another encoder.
+    EncoderContractError : inputs, outputs or metadata differ from the contract.
+    BundleMismatch : the tokenizer belongs to another encoder.
     """
 
     def __init__(self, directory: Path, threads: int = 0) -> None:
@@ -91,7 +91,7 @@ class OnnxTextEncoder:
         self._tokenizer = self._open_tokenizer(directory / TOKENIZER_FILE)
 
     def _open_tokenizer(self, path: Path) -> Tokenizer | None:
-        """Return the tokenizer; None where its library is not installed."""
+        """Return the tokenizer; None if its library is not installed."""
         content = path.read_bytes()
         if hashlib.sha256(content).hexdigest() != self.metadata.tokenizer:
             raise BundleMismatch(
@@ -124,7 +124,7 @@ class OnnxTextEncoder:
                 f"The library `tokenizers` is not installed where texts are to be embedded. "
                 f"{how_to_install('text')}"
             )
-        # One by one: the library would tokenize several on its own threads.
+        # One text per call, because the library would tokenize several texts on its own threads.
         read = [self._tokenizer.encode(cleaned(text, self.metadata.cleaning)) for text in texts]
         shape = len(read), self.context_length
         return Tokens(
@@ -143,14 +143,14 @@ class OnnxTextEncoder:
 
 
 def open_text_encoder(directory: Path, threads: int = 0) -> OnnxTextEncoder | None:
-    """Open the text encoder in a directory; None where there is none."""
+    """Open the text encoder in a directory; None if there is none."""
     if not (directory / TEXT_ENCODER_FILE).exists():
         return None
     return OnnxTextEncoder(directory, threads)
 
 
 def cleaned(text: str, cleaning: Cleaning) -> str:
-    """Repair a text as OpenCLIP does before it tokenizes one.
+    """Clean a text before tokenization, as OpenCLIP does.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The input of an encoder that is elsewhere: vectors that it has made of images."""
+"""Vectors as input: embeddings that an encoder elsewhere has made from images."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Vectors = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class VectorInput:
-    """One row of numbers for each image: its mean, maybe its variance, maybe its features.
+    """One row of numbers for each image: mean, optional variance, optional features.
 
     Attributes
     ----------
     made_by : name of the encoder that makes the vectors.
-    dim : D numbers of the mean.
-    with_variance : whether D numbers of the variance follow; else it is zero.
-    n_features : F numbers of the features, which come last; None where the mean serves for them.
+    dim : number D of dimensions of the mean.
+    with_variance : whether a variance with D numbers follows; else the variance is zero.
+    n_features : number F of features at the end of the row; None if the mean is used as features.
     """
 
     made_by: str
@@ -29,7 +29,7 @@ class VectorInput:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """The numbers of mean, variance and features in a row."""
+        """The lengths of mean, variance and features in a row."""
         return self.dim, self.dim * self.with_variance, self.n_features or 0
 
     @property
@@ -49,7 +49,7 @@ class VectorInput:
 
     @property
     def smallest_side(self) -> None:
-        """Nothing is decoded, at no fraction of its size."""
+        """None: vectors need no decoding."""
 
     def __call__(self, row: Vectors) -> Vectors:
         """Return a row unchanged: it needs no preparation."""

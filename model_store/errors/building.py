@@ -12,11 +12,11 @@ class ConfigError(BuildError):
 
 
 class UsageError(ConfigError):
-    """Options of a command contradict each other, or one has a value that it cannot have."""
+    """Options of a command contradict each other, or an option has an invalid value."""
 
 
 class DatasetError(BuildError):
-    """The data is missing or not what it should be."""
+    """The data is missing or invalid."""
 
 
 class TooManyBadImages(DatasetError):
@@ -24,7 +24,7 @@ class TooManyBadImages(DatasetError):
 
 
 class SourceUnavailable(DatasetError):
-    """The source of the images cannot be read, or no longer."""
+    """The source of the images cannot be read."""
 
 
 class OutputError(BuildError):
@@ -40,11 +40,11 @@ class WeightsError(BuildError):
 
 
 class EncoderSourceError(BuildError):
-    """An encoder that was made elsewhere cannot be brought to Vouch's contract."""
+    """An external encoder cannot be converted to Vouch's contract."""
 
 
 class TrainingDiverged(BuildError):
-    """The loss is no longer a number."""
+    """The loss is not finite."""
 
 
 class StepNotReady(BuildError):
@@ -56,11 +56,11 @@ class ParityError(BuildError):
 
 
 class CalibrationError(BuildError):
-    """Too few queries, or none of a kind that is needed."""
+    """There are too few queries, or a needed kind is missing."""
 
 
 class RequirementNotMet(BuildError):
-    """The outcome of a build is not as required."""
+    """The outcome of a build does not meet a requirement."""
 
 
 class CertificateError(BuildError):
@@ -68,4 +68,4 @@ class CertificateError(BuildError):
 
 
 class TransferError(BuildError):
-    """A bundle cannot be brought to another place, or from it."""
+    """A bundle cannot be copied to or from a place."""

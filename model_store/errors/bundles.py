@@ -1,4 +1,4 @@
-"""Errors of bundles: of opening, keeping and signing them."""
+"""Errors of opening, storing and signing bundles."""
 
 from model_store.errors.root import VouchError
 
@@ -28,7 +28,7 @@ class BundleUntrusted(BundleError):
 
 
 class BundleMismatch(BundleError):
-    """Parts that do not belong together, or a schema version this release does not know."""
+    """The parts do not belong together, or this release does not support the schema version."""
 
 
 class SigningKeyError(VouchError):

@@ -6,10 +6,10 @@ class VouchError(Exception):
 
 
 def reason_of(error: BaseException) -> str | None:
-    """Return the first cause of an error, in one line; None where its message says all.
+    """Return the first cause of an error in one line; None if the message is complete.
 
-    It is for the operator: other programs have written it, and it may name hosts and files. Some
-    raise an error from the same error, so the chain may be endless.
+    It is for the operator only, because texts of other programs may contain hosts and files. Some
+    libraries raise an error from itself, so the chain of causes may be endless.
     """
     causes = [error]
     while causes[-1].__cause__ is not None and causes[-1].__cause__ not in causes:

@@ -1,16 +1,16 @@
-"""The words of people on answers, in one SQLite file that services and commands share.
+"""Reviewer decisions and feedback, in one SQLite file that services and commands share.
 
 ::
 
-    file       its tables, and how it is opened
-    log        pairs of a query and an item, and what was drawn for review
-    decisions  what a reviewer decided of a query, one entry after another; the log keeps them
-    answered   queries that can be decided on after they have left the cache
+    file       tables of the file, and opening it
+    log        pairs of a query and an item, and matches drawn for review
+    decisions  decisions of reviewers on queries, as append-only entries
+    answered   stored queries, for decisions after they have left the cache
     exchange   decisions as CSV and JSONL
-    cases      queries kept for review, with their answers
+    cases      queries for review, with their answers
     queue      the review queue: cases with pictures, and leases of them
     drawn      randomly drawn queries, as evidence about served answers
-    turns      the order in which reviewers are given cases
+    turns      the order of cases for reviewers
     agreement  agreement of independent reviewers
 """
 

@@ -1,4 +1,4 @@
-"""Agreement of reviewers who decided on a query independently."""
+"""Agreement of reviewers who have decided on a query independently."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from model_store.feedback.decisions import Decided
 
 
 def votes(decided: Sequence[Decided]) -> list[Decided]:
-    """Return the last decision of each reviewer that holds; without a name all are one reviewer."""
+    """Return each reviewer's last decision that is not undone; no name counts as one reviewer."""
     last = {one.reviewer: one for one in decided if one.undone_at is None}
     return list(last.values())
 
 
 def agreed(decided: Sequence[Decided], wanted: int) -> list[Decided]:
-    """Return the decisions of the first ``wanted`` or more reviewers that agree; none: they do not.
+    """Return the largest group of equal decisions; empty if fewer than ``wanted`` agree.
 
-    Those who name an item agree if it has the same label, or is the same; `none_of_these` and
-    `new` agree that nothing matches.
+    Two decisions for an item agree if the items have the same label or are the same item.
+    `none_of_these` and `new` agree with each other.
     """
     outcomes: dict[tuple[str, ...], list[Decided]] = defaultdict(list)
     for vote in votes(decided):
@@ -28,7 +28,7 @@ def agreed(decided: Sequence[Decided], wanted: int) -> list[Decided]:
 
 
 def n_missing(decided: Sequence[Decided], wanted: int) -> int:
-    """Return how many more reviewers have to agree with those who agree most; at least one."""
+    """Return how many more agreeing reviewers are needed; at least one."""
     most = next(
         (n for n in range(wanted, 0, -1) if agreed(decided, n)),
         0,

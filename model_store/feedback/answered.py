@@ -1,4 +1,4 @@
-"""Answered queries, kept as numbers for as long as their owner chooses; never as images."""
+"""Answered queries, stored as embeddings for a configured time, never as images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from model_store.feedback.file import opened
 from model_store.half_precision import HalfRows
 
 LATE_S = 3600.0
-"""Seconds after which earlier answers are no longer written."""
+"""Maximum seconds between an answer and its write to the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,9 @@ class AnsweredQuery:
 
     Attributes
     ----------
-    query_id : of the answer.
-    mean, variance, features : each a row of `HalfRows`.
-    noted_at : when it was answered, seconds since 1970; it is written a little later.
+    query_id : id of the query.
+    mean, variance, features : one row of `HalfRows` each.
+    noted_at : time of the answer, seconds since 1970; the query is written a little later.
     """
 
     query_id: str
@@ -33,7 +33,7 @@ class AnsweredQuery:
     noted_at: float = field(default_factory=time.time, compare=False, kw_only=True)
 
     def rows(self) -> tuple[HalfRows, HalfRows, HalfRows]:
-        """Return mean, variance and features, of one row each."""
+        """Return mean, variance and features, each with one row."""
         mean, variance, features = (
             HalfRows.from_bytes([part]) for part in (self.mean, self.variance, self.features)
         )
@@ -41,12 +41,12 @@ class AnsweredQuery:
 
 
 class AnsweredQueries:
-    """Queries of all galleries, in the feedback's file; safe to share by processes.
+    """Queries of all galleries in the feedback file; safe to share by processes.
 
     Parameters
     ----------
-    path : of the file.
-    retention_s : seconds after which a query is forgotten that is not under review.
+    path : path of the feedback file.
+    retention_s : seconds after which a query that is not under review is deleted.
     """
 
     def __init__(self, path: Path, retention_s: float) -> None:
@@ -54,11 +54,11 @@ class AnsweredQueries:
 
     @property
     def keeps_all(self) -> bool:
-        """True if every answered query is kept for a while, not those under review alone."""
+        """True if all answered queries are kept for a time; else only those under review."""
         return self._retention_s > 0
 
     def add(self, gallery: str, encoder: str, queries: Sequence[AnsweredQuery]) -> None:
-        """Keep queries that were answered now, and forget those whose time is over.
+        """Store newly answered queries, and delete expired ones.
 
         Parameters
         ----------
@@ -71,7 +71,7 @@ class AnsweredQueries:
             purge(connection, now - self._retention_s)
 
     def find(self, gallery: str, encoder: str, query_id: str) -> AnsweredQuery | None:
-        """Return a query that is kept; None where there is none."""
+        """Return a stored query; None if there is none."""
         if not self._path.exists():
             return None
         with opened(self._path) as connection:
@@ -84,7 +84,7 @@ class AnsweredQueries:
         return None if row is None else AnsweredQuery(*row)
 
     def forget(self, gallery: str, query_id: str) -> bool:
-        """Delete a query, on request; whether there was one."""
+        """Delete a query on request; return whether it existed."""
         with opened(self._path, writing=True) as connection:
             return forget(connection, gallery, query_id)
 
@@ -102,7 +102,7 @@ def add(
     queries: Sequence[AnsweredQuery],
     now: float,
 ) -> None:
-    """Keep queries, but those that were forgotten since they were answered."""
+    """Store queries, except those deleted since their answer."""
     queries = [one for one in queries if not is_forgotten(connection, gallery, one)]
     connection.executemany(
         "INSERT OR REPLACE INTO answered VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -114,7 +114,7 @@ def add(
 
 
 def purge(connection: sqlite3.Connection, before: float) -> None:
-    """Forget what was answered before a moment, but what is under review."""
+    """Delete queries answered before a time, except those under review."""
     connection.execute(
         f"DELETE FROM answered WHERE answered_at < ? AND NOT {_UNDER_REVIEW}",  # noqa: S608
         (before,),
@@ -127,7 +127,7 @@ def _purge_forgotten(connection: sqlite3.Connection) -> None:
 
 
 def is_forgotten(connection: sqlite3.Connection, gallery: str, query: AnsweredQuery) -> bool:
-    """Return whether a query was to be forgotten, after it was answered and before it is kept."""
+    """Return whether a deletion of the query was requested between its answer and this write."""
     found = connection.execute(
         "SELECT 1 FROM forgotten WHERE gallery = ? AND query_id = ? AND forgotten_at >= ?",
         (gallery, query.query_id, query.noted_at),
@@ -138,7 +138,7 @@ def is_forgotten(connection: sqlite3.Connection, gallery: str, query: AnsweredQu
 def forget(connection: sqlite3.Connection, gallery: str, query_id: str) -> bool:
     """Delete the results of every encoder for a query; return whether there were any.
 
-    A process that has just answered it, and writes later, finds that it must not.
+    The deletion is recorded, so that a process that has just answered it does not store it later.
     """
     _purge_forgotten(connection)
     connection.execute(

@@ -14,9 +14,9 @@ from model_store.feedback.decisions import Decided, Selection
 from model_store.verdicts import CaseReason
 
 CASE_REASONS: tuple[CaseReason, ...] = get_args(CaseReason)
-"""``ambiguous``, ``absent`` and ``alien``: the verdict was ``ambiguous``, ``no_match`` or
-``out_of_distribution``; ``contradicted``: a reviewer says that a match is none; ``random``: drawn
-from all queries, whatever the answer."""
+"""Reasons for a review. ``ambiguous``, ``absent`` and ``alien``: the verdict was ``ambiguous``,
+``no_match`` or ``out_of_distribution``. ``contradicted``: a reviewer has rejected a match.
+``random``: drawn from all queries, independent of the answer."""
 
 CaseState = Literal["open", "settled"]
 
@@ -29,7 +29,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class FoundItem:
-    """An item that was served for a case."""
+    """An item in the served answer of a case."""
 
     item_id: str
     label: str | None
@@ -38,28 +38,30 @@ class FoundItem:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A query kept for review, and its answer.
+    """A query for review, and its answer.
 
     Attributes
     ----------
-    gallery, encoder, bundle : what answered; the encoder by its fingerprint.
-    query_id : of the answer.
+    gallery, encoder, bundle : gallery, encoder fingerprint and bundle of the answer.
+    query_id : id of the query.
     reason : see `CASE_REASONS`.
-    drawn : whether it was drawn at random, whatever the reason.
-    draw_probability : with which it was drawn, see `ReviewDraws`; None if it was not.
-    drawn_evenly : whether it belongs to the draws that every query is in with one probability.
-    verdict : of the answer.
+    drawn : whether the query was drawn at random; independent of the reason.
+    draw_probability : probability of the draw, see `ReviewDraws`; None if not drawn.
+    drawn_evenly : whether it belongs to the part of the draws with the same probability for all
+        queries.
+    verdict : verdict of the answer.
     found : the first items of the answer, nearest first.
-    no_match_probability : as served.
-    match_log_odds : of the first item, uncorrected by feedback; None where it has none.
-    match_fingerprint : of what that came from, see `Calibration.match_fingerprint`.
-    reviewers : who have to agree before a decision on an answer counts.
-    wanted : who have to agree before the case is settled; a contradicted one wants two.
-    kept_at : seconds since 1970.
-    number : counts the cases; 0 before it is stored.
-    media_type : of its picture; None where there is none.
-    n_bytes : of its picture.
-    settled_at : when reviewers agreed; None while it is open.
+    no_match_probability : served no-match probability.
+    match_log_odds : log-odds of the first item, uncorrected by feedback; None if it has none.
+    match_fingerprint : origin of the log-odds, see `Calibration.match_fingerprint`.
+    reviewers : number of reviewers who must agree before a decision counts.
+    wanted : number of reviewers who must agree to settle the case; at least two for a contradicted
+        case.
+    kept_at : time of storage, seconds since 1970.
+    number : number of the case; 0 before it is stored.
+    media_type : media type of the picture; None without a picture.
+    n_bytes : size of the picture.
+    settled_at : time of the agreement; None while the case is open.
     """
 
     gallery: str
@@ -85,13 +87,13 @@ class Case:
 
     @property
     def selection(self) -> Selection:
-        """The way in which decisions come about that this case asked for."""
-        if self.reason == "contradicted":  # it was chosen because it is wrong
+        """How the queries of decisions on this case were selected."""
+        if self.reason == "contradicted":  # it was chosen because of a rejection
             return "volunteered"
         return "drawn" if self.drawn else "ordered"
 
     def row(self) -> tuple[Any, ...]:
-        """Return the columns of the table but the first."""
+        """Return the columns of the table, except the first."""
         fields = asdict(self) | {"found": json.dumps([asdict(item) for item in self.found])}
         return tuple(fields[name] for name in _COLUMNS.split(", ")[1:])
 
@@ -101,13 +103,13 @@ class Case:
         fields = dict(zip(_COLUMNS.split(", "), row, strict=True))
         found = tuple(FoundItem(**item) for item in json.loads(fields.pop("found")))
         drawn, evenly = bool(fields.pop("drawn")), fields.pop("drawn_evenly")
-        # An earlier release drew all queries with one probability.
+        # Earlier releases drew all queries with the same probability.
         evenly = drawn if evenly is None else bool(evenly)
         return cls(found=found, drawn=drawn, drawn_evenly=evenly, **fields)
 
 
 def add(connection: sqlite3.Connection, case: Case) -> Case | None:
-    """Keep a case; returns it with its number, or None where there is one of the query already."""
+    """Store a case and return it with its number; None if the query has a case already."""
     marks = ",".join("?" * len(case.row()))
     names = _COLUMNS.partition(", ")[2]
     cursor = connection.execute(
@@ -118,7 +120,7 @@ def add(connection: sqlite3.Connection, case: Case) -> Case | None:
 
 
 def find(connection: sqlite3.Connection, gallery: str, query_id: str) -> Case | None:
-    """Return the case of a query; None where there is none."""
+    """Return the case of a query; None if there is none."""
     found = listed(connection, {"gallery": gallery, "query_id": query_id})
     return found[0] if found else None
 
@@ -134,10 +136,10 @@ def listed(
 
     Parameters
     ----------
-    where : values of columns, such as ``gallery``.
-    state : None for all.
-    after : the number that they follow.
-    limit : so many at most; −1 for all.
+    where : required values of columns, for example ``gallery``.
+    state : state of the cases; None for all.
+    after : only cases with a greater number.
+    limit : maximum number of cases; −1 for all.
     """
     conditions = [f"{name} = ?" for name in where] + ["number > ?"]
     if state is not None:
@@ -151,7 +153,7 @@ def listed(
 
 
 def selected(connection: sqlite3.Connection, decided: Decided) -> Decided:
-    """Return a decision with the way in which its query was chosen: on a lease, or not."""
+    """Return a decision with the selection of its query: by a lease or by the reviewer."""
     case = find(connection, decided.gallery, decided.query_id)
     if case is None:
         return replace(decided, selection="volunteered", draw_probability=None)
@@ -167,12 +169,12 @@ def selected(connection: sqlite3.Connection, decided: Decided) -> Decided:
 def counted(
     connection: sqlite3.Connection, gallery: str, query_id: str, newest: Decided | None = None
 ) -> list[Decided]:
-    """Return the decisions on a query that count by now; settle its case, or open it.
+    """Return the decisions on a query that count now; settle or reopen its case.
 
     Parameters
     ----------
-    newest : the decision that was just made; it ends the reviewer's lease. None: one was taken
-        back, and all that count are returned.
+    newest : the new decision, which ends the reviewer's lease. None after an undo; then all
+        decisions that count are returned.
     """
     made = decisions.listed(connection, {"gallery": gallery, "query_id": query_id})
     made = [one for one in made if one.undone_at is None]

@@ -1,4 +1,4 @@
-"""Decisions of reviewers on queries: one entry after another, none of which is ever lost."""
+"""Decisions of reviewers on queries, as append-only entries."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from model_store.errors import DecisionNotFound
 
 DecisionKind = Literal["this_item", "not_this_item", "none_of_these", "that_item", "new"]
 DECISIONS: tuple[DecisionKind, ...] = get_args(DecisionKind)
-"""``this_item`` and ``not_this_item`` confirm and reject an item that was found;
-``none_of_these``: nothing in the gallery matches; ``that_item``: it is an item of the gallery,
-found or not; ``new``: nothing matches, and what it shows ought to be in the gallery."""
+"""``this_item`` and ``not_this_item`` confirm and reject a found item. ``none_of_these``: nothing
+in the gallery matches. ``that_item``: the match is a given item of the gallery, found or not.
+``new``: nothing matches, and the query should be added to the gallery."""
 
 Selection = Literal["volunteered", "ordered", "drawn"]
 SELECTIONS: tuple[Selection, ...] = get_args(Selection)
-"""``volunteered``: the reviewer chose the query, maybe because its answer is wrong; ``ordered``:
-the review queue gave it, by its verdict and not by whether it is right; ``drawn``: the queue gave
-it, because it was drawn at random, with a known probability."""
+"""Selection of a reviewed query. ``volunteered``: the reviewer chose it, possibly because its
+answer is wrong. ``ordered``: the review queue selected it by its verdict. ``drawn``: it was drawn
+at random with a known probability."""
 
 COLUMNS = (
     "number",
@@ -44,16 +44,16 @@ _LISTED = ", ".join(COLUMNS)
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A served pair of a query and an item, and the decision on it.
+    """A decision on a served pair of a query and an item.
 
     Attributes
     ----------
-    item_id : the item.
+    item_id : id of the item.
     correct : whether it is a true match.
-    rank : place of the item among the candidates, from 1.
-    match_probability : what was served.
-    match_log_odds : what was served, before any correction by feedback.
-    match_fingerprint : of what that came from, see `Calibration.match_fingerprint`.
+    rank : rank of the item among the candidates, from 1.
+    match_probability : served match probability.
+    match_log_odds : served log-odds, before the correction by feedback.
+    match_fingerprint : origin of the log-odds, see `Calibration.match_fingerprint`.
     """
 
     item_id: str
@@ -100,7 +100,7 @@ class Decided:
     draw_probability: float | None = None
 
     def row(self) -> tuple[Any, ...]:
-        """Return the columns of the table but the first."""
+        """Return the columns of the table, except the first."""
         pairs = json.dumps([asdict(pair) for pair in self.pairs])
         return (
             self.gallery,
@@ -127,12 +127,12 @@ class Decided:
 
 
 def moment() -> float:
-    """Return the time in seconds since 1970, to microseconds, as every form of it can be read."""
+    """Return seconds since 1970, rounded to microseconds, which all formats preserve."""
     return datetime.now(UTC).timestamp()
 
 
 def add(connection: sqlite3.Connection, decided: Decided) -> Decided:
-    """Append a decision; returns it with its number."""
+    """Append a decision and return it with its number."""
     marks = ",".join("?" * len(decided.row()))
     names = ", ".join(COLUMNS[1:])
     cursor = connection.execute(
@@ -156,7 +156,7 @@ def find(connection: sqlite3.Connection, gallery: str, number: int) -> Decided:
 
 
 def undo(connection: sqlite3.Connection, decided: Decided, now: float) -> Decided:
-    """Take a decision back; it stays in the list."""
+    """Undo a decision; it remains in the list."""
     connection.execute("UPDATE decisions SET undone_at = ? WHERE number = ?", (now, decided.number))
     return replace(decided, undone_at=now)
 
@@ -168,9 +168,9 @@ def listed(
 
     Parameters
     ----------
-    where : values of columns, such as ``gallery``.
-    after : the number that they follow.
-    limit : so many at most; −1 for all.
+    where : required values of columns, for example ``gallery``.
+    after : only decisions with a greater number.
+    limit : maximum number of decisions; −1 for all.
     """
     conditions = " AND ".join(f"{name} = ?" for name in where) or "1"
     rows = connection.execute(

@@ -1,10 +1,10 @@
 """Queries that were drawn at random and reviewed: unbiased evidence about served answers.
 
-Exact bounds need queries drawn with equal probability. Draws prefer doubtful answers; only those
-count here that would have been drawn with the lowest probability, the same for every query.
-A reviewer who chooses queries may choose wrong answers. So only queries that were drawn before
-their truth was known count, the oldest in a row, as far as nearly all of them are settled; those
-in the row that are not were maybe left because they are hard.
+Exact bounds need queries drawn with equal probability. Draws prefer doubtful answers, so only the
+part of the draws with the same probability for all queries is used. Queries chosen by reviewers are
+not used, because reviewers may prefer wrong answers. The oldest drawn queries are used, up to the
+point where nearly all are decided; undecided queries may be the hard ones, so skipping many would
+bias the result.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from model_store.feedback.decisions import Decided, listed
 from model_store.feedback.file import opened
 
 MOST_OPEN = 0.1
-"""Share of the queries of a row that may be undecided."""
+"""Maximum share of undecided queries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class DrawnQuery:
 
     Attributes
     ----------
-    embedded : what the encoder made of it.
-    said : what enough reviewers agree on; None without a decision, or if they disagree.
+    embedded : embedding of the query.
+    said : decision of enough agreeing reviewers; None without agreement.
     """
 
     embedded: AnsweredQuery
@@ -37,13 +37,13 @@ class DrawnQuery:
 
 
 def drawn_queries(path: Path, gallery: str, encoder: str) -> list[DrawnQuery]:
-    """Return the queries that were drawn, oldest first, as far as nearly all are decided.
+    """Return the drawn queries, oldest first, up to the point where nearly all are decided.
 
     Parameters
     ----------
-    path : of the file of feedback.
-    gallery : the key that it has there.
-    encoder : fingerprint of what the embeddings are of.
+    path : path of the feedback file.
+    gallery : key of the gallery in the file.
+    encoder : fingerprint of the encoder of the embeddings.
     """
     with opened(path) as connection:
         rows = connection.execute(

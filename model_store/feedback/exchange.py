@@ -1,4 +1,4 @@
-"""Decisions as CSV, for people and spreadsheets, and as JSONL, for programs."""
+"""Export and import of decisions: CSV for spreadsheets, JSONL for programs."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ FIELDS = (
     "draw_probability",
     "pairs",
 )
-"""Columns. Times are as of RFC 3339; ``pairs`` is JSON: what was served of the items named."""
+"""Columns. Columns of the CSV. Times use RFC 3339; ``pairs`` is JSON with the served values of the
+items."""
 
 _NEEDED = ("gallery", "bundle", "query_id", "decision")
 
 
 def to_jsonl(decided: Iterable[Decided]) -> str:
-    """Return decisions, one JSON object a line."""
+    """Return decisions as text, one JSON object per line."""
     return "".join(json.dumps(_fields(one), ensure_ascii=False) + "\n" for one in decided)
 
 
 def to_csv(decided: Iterable[Decided]) -> str:
-    """Return decisions as a table with a head, in which no text is a formula."""
+    """Return decisions as CSV with a header; texts that look like formulas are escaped."""
     text = io.StringIO()
     writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
     writer.writeheader()
@@ -56,18 +57,18 @@ def from_jsonl(text: str) -> list[Decided]:
 
     Raises
     ------
-    ConfigError : a line is not a decision; it is named.
+    ConfigError : a line is not a decision; the message has its number.
     """
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     return [_read(number, _json(number, line)) for number, line in lines]
 
 
 def from_csv(text: str) -> list[Decided]:
-    """Read what `to_csv` wrote, or a spreadsheet did.
+    """Read CSV from `to_csv` or from a spreadsheet.
 
     Raises
     ------
-    ConfigError : a line is not a decision; it is named.
+    ConfigError : a line is not a decision; the message has its number.
     """
     found = []
     reader = csv.DictReader(io.StringIO(text))
@@ -76,7 +77,7 @@ def from_csv(text: str) -> list[Decided]:
         raise ConfigError(f"Line 1 has columns of one name: {twice}. Keep one of each.")
     for row in reader:
         number = reader.line_num
-        # A row that is too long has its rest, a list, under no name; spreadsheets fill it up.
+        # The extra values of a too long row are a list under None; spreadsheets may add empty ones.
         if any(row.pop(None, None) or ()):
             raise ConfigError(
                 f"Line {number} has more values than the first line has names. Quote values with "

@@ -1,4 +1,4 @@
-"""The tables of the file, and how it is opened; processes share it."""
+"""The tables of the feedback file, and opening it; processes share the file."""
 
 from __future__ import annotations
 
@@ -128,15 +128,15 @@ _ADDED = {
     },
     "cases": {"draw_probability": "REAL", "drawn_evenly": "INTEGER"},
 }
-"""Columns that files of earlier releases lack; what was kept there cannot be fitted to."""
+"""Columns that files of earlier releases lack; their rows cannot be used for a fit."""
 
 WAIT_S = 10.0
-"""Seconds for which another process may keep the file to itself."""
+"""Seconds to wait for another process that has locked the file."""
 
 
 @contextmanager
 def opened(path: Path, *, writing: bool = False) -> Iterator[sqlite3.Connection]:
-    """Open the file, which is made if need be, with all of its tables and columns.
+    """Open the file; create the file and missing tables and columns.
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ def opened(path: Path, *, writing: bool = False) -> Iterator[sqlite3.Connection]
                 kind = _ADDED[table][column]
                 connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
             connection.commit()
-        # What is deleted is overwritten: on request it is really gone.
+        # Deleted data is overwritten, so that a requested deletion is complete.
         connection.execute("PRAGMA secure_delete = ON")
         if writing:
             connection.execute("BEGIN IMMEDIATE")
@@ -159,7 +159,7 @@ def opened(path: Path, *, writing: bool = False) -> Iterator[sqlite3.Connection]
 
 
 def _missing(connection: sqlite3.Connection) -> list[tuple[str, str]]:
-    """Return the columns, with their tables, that a file of an earlier release lacks."""
+    """Return the missing columns of a file from an earlier release, with their tables."""
     return [
         (table, column)
         for table, added in _ADDED.items()
@@ -168,5 +168,5 @@ def _missing(connection: sqlite3.Connection) -> list[tuple[str, str]]:
 
 
 def columns(connection: sqlite3.Connection, table: str) -> set[str]:
-    """Return the names of a table's columns; none where there is no such table."""
+    """Return the names of a table's columns; empty without such a table."""
     return {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}

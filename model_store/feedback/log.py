@@ -1,4 +1,4 @@
-"""Users' feedback on matches: kept for the next calibration and to check this one."""
+"""User feedback on matches, for the next calibration and to check the current one."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _DRAW = tuple(field.name for field in fields(MatchDraw))
 
 @dataclass(frozen=True, slots=True)
 class SaidPairs:
-    """The feedback to learn from: pairs whose uncorrected probabilities share an origin.
+    """Feedback for a fit: pairs whose uncorrected probabilities have the same origin.
 
     Attributes
     ----------
-    log_odds : (n,) uncorrected.
+    log_odds : (n,) uncorrected log-odds.
     correct : (n,) whether users confirmed the pair.
-    queries : (n,) number of the query that the pair belongs to.
+    queries : (n,) number of the pair's query.
     drawn : (n,) whether the pair was drawn at random for review.
-    weights : (n,) 1 / π of drawn pairs, with the probability π of the draw, divided by their mean;
-        1 of other pairs.
-    ordered : (n,) whether the review queue gave it, by its verdict; other pairs were chosen by the
-        reviewer.
-    n_others : pairs that were stored with probabilities of another origin.
+    weights : (n,) 1 / π for drawn pairs, with π the probability of the draw, divided by the mean; 1
+        for other pairs.
+    ordered : (n,) whether the review queue selected the pair by its verdict. Pairs that are neither
+        drawn nor ordered were chosen by the reviewer.
+    n_others : number of stored pairs whose probabilities have another origin.
     """
 
     log_odds: NDArray[np.float64]
@@ -50,14 +50,14 @@ class SaidPairs:
 
 @dataclass(frozen=True, slots=True)
 class FeedbackSummary:
-    """The mean of served probabilities compared with users' feedback on them.
+    """The mean served probability and the confirmed share of pairs with feedback.
 
     Attributes
     ----------
-    n : pairs with feedback.
-    probability : mean of the probabilities served for them.
-    share : share of them that users confirmed. It equals ``probability`` if probabilities are
-        calibrated and users give feedback on all pairs equally often.
+    n : number of pairs with feedback.
+    probability : mean served probability of these pairs.
+    share : share of these pairs that users confirmed. It is near ``probability`` if probabilities
+        are calibrated and all pairs get feedback equally often.
     """
 
     n: int
@@ -71,9 +71,8 @@ class Reviews:
 
     Attributes
     ----------
-    n_asked : matches drawn for review.
-    matches : each match that was reviewed, in the order of the first reviews; the last review
-        counts.
+    n_asked : number of matches drawn for review.
+    matches : reviewed matches, in the order of their first reviews; each has its last review.
     """
 
     n_asked: int
@@ -81,30 +80,30 @@ class Reviews:
 
 
 class FeedbackLog:
-    """A SQLite file; each pair counts once, with its last decision."""
+    """Feedback in an SQLite file; each pair counts once, with its last decision."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def decide(self, decided: Decided) -> Decided:
-        """Store a decision and its pairs: durable once this returns, with its number.
+        """Store a decision and its pairs durably; return it with its number.
 
-        It ends the reviewer's lease of the query. Where more than one reviewer has to agree, it
-        says nothing of pairs until they do.
+        It ends the reviewer's lease of the query. If several reviewers must agree, the decision
+        changes no pairs until they agree.
         """
         with opened(self.path, writing=True) as connection:
             return _decide(connection, decided)
 
     def decide_once(self, decided: Decided, *, replayed: bool = False) -> Decided:
-        """Keep a decision of a request that may be sent again, see `decide`.
+        """Store a decision of a request that may be repeated; see `decide`.
 
-        Where the same is kept already (of the same reviewer, query and item, and not taken back),
-        nothing is kept, and that one is returned.
+        If an equal decision (same reviewer, query and item, not undone) exists, it is returned and
+        nothing is stored.
 
         Parameters
         ----------
-        replayed : whether the request is known to have been carried out before, so that one that
-            was taken back since is not kept again.
+        replayed : whether the request was carried out before; then an equal decision that was
+            undone is returned too, not stored again.
         """
         same = {
             "gallery": decided.gallery,
@@ -143,18 +142,18 @@ class FeedbackLog:
         return undone
 
     def decided(self, gallery: str, after: int = 0, limit: int = -1) -> list[Decided]:
-        """Return the decisions on a gallery after a number, by number; −1 for all of them."""
+        """Return at most ``limit`` decisions on a gallery after a number; −1 for all."""
         if not self.path.exists():
             return []
         with opened(self.path) as connection:
             return decisions.listed(connection, {"gallery": gallery}, after, limit)
 
     def bring(self, decided: Iterable[Decided]) -> int:
-        """Take in decisions from elsewhere, all or none; those that are here already count once.
+        """Import decisions, all or none; decisions that exist already are skipped.
 
         Returns
         -------
-        How many are new.
+        Number of new decisions.
         """
         n_new = 0
         with opened(self.path, writing=True) as connection:
@@ -168,7 +167,7 @@ class FeedbackLog:
         return n_new
 
     def summary(self, bundle: str) -> FeedbackSummary | None:
-        """Summarise the feedback on a bundle; return None where there is none."""
+        """Summarise the feedback on a bundle; None without feedback."""
         if not self.path.exists():
             return None
         with opened(self.path) as connection:
@@ -180,9 +179,9 @@ class FeedbackLog:
         return FeedbackSummary(n, probability, share) if n else None
 
     def ask(self, bundle: str, matches: Iterable[tuple[str, str, MatchDraw]]) -> None:
-        """Keep which matches were drawn for review: a query's and an item's id, and the draw.
+        """Store matches drawn for review: ids of query and item, and the draw.
 
-        One that another process has drawn already is kept once, with the matches before both.
+        A match that another process has drawn already is stored once, with the sums of both draws.
         """
         now = time.time()
         rows = [
@@ -226,16 +225,16 @@ class FeedbackLog:
         return Reviews(n_asked, tuple(_reviewed(*row) for row in rows))
 
     def pairs(self, match_fingerprint: str) -> SaidPairs:
-        """All pairs, of whichever bundle, whose probabilities came from what is named.
+        """Return the pairs of all bundles whose probabilities have the given origin.
 
-        One that several bundles served counts once, with the last word on it.
+        A pair served by several bundles counts once, with its last decision.
         """
         with closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True)) as connection:
             return pairs_in(connection, match_fingerprint)
 
 
 def pairs_in(connection: sqlite3.Connection, match_fingerprint: str | None) -> SaidPairs:
-    """Return the pairs of a file that may be of an earlier release, see `FeedbackLog.pairs`."""
+    """Return the pairs of a file, possibly from an earlier release; see `FeedbackLog.pairs`."""
     found = columns(connection, "feedback")
     if FITTED_TO.keys() <= found:
         audits = columns(connection, "audits")
@@ -275,19 +274,19 @@ def pairs_in(connection: sqlite3.Connection, match_fingerprint: str | None) -> S
 
 
 def _decide(connection: sqlite3.Connection, decided: Decided) -> Decided:
-    """Store a decision with the way in which its query was chosen."""
+    """Store a decision with the selection of its query."""
     return _take(connection, cases.selected(connection, decided))
 
 
 def _reviewed(correct: int, match_probability: float, *draw: float | None) -> MatchReview:
-    """Return the review of a drawn match; an earlier release kept no probability."""
+    """Return the review of a drawn match; earlier releases stored no probability."""
     drawn: dict[str, Any] = {"predicted": 1 - match_probability}
     drawn |= {name: one for name, one in zip(_DRAW, draw, strict=True) if one is not None}
     return MatchReview(not correct, MatchDraw(**drawn))
 
 
 def _take(connection: sqlite3.Connection, decided: Decided) -> Decided:
-    """Append a decision, and apply those that count by now to their pairs."""
+    """Append a decision, and apply all decisions that count now to their pairs."""
     kept = decisions.add(connection, decided)
     if kept.undone_at is None:
         spoken = cases.counted(connection, kept.gallery, kept.query_id, kept)
@@ -298,9 +297,9 @@ def _take(connection: sqlite3.Connection, decided: Decided) -> Decided:
 
 
 def _hush(connection: sqlite3.Connection, gallery: str, query_id: str) -> bool:
-    """Delete the pairs of a query that several reviewers decide; return whether it is one.
+    """Delete the pairs of a query if several reviewers must agree on it; return whether so.
 
-    They may no longer agree, so that only decisions that count by now are applied again.
+    The reviewers may no longer agree. The caller then applies the decisions that count now.
     """
     case = cases.find(connection, gallery, query_id)
     if case is None or case.reviewers == 1:
@@ -314,7 +313,7 @@ def _hush(connection: sqlite3.Connection, gallery: str, query_id: str) -> bool:
 
 
 def _say(connection: sqlite3.Connection, decided: Decided) -> None:
-    """Make a decision the last one on its pairs."""
+    """Store a decision as the last one on its pairs."""
     connection.executemany(
         "INSERT INTO feedback (gallery, bundle, query_id, item_id, correct, "
         "rank, match_probability, received_at, match_log_odds, match_fingerprint, "
@@ -337,7 +336,7 @@ def _say(connection: sqlite3.Connection, decided: Decided) -> None:
                 pair.match_log_odds,
                 pair.match_fingerprint,
                 decided.decided_at,
-                # Of another item than the first the reviewer speaks because of what it is.
+                # Only feedback on the first item has the selection of its query.
                 decided.selection if pair.rank == 1 else "volunteered",
                 decided.draw_probability if pair.rank == 1 else None,
             )

@@ -1,4 +1,4 @@
-"""The review queue: queries kept for review, and leases of them."""
+"""The review queue: queries for review, and leases for reviewers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class NewCase:
-    """A case to keep: with what the encoder made of the query, and maybe its picture."""
+    """A new case, with the embedding of the query and an optional picture."""
 
     case: Case
     embedded: AnsweredQuery
@@ -39,14 +39,14 @@ class NewCase:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The bounds of what the cases of a gallery may be.
+    """The limits on the cases of a gallery.
 
     Attributes
     ----------
-    retention_s : seconds after which a case is forgotten.
-    most : cases at most.
-    most_bytes : of their pictures together.
-    query_retention_s : seconds for which embeddings are kept whatever becomes of the case.
+    retention_s : seconds after which a case is deleted.
+    most : maximum number of cases.
+    most_bytes : maximum bytes of all their pictures.
+    query_retention_s : seconds for which embeddings are kept, independent of the case.
     """
 
     retention_s: float
@@ -57,7 +57,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """A case that a reviewer has for themselves, until a moment in seconds since 1970."""
+    """A case leased to a reviewer until a time in seconds since 1970."""
 
     case: Case
     until: float
@@ -69,10 +69,10 @@ class KeptQueries:
 
     Attributes
     ----------
-    query_ids, reasons : (n,) of each.
-    kept_at : (n,) seconds since 1970.
-    is_open : (n,) whether reviewers have not decided yet.
-    mean, variance, features : (n, D), (n, D) and (n, F), of which half precision was kept.
+    query_ids, reasons : (n,) id and reason of each query.
+    kept_at : (n,) time of storage, seconds since 1970.
+    is_open : (n,) whether the case is open.
+    mean, variance, features : (n, D), (n, D) and (n, F), from half precision.
     """
 
     query_ids: tuple[str, ...]
@@ -85,23 +85,23 @@ class KeptQueries:
 
 
 class ReviewQueue:
-    """The cases of all galleries, in the feedback's file; safe to share by processes.
+    """The cases of all galleries in the feedback file; safe to share by processes.
 
-    A case is open until as many reviewers agree as it wants; decisions are `FeedbackLog`'s.
+    A case is open until enough reviewers agree. `FeedbackLog` stores the decisions.
     """
 
     def __init__(self, path: Path, bounds: Bounds) -> None:
         self._path, self._bounds = path, bounds
 
     def add(self, new: Sequence[NewCase]) -> dict[str, int]:
-        """Keep cases; a query has one, which gets a picture where it had none.
+        """Store cases; a query has one case, and a missing picture is added to it.
 
-        Cases that are too old go, and then, beyond the bounds, settled cases, those not drawn, and
-        those drawn at random, the oldest first.
+        Expired cases are deleted. Beyond the limits, settled cases are deleted first, then cases
+        not drawn, then cases drawn at random, each oldest first.
 
         Returns
         -------
-        How many were ``kept``, ``expired``, and ``displaced`` by the bounds.
+        Numbers of cases: ``kept``, ``expired``, and ``displaced`` by the limits.
         """
         now = time.time()
         n_kept = 0
@@ -132,14 +132,15 @@ class ReviewQueue:
         seconds: float,
         reasons: Collection[CaseReason] = cases.CASE_REASONS,
     ) -> list[Leased]:
-        """Give a reviewer the next ``n`` cases, or fewer, for some seconds.
+        """Lease at most ``n`` cases to a reviewer for some seconds.
 
-        Other reviewers do not get them during that time, unless several have to decide; no reviewer
-        gets a case again after deciding on it. See `model_store.feedback.turns` for their order.
+        Other reviewers do not get these cases during that time, unless several must decide. A
+        reviewer does not get a case again after deciding on it. See `model_store.feedback.turns`
+        for their order.
 
         Parameters
         ----------
-        encoder : fingerprint of the encoder that is served: decisions need its embeddings.
+        encoder : fingerprint of the served encoder, because decisions need its embeddings.
         """
         now = time.time()
         with opened(self._path, writing=True) as connection:
@@ -154,7 +155,7 @@ class ReviewQueue:
         return [Leased(case, until) for case in found]
 
     def give_back(self, gallery: str, query_id: str, reviewer: str) -> bool:
-        """End a lease without a decision; whether there was one."""
+        """End a lease without a decision; return whether there was one."""
         with opened(self._path, writing=True) as connection:
             ended = connection.execute(
                 "DELETE FROM case_leases WHERE reviewer = ? AND number IN "
@@ -164,7 +165,7 @@ class ReviewQueue:
             return ended.rowcount > 0
 
     def contradict(self, new: NewCase) -> None:
-        """Ask a second reviewer about a match that a reviewer has called wrong."""
+        """Request a second reviewer for a match that one reviewer has rejected."""
         with opened(self._path, writing=True) as connection:
             self._add(connection, new)
             connection.execute(
@@ -174,7 +175,7 @@ class ReviewQueue:
             )
 
     def find(self, gallery: str, query_id: str) -> Case | None:
-        """Return the case of a query; None where there is none."""
+        """Return the case of a query; None if there is none."""
         with opened(self._path) as connection:
             return cases.find(connection, gallery, query_id)
 
@@ -191,7 +192,7 @@ class ReviewQueue:
             return cases.listed(connection, {"gallery": gallery, **where}, state, after, limit)
 
     def counts(self, gallery: str) -> dict[tuple[CaseReason, CaseState], int]:
-        """Return how many cases there are, by reason and state."""
+        """Return the number of cases by reason and state."""
         with opened(self._path) as connection:
             rows = connection.execute(
                 "SELECT reason, CASE WHEN settled_at IS NULL THEN 'open' ELSE 'settled' END, "
@@ -201,7 +202,7 @@ class ReviewQueue:
         return {(reason, state): n for reason, state, n in rows}
 
     def picture(self, gallery: str, query_id: str) -> Picture | None:
-        """Return the picture of a case; None where none is kept."""
+        """Return the picture of a case; None without a picture."""
         with opened(self._path) as connection:
             row = connection.execute(
                 "SELECT data, media_type FROM cases JOIN case_images USING (number) "
@@ -211,7 +212,7 @@ class ReviewQueue:
         return None if row is None else Picture(*row)
 
     def forget(self, gallery: str, query_id: str) -> bool:
-        """Delete a case, its picture and what every encoder made of it; whether there was one."""
+        """Delete a case, its picture and its embeddings; return whether there was one."""
         with opened(self._path, writing=True) as connection:
             case = cases.find(connection, gallery, query_id)
             if case is not None:
@@ -221,12 +222,12 @@ class ReviewQueue:
     def embedded(
         self, gallery: str, encoder: str, reasons: Sequence[CaseReason] = cases.CASE_REASONS
     ) -> KeptQueries:
-        """Return what an encoder made of the cases of a gallery, oldest first.
+        """Return an encoder's embeddings of the cases of a gallery, oldest first.
 
         Parameters
         ----------
-        encoder : its fingerprint.
-        reasons : of the cases; ``("absent",)``: the answer was that nothing matches.
+        encoder : fingerprint of the encoder.
+        reasons : reasons of the cases; ``("absent",)`` for queries with verdict ``no_match``.
         """
         marks = ",".join("?" * len(reasons))
         with opened(self._path) as connection:

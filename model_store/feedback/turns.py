@@ -1,7 +1,7 @@
-"""The order in which cases are given to reviewers, and in which they go where there are too many.
+"""The order of cases for reviewers, and the order of deletion beyond the limits.
 
 Cases with a decision that need another come first. After them, randomly drawn cases alternate with
-the other ones, the oldest first. Doubtful cases are drawn more often, with known probabilities, and
+other cases, the oldest first. Doubtful cases are drawn more often, with known probabilities, and
 decisions on drawn cases estimate error rates.
 """
 
@@ -17,11 +17,11 @@ from model_store.feedback.decisions import COLUMNS, Decided
 from model_store.verdicts import CaseReason
 
 RANDOM_TURN = 2
-"""One in so many cases that are given was drawn at random."""
+"""One in this many leased cases is a randomly drawn one."""
 
 
 class Waiting(NamedTuple):
-    """A case that waits for a decision; ``begun``: it has one already."""
+    """An open case; ``begun``: it has a decision already."""
 
     number: int
     drawn: bool
@@ -36,7 +36,7 @@ def free(
     reasons: Collection[CaseReason],
     now: float,
 ) -> list[Waiting]:
-    """Return the open cases that a reviewer may be given, oldest first."""
+    """Return the open cases that a reviewer may get, oldest first."""
     holders: dict[int, set[str]] = defaultdict(set)
     for number, holder in connection.execute(
         "SELECT number, reviewer FROM case_leases WHERE until > ?", (now,)
@@ -61,7 +61,7 @@ def free(
 def take(
     connection: sqlite3.Connection, gallery: str, waiting: Sequence[Waiting], n: int
 ) -> list[int]:
-    """Return the numbers of the next ``n`` cases, or of fewer, and count whose turn it is."""
+    """Return the numbers of at most ``n`` next cases, and update the alternation."""
     begun = [case for case in waiting if case.begun]
     drawn = [case for case in waiting if case.drawn and not case.begun]
     ordered = begun + [case for case in waiting if not case.drawn and not case.begun]
@@ -79,9 +79,9 @@ def take(
 def displaced(
     connection: sqlite3.Connection, gallery: str, most: int, most_bytes: int
 ) -> list[int]:
-    """Return the numbers of the cases that have to go for the bounds to hold.
+    """Return the numbers of the cases to delete to meet the limits.
 
-    Settled cases go first, then those not drawn, then those drawn; the oldest first.
+    Settled cases are deleted first, then cases not drawn, then drawn cases; the oldest first.
     """
     n, n_bytes = connection.execute(
         "SELECT COUNT(*), COALESCE(SUM(n_bytes), 0) FROM cases WHERE gallery = ?", (gallery,)
@@ -103,7 +103,7 @@ def displaced(
 
 
 def _made(connection: sqlite3.Connection, gallery: str) -> dict[int, list[Decided]]:
-    """Return the decisions that hold on open cases, by the number of the case."""
+    """Return the decisions on open cases that are not undone, by case number."""
     columns = ", ".join(f"decisions.{name}" for name in COLUMNS)
     made: dict[int, list[Decided]] = defaultdict(list)
     for number, *row in connection.execute(

@@ -1,13 +1,13 @@
-"""Names for the unknown: queries that matched nothing, grouped into probable new identities.
+"""Grouping of queries without a match into probable new identities.
 
-What two images of one identity look like to the encoder is learned from the labels of the gallery,
-each judged by what was learned from other labels, since those to come are others as well.
+The similarity of two images of one identity is learned from the labels of the gallery. Each label
+is evaluated with a fit to other labels, because new identities are other labels too.
 
 ::
 
-    pairs     P(same identity) of two images, before anything else is known of them
-    linkage   images joined by average linkage of log-odds, along a graph of neighbours
-    grouping  the whole: fitted to a gallery, it turns queries into groups
+    pairs     evidence that two images show the same identity
+    linkage   average linkage of log-odds on a graph of neighbours
+    grouping  the grouping: fitted to a gallery, it groups queries
 """
 
 from model_store.identities.grouping import PRECISION, UNKNOWN, Group, Grouping, group_id

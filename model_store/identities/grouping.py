@@ -1,9 +1,9 @@
 """Grouping queries into probable identities, with a calibrated P(same).
 
-Fitted to labels held out: half of the labels are queries, unknown to the other half,
-and the other way round, several times over. First the evidence of a pair; then, of what that joins,
-P(same) by the log-odds at which average linkage joins a pair. That is what is shown, and what
-groups are cut at.
+The fit uses held-out labels: half of the labels are queries for the other half, and vice versa, in
+several random divisions. It first fits the evidence of a pair. Then it fits P(same) as a function
+of the log-odds at which average linkage joins a pair. This probability is shown, and it determines
+where groups are cut.
 """
 
 from __future__ import annotations
@@ -35,25 +35,26 @@ UNKNOWN = ("no_match", "out_of_distribution")
 """Verdicts of queries that match nothing."""
 
 PRECISION = 0.9
-"""Share of the pairs within groups that are expected to show the same identity."""
+"""Default expected share of pairs within groups that show the same identity."""
 
 LEAST_LABELS = 4
-"""Labels with two items each that are needed: two to be queries, two to compare them with."""
+"""Minimum number of labels with two items: two as queries, and two for comparison."""
 
 MOST_ITEMS = 3_000
-"""Labelled items that everything is fitted to: two halves of which have a million pairs each."""
+"""Maximum number of labelled items in the fit; each half has about a million pairs."""
 
 MOST_OF_LABEL = 30
 
 _DIVISIONS = 6
-"""Times that the labels are divided into halves, at random. Which labels are mistaken for each
-other differs: with two, what a group is given depends on the draw."""
+"""Number of random divisions of the labels into halves. With only two, the probabilities depend on
+the random draw, because different labels are confused in each division."""
 
 _MOST_DIFFERENT = 100_000
-"""Pairs of different identities of each half that are fitted to; they weigh as all of them."""
+"""Maximum number of pairs with different identities from each half; they are weighted to represent
+all such pairs."""
 
 _LIKELY = 0.5
-"""Least P(same) of a pair of a group, at any requested precision."""
+"""Minimum P(same) of a pair in a group, for any requested precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,11 @@ class Group:
 
     Attributes
     ----------
-    rows : (m,) of the images, two at least.
-    probabilities : (m,) expected share of the other images that show what this one shows.
-    probability : expected share of the pairs that show the same identity.
-    medoid : the image, of ``rows``, that the others are most surely the same as.
+    rows : (m,) indexes of the images, at least two.
+    probabilities : (m,) for each image, the expected share of the other images with the same
+        identity.
+    probability : expected share of pairs with the same identity.
+    medoid : the image in ``rows`` with the largest total log-odds to the others.
     """
 
     rows: Integers
@@ -76,14 +78,14 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """A way to group images of identities that nothing is known of.
+    """A fitted grouping of images with unknown identities.
 
     Attributes
     ----------
-    pairs : the evidence of a pair.
-    joined : log-odds of a pair by the log-odds at which average linkage joins it.
+    pairs : model of the evidence of a pair.
+    joined : model of P(same), given the log-odds at which average linkage joins a pair.
     cohort : directions (M, D) of items that queries are compared with.
-    n_labels : identities that it was fitted to.
+    n_labels : number of identities in the fit.
     """
 
     pairs: PairModel
@@ -97,7 +99,7 @@ class Grouping:
 
         Raises
         ------
-        IdentitiesUnavailable : too few labels have two items.
+        IdentitiesUnavailable : too few labels have at least two items.
         """
         rows = gallery.page(None, gallery.n_items)
         codes = gallery.label_codes(rows)
@@ -111,7 +113,7 @@ class Grouping:
 
         Raises
         ------
-        IdentitiesUnavailable : too few identities have two images.
+        IdentitiesUnavailable : too few identities have at least two images.
         """
         generator = np.random.default_rng(seed)
         names, counts = np.unique(known.codes, return_counts=True)
@@ -136,20 +138,20 @@ class Grouping:
         return cls(pairs, calibrated, known.points, len(names))
 
     def probability(self, heights: Floats) -> Floats:
-        """Return P(same) (...) of pairs that are joined at ``heights`` (...).
+        """Return P(same) (...) for pairs joined at ``heights`` (...).
 
-        It never exceeds n / (n + 1) of the n labels that it was learned from (Laplace): had there
-        been one more, it might have been mistaken for another.
+        With n labels in the fit, it is at most n / (n + 1) (Laplace's rule of succession): one more
+        label might have been confused with another.
         """
         found: Floats = expit(self.joined.log_odds(heights[..., None]))
         return found * (self.n_labels / (self.n_labels + 1))
 
     def groups(self, queries: Points, precision: float = PRECISION) -> list[Group]:
-        """Group queries, of which none has a match; the largest group first.
+        """Group queries without a match; the largest group is first.
 
         Parameters
         ----------
-        precision : expected share of the pairs within groups that show the same identity.
+        precision : expected share of pairs within groups that show the same identity.
         """
         if len(queries) < 2:
             return []
@@ -160,13 +162,13 @@ class Grouping:
         return sorted(found, key=lambda group: (-len(group.rows), int(group.rows[0])))
 
     def _cut(self, components: Sequence[Joined], precision: float) -> float:
-        """Return the least log-odds above which P(same) is on average ``precision``; ∞ for none."""
+        """Return the lowest log-odds above which the mean P(same) is ``precision``; ∞ if none."""
         if not components:
             return np.inf
         heights = np.sort(np.concatenate([part.heights() for part in components]))[::-1]
         probabilities = self.probability(heights)
         means = np.cumsum(probabilities) / np.arange(1, len(heights) + 1)
-        last = np.append(heights[1:] < heights[:-1], True)  # pairs joined at once stay together
+        last = np.append(heights[1:] < heights[:-1], True)  # equal heights stay together
         enough = (means >= precision) & (probabilities >= _LIKELY) & last & (heights >= FLOOR)
         places = np.flatnonzero(enough)
         return float(heights[places[-1]]) if len(places) else np.inf
@@ -179,7 +181,7 @@ class Grouping:
             _square(self.probability(part.heights()), n),
             _square(part.log_odds, n),
         )
-        for places in part.cut(cut - 1e-9):  # joined at the cut itself as well
+        for places in part.cut(cut - 1e-9):  # includes pairs joined exactly at the cut
             inside = np.ix_(places, places)
             of_members = probabilities[inside].sum(axis=1) / (len(places) - 1)
             medoid = places[log_odds[inside].sum(axis=1).argmax()]
@@ -193,12 +195,12 @@ class Grouping:
 
 
 def group_id(names: Sequence[str]) -> str:
-    """Return the id of a group of queries: the same queries are the same group."""
+    """Return the id of a group; it depends only on its queries."""
     return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:16]
 
 
 def _sample(codes: Codes, generator: np.random.Generator) -> Integers:
-    """Return places of items to fit to: whole labels at random, of each a few."""
+    """Return indexes of items for the fit: a few items of each of some random labels."""
     names, counts = np.unique(codes[codes >= 0], return_counts=True)
     wanted = generator.permutation(names[counts > 1])
     order = generator.permutation(len(codes))
@@ -219,11 +221,12 @@ def _sample(codes: Codes, generator: np.random.Generator) -> Integers:
 def _halves(
     known: Labelled, names: Codes, generator: np.random.Generator
 ) -> Iterator[tuple[Compared, Codes]]:
-    """Yield images of half of the identities, compared with the other half, and their identities.
+    """Yield the images of each half, compared with the other half, and their identities.
 
     Parameters
     ----------
-    names : of the identities, those of many images first, so that both halves have as many.
+    names : codes of the identities, by descending number of images, so that both halves are
+        similar.
     """
     for _ in range(_DIVISIONS):
         turns = generator.integers(0, 2, (len(names) + 1) // 2)
@@ -236,7 +239,7 @@ def _halves(
 def _example_pairs(
     compared: Compared, codes: Codes, generator: np.random.Generator
 ) -> tuple[Floats, Bools, Floats]:
-    """Return signals, truths and weights of pairs: all that are the same, some that are not."""
+    """Return signals, truths and weights: all equal pairs and a sample of different pairs."""
     first, second = np.triu_indices(len(codes), 1)
     same = codes[first] == codes[second]
     different = np.flatnonzero(~same)
@@ -249,7 +252,7 @@ def _example_pairs(
 def _joined_pairs(
     pairs: PairModel, halves: Sequence[tuple[Compared, Codes]]
 ) -> tuple[Floats, Bools]:
-    """Return the log-odds (P,) at which pairs of labels held out are joined, and their truths."""
+    """Return the log-odds (P,) at which pairs of held-out labels are joined, and their truths."""
     heights, outcomes = [np.array([FLOOR, FLOOR])], [np.array([False, True])]
     for compared, codes in halves:
         for part in joined(compared, pairs)[0]:
@@ -263,7 +266,7 @@ def _joined_pairs(
 
 
 def _square(condensed: Floats, n: int) -> Floats:
-    """Return pairs in SciPy's order as a symmetric matrix (n, n), 0 on its diagonal."""
+    """Convert SciPy's condensed pairs to a symmetric matrix (n, n) with a zero diagonal."""
     whole = np.zeros((n, n))
     whole[np.triu_indices(n, 1)] = condensed
     return whole + whole.T

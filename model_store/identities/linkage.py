@@ -1,8 +1,9 @@
-"""Images joined into groups by average linkage, along a graph of neighbours.
+"""Average linkage of images on a graph of neighbours.
 
-Two groups whose log-odds are on average at least h are linked by a pair of at least h. So what is
-joined above h lies in one component of the graph of pairs of at least h, and each component can be
-joined separately: SciPy's average linkage of all of its pairs, never of all pairs of all images.
+If the mean log-odds between two groups are at least h, some pair between them has log-odds of at
+least h. So images that are joined above h are in one component of the graph of pairs with log-odds
+of at least h. Average linkage (SciPy's) is therefore computed separately for each component, and
+never for all pairs of all images.
 """
 
 from __future__ import annotations
@@ -18,33 +19,34 @@ from model_store.identities.pairs import Compared, Floats, Integers, PairModel
 from model_store.threads import faiss_threads
 
 N_NEIGHBOURS = 100
-"""Neighbours of each image whose pairs with it are looked at."""
+"""Number of nearest neighbours of each image that form pairs with it."""
 
 FLOOR = -3.0
-"""Log-odds that groups are joined from on; of pairs so unlikely no group is made."""
+"""Minimum log-odds for joining; less likely pairs never form a group."""
 
 MOST_TOGETHER = 4_000
-"""Images of a component; of a larger one the weakest links are cut, by `_STEP` at a time."""
+"""Maximum number of images in a component. In a larger component, the threshold of the links is
+raised in steps of `_STEP`."""
 
 _STEP = 0.5
 
 _EXACT_UP_TO = 20_000
-"""Images whose neighbours are searched exactly."""
+"""Maximum number of images for an exact search of neighbours."""
 
 _N_PROBED = 32
 
 _ROUNDS = 200
-"""Rounds of the EM at most; it ends once nothing changes."""
+"""Maximum number of EM iterations; it ends earlier after convergence."""
 
 _LEAST_SHARE = 1e-12
 
 
 def neighbour_pairs(directions: NDArray[np.float32]) -> tuple[Integers, Integers]:
-    """Return the pairs of images of which one is among the nearest of the other.
+    """Return the pairs in which one image is among the nearest neighbours of the other.
 
     Returns
     -------
-    first, second : (P,) places, first < second; no pair twice.
+    first, second : (P,) indexes of distinct pairs, first < second.
     """
     import faiss  # noqa: PLC0415 - the stubs lack what its Python layer adds
 
@@ -58,7 +60,7 @@ def neighbour_pairs(directions: NDArray[np.float32]) -> tuple[Integers, Integers
     else:
         index = faiss.index_factory(dim, f"IVF{4 * round(n**0.5)},Flat", faiss.METRIC_INNER_PRODUCT)
         index.nprobe = _N_PROBED
-        with faiss_threads(1):  # sums in another order would be another index
+        with faiss_threads(1):  # with more threads, the order of sums would change the index
             index.train(unit)
     index.add(unit)
     _, found = index.search(unit, k + 1)
@@ -71,14 +73,14 @@ def neighbour_pairs(directions: NDArray[np.float32]) -> tuple[Integers, Integers
 
 
 def share_of_same(ratios: Floats, n_images: int) -> float:
-    """Return the share of all pairs of images that show the same identity, by EM.
+    """Estimate the share of all pairs of images that show the same identity, by EM.
 
-    Saerens et al. 2002: the share under which the mean of P(same) is the share itself. Pairs that
-    are not neighbours count as different.
+    It is the share that equals the resulting mean of P(same) (Saerens et al. 2002). Pairs that are
+    not neighbours count as different.
 
     Parameters
     ----------
-    ratios : (P,) log-likelihood ratios of the neighbours.
+    ratios : (P,) log-likelihood ratios of neighbour pairs.
     """
     n_pairs = n_images * (n_images - 1) / 2
     share = min(0.5, max(len(ratios) / n_pairs / 2, _LEAST_SHARE))
@@ -93,14 +95,14 @@ def share_of_same(ratios: Floats, n_images: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Images of one component, and the log-odds at which they are joined.
+    """The images of one component, and their linkage.
 
     Attributes
     ----------
-    rows : (m,) of the images.
+    rows : (m,) indexes of the images.
     merges : (m − 1, 4) SciPy's linkage matrix; its distances are −log-odds, shifted by ``shift``.
-    shift : what was added to −log-odds, so that no distance is negative.
-    log_odds : (m (m − 1) / 2,) of each pair, in SciPy's order.
+    shift : value added to −log-odds, so that no distance is negative.
+    log_odds : (m (m − 1) / 2,) log-odds of each pair, in SciPy's order.
     """
 
     rows: Integers
@@ -109,14 +111,14 @@ class Joined:
     log_odds: Floats
 
     def heights(self) -> Floats:
-        """Return the log-odds (m (m − 1) / 2,) at which each pair is joined; of SciPy's order."""
+        """Return the log-odds (m (m − 1) / 2,) at which each pair is joined, in SciPy's order."""
         from scipy.cluster.hierarchy import cophenet  # noqa: PLC0415 - slow
 
         heights: Floats = self.shift - cophenet(self.merges)
         return heights
 
     def cut(self, height: float) -> Iterator[Integers]:
-        """Yield places (m',) in ``rows`` that are joined at ``height`` or above, two at least."""
+        """Yield groups of at least two indexes of ``rows``, joined at or above ``height``."""
         from scipy.cluster.hierarchy import fcluster  # noqa: PLC0415 - slow
 
         numbers = fcluster(self.merges, self.shift - height, "distance")
@@ -128,7 +130,7 @@ class Joined:
 
 
 def joined(compared: Compared, model: PairModel) -> tuple[list[Joined], float]:
-    """Join images; return the components of two images at least, and the share of same pairs."""
+    """Join images; return components of at least two images, and the share of same pairs."""
     first, second = neighbour_pairs(compared.points.directions)
     ratios = model(compared.signals(first, second))
     share = share_of_same(ratios, len(compared))
@@ -140,7 +142,7 @@ def joined(compared: Compared, model: PairModel) -> tuple[list[Joined], float]:
 def _components(
     first: Integers, second: Integers, log_odds: Floats, rows: Integers, floor: float
 ) -> Iterator[Integers]:
-    """Yield the components of images ``rows``, each of at most `MOST_TOGETHER`."""
+    """Yield the components of images ``rows``, each with at most `MOST_TOGETHER` images."""
     from scipy.sparse import coo_array  # noqa: PLC0415 - slow
     from scipy.sparse.csgraph import connected_components  # noqa: PLC0415 - slow
 

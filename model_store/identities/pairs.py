@@ -1,13 +1,14 @@
 """The evidence that two images show the same identity.
 
-A pair has three signals. The cosine of its two directions; the same after symmetric normalisation
-by a cohort (S-norm with the nearest of the cohort, Matějka et al. 2017),
+A pair has three signals. The signals of a pair are the cosine of its two directions; the cosine
+after symmetric normalisation by a cohort (adaptive S-norm, Matějka et al. 2017),
 
     ½ [(s − μ_i) / σ_i + (s − μ_j) / σ_j],
 
-with μ_i and σ_i the mean and the deviation of the cosines between image i and the nearest tenth of
-images of other identities: one that lies close to many has to lie closer to its own; and
-log(u_i u_j) of the total variances u, since an uncertain image lies far from its own too.
+with μ_i and σ_i the mean and standard deviation of the cosines between image i and the nearest
+tenth of images of other identities; and log(u_i u_j) of the total variances u. The second signal
+corrects for images that are close to many others, the third for uncertain images, which are far
+even from their own identity.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from model_store.decision.logistic import LogisticModel
 from model_store.sphere import unit_direction
 
 NEAREST = 0.1
-"""Share of the cohort, the nearest, that an image is compared with; a share, and not a number, so
-that it means the same of half the labels as of all."""
+"""Nearest share of the cohort that an image is compared with. A share has the same meaning for half
+of the labels as for all; a number would not."""
 
 _LEAST_NEAREST = 5
 
 _LEAST_VARIANCE = 1e-12
-"""Total variance that an encoder is taken to give which knows none."""
+"""Total variance for encoders without a variance."""
 
 _LEAST_SPREAD = 1e-6
 
 _RIDGE = 1e-4
-"""Times the squared weights, beside a mean loss."""
+"""Factor of the squared weights in the mean loss."""
 
 _AT_ONCE = 4096
 
@@ -47,11 +48,11 @@ Codes = NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """N images as the encoder sees them.
+    """The embeddings of N images.
 
     Attributes
     ----------
-    directions : (N, D) float32, unit.
+    directions : (N, D) float32, unit vectors.
     total_variances : (N,) Σ_d v_d / ‖m‖², ≥ 0.
     """
 
@@ -65,7 +66,7 @@ class Points:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Points]) -> Points:
-        """Return all images of several batches."""
+        """Join several batches of images."""
         return cls(
             np.concatenate([part.directions for part in parts]),
             np.concatenate([part.total_variances for part in parts]),
@@ -86,14 +87,14 @@ class Labelled:
     Attributes
     ----------
     points : the images.
-    codes : (N,) of their identities.
+    codes : (N,) codes of their identities.
     """
 
     points: Points
     codes: Codes
 
     def of(self, codes: Codes) -> Labelled:
-        """Return the images of some identities."""
+        """Return the images of the given identities."""
         chosen = np.isin(self.codes, codes)
         return Labelled(self.points.at(chosen), self.codes[chosen])
 
@@ -105,7 +106,7 @@ class Compared:
     Attributes
     ----------
     points : the images.
-    levels, spreads : (N,) μ and σ of the cosines with the nearest of the cohort.
+    levels, spreads : (N,) μ and σ of the cosines with the nearest part of the cohort.
     """
 
     points: Points
@@ -114,7 +115,7 @@ class Compared:
 
     @classmethod
     def with_cohort(cls, points: Points, cohort: NDArray[np.float32]) -> Compared:
-        """Compare with a cohort (M, D) of unit directions."""
+        """Compare images with a cohort (M, D) of unit directions."""
         n = min(max(_LEAST_NEAREST, int(NEAREST * len(cohort))), len(cohort))
         levels, spreads = np.empty(len(points)), np.empty(len(points))
         for start in range(0, len(points), _AT_ONCE):
@@ -132,7 +133,7 @@ class Compared:
         return Compared(self.points.at(rows), self.levels[rows], self.spreads[rows])
 
     def signals(self, first: Integers, second: Integers) -> Floats:
-        """Return the signals (P, 3) of P pairs, by the places of their images."""
+        """Return the signals (P, 3) of P pairs, given the indexes of their images."""
         log_variance = np.log(np.maximum(self.points.total_variances, _LEAST_VARIANCE))
         found = np.empty((len(first), 3))
         for start in range(0, len(first), _AT_ONCE):
@@ -149,30 +150,30 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class PairModel:
-    """The log-likelihood ratio of a pair: same identity against another.
+    """Model of the log-likelihood ratio of a pair: same identity against different ones.
 
     Attributes
     ----------
-    model : log-odds by signals.
-    prior_log_odds : of a pair that it was fitted to.
+    model : log-odds as a function of the signals.
+    prior_log_odds : prior log-odds of a pair in the fit.
     """
 
     model: LogisticModel
     prior_log_odds: float
 
     def __call__(self, signals: Floats) -> Floats:
-        """Log-likelihood ratios (P,) of pairs with ``signals`` (P, 3)."""
+        """Return log-likelihood ratios (P,) of pairs with ``signals`` (P, 3)."""
         return self.model.log_odds(signals) - self.prior_log_odds
 
     @classmethod
     def fit(cls, signals: Floats, same: Bools, weights: Floats) -> PairModel:
-        """Fit to pairs of which it is known whether they are the ``same`` (P,)."""
+        """Fit to pairs with known truth ``same`` (P,)."""
         share = float(weights @ same / weights.sum())
         return cls(fit_logistic(signals, same, weights), float(logit(share)))
 
 
 def fit_logistic(values: Floats, outcomes: Bools, weights: Floats) -> LogisticModel:
-    """Fit a logistic regression to ``values`` (N, M), each weighing ``weights`` (N,)."""
+    """Fit a logistic regression to ``values`` (N, M) with ``weights`` (N,)."""
     from scipy.optimize import minimize  # noqa: PLC0415 - slow; served queries need none of it
 
     centre = np.average(values, axis=0, weights=weights)

@@ -195,7 +195,7 @@ def _media_content(data: bytes) -> Content | None:
     if len(data) > 16 and not data[:_HEAD].strip(b"\0"):
         return Content(
             "empty (all bytes are zero)",
-            advice="The copy was interrupted, or the disk is damaged. Copy the file again.",
+            advice="The copy was interrupted, or the disk has lost data. Copy the file again.",
         )
     return None
 

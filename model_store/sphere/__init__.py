@@ -9,8 +9,8 @@
     sampling           draws of the von Mises-Fisher distribution
     projected_normal   a Gaussian embedding on the sphere: summary, draws, fixed noise
 
-D, ``dim``, is always the dimension of the space that the sphere lies in; κ, ``concentration``, is
-0 for the uniform distribution. Results are float64 except where embeddings come out.
+D, ``dim``, is the dimension of the space that contains the sphere. κ, ``concentration``, is 0 for
+the uniform distribution. Results are float64, except embeddings, which keep their type.
 """
 
 from model_store.sphere.concentration import (

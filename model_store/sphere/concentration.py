@@ -9,13 +9,13 @@ from model_store.sphere.normaliser import mean_resultant_length, mean_resultant_
 from model_store.sphere.vectors import FloatT, unit_direction
 
 MAX_CONCENTRATION = 1e10
-"""The concentration reported for a resultant length of 1, which is a point: a spread of 1e-5
-radians along each axis, below what images differ by, and finite, so that it can be stored, averaged
-and sent as JSON.
+"""The concentration for a resultant length of 1, which is a point. It means a spread of 1e-5
+radians along each axis, below the differences between images. It is finite, so that it can be
+stored, averaged and sent as JSON.
 """
 
 _ROUNDING = 1e-6
-"""By so much may the mean of unit float32 vectors be longer than 1."""
+"""Rounding tolerance: the mean of unit float32 vectors may be longer than 1 by this."""
 
 _MAX_NEWTON_STEPS = 10
 
@@ -23,12 +23,13 @@ _MAX_NEWTON_STEPS = 10
 def approximate_concentration(resultant_length: ArrayLike, dim: int) -> NDArray[np.float64]:
     """Return κ ≈ R (D − R²) / (1 − R²), in closed form.
 
-    Banerjee et al. 2005, as Warburg et al. 2023, Eq. 33, with D the dimension of the space that the
-    sphere lies in. Too large by up to 5% at D = 3, 0.13% at D = 128, 0.03% at D = 512.
+    Banerjee et al. 2005, in the form of Warburg et al. 2023, Eq. 33, with D the dimension of the
+    space that contains the sphere. It is too large by up to 5% at D = 3, 0.13% at D = 128 and 0.03%
+    at D = 512.
 
     Parameters
     ----------
-    resultant_length : (...) R in [0, 1]; a millionth more, from rounding, counts as 1.
+    resultant_length : (...) R in [0, 1]; values up to 1 + 10⁻⁶, from rounding, count as 1.
     dim : D ≥ 2.
 
     Returns
@@ -52,22 +53,23 @@ def approximate_concentration(resultant_length: ArrayLike, dim: int) -> NDArray[
 def concentration_of(resultant_length: ArrayLike, dim: int) -> NDArray[np.float64]:
     """Return the κ whose mean resultant length is R: the inverse of A_D.
 
-    Newton's method from `approximate_concentration`, as Sra 2012, here until it has converged:
-    within 2e-10 of κ, relatively, up to κ = 1e5 and 1e-12 up to 1e3; the rest is R's own rounding.
+    Newton's method from `approximate_concentration`, as in Sra 2012, but until convergence. The
+    relative error is 2e-10 up to κ = 1e5 and 1e-12 up to κ = 1e3; the remaining error comes from
+    the rounding of R.
 
-    Parameters, returns and errors as `approximate_concentration`.
+    Parameters, returns and errors: see `approximate_concentration`.
     """
     kappa = approximate_concentration(resultant_length, dim)
     length = np.minimum(np.asarray(resultant_length, dtype=np.float64), 1.0)
     shortfall = np.maximum((1 - length) * (1 + length), 1 / MAX_CONCENTRATION**2)
-    # Tanabe et al. 2007: the root lies between; a step from rounding noise cannot leave.
+    # The root is within these bounds (Tanabe et al. 2007), so rounding noise cannot leave them.
     lowest = np.minimum(length * (dim - 2) / shortfall, MAX_CONCENTRATION)
     highest = np.minimum(length * dim / shortfall, MAX_CONCENTRATION)
     for _ in range(_MAX_NEWTON_STEPS):
         excess = mean_resultant_length(kappa, dim) - length
         step = excess / mean_resultant_length_derivative(kappa, dim)
         kappa = np.clip(kappa - step, lowest, highest)
-        # Convergence is quadratic: after a step of 1e-7 the error is of the order of 1e-14.
+        # Convergence is quadratic: after a step of 1e-7, the error is about 1e-14.
         if np.all(np.abs(step) <= 1e-7 * kappa):
             break
     return np.asarray(kappa)
@@ -76,8 +78,8 @@ def concentration_of(resultant_length: ArrayLike, dim: int) -> NDArray[np.float6
 def debiased_resultant_length(resultant_length: ArrayLike, n_samples: int) -> NDArray[np.float64]:
     """Return √max(0, (N R² − 1) / (N − 1)), whose square is unbiased before the max.
 
-    The mean of N draws is too long: E R² = 1/N + (1 − 1/N) A². Uncorrected, 100 draws from the
-    uniform distribution at D = 512 look like κ = 52.
+    The mean of N draws is too long: E R² = 1/N + (1 − 1/N) A². Without the correction, 100 draws
+    from the uniform distribution at D = 512 give κ = 52.
 
     Parameters
     ----------
@@ -97,16 +99,16 @@ def debiased_resultant_length(resultant_length: ArrayLike, n_samples: int) -> ND
 def fit_von_mises_fisher(
     samples: NDArray[FloatT],
 ) -> tuple[NDArray[FloatT], NDArray[np.float64]]:
-    """Estimate direction and concentration from N unit vectors, free of the finite-N bias.
+    """Estimate direction and concentration from N unit vectors, without the finite-N bias.
 
     Parameters
     ----------
-    samples : (..., N, D) unit rows, N ≥ 2.
+    samples : (..., N, D) unit vectors, N ≥ 2.
 
     Returns
     -------
-    direction : (..., D) unit, in the type of ``samples``.
-    concentration : (...) κ, from `concentration_of` the `debiased_resultant_length`.
+    direction : (..., D) unit vector, in the type of ``samples``.
+    concentration : (...) κ = `concentration_of` of the `debiased_resultant_length`.
 
     Raises
     ------

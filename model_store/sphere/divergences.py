@@ -1,9 +1,9 @@
 """Divergences and overlaps of von Mises-Fisher distributions, in closed form.
 
-All are functions of the two concentrations and of the cosine between the mean directions, so that
-one matrix product serves many pairs. They are written with the cumulant generating function K
-instead of log C_D = log C_D(0) − K, so what cancels has been cancelled: an error of a few 1e-16 of
-max(1, κ) is left. A cosine in float32 costs more: about 1e-7 κ.
+All are functions of the two concentrations and the cosine between the mean directions, so one
+matrix product is enough for many pairs. They use the cumulant generating function K instead of log
+C_D = log C_D(0) − K, which avoids cancellation: the error is a few 1e-16 of max(1, κ). With a
+cosine in float32, the error is about 1e-7 κ.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def kl_divergence(
     Parameters
     ----------
     concentration, other_concentration : (...) κ_p and κ_q, ≥ 0.
-    cosine : (...) between the two mean directions; rounding beyond ±1 is cut off.
+    cosine : (...) cosine between the two mean directions; values beyond ±1 are clipped.
     dim : D ≥ 2.
 
     Returns
@@ -49,9 +49,10 @@ def kl_divergence(
 def kl_divergence_to_uniform(concentration: ArrayLike, dim: int) -> NDArray[np.float64]:
     """KL(p ‖ uniform) = κ A(κ) + log C(κ) − log C(0), in nats.
 
-    Replaces κ − D log 2 of Warburg et al. 2021, Listing 2, which is negative at κ = 0.
+    It replaces κ − D log 2 of Warburg et al. 2021, Listing 2, which is negative at κ = 0.
 
-    Parameters, returns and errors as `kl_divergence`; κ² / 2D near 0, to full relative accuracy.
+    Parameters, returns and errors: see `kl_divergence`. Near 0 it is κ² / 2D, with full relative
+    accuracy.
     """
     kappa = np.asarray(concentration, dtype=np.float64)
     pull = kappa * mean_resultant_length(kappa, dim)
@@ -63,8 +64,8 @@ def log_expected_likelihood(
 ) -> NDArray[np.float64]:
     """Return log ∫ p q = log C(κ_p) + log C(κ_q) − log C(‖κ_p μ_p + κ_q μ_q‖).
 
-    The expected likelihood kernel, Kirchhof et al. 2022, Eq. 25 (there its negative, a distance).
-    With respect to the area of the sphere, so it can be of either sign.
+    This is the expected likelihood kernel (Kirchhof et al. 2022, Eq. 25, where its negative is a
+    distance). Densities are with respect to the area of the sphere, so it can have either sign.
 
     Parameters, errors as `kl_divergence`.
     """
@@ -80,13 +81,13 @@ def log_bhattacharyya_coefficient(
 ) -> NDArray[np.float64]:
     """Return log ∫ √(p q) = ½ log C(κ_p) + ½ log C(κ_q) − log C(½ ‖κ_p μ_p + κ_q μ_q‖).
 
-    Kirchhof et al. 2022, Eq. 24 (there its negative, a distance).
+    See Kirchhof et al. 2022, Eq. 24, where its negative is a distance.
 
     Parameters, errors as `kl_divergence`.
 
     Returns
     -------
-    (...) ≤ 0; 0 where the two are equal.
+    (...) ≤ 0; 0 for equal distributions.
     """
     half = _resultant(concentration, other_concentration, cosine) / 2
     mean = cumulant_generating_function(concentration, dim) / 2 + (
@@ -98,7 +99,7 @@ def log_bhattacharyya_coefficient(
 def _resultant(
     concentration: ArrayLike, other_concentration: ArrayLike, cosine: ArrayLike
 ) -> NDArray[np.float64]:
-    """‖κ_p μ_p + κ_q μ_q‖, by (κ_p − κ_q)² + 2 κ_p κ_q (1 + cos): no cancellation for opposites."""
+    """‖κ_p μ_p + κ_q μ_q‖ as √((κ_p − κ_q)² + 2 κ_p κ_q (1 + cos)), without cancellation."""
     kappa = np.asarray(concentration, dtype=np.float64)
     other_kappa = np.asarray(other_concentration, dtype=np.float64)
     squared = (kappa - other_kappa) ** 2 + 2 * kappa * other_kappa * (1 + _cut(cosine))

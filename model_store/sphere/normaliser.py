@@ -4,15 +4,15 @@ On the unit sphere of R^D the density is p(x) = C_D(κ) exp(κ μᵀx), with ν 
 
     C_D(κ) = κ^ν / ((2π)^{D/2} I_ν(κ)),      A_D(κ) = I_{ν+1}(κ) / I_ν(κ) = E[μᵀx].
 
-Everything is derived from the cumulant generating function of μᵀx under the uniform distribution,
-K(κ) = log E[exp(κ μᵀx)] = log C_D(0) − log C_D(κ): it vanishes at κ = 0, so it can be known to
-full *relative* accuracy where log C_D is a large constant plus next to nothing. K' = A_D, and
-K'' = A_D' = 1 − A_D² − (D − 1) A_D / κ, a form that cancels and is not evaluated here.
+All functions are derived from the cumulant generating function of μᵀx under the uniform
+distribution, K(κ) = log E[exp(κ μᵀx)] = log C_D(0) − log C_D(κ). K vanishes at κ = 0, so it has
+full *relative* accuracy there; log C_D is a large constant plus a tiny term. K' = A_D, and K'' =
+A_D' = 1 − A_D² − (D − 1) A_D / κ; this form has cancellation and is not used.
 
-Method: Debye's uniform expansion (DLMF 10.41.3) at order 24 or higher, in logarithmic form so that
-its cancellations are done on paper; then the recurrence of the Bessel functions down to the order
-wanted, which adds positive terms only. SciPy's scaled ``ive`` underflows instead (to zero at
-D = 512 for κ ≤ 10, at D = 2048 for κ ≤ 500).
+Method: Debye's uniform expansion (DLMF 10.41.3) at order 24 or higher, in a logarithmic form
+without cancellation. Then the recurrence of the Bessel functions leads down to the required order;
+it adds only positive terms. SciPy's scaled ``ive`` would underflow (to zero at D = 512 for κ ≤ 10,
+at D = 2048 for κ ≤ 500).
 
 Relative errors against 60-digit mpmath, D from 2 to 4096, κ from 1e-6 to 1e7: K and A_D below
 1e-15, A_D' below 1e-12 (below 2e-15 for D ≥ 50); log C_D has 1e-13 of max(1, |log C_D|).
@@ -28,7 +28,7 @@ from numpy.polynomial.polynomial import polyval
 from numpy.typing import ArrayLike, NDArray
 
 LOWEST_ORDER = 24
-"""With the 12 terms below, what the expansion leaves out is under 1e-16 from this order on."""
+"""From this order on, the truncation error of the expansion with 12 terms is below 1e-16."""
 
 _N_TERMS = 12
 
@@ -50,7 +50,7 @@ def cumulant_generating_function(concentration: ArrayLike, dim: int) -> NDArray[
     Parameters
     ----------
     concentration : (...) κ ≥ 0.
-    dim : D ≥ 2, of the space that the sphere lies in.
+    dim : D ≥ 2, dimension of the space that contains the sphere.
 
     Returns
     -------
@@ -93,8 +93,8 @@ def mean_resultant_length(concentration: ArrayLike, dim: int) -> NDArray[np.floa
 def mean_resultant_length_derivative(concentration: ArrayLike, dim: int) -> NDArray[np.float64]:
     """Return A_D'(κ), the variance of μᵀx: 1/D at κ = 0, (D − 1) / 2κ² far out.
 
-    Parameters, errors as `cumulant_generating_function`. Equal to 1 − A² − (D − 1) A / κ, of which
-    that formula loses all digits once κ² nears 1e16.
+    Parameters, errors as `cumulant_generating_function`. It equals 1 − A² − (D − 1) A / κ, but that
+    formula loses all digits near κ² = 1e16.
     """
     return _cumulants(concentration, dim).variance
 
@@ -111,7 +111,7 @@ def _cumulants(concentration: ArrayLike, dim: int) -> _Cumulants:
 
     From 1 / r_ν = 2(ν+1)/κ + r_{ν+1} for r_ν = I_{ν+1} / I_ν (DLMF 10.29.1), with g_ν = r_ν / κ:
     g_ν = 1 / (2(ν+1) + κ² g_{ν+1}); K_ν = K_{ν+1} + log(1 + κ² g_{ν+1} / 2(ν+1)), by
-    C_D's definition; and r_ν' by differentiating. No division by κ, no underflow.
+    C_D's definition; and r_ν' by differentiating. This avoids division by κ and underflow.
     """
     kappa = np.asarray(concentration, dtype=np.float64)
     if dim < 2:
@@ -133,7 +133,7 @@ def _cumulants(concentration: ArrayLike, dim: int) -> _Cumulants:
 
 
 def _debye_cumulants(kappa: NDArray[np.float64], order: float) -> _Cumulants:
-    """Evaluate the three by the logarithm of Debye's expansion, for a large order ν.
+    """Evaluate the three functions by the logarithm of Debye's expansion, for a large order ν.
 
     With h = √(ν² + κ²) and s = ν² / h², Debye's expansion reads
     log I_ν(κ) ~ h − ν asinh(ν/κ) − ½ log(2πh) + Σ_k E_k(s) h^−k. In K the terms that do not vanish
@@ -141,7 +141,7 @@ def _debye_cumulants(kappa: NDArray[np.float64], order: float) -> _Cumulants:
     """
     h = np.hypot(order, kappa)
     s = (order / h) ** 2
-    growth = kappa**2 / (order * (order + h))  # h/ν − 1 without its cancellation
+    growth = kappa**2 / (order * (order + h))  # h/ν − 1 without cancellation
     corrections = polyval(1 / h, polyval(s, CORRECTIONS), tensor=False) / h
     stirling = polyval(1 / order, polyval(1.0, CORRECTIONS[:, :, 0])) / order
     generating = (
@@ -170,7 +170,7 @@ def _power_series(kappa: NDArray[np.float64], order: float) -> NDArray[np.float6
 
 
 def _debye_corrections() -> NDArray[np.float64]:
-    """Coefficients in s of E_k, and of what its first two derivatives in κ are made of.
+    """Coefficients in s of E_k, and of the terms of its first two derivatives in κ.
 
     In Debye's p = ν/h, the logarithm of his series Σ U_k(p) ν^−k has the derivative Σ ℓ_k ν^−k
     with, from the recurrence of the U_k (DLMF §10.41(ii)),

@@ -17,24 +17,24 @@ def resultant_length_of_gaussian(
 ) -> NDArray[np.float64]:
     """Approximate the length of E[z / ‖z‖] for z ~ N(mean, diag variance), in closed form.
 
-    R ≈ ‖m‖ / √(‖m‖² + Σ_d v_d). Where Warburg et al. 2023 average 100 sampled embeddings, this
-    needs none. It counts the variance along the mean, which normalising removes: 1 − R is too large
-    by up to 1 part in D. That is 1% at D = 128, but a factor of 2 at D = 2.
+    R ≈ ‖m‖ / √(‖m‖² + Σ_d v_d). Warburg et al. 2023 average 100 sampled embeddings; this formula
+    needs no samples. It includes the variance along the mean, which normalisation removes, so 1 − R
+    is too large by up to 1 part in D. That is 1% at D = 128, but a factor of 2 at D = 2.
 
     Parameters
     ----------
-    mean : (..., D), not zero.
+    mean : (..., D) non-zero means.
     variance : (..., D) ≥ 0, in squared units of ``mean``.
 
     Returns
     -------
-    (...) in (0, 1]; 1 where the variance is zero.
+    (...) in (0, 1]; 1 for a variance of zero.
 
     Raises
     ------
     ValueError : a mean is zero or not finite.
     """
-    # One unit for both, so that neither square can overflow or vanish.
+    # Both are scaled by the same factor, so that no square overflows or underflows.
     scale = np.linalg.norm(mean.astype(np.float64), axis=-1)
     if not np.all((scale > 0) & np.isfinite(scale)):
         unit_direction(mean)  # refuses what has no direction
@@ -61,7 +61,7 @@ def direction_and_concentration(
 
     Parameters
     ----------
-    mean, variance : (..., D), as `resultant_length_of_gaussian`.
+    mean, variance : (..., D), see `resultant_length_of_gaussian`.
 
     Returns
     -------
@@ -86,7 +86,7 @@ def sample_projected_normal(
     Parameters
     ----------
     mean, variance : (..., D).
-    noise : (S, D) standard normal, shared by all of the batch.
+    noise : (S, D) standard normal, shared by the whole batch.
 
     Returns
     -------
@@ -100,19 +100,19 @@ def sample_projected_normal(
 
 
 def base_noise(fingerprint: str, n_samples: int, dim: int) -> NDArray[np.float32]:
-    """Return the standard normal noise that belongs to an encoder, the same on every machine.
+    """Return the fixed standard normal noise of an encoder, the same on every machine.
 
-    The bits are SHAKE-256 of fingerprint and D, which a standard fixes, not a library's version;
-    each 64 of them become a normal by the inverse cumulative distribution function, and rounding
-    to float32 removes what mathematics libraries disagree on. Draws come in antithetic pairs (row
-    2i + 1 is minus row 2i), so with an even S the mean of the draws before normalisation is exact,
-    and whatever is monotone along a line, such as which of two items is nearer, is estimated with
-    less variance; estimates of a spread have that of S / 2 draws. Fewer samples are the first rows
-    of more.
+    The bits are SHAKE-256 of fingerprint and D, so they do not depend on the version of a library.
+    Each 64 bits become a normal number by the inverse cumulative distribution function. Rounding to
+    float32 removes differences between mathematics libraries. Draws are antithetic pairs: row 2i +
+    1 is minus row 2i. So with an even S, the mean of the draws before normalisation is exact, and
+    monotone quantities, for example which of two items is nearer, have less variance. Estimates of
+    a spread have the variance of S / 2 draws. A smaller sample consists of the first rows of a
+    larger one.
 
     Parameters
     ----------
-    fingerprint : of the encoder.
+    fingerprint : fingerprint of the encoder.
     n_samples : S.
     dim : D.
 
@@ -125,7 +125,7 @@ def base_noise(fingerprint: str, n_samples: int, dim: int) -> NDArray[np.float32
     n_pairs = (n_samples + 1) // 2
     key = f"projected normal, D={dim}, encoder {fingerprint}".encode()
     stream = hashlib.shake_256(key).digest(8 * n_pairs * dim)
-    # The upper 52 bits, centred in their cell: strictly inside (0, 1), so the normal is finite.
+    # The upper 52 bits plus half a step are strictly inside (0, 1), so the normal is finite.
     uniform = ((np.frombuffer(stream, "<u8") >> 12) + 0.5) * 2.0**-52
     half = ndtri(uniform).astype(np.float32).reshape(n_pairs, dim)
     return np.stack([half, -half], axis=1).reshape(2 * n_pairs, dim)[:n_samples]

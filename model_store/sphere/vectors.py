@@ -8,16 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 FloatT = TypeVar("FloatT", bound=np.floating[Any])
-"""The type of the numbers, kept from input to output: float32 stays float32."""
+"""The type of the numbers, equal for input and output."""
 
 
 def unit_direction(vectors: NDArray[FloatT]) -> NDArray[FloatT]:
-    """Scale vectors to length 1, exact to rounding for every finite vector that is not zero.
+    """Scale vectors to length 1, exact up to rounding for every finite non-zero vector.
 
     Parameters
     ----------
-    vectors : (..., D), of any length; divided by their largest entry first, so that squares
-        neither overflow nor vanish in float32.
+    vectors : (..., D) of any length. They are first divided by their largest entry, so that squares
+        do not overflow or underflow in float32.
 
     Returns
     -------

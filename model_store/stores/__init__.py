@@ -1,4 +1,4 @@
-"""Vector databases of others: they find the neighbours, and Vouch decides.
+"""Adapters for vector databases: they find the neighbours, and Vouch decides.
 
 ::
 
@@ -8,7 +8,7 @@
     lancedb    a table of LanceDB
     faiss      an index of FAISS
 
-Each takes a client of the store's own library, which it does not import.
+Each adapter takes a client object of the store's library and does not import the library.
 """
 
 from model_store.stores.faiss import FaissStore

@@ -21,8 +21,8 @@ class FaissStore:
 
     Attributes
     ----------
-    index : a ``faiss.Index``; its numbers are places in ``ids`` and ``labels``.
-    ids, labels : of all its vectors.
+    index : a ``faiss.Index``; its row numbers are indexes into ``ids`` and ``labels``.
+    ids, labels : ids and labels of all its vectors.
     """
 
     index: Any
@@ -35,7 +35,7 @@ class FaissStore:
         found = places[0] >= 0  # an inverted list may hold fewer
         cosines = measured[0][found].astype(np.float64)
         if self.index.metric_type != _INNER_PRODUCT:
-            cosines = 1 - cosines / 2  # of unit vectors: |a - b|² = 2 - 2 a·b
+            cosines = 1 - cosines / 2  # for unit vectors, |a - b|² = 2 - 2 a·b
         chosen = places[0][found].tolist()
         return NeighbourList(
             [self.ids[place] for place in chosen],

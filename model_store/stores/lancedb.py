@@ -16,8 +16,8 @@ class LanceStore:
     Attributes
     ----------
     table : a ``lancedb.table.Table``.
-    vector, id, label : columns.
-    where : a condition, as LanceDB has them.
+    vector, id, label : names of columns.
+    where : a condition in LanceDB's syntax.
     """
 
     table: Any

@@ -11,14 +11,14 @@ from model_store.vector_queries import NeighbourList
 
 @dataclass(frozen=True, slots=True)
 class PgvectorStore:
-    """A table of PostgreSQL with pgvector; an index for cosine distance is used where it has one.
+    """A table of PostgreSQL with pgvector; an index for cosine distance is used if it exists.
 
     Attributes
     ----------
     connection : a ``psycopg.Connection``.
-    table : its name, maybe with its schema.
-    vector, id, label : columns.
-    where : a condition in SQL, of the caller's own; never one that comes from outside.
+    table : name of the table, optionally with its schema.
+    vector, id, label : names of columns.
+    where : a condition in SQL. It is inserted unchanged, so never pass untrusted text.
     """
 
     connection: Any
@@ -39,7 +39,7 @@ class PgvectorStore:
         )
         text = str(direction.tolist())
         with self.connection.transaction(), self.connection.cursor() as cursor:
-            # An HNSW index gives no more than so many; a thousand is its largest.
+            # the maximum number of results of an HNSW index; at most 1000
             wide = str(min(max(n, 40), 1000))
             cursor.execute("SELECT set_config('hnsw.ef_search', %s, true)", (wide,))
             found = cursor.execute(statement, (text, text, n)).fetchall()
@@ -51,5 +51,5 @@ class PgvectorStore:
 
 
 def _quoted(name: str) -> str:
-    """Return a name in quotes, each of its parts."""
+    """Quote each part of a dotted name."""
     return ".".join('"' + part.replace('"', '""') + '"' for part in name.split("."))

@@ -11,15 +11,15 @@ from model_store.vector_queries import NeighbourList
 
 @dataclass(frozen=True, slots=True)
 class QdrantStore:
-    """A collection of Qdrant, whatever its distance.
+    """A collection of Qdrant with any distance.
 
     Attributes
     ----------
     client : a ``qdrant_client.QdrantClient``.
-    collection : its name.
-    label, id : keys of the payload with an item's label and its id; None for the point's own id.
-    vector : name of the vector, where points have several.
-    options : of ``query_points``, such as a filter.
+    collection : name of the collection.
+    label, id : payload keys of an item's label and id; None as ``id`` uses the point's id.
+    vector : name of the vector if points have several.
+    options : options of ``query_points``, for example a filter.
     """
 
     client: Any

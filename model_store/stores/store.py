@@ -25,15 +25,15 @@ Direction = NDArray[np.float32]
 
 
 class Store(Protocol):
-    """A store of the gallery's vectors. Law: the list is nearest first, by cosine."""
+    """A store with the gallery's vectors. Law: lists are in descending order of cosine."""
 
     def nearest(self, direction: Direction, n: int) -> NeighbourList:
-        """Return the ``n`` items nearest to a unit vector (D,), or all of fewer."""
+        """Return the ``n`` items nearest to a unit vector (D,), or all if there are fewer."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreAnswer:
-    """The neighbours that a store has found, and the decision on them."""
+    """The neighbours from a store, and the decision on them."""
 
     neighbours: NeighbourList
     decided: ListDecision
@@ -42,16 +42,16 @@ class StoreAnswer:
 def search_and_decide(
     retriever: Retriever, store: Store, query: VectorQuery, terms: Terms | None = None
 ) -> StoreAnswer:
-    """Search a store for as many neighbours as the calibration was fitted to, and decide.
+    """Search a store for the number of neighbours that the calibration needs, and decide.
 
     Parameters
     ----------
-    retriever : of the bundle whose calibration decides.
-    terms : None for those of the calibration.
+    retriever : retriever of the bundle with the calibration.
+    terms : options of the decision; None for the calibration's defaults.
 
     Raises
     ------
-    InvalidVector : see `decide_list`; of a store that holds, or finds, too little, too.
+    InvalidVector : see `decide_list`; also if the store has or finds too few items.
     """
     calibration = retriever.calibration
     n = N_CANDIDATES if calibration is None else calibration.n_candidates
@@ -66,7 +66,7 @@ def by_cosine(
     labels: Sequence[str | None],
     vectors: Sequence[Sequence[float]] | NDArray[np.float32],
 ) -> NeighbourList:
-    """Return items that a store has listed by another measure, nearest first by cosine."""
+    """Reorder items from a store with another measure by cosine, nearest first."""
     found = np.asarray(vectors, np.float64).reshape(len(ids), len(direction))
     cosines = np.nan_to_num(cosines_of(found, direction))
     order = np.argsort(-cosines, kind="stable").tolist()
@@ -78,5 +78,5 @@ def by_cosine(
 
 
 def label_of(value: object) -> str | None:
-    """Return a label as the gallery has it: a text, or None."""
+    """Convert a label to the gallery's form: a text or None."""
     return None if value is None else str(value)
