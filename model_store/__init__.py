@@ -1,50 +1,49 @@
-"""The core of Vouch: what a trained model is and how to ask it. Arrays in, arrays out.
+"""The core of Vouch: bundles of trained models, and search with them. Arrays in, arrays out.
 
 >>> from pathlib import Path
 >>> from model_store import open_bundle
 >>> bundle = open_bundle(Path("bundles/demo"))  # doctest: +SKIP
 >>> bundle.retriever.search(Path("photo.png").read_bytes())  # doctest: +SKIP
 
-The way of a query: `images` (bytes to pixels) → `encoder` (pixels to a Gaussian) → `predictive`
-(onto the sphere, by `sphere`) → `search` (neighbours in a `gallery`) → `decision` (probabilities,
-verdict); `retriever` ties them together, and a bundle
-(`bundles`) keeps what they need. `gaussian` has the
-algebra of uncertain distances, `errors` the whole error family.
+A query passes through these packages: `images` (bytes to pixels) → `encoder` (pixels to a Gaussian)
+→ `predictive` (projection to the sphere, with `sphere`) → `search` (neighbours in a `gallery`) →
+`decision` (probabilities and verdict). `retriever` combines them, and a bundle (`bundles`) stores
+their data. `gaussian` has the algebra of uncertain distances, and `errors` all error classes.
 
 ::
 
-    errors          the whole family
-    messages        reasons: codes with parameters, and the sentences made from them
-    files           files that survive a crash, and locks
+    errors          all error classes
+    messages        reasons as codes with parameters, and their sentences
+    files           crash-safe files, and locks between processes
     signing         keys and signatures of Ed25519
     feedback        reviews of matches, and queries to review, in SQLite
     drift_states    drift tests, kept across restarts
-    share_states    the share of absent queries, counted by all replicas
-    stores          vector databases of others
-    identities      queries that matched nothing, grouped into new identities
-    vector_queries  vectors in place of images, lists of other stores
-    text_queries    texts in place of images
-    one_encoder     parts that belong together
-    notebook        answers as notebooks show them
-    answers         what a query found, and the decision on it
-    compared_answers  which answers change from one bundle to another
+    share_states    the share of absent queries, counted over all processes
+    stores          adapters for vector databases
+    identities      queries without a match, grouped into new identities
+    vector_queries  vectors as queries, and result lists of other stores
+    text_queries    texts as queries
+    one_encoder     check that all parts have the same encoder
+    notebook        answers as HTML for notebooks
+    answers         result list, decision, and search plan of a query
+    compared_answers  changes of answers from one bundle to another
     matches         ranked neighbours with their probabilities
     pairs           the uncertainty of the similarity of query and item
     truth           whether an item is a true match of a query
     verdicts        the words of answers
-    deadline        late work is cancelled
-    half_precision  rows of numbers that are stored small
-    threads         threads of arithmetic
-    processors      processors that may be used
+    deadline        deadlines, after which work is cancelled
+    half_precision  rows of numbers in half precision
+    threads         number of threads for arithmetic
+    processors      processors that this process may use
     memory          settings of the allocator
     installation    the installed distribution and its extras
     addresses       addresses of servers in settings, which may hold a password
-    paths           paths that a file names, each below its directory
-    image_inputs    images as Python programs have them: paths, bytes, Pillow images, arrays
-    item_ids        the rule of an item's id
-    spreadsheets    cells of CSV files that are no formulas
+    paths           checked paths below a directory
+    image_inputs    image arguments: paths, bytes, Pillow images, arrays
+    item_ids        the rule for ids of items
+    spreadsheets    CSV cells without formulas
     lists           lists in options and environment variables
-    programs        what all programs have in common: --version, Ctrl+C, help
+    programs        common conventions of all programs: --version, Ctrl+C, help
 """
 
 from importlib import import_module

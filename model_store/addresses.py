@@ -1,4 +1,4 @@
-"""Addresses of servers in settings, which may hold a password: refused without being repeated."""
+"""Addresses of servers in settings; error messages do not repeat their passwords."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _NOT_AN_ADDRESS = (
 def split_address(text: str, schemes: Collection[str]) -> SplitResult:
     """Return the parts of an address such as ``redis://user:password@host:6379/0``.
 
-    An unescaped character can end a password early. Its rest would be read as a host, port or path,
-    and be shown. Where an ``@`` follows, that has happened.
+    An unescaped character can end a password too early. The rest would then be read as host, port
+    or path, and be shown. A later ``@`` is a sign of this.
 
     Raises
     ------
-    ValueError : it is not such an address; the message repeats nothing of it.
+    ValueError : it is not such an address; the message does not repeat any part of it.
     """
     beginnings = [f"{scheme}://" for scheme in schemes]
     if not text.startswith(tuple(beginnings)):
@@ -38,7 +38,7 @@ def split_address(text: str, schemes: Collection[str]) -> SplitResult:
 
 
 def require_no_user(parts: SplitResult, instead: str) -> None:
-    """Refuse a user or a password in an address that is written into logs and bundles.
+    """Refuse a user or a password in an address, because logs and bundles contain the address.
 
     Parameters
     ----------

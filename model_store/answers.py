@@ -1,4 +1,4 @@
-"""Answers: what a query found, the decision on it, and how it was found."""
+"""Answers: the result list of a query, the decision on it, and the search plan."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from model_store.verdicts import IndexedBy, Order, Plan
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The way in which the items that pass a filter were found.
+    """How the items that pass a filter were found.
 
     Attributes
     ----------
     plan : see `model_store.verdicts.Plan`.
     share : estimated share of the gallery's items that pass.
-    indexes : the fields that the filter asks for, and where their indexes are.
+    indexes : for each field of the filter, where its index is stored.
     """
 
     plan: Plan
@@ -35,13 +35,13 @@ class Answer:
 
     Attributes
     ----------
-    decision, predictive : the verdict and the numbers behind it.
-    alpha : the rate of false alarms that was accepted.
-    order : what the list is ordered by.
+    decision, predictive : the verdict, and the distribution of the query.
+    alpha : accepted false-alarm rate of the outlier flag.
+    order : order of the list.
     matches : the first items of the list.
-    n_listed : number of items in the whole list, of which ``matches`` are the first.
-    result_set : items of `Decision.result_set`, nearest first; some may stand below the matches.
-    seconds : of each stage.
+    n_listed : number of items in the whole list; ``matches`` are the first of them.
+    result_set : items of `Decision.result_set`, nearest first; some may not be among ``matches``.
+    seconds : duration of each stage.
     explain : how the items were found; None without a filter.
 
     Examples
@@ -67,5 +67,5 @@ class Answer:
         return self.decision.assessment.uncertainty
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows of it."""
+        """Return the answer as HTML for a notebook."""
         return answer_html(self.decision, self.matches)

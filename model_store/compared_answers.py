@@ -1,4 +1,4 @@
-"""The answers of two bundles to the same queries: which change, by which reason, and how often."""
+"""Comparison of the answers of two bundles to the same queries."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from model_store.answers import Answer
 from model_store.verdicts import ChangeReason, Verdict
 
 CONFIDENCE = 0.95
-"""The confidence of the intervals around what was counted."""
+"""The confidence of the intervals around the counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """The part of an answer that a caller acts on.
+    """The part of an answer that matters to a caller.
 
     Attributes
     ----------
-    item_id : of the first item; None where nothing was found.
-    name : its label, or its id where it has none.
-    probability : of its being a true match; None without calibration.
-    outlier : whether the query was flagged; None where that is not known.
-    lacking : whether the calibration promised less than requested, or there was none.
+    item_id : id of the first item; None if nothing was found.
+    name : label of the first item, or its id if it has none.
+    probability : match probability of the first item; None without calibration.
+    outlier : whether the query was flagged; None if not known.
+    lacking : whether the calibration guaranteed less than requested, or there was none.
     """
 
     verdict: Verdict
@@ -48,9 +48,10 @@ class Said:
 
 
 def reason_of_change(old: Said, new: Said) -> ChangeReason | None:
-    """Return by which reason an answer changes; None where verdict and first item stay.
+    """Return the reason for a changed answer; None if verdict and first item are the same.
 
-    Items of one label are one answer. Of several reasons it is the first of `ChangeReason`.
+    Items with the same label count as the same answer. Of several reasons, the first in
+    `ChangeReason` is returned.
     """
     if (old.verdict, old.name) == (new.verdict, new.name):
         return None
@@ -67,10 +68,10 @@ class ComparedAnswers:
 
     Attributes
     ----------
-    n : queries.
-    n_same_first : of them have the same first item by its id.
-    verdicts, outliers : queries by old and new verdict, and by old and new flag.
-    reasons : answers that change, by reason.
+    n : number of queries.
+    n_same_first : number of queries with the same first item (by id).
+    verdicts, outliers : number of queries by old and new verdict, and by old and new flag.
+    reasons : number of changed answers by reason.
     """
 
     n: int = 0
@@ -83,7 +84,7 @@ class ComparedAnswers:
     _sum_of_squares: float = 0.0
 
     def add(self, old: Said, new: Said) -> ChangeReason | None:
-        """Count one query; returns by which reason its answer changes."""
+        """Count one query; return the reason if its answer changes."""
         self.n += 1
         self.n_same_first += old.item_id == new.item_id
         self.verdicts[old.verdict, new.verdict] += 1
@@ -105,11 +106,11 @@ class ComparedAnswers:
 
     @property
     def probability_change(self) -> float | None:
-        """Mean of new less old match probability of the first item, where both have one."""
+        """Mean change of the first item's match probability, where both bundles give one."""
         return self._sum / self.n_probabilities if self.n_probabilities else None
 
     def probability_interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
-        r"""Return the bounds of that mean, valid at every number n ≥ 1 of probabilities.
+        r"""Return the bounds of `probability_change`, valid for every number n ≥ 1.
 
         Empirical Bernstein (Maurer & Pontil 2009, theorem 4) for differences in [−1, 1] of sample
         variance V, both sides at half of δ = 1 − ``confidence``:

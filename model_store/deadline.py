@@ -1,4 +1,4 @@
-"""Deadlines of answers: work whose caller has gone is cancelled."""
+"""Deadlines of requests: late work is cancelled."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from contextvars import ContextVar
 from model_store.errors import DeadlineExceeded
 
 wanted_until: ContextVar[float] = ContextVar("wanted_until", default=math.inf)
-"""On the monotonic clock; of the request that something is computed for."""
+"""Deadline of the current request, on the monotonic clock."""
 
 _LOOK_EVERY = 10_000
-"""Steps of SQLite's machine: a millisecond or less."""
+"""SQLite instructions between two checks of the deadline; at most about a millisecond."""
 
 
 @contextmanager

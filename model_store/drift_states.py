@@ -1,4 +1,4 @@
-"""The states of drift tests in the feedback's SQLite file, so that a restart loses none."""
+"""The states of drift tests in the feedback file, so that they survive a restart."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ CREATE TABLE IF NOT EXISTS drift_streams (
 
 
 ALL_CALLERS = ""
-"""The caller that stands for all of them together."""
+"""Name for all callers together."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedDrift:
-    """A drift test, and the queries that it has counted.
+    """The state of a drift test, and its last queries.
 
     Attributes
     ----------
-    caller : whose queries they are; empty for all callers together.
+    caller : caller of the queries; empty for all callers together.
     test : state of the drift test.
-    seen : (m,) uint64, the first 8 bytes of the ids of the last queries, oldest first.
+    seen : (m,) uint64, first 8 bytes of the ids of the last queries, oldest first.
     """
 
     caller: str
@@ -48,17 +48,17 @@ class SavedDrift:
 
 
 class DriftStates:
-    """A table of a SQLite file, one row for each bundle and caller.
+    """A table of an SQLite file with one row for each bundle and caller.
 
-    Where several processes share the file, each tests the queries that it answers, and a restart
-    continues from what was saved last: a valid test of the queries of one of them.
+    If several processes share the file, each tests its own queries. After a restart, a process
+    continues from the last saved state, which is a valid test of the queries of one process.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def save(self, bundle: str, saved: Sequence[SavedDrift]) -> None:
-        """Save the tests of a bundle in place of those saved before for the same callers."""
+        """Save the tests of a bundle; they replace earlier ones of the same callers."""
         if not saved:
             return
         rows = [
@@ -78,11 +78,11 @@ class DriftStates:
             connection.executemany(statement, rows)
 
     def load(self, bundle: str, since: float = 0.0, limit: int = 257) -> list[SavedDrift]:
-        """Return at most ``limit`` tests of a bundle, the one saved last at the end.
+        """Return at most ``limit`` tests of a bundle, in the order of saving.
 
         Parameters
         ----------
-        since : seconds since 1970; tests that were saved before are not wanted.
+        since : seconds since 1970; tests saved earlier are left out.
         """
         if not self._path.exists():
             return []

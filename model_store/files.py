@@ -1,4 +1,4 @@
-"""Files that survive a crash, locks between processes, and the space that a disk has left."""
+"""Crash-safe files, locks between processes, and free disk space."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from typing import Any
 from filelock import FileLock
 
 _NUMBER_LENGTH = 8
-"""Hexadecimal digits at the end of a work folder's name: no folder of a user ends so."""
+"""Number of hexadecimal digits at the end of a work folder's name, to distinguish it from a user's
+folders."""
 
 PARTIAL = ".partial"
-"""Suffix of files that are not finished: one that is found later was left by a crash."""
+"""Suffix of unfinished files; such a file without a writer was left by a crash."""
 
 
 def flush(path: Path) -> None:
-    """Wait until the file or directory is on the disk."""
+    """Flush a file or directory to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -33,10 +34,10 @@ def flush(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a file beside ``path`` to write, which takes its place at the end.
+    """Yield a temporary file that replaces ``path`` at the end.
 
-    After a crash at any moment ``path`` is as before or whole. An error inside leaves it as before,
-    and nothing beside it.
+    After a crash, ``path`` is unchanged or complete. After an error inside the block, ``path`` is
+    unchanged and the temporary file is removed.
     """
     partial = path.with_name(f".{path.name}{PARTIAL}")
     try:
@@ -50,38 +51,38 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def json_text(content: Mapping[str, Any]) -> str:
-    """Return ``content`` as the JSON of a file, one entry a line.
+    """Return ``content`` as JSON for a file, one entry per line.
 
-    The same content has the same text, in whatever order it was made: bundles are named by their
-    bytes. NaN and infinity, which JSON does not have, are a ValueError.
+    Equal content gives equal text, because bundles are named by their bytes. NaN and infinity raise
+    ValueError, because JSON does not have them.
     """
     text = json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
     return text + "\n"
 
 
 def lock_between_processes(path: Path) -> FileLock:
-    """Return a lock on the file ``path`` that one process at a time holds; the file stays.
+    """Return a lock between processes on the file ``path``, which is not removed.
 
-    The kernel releases it however the process ends. It belongs to the object, not to a thread.
+    The kernel releases it when the process ends. It belongs to the object, not to a thread.
     """
     return FileLock(path, mode=0o600, thread_local=False)
 
 
 @contextmanager
 def work_folder(parent: Path, prefix: str) -> Iterator[Path]:
-    """Yield a new directory ``<prefix>…`` in ``parent``, which is removed at the end.
+    """Yield a new directory ``<prefix>…`` in ``parent``; it is removed at the end.
 
-    Directories of that prefix that killed processes left are removed first: a process holds a lock
-    of the one that it works in.
+    Directories with that prefix from killed processes are removed first; a running process holds a
+    lock on its directory.
 
     Raises
     ------
-    OSError : it cannot be made.
+    OSError : the directory cannot be created.
     """
     for left in abandoned_folders(parent, prefix):
         shutil.rmtree(left, ignore_errors=True)
     folder, descriptor = Path(), None
-    while descriptor is None:  # a process that looked for abandoned ones may have removed it
+    while descriptor is None:  # another process may have removed it as abandoned
         folder = parent / f"{prefix}{secrets.token_hex(_NUMBER_LENGTH // 2)}"
         folder.mkdir()
         descriptor = _locked(folder)
@@ -93,7 +94,7 @@ def work_folder(parent: Path, prefix: str) -> Iterator[Path]:
 
 
 def abandoned_folders(parent: Path, prefix: str) -> Iterator[Path]:
-    """Yield the directories of `work_folder` that no process works in, each while it is locked."""
+    """Yield the abandoned directories of `work_folder`; each is locked."""
     for path in sorted(parent.glob(glob.escape(prefix) + "[0-9a-f]" * _NUMBER_LENGTH)):
         with suppress(OSError):
             descriptor = _locked(path, must=True)
@@ -105,11 +106,11 @@ def abandoned_folders(parent: Path, prefix: str) -> Iterator[Path]:
 
 
 def _locked(folder: Path, *, must: bool = False) -> int | None:
-    """Return a descriptor with the lock of a directory; None if another process holds it.
+    """Lock a directory and return its descriptor; None if another process has the lock.
 
     Parameters
     ----------
-    must : whether to raise where the file system has no locks; nothing is removed there.
+    must : whether to raise if the file system has no locks.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -127,13 +128,13 @@ def _locked(folder: Path, *, must: bool = False) -> int | None:
 
 
 class FreeSpace:
-    """The space for files whose size an archive or a server decides.
+    """Free disk space for files from an archive or a server.
 
-    A tenth of the initial free space stays free, whatever else is written at the same time.
+    A tenth of the initial free space is kept free, also if other programs write at the same time.
 
     Parameters
     ----------
-    directory : on the disk that is written to.
+    directory : a directory on the disk to write to.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -141,8 +142,8 @@ class FreeSpace:
         free = shutil.disk_usage(directory).free
         self._least_free = free // 10
         self.n_bytes = free - self._least_free
-        """Bytes that may be taken in all."""
+        """Maximum number of bytes to write in total."""
 
     def has(self, n_bytes: int) -> bool:
-        """Return whether so many bytes more may be written now."""
+        """Return whether ``n_bytes`` more may be written now."""
         return shutil.disk_usage(self._directory).free - n_bytes >= self._least_free

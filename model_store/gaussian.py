@@ -10,7 +10,7 @@ from scipy.special import log_ndtr, ndtr
 
 
 class Array(Protocol):
-    """The operations that the algebra needs of an array; numpy's and torch's have them."""
+    """The array operations of this module; arrays of numpy and torch have them."""
 
     def __add__(self, other: Self, /) -> Self: ...
     def __sub__(self, other: Self, /) -> Self: ...
@@ -18,7 +18,7 @@ class Array(Protocol):
     def __pow__(self, exponent: int, /) -> Self: ...
 
     def sum(self, axis: int, /) -> Self:
-        """Sum along an axis, which disappears."""
+        """Sum along an axis."""
 
 
 A = TypeVar("A", bound=Array)
@@ -30,7 +30,7 @@ class DiagonalGaussian(NamedTuple, Generic[A]):
     Attributes
     ----------
     mean : (..., D) in embedding units.
-    variance : (..., D) ≥ 0, in their square; or (..., 1) times a mean's D, if isotropic.
+    variance : (..., D) ≥ 0 in squared units, or (..., 1) if isotropic.
     """
 
     mean: A
@@ -69,13 +69,13 @@ def triplet_margin_moments(
         E[τ]   = Σ_d (p² + σ²_p − n² − σ²_n)
         Var[τ] = Σ_d (2 σ⁴_p + 2 σ⁴_n + 4 [σ²_p p² + σ²_n n² + σ²_a (σ²_p + σ²_n + (p − n)²)])
 
-    Exact for any diagonal covariances; that τ is nearly normal is another matter: the largest gap
-    between the distribution functions is 0.08 at D = 1, 0.026 at D = 4, 0.007 at D = 128 (medians
-    over random settings).
+    Both moments are exact for any diagonal covariances. τ itself is only approximately normal: the
+    largest difference between the distribution functions is 0.08 at D = 1, 0.026 at D = 4 and 0.007
+    at D = 128 (medians over random settings).
 
     Parameters
     ----------
-    anchor, positive, negative : (..., D), broadcast against each other.
+    anchor, positive, negative : (..., D), broadcast together.
 
     Returns
     -------
@@ -84,7 +84,7 @@ def triplet_margin_moments(
     to_positive = positive.mean - anchor.mean
     to_negative = negative.mean - anchor.mean
     vp, vn = positive.variance, negative.variance
-    # In this order, exchanging the two turns the sign of the mean, to the last digit.
+    # In this order, exchanging positive and negative changes exactly the sign of the mean.
     mean = ((to_positive**2 - to_negative**2) + (vp - vn)).sum(-1)
     coupling = anchor.variance * (vp + vn + (to_positive - to_negative) ** 2)
     cross = vp * to_positive**2 + vn * to_negative**2 + coupling
@@ -97,15 +97,16 @@ NumpyGaussian = DiagonalGaussian[NDArray[np.floating[Any]]]
 def probability_ranks_above(
     query: NumpyGaussian, item: NumpyGaussian, rival: NumpyGaussian
 ) -> NDArray[np.float64]:
-    """P(the item is nearer to the query than the rival is), τ of the triplet taken as normal.
+    """Return P(the item is nearer to the query than the rival), with a normal τ.
 
     Parameters
     ----------
-    query, item, rival : (..., D), broadcast against each other.
+    query, item, rival : (..., D), broadcast together.
 
     Returns
     -------
-    (...) in [0, 1]; P(item, rival) + P(rival, item) = 1. Where nothing varies: 1, 0, or ½ if tied.
+    (...) in [0, 1]; P(item, rival) + P(rival, item) = 1. Without variance it is 1 or 0, or ½ for a
+    tie.
     """
     return np.asarray(ndtr(_standardised_lead(query, item, rival)))
 
@@ -113,11 +114,11 @@ def probability_ranks_above(
 def log_probability_ranks_above(
     query: NumpyGaussian, item: NumpyGaussian, rival: NumpyGaussian
 ) -> NDArray[np.float64]:
-    """Natural logarithm of `probability_ranks_above`, without its underflow 38 deviations out.
+    """Natural logarithm of `probability_ranks_above`; it does not underflow.
 
     Returns
     -------
-    (...) ≤ 0; −inf only where nothing varies and the rival is nearer.
+    (...) ≤ 0; −inf only without variance if the rival is nearer.
     """
     return np.asarray(log_ndtr(_standardised_lead(query, item, rival)))
 

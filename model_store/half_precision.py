@@ -1,4 +1,4 @@
-"""Rows of numbers kept in half precision, each with its own scale."""
+"""Rows of numbers in half precision, each row with a scale."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _HALF, _SCALE = np.dtype("<f2"), np.dtype("<f4")
 
 @dataclass(frozen=True, slots=True)
 class HalfRows:
-    """Rows x of numbers as x / s in half precision, with s the row's largest magnitude.
+    """Rows x of numbers, stored as x / s in half precision, with s the row's largest magnitude.
 
-    A number is off by at most 2⁻¹¹ of itself, or 2⁻²⁵ s.
+    The error of a number is at most 2⁻¹¹ of it, or 2⁻²⁵ s if that is larger.
 
     Attributes
     ----------
@@ -55,14 +55,14 @@ class HalfRows:
 
     @classmethod
     def from_bytes(cls, rows: Sequence[bytes]) -> HalfRows:
-        """Read what `to_bytes` wrote of one or more rows of one length."""
+        """Parse the results of `to_bytes` for one or more rows of equal length."""
         scales = [np.frombuffer(row[: _SCALE.itemsize], _SCALE) for row in rows]
         values = [np.frombuffer(row[_SCALE.itemsize :], _HALF) for row in rows]
         return cls(np.stack(values), np.concatenate(scales))
 
     @classmethod
     def concatenate(cls, parts: Sequence[HalfRows]) -> HalfRows:
-        """Return the rows of all ``parts``, one after the other."""
+        """Concatenate the rows of all ``parts``."""
         return cls(
             np.concatenate([part.values for part in parts]),
             np.concatenate([part.scales for part in parts]),

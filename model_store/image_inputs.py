@@ -1,6 +1,6 @@
-"""Images as Python programs have them: a path, bytes, an open file, a Pillow image or an array.
+"""Image arguments in Python: a path, bytes, an open file, a Pillow image or an array.
 
-The client needs neither Pillow nor NumPy: they are used where the caller has imported them.
+The client does not require Pillow or NumPy; they are used only if the caller has imported them.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ WANTED = (
 
 _PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 _NO_IMAGE_MODES = frozenset({"F", "I"})
-"""Modes whose values have no stated range."""
+"""Pillow modes whose values have no fixed range."""
 
 
 def image_file(image: ImageInput) -> tuple[str, bytes]:
-    """Return the file name and the bytes of an image; pixels are encoded without loss.
+    """Return file name and bytes of an image; pixels are encoded losslessly.
 
     Raises
     ------
-    TypeError : it is none of `ImageInput`.
-    ValueError : an array or a Pillow image that is no picture.
+    TypeError : the argument is not an `ImageInput`.
+    ValueError : the array or the Pillow image is not a valid picture.
     OSError : the file cannot be read.
     """
-    given: object = image  # callers without a type checker pass anything
+    given: object = image  # callers may pass any type
     if isinstance(given, str | os.PathLike):
         return _read(given)
     if isinstance(given, bytes | bytearray | memoryview):
@@ -56,7 +56,7 @@ def image_file(image: ImageInput) -> tuple[str, bytes]:
 
 
 def _is_a(value: Any, module: str, name: str) -> bool:  # noqa: ANN401 - anything
-    """Return whether a value is of a class, without importing its library."""
+    """Return whether a value is an instance of a class, without importing its library."""
     return module in sys.modules and isinstance(value, getattr(sys.modules[module], name))
 
 
@@ -161,6 +161,6 @@ def _pillow_bytes(image: Image.Image) -> bytes:
 
 
 def _described(value: object) -> str:
-    """Return the kind and the beginning of a value, for an error message."""
+    """Return the type and the beginning of a value, for an error message."""
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 80 else text[:79] + '…'}"

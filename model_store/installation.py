@@ -8,7 +8,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 DISTRIBUTION = "vouch-search"
-"""The name of this project's distribution. On PyPI, `vouch` belongs to another project."""
+"""The name of this project's distribution; `vouch` on PyPI is another project."""
 
 
 @cache
@@ -18,7 +18,7 @@ def installed_version() -> str:
 
 
 def installed_versions(distributions: Iterable[str]) -> dict[str, str]:
-    """Return the versions of those of ``distributions`` that are installed."""
+    """Return the versions of the installed ones among ``distributions``."""
     found = {}
     for name in distributions:
         with suppress(PackageNotFoundError):

@@ -1,4 +1,4 @@
-"""The rule of an item's id, the same in an index, a backup, a command and a request."""
+"""The rule for ids of items, the same for indexes, backups, commands and requests."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ import re
 import unicodedata
 
 MAX_ID_LENGTH = 1024
-"""Characters: addresses of images are ids, and an id has to fit into an address itself."""
+"""Maximum number of characters. Addresses of images can be ids, and an id must fit into a URL."""
 
 _TAKEN_ENDINGS = ("/similar", "/thumbnail")
 
 _UNTEXTUAL = {"Cc", "Cs", "Zl", "Zp"}
-"""Control characters, halves of surrogate pairs, ends of lines and paragraphs."""
+"""Control characters, unpaired surrogates, line and paragraph separators."""
 
 _REVERSING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Characters that make text look like another (CVE-2021-42574); marks of direction alone do not."""
+"""Bidirectional control characters that can disguise text (CVE-2021-42574); simple direction marks
+are allowed."""
 
 _PLAIN = re.compile(r"[ -~]*")
 
 
 def check_text(text: str) -> str:
-    """Return an id or a label.
+    """Return an id or a label if its characters are allowed.
 
     Raises
     ------
-    ValueError : it has characters that no person can read.
+    ValueError : it contains unreadable characters.
     """
-    if _PLAIN.fullmatch(text) is None:  # of a million ids most are plain
+    if _PLAIN.fullmatch(text) is None:  # fast path: most ids are plain
         for char in text:
             if unicodedata.category(char) in _UNTEXTUAL or char in _REVERSING:
                 raise ValueError(
@@ -36,11 +37,11 @@ def check_text(text: str) -> str:
 
 
 def check_item_id(item_id: str) -> str:
-    """Return the id of an item.
+    """Return the id of an item if it is valid.
 
     Raises
     ------
-    ValueError : it is no id: no request could name the item.
+    ValueError : it is not a valid id, so no request could name the item.
     """
     if not 1 <= len(item_id) <= MAX_ID_LENGTH:
         raise ValueError(f"must have 1 to {MAX_ID_LENGTH:,} characters, not {len(item_id):,}")

@@ -1,4 +1,4 @@
-"""Lists in options and environment variables: values with commas between them, or JSON."""
+"""Lists in options and environment variables: comma-separated values, or JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def split_list(text: str) -> list[str]:
 
     Raises
     ------
-    ValueError : it begins as JSON and is none, or a value is no text.
+    ValueError : the text begins like JSON but is not valid, or a value is not a text.
     """
     if not text.lstrip().startswith("["):
         return [value.strip() for value in text.split(",") if value.strip()]
@@ -23,7 +23,7 @@ def split_list(text: str) -> list[str]:
 
 
 def as_list(value: Any) -> Any:  # noqa: ANN401 - before validation
-    """Return the values of a text, or of several: of an option that was given several times.
+    """Return the values of a text, or of several texts for a repeated option.
 
     Raises
     ------
@@ -39,11 +39,11 @@ def as_list(value: Any) -> Any:  # noqa: ANN401 - before validation
 
 
 def as_mapping(value: Any) -> Any:  # noqa: ANN401 - before validation
-    """Return the pairs of a text such as ``a=1,b=2``, or of several; or a JSON object.
+    """Return the pairs of texts such as ``a=1,b=2``, or of a JSON object.
 
     Raises
     ------
-    ValueError : a part has no ``=``, or it begins as JSON and is none.
+    ValueError : a part has no ``=``, or the text begins like JSON but is not valid.
     """
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, Sequence):

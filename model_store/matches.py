@@ -20,17 +20,17 @@ class Match:
 
     Attributes
     ----------
-    rank : from 1.
-    item : whom the gallery's owner knows.
+    rank : rank in the list, from 1.
+    item : the item of the gallery.
     similarity : cosine of the directions, in [−1, 1].
-    similarity_std : its standard deviation, for query and item are both uncertain; None of a query
-        whose uncertainty is unknown.
+    similarity_std : standard deviation of the similarity, because query and item are uncertain;
+        None if the query's uncertainty is unknown.
     match_probability : calibrated P(true match), None without calibration.
-    rank_stability : share of predictive samples under which it stays in the list; None of a query
-        whose uncertainty is unknown.
-    rank_confidence : P(it is nearer to the query than the next item), None of the gallery's last,
-        and of such a query.
-    variance : of the item's own embedding, relative to its squared norm.
+    rank_stability : share of predictive samples in which the item stays in the list; None if the
+        query's uncertainty is unknown.
+    rank_confidence : P(the item is nearer to the query than the next item); None for the last item,
+        or if the query's uncertainty is unknown.
+    variance : variance of the item's embedding, relative to its squared norm.
     """
 
     rank: int
@@ -51,12 +51,13 @@ def matches_of(
     *,
     has_uncertainty: bool,
 ) -> tuple[Match, ...]:
-    """The first of the list, with what is known of each.
+    """Return the first items of the list as matches.
 
     Parameters
     ----------
-    variances : (n,) of the n ``items``.
-    has_uncertainty : whether the query's is known, which the ranks' firmness follows from.
+    variances : (n,) variances of the n ``items``.
+    has_uncertainty : whether the query's uncertainty is known; rank stability and confidence need
+        it.
     """
     similarities = neighbours.similarities.tolist()  # plain numbers, all at once
     probabilities = _plain(decision.match_probabilities)

@@ -1,4 +1,4 @@
-"""Settings of the allocator, by which the process keeps the memory that it has freed."""
+"""Settings of the memory allocator and the garbage collector."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The freed memory that a process keeps.
+    """Limits on the freed memory that a process keeps.
 
     Attributes
     ----------
-    block_bytes : of the largest block that is kept.
-    n_bytes : of all that is kept.
+    block_bytes : size of the largest block that is kept.
+    n_bytes : total size of the kept blocks.
     """
 
     block_bytes: int
@@ -24,14 +24,14 @@ class Kept:
 
 
 OF_QUERIES = Kept(8 * 2**20, 32 * 2**20)
-"""A query's pictures, samples and candidates are a twentieth of such a block."""
+"""The limits for a service; the data of a query is a twentieth of such a block."""
 
 OF_INDEXING = Kept(32 * 2**20, 128 * 2**20)
-"""The 64 images of a block at 224 pixels are 10 MB, several times over on their way from a decoder
-to an encoder. glibc keeps no larger block than this."""
+"""The limits for indexing. A batch of 64 images at 224 pixels has 10 MB, with several copies
+between decoder and encoder. glibc cannot keep larger blocks."""
 
 GARBAGE_THRESHOLD = 10_000
-"""New objects after which the garbage collector examines the youngest generation."""
+"""Number of new objects after which the garbage collector runs."""
 
 _LARGE_PAGES = "glibc.malloc.hugetlb=1"
 
@@ -40,11 +40,11 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def tune_malloc(kept: Kept = OF_QUERIES) -> None:
-    """Have the C library keep what a query, or a block of images, frees for the next one.
+    """Let the C library keep freed memory for the next query or batch.
 
-    By default it returns every block of more than 128 KiB to the system at once, which then has
-    to clear fresh pages for the next: 26 page faults a query, and a tenth of what the service
-    computes beside the encoder. Other C libraries than glibc are unchanged.
+    By default, glibc returns every block above 128 KiB to the system at once, and the system must
+    clear new pages for the next query. That costs 26 page faults per query, a tenth of the
+    service's CPU time beside the encoder. It changes nothing with other C libraries.
     """
     with suppress(OSError, AttributeError):
         tune = ctypes.CDLL(None).mallopt
@@ -53,24 +53,25 @@ def tune_malloc(kept: Kept = OF_QUERIES) -> None:
 
 
 def raise_gc_threshold() -> None:
-    """Have Python look for unreachable cycles after more new objects than by default.
+    """Let the garbage collector run less often than by default.
 
-    A query leaves none, and 700 objects come together within one: looking took 0.08 ms of each.
+    A query creates 700 objects and no reference cycles; with the default, the collector took 0.08
+    ms per query.
     """
     gc.set_threshold(GARBAGE_THRESHOLD, *gc.get_threshold()[1:])
 
 
 def freeze_garbage() -> None:
-    """Have Python look for no garbage among what the process has made so far.
+    """Exclude all existing objects from garbage collection.
 
-    Looking through all that was imported takes 0.1 to 0.3 s, in which no request is answered.
+    A collection over all imported objects takes 0.1 to 0.3 s, and blocks all requests.
     """
     gc.collect()
     gc.freeze()
 
 
 def malloc_environment() -> dict[str, str]:
-    """The same, as the environment of a process that is to be started."""
+    """Return the settings of `tune_malloc` as environment variables for a new process."""
     return {
         "MALLOC_MMAP_THRESHOLD_": str(OF_QUERIES.block_bytes),
         "MALLOC_TRIM_THRESHOLD_": str(OF_QUERIES.n_bytes),
@@ -78,11 +79,10 @@ def malloc_environment() -> dict[str, str]:
 
 
 def large_pages(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that make a process started in ``environment`` use large pages.
+    """Return environment variables that make a new process use large pages.
 
-    An encoder reads all its weights for every image, and spends 3 to 5 % of its time on looking up
-    their pages. Where the system has no large pages to give, or another C library than glibc,
-    nothing changes.
+    An encoder reads all its weights for every image and spends 3 to 5 % of its time on page
+    lookups. Nothing changes if the system has no large pages, or with another C library than glibc.
     """
     tunables = [_LARGE_PAGES, environment.get("GLIBC_TUNABLES")]  # of two, the last counts
     return {"GLIBC_TUNABLES": ":".join(filter(None, tunables))}

@@ -1,7 +1,7 @@
-"""The catalogue of messages: a stable code with parameters for each reason that an answer gives.
+"""The catalogue of messages: each reason in an answer has a stable code and parameters.
 
-Programs and translations read the code; the English sentence is made from it here, and may improve
-in every release. A parameter may be a message again, as in "…, and probabilities may be far off:
+Programs and translations use the code. The English sentence is made from it here and may change in
+every release. A parameter can be a message too, as in "…, and probabilities may be far off:
 {cause}".
 """
 
@@ -71,7 +71,7 @@ MESSAGES: Mapping[str, str] = MappingProxyType(
         "drift_not_tested": "The bundle keeps no outlier scores of absent queries, so that drift "
         "is not tested. Run `vouch-build calibrate BUNDLES`, which fits the calibration again "
         "without an image.",
-        # What has no probability or no effect.
+        # Missing probabilities, and options without effect.
         "gallery_empty": "The gallery is empty, so that no query has a match in it. Put items into "
         "it.",
         "gallery_not_calibrated": "Nothing is calibrated in this gallery of {n_items} items yet: "
@@ -91,16 +91,16 @@ MESSAGES: Mapping[str, str] = MappingProxyType(
         "still use any field.",
     }
 )
-"""Templates by code. A parameter is a number, a text, or a message."""
+"""Templates by code. A parameter: a number, a text, or a message."""
 
 
 class Message(str):
-    """A sentence, with the code and the parameters that it was made from.
+    """A sentence, with its code and parameters.
 
     Attributes
     ----------
-    code : a key of `MESSAGES`; ``several`` for sentences that were joined.
-    parameters : numbers, texts and messages, by the names in the template.
+    code : a key of `MESSAGES`; ``several`` for joined sentences.
+    parameters : numbers, texts and messages by their names in the template.
     """
 
     __slots__ = ("code", "parameters")
@@ -120,12 +120,12 @@ def message(code: str, **parameters: object) -> Message:
 
     Parameters
     ----------
-    parameters : those of the template, no more and no fewer; floats are shown with six digits. A
-        part that is absent is "".
+    parameters : exactly the parameters of the template; floats are shown with six digits. An absent
+        part is "".
 
     Raises
     ------
-    KeyError : there is no such code, or a parameter is missing.
+    KeyError : the code does not exist, or a parameter is missing.
     """
     shown = {
         name: f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""Answers as notebooks show them: the verdict first, then the list."""
+"""Answers as HTML for notebooks: first the verdict, then the list."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _COLUMNS = ("", "item", "label", "P(match)", "similarity")
 
 
 def answer_html(decision: Decision, matches: Sequence[Match]) -> str:
-    """Return an answer as HTML; whatever items are called, it is text."""
+    """Return an answer as HTML; names of items are escaped."""
     lines = [f"<b>{escape(decision.verdict)}</b>"]
     if decision.no_match_probability is not None:
         lines.append(f"P(no match) {decision.no_match_probability:.3f}")

@@ -15,7 +15,7 @@ def require_one_encoder(
     text: TextEncoder | None,
     text_calibration: Calibration | None,
 ) -> None:
-    """Refuse parts that were made with another encoder than the one they are used with.
+    """Refuse parts that were made with another encoder.
 
     Raises
     ------

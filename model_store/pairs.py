@@ -1,18 +1,19 @@
 """The uncertainty of a similarity in closed form: query and item are both uncertain.
 
-One posterior over the last layer moves both embeddings of a pair, and it moves them together. A
-query is a = û + δ with δ ~ N(0, diag v), an item b = ĝ + λ (r δ + √(1 − r²) ε) with ε distributed
-as δ; û and ĝ are unit. By the delta method the cosine s of a pair varies as
-E·δ + (û − s ĝ)·λ √(1 − r²) ε with E = (1 − rλs) ĝ + (rλ − s) û, because ∂s/∂a = ĝ − s û and
+A posterior over the last layer moves both embeddings of a pair, and their errors are correlated.
+The query is a = û + δ with δ ~ N(0, diag v). The item is b = ĝ + λ (r δ + √(1 − r²) ε), with ε
+distributed like δ; û and ĝ are unit vectors. By the delta method, the cosine s of the pair varies
+by E·δ + (û − s ĝ)·λ √(1 − r²) ε with E = (1 − rλs) ĝ + (rλ − s) û, because ∂s/∂a = ĝ − s û and
 ∂s/∂b = û − s ĝ. The nearest published form is ProbCosine of BayesVLM (Baumann et al. 2026).
 
-What is kept of an item is its mean and its total variance, so two things come from elsewhere. An
-item's variance has the profile of the query's over dimensions, which is exact for a
-Kronecker-factored posterior: there a variance is a number of the image times a number of the
-dimension, and λ is the square root of a ratio. And r, the cosine of the features under the
-posterior, would take as many numbers an item as there are features; it is a + b s, fitted to
-validation images when the posterior is. On Caltech-101, Fashion-MNIST and CIFAR-10 the standard
-deviation is that of sampled layers within 2 % (one division each; `make bench NAME=uncertainty`).
+For an item, only its mean and total variance are used, so two quantities are approximated. First,
+an item's variance has the same profile over dimensions as the query's. This is exact for a
+Kronecker-factored posterior, whose variance is a factor of the image times a factor of the
+dimension; λ is the square root of the ratio of the image factors. Second, r is the cosine of the
+features under the posterior, which would need all features of each item. It is approximated by a +
+b s, fitted to validation images together with the posterior. On Caltech-101, Fashion-MNIST and
+CIFAR-10 the standard deviation is that of sampled layers within 2 % (one division each; `make bench
+NAME=uncertainty`).
 """
 
 from __future__ import annotations
@@ -32,31 +33,30 @@ Correlation = tuple[float, float]
 INDEPENDENT: Correlation = (0.0, 0.0)
 
 OF_WEIGHTS = ("laplace", "online_laplace", "mc_dropout", "ensemble")
-"""Beginnings of the names of distributions over weights. These move all embeddings together; any
-other distribution is one of single images, whose errors are independent."""
+"""Prefixes of the names of posteriors over weights, which move all embeddings together. Any other
+posterior is for single images, with independent errors."""
 
 _NOTHING = np.finfo(np.float32).tiny
-"""A variance with which any lead is certain: similarities have eight decimals."""
+"""A tiny variance, for which any difference of similarities (eight decimals) is certain."""
 
 _LEAST_NORM = 1e-3
-"""Squared norm of an item's draw below which it has no direction."""
+"""Minimum squared norm of an item's draw, to have a direction."""
 
 _FAR = 6.0
-"""Standard deviations by which a normal number is smaller than its mean once in 10⁹ draws."""
+"""Number of standard deviations; a normal number is that far below its mean once in 10⁹ draws."""
 
 Floats = NDArray[np.float64]
 
 
 def is_over_weights(posterior: str) -> bool:
-    """Return whether a posterior of this name is one over weights, whose errors images share."""
+    """Return whether a posterior with this name is over weights, with common errors."""
     return posterior.startswith(OF_WEIGHTS)
 
 
 def correlation_of(metadata: EncoderMetadata) -> Correlation:
-    """Return the correlation of the errors of a pair, by its similarity.
+    """Return the correlation of the errors of a pair as a function of its similarity.
 
-    Of a distribution over weights of which nothing else is known, r = s; of one over single images,
-    r = 0.
+    Without fitted values, r = s for a posterior over weights, and r = 0 for other posteriors.
     """
     if metadata.pair_correlation is not None:
         return metadata.pair_correlation
@@ -72,10 +72,12 @@ class Pairs:
     similarities : s (n,).
     ratios : λ (n,).
     correlations : r (n,).
-    across : Σ_d v_d (û − s ĝ)_d² (n,), of a direction that turns the item and keeps its length.
-    first_order : (n,) standard deviation of the cosine by the delta method, over the lengths that
-        uncertain embeddings have: what tells wrong results and absent kinds best.
-    std : (n,) the same with the part of second order, δ·ε, which large variances have.
+    across : (n,) Σ_d v_d (û − s ĝ)_d², the variance in the direction that rotates the item without
+        changing its length.
+    first_order : (n,) standard deviation of the cosine by the delta method, divided by the expected
+        lengths of the uncertain embeddings. It is the best indicator of wrong results and absent
+        queries.
+    std : (n,) ``first_order`` plus the second-order term δ·ε, which matters for large variances.
     """
 
     similarities: Floats
@@ -98,10 +100,10 @@ class Pairs:
 
         Parameters
         ----------
-        items : ĝ (n, D), unit.
-        similarities : (n,) of ``items`` to the query's direction.
+        items : (n, D) unit vectors ĝ.
+        similarities : (n,) similarities of ``items`` to the query's direction.
         total_variances : (n,), see `Gallery.total_variances`.
-        correlations : r (n,) in [0, 1], see `correlation_of`.
+        correlations : (n,) r in [0, 1], see `correlation_of`.
         """
         v, s, r = query.variance.astype(np.float64), similarities, correlations
         total = v.sum()
@@ -123,9 +125,9 @@ class Pairs:
         return Pairs(*(getattr(self, field.name)[places] for field in fields(self)))
 
     def rivals(self, query: Predictive, k: int) -> int:
-        """Return how many of the items, nearest first, may be among the k nearest of a draw.
+        """Return the number of leading items that can be among the k nearest of a draw.
 
-        Those after them are `_FAR` standard deviations behind: no draw finds them so near.
+        Later items are `_FAR` standard deviations behind.
         """
         total = np.add.reduce(query.variance)
         lengths = np.sqrt((1 + total) * (1 + self.ratios**2 * total))
@@ -137,14 +139,14 @@ class Pairs:
     def sampled(
         self, query: Predictive, items: NDArray[np.float32], noise: NDArray[np.float32]
     ) -> NDArray[np.float32]:
-        """Return a·b / ‖b‖ (S, n) of S draws: the similarities times ‖a‖, the same for all items.
+        """Return a·b / ‖b‖ (S, n) for S draws: the similarities times ‖a‖.
 
-        The part of ε along ĝ changes the length of b and its product with a by the same factor; of
-        the rest the product with a is one normal number.
+        The part of ε along ĝ changes ‖b‖ and a·b by the same factor, so it cancels. The product of
+        the rest with a is one normal number.
 
         Parameters
         ----------
-        noise : (S, m) standard normal, m ≥ n: of the items' own errors, by place.
+        noise : (S, m) standard normal, m ≥ n, for the items' own errors; column i is for item i.
         """
         draws, noise = query.samples, noise[:, : len(items)]
         s, ratios, r, across = (
@@ -156,7 +158,7 @@ class Pairs:
         products = draws @ items.T
         along = draws @ query.direction
         squared = np.einsum("sd,sd->s", draws, draws)
-        # In place: each array of (S, n) that is made anew takes as long as two operations.
+        # In place, because allocating an array (S, n) takes as long as two operations.
         norms = products * (2 * shared)
         norms += np.multiply.outer(np.einsum("sd,sd->s", moved, moved), shared**2)
         norms += 1 - 2 * shared * s + alone**2 * np.add.reduce(query.variance)
@@ -171,16 +173,17 @@ class Pairs:
         return products
 
     def nearer_than_next(self, query: Predictive, items: NDArray[np.float32]) -> Floats:
-        """Return P(each of the first k items is nearer to the query than the next one), (k − 1,).
+        """Return P(item i is nearer to the query than item i + 1), (k − 1,).
 
-        The length of a draw of the query is the same for both items, so that a·b / ‖b‖ decides. Its
-        mean is (s + rλ Σ_d v_d) / √(1 + λ² Σ_d v_d): an uncertain item is often farther than it
-        seems. Its deviations are (ĝ + rλ (û − s ĝ))·δ and the item's own, over the same length; the
-        difference of two is taken to be normal. Of certain items that is exact.
+        The length of the query's draw is the same for both items, so a·b / ‖b‖ is compared. Its
+        mean is (s + rλ Σ_d v_d) / √(1 + λ² Σ_d v_d): an uncertain item is often farther than its
+        similarity shows. Its error is (ĝ + rλ (û − s ĝ))·δ plus the item's own error, divided by
+        the same length. The difference of two such values is treated as normal, which is exact for
+        items without variance.
 
         Parameters
         ----------
-        items : (k, D), the first ones.
+        items : (k, D) unit vectors of the first k items.
         """
         k, v = len(items), query.variance.astype(np.float64)
         s, ratios, r = self.similarities[:k], self.ratios[:k], self.correlations[:k]

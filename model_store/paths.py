@@ -1,7 +1,7 @@
-"""Paths that a file names: each must lie below the directory it belongs to.
+"""Paths from files of third parties: each must be below its directory.
 
-A manifest, an archive or an index may come from a third party. A name in it becomes a path by
-`inside` alone.
+A manifest, an archive or an index may come from a third party. Only `inside` converts names in it
+to paths.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import re
 from pathlib import Path, PurePosixPath
 
 _MAX_PART_BYTES = 255
-"""Maximum length of a file's name on the usual file systems."""
+"""Maximum length of a file name on common file systems."""
 
 _UNUSUAL = re.compile(r"[\x00-\x1f\x7f\\]|^[A-Za-z]:")
-"""Control characters, the separator of Windows, and its drives."""
+"""Control characters, and the separators and drives of Windows."""
 
 
 def relative_name(name: str) -> str:
-    """Return ``name``, if it is a normalised relative POSIX path.
+    """Return ``name`` if it is a normalised relative POSIX path.
 
     Raises
     ------
-    ValueError : it is absolute, empty or not normalised, leads up, or names no file.
+    ValueError : it is absolute, empty, not normalised, contains "..", or names no file.
     """
     path = PurePosixPath(name)
     try:
@@ -32,7 +32,7 @@ def relative_name(name: str) -> str:
         not 0 < longest <= _MAX_PART_BYTES
         or path.is_absolute()
         or ".." in path.parts
-        or path.as_posix() != name  # the same file under another name
+        or path.as_posix() != name  # another name of the same file
         or _UNUSUAL.search(name)
     ):
         raise ValueError(f"{name[:80]!r} is not a path inside its directory")
@@ -40,7 +40,7 @@ def relative_name(name: str) -> str:
 
 
 def inside(directory: Path, name: str) -> Path:
-    """Return the path of the file ``name`` below ``directory``, whether it exists or not.
+    """Return the path of the file ``name`` below ``directory``; it need not exist.
 
     Raises
     ------

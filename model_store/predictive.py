@@ -1,4 +1,4 @@
-"""The predictive distribution of one query: what is cached, searched with and decided from."""
+"""The predictive distribution of one query, for the cache, the search and the decision."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from model_store.encoder.contract import Embeddings, QueryKind
 from model_store.sphere import concentration_of
 
 N_SAMPLES = 100
-"""Predictive samples per query, as in the evaluation of the Laplace metric-learning paper."""
+"""Number of predictive samples per query, as in the Laplace metric-learning paper."""
 
 _HEADER = struct.Struct("<4sIIIddd")
 _MAGICS: dict[bytes, QueryKind] = {b"VPD5": "image", b"VPT5": "text"}
@@ -27,16 +27,17 @@ class Predictive:
 
     Attributes
     ----------
-    direction : (D,) float32, unit; where the distribution is centred.
-    variance : (D,) float32; of the embedding before normalisation, relative to its squared norm, so
-        that N(direction, diag variance) has the same directions.
+    direction : (D,) float32, unit vector at the centre of the distribution.
+    variance : (D,) float32, variance of the embedding before normalisation, relative to its squared
+        norm. N(direction, diag variance) then has the same distribution of directions.
     spherical_variance : 1 − R in [0, 1], with R the mean resultant length.
-    outlier_score : how unlike the calibration images the query is, NaN if the bundle has no
+    outlier_score : measure of how unlike the calibration images the query is; NaN without a
         detector.
-    displacement : expected from the state of the picture, see `PictureState`; NaN where unknown.
-    samples : (S, D) float32; draws of N(direction, diag variance), before normalisation.
-    kind : of the query: which calibration judges it.
-    has_uncertainty : False if the encoder gives no variance, so that the uncertainty is unknown.
+    displacement : expected displacement by degradation of the picture, see `PictureState`; NaN if
+        unknown.
+    samples : (S, D) float32 draws of N(direction, diag variance), before normalisation.
+    kind : kind of the query, which determines its calibration.
+    has_uncertainty : False if the encoder gives no variance.
     """
 
     direction: NDArray[np.float32]
@@ -49,8 +50,8 @@ class Predictive:
     has_uncertainty: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        # Here, on the thread that predicts: NumPy lets other threads go first, and the event loop,
-        # which asks again, would wait for the search of another request.
+        # Computed here, on the predicting thread: NumPy may release the GIL, and the event loop
+        # would wait for the search of another request.
         object.__setattr__(self, "has_uncertainty", bool(self.variance.any()))
 
     @property
@@ -76,7 +77,7 @@ class Predictive:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Predictive | None:
-        """Read what `to_bytes` wrote; None for anything else, such as a damaged cache entry."""
+        """Parse the result of `to_bytes`; None for invalid data, as in a damaged cache entry."""
         if len(data) < _HEADER.size:
             return None
         magic, dim, n_samples, checksum, *moments = _HEADER.unpack_from(data)
@@ -104,16 +105,16 @@ def predict(
     kind: QueryKind = "image",
     displacements: NDArray[np.float64] | None = None,
 ) -> list[Predictive]:
-    """Turn B embeddings into predictive distributions.
+    """Convert B embeddings to predictive distributions.
 
     Parameters
     ----------
-    embeddings : B of them.
-    outlier_scores : (B,), NaN where there is no detector.
-    noise : (S, D) standard normal, fixed for an encoder (`model_store.sphere.base_noise`), so that
-        the same image gives the same samples on every replica.
-    kind : of the queries.
-    displacements : (B,), see `Predictive`; None where they are not known.
+    embeddings : B embeddings.
+    outlier_scores : (B,) outlier scores; NaN without a detector.
+    noise : (S, D) standard normal noise, fixed for an encoder (`model_store.sphere.base_noise`), so
+        that an image gives the same samples on every replica.
+    kind : kind of the queries.
+    displacements : (B,), see `Predictive`; None if not known.
     """
     if displacements is None:
         displacements = np.full(len(embeddings), np.nan)

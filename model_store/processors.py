@@ -1,4 +1,4 @@
-"""The processors this process may use, fewer than the machine's in a container; and their kind."""
+"""The number and kind of processors that this process may use, for example in a container."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 
 Provider = Literal["cpu", "cuda", "tensorrt", "openvino", "coreml"]
 ProviderChoice = Literal["auto", Provider]
-"""The execution providers that an encoder may be run on, by name."""
+"""Names of the execution providers for encoders."""
 
 PROVIDERS: Mapping[Provider, str] = {
     "cpu": "CPUExecutionProvider",
@@ -27,13 +27,13 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def usable_processors(cgroups: Path = _CGROUPS, own: Path = _OWN_CGROUP) -> int:
-    """Whole processors within both the affinity mask and the CPU quota of the control group, ≥ 1.
+    """Return the number of processors within affinity mask and CPU quota, at least 1.
 
-    A thread beyond the quota does not compute more, it is made to wait in the middle of its work.
+    Threads beyond the quota do not compute faster; the kernel only suspends them during their work.
 
     Parameters
     ----------
-    cgroups, own : where the kernel shows control groups, and which is ours.
+    cgroups, own : directory of the control groups, and the file with this process's group.
     """
     masked = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     quotas = [int(quota) for quota in _quotas(cgroups, own)]
@@ -41,12 +41,12 @@ def usable_processors(cgroups: Path = _CGROUPS, own: Path = _OWN_CGROUP) -> int:
 
 
 def int8_sums_overflow(machine: str = platform.machine(), cpuinfo: Path = _CPUINFO) -> bool:
-    """Return whether sums of products of bytes may overflow 16 bits: on x86 without VNNI.
+    """Return whether sums of byte products may overflow 16 bits, as on x86 without VNNI.
 
     Parameters
     ----------
-    machine, cpuinfo : the architecture, and the file where Linux lists what processors can do;
-        without it the answer is yes on x86.
+    machine, cpuinfo : architecture, and the file of Linux with processor features; without the
+        file, the result is True on x86.
     """
     if machine.lower() not in {"x86_64", "amd64"}:
         return False
@@ -59,7 +59,7 @@ def int8_sums_overflow(machine: str = platform.machine(), cpuinfo: Path = _CPUIN
 
 
 def _quotas(cgroups: Path, own: Path) -> list[float]:
-    """CPU quotas, in processors, of our control group and those around it (versions 2 and 1)."""
+    """Yield CPU quotas, in processors, of this control group and its parents (v2 and v1)."""
     try:
         memberships = own.read_text(encoding="ascii").splitlines()
     except OSError:
@@ -71,7 +71,7 @@ def _quotas(cgroups: Path, own: Path) -> list[float]:
             continue
         root = cgroups / controllers if controllers else cgroups
         inside = Path(path.lstrip("/"))
-        # Within a container the path may be the host's: what cannot be found there is not asked.
+        # In a container, the path may be the host's; missing directories are skipped.
         for group in {root, *(root / part for part in (inside, *inside.parents))}:
             quota = _quota_v1(group) if controllers else _quota_v2(group)
             if quota is not None:

@@ -1,4 +1,4 @@
-"""Conventions of all four programs: ``--version``, Ctrl+C, and help in two lines an option."""
+"""Conventions of all four programs: ``--version``, Ctrl+C, and the layout of help."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from typing import Any, NoReturn
 from model_store.installation import installed_version
 
 INTERRUPTED = 130
-"""Exit status after Ctrl+C: 128 and the number of SIGINT."""
+"""Exit status after Ctrl+C: 128 plus the number of SIGINT."""
 
 _layout = partial(argparse.RawDescriptionHelpFormatter, max_help_position=10)
-"""Descriptions below their option, at the width of the terminal."""
+"""Help with descriptions below their options, at the width of the terminal."""
 
 
 _VALUE = re.compile(r"(?<=ignored explicit argument).*", re.DOTALL)
-"""The value that argparse repeats of an option that takes none."""
+"""Pattern for the value in an argparse error about an option without a value."""
 
 _NAME = re.compile(r"--?[a-z][a-z-]*")
 
 
 class _Parser(argparse.ArgumentParser):
-    """Describes wrong arguments without repeating values that belong to no option."""
+    """Parser whose errors do not repeat values that belong to no option."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # noqa: ANN401
-        """Return what the arguments say; see `argparse.ArgumentParser.parse_args`."""
+        """Parse the arguments; see `argparse.ArgumentParser.parse_args`."""
         known, left = self.parse_known_args(args, namespace)
         if left:
             names = [one.partition("=")[0] for one in left]
@@ -45,18 +45,18 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser_of(program: str, arguments: str = "", **settings: Any) -> argparse.ArgumentParser:  # noqa: ANN401
-    """Return the parser of a program, or what is needed to make that of a command.
+    """Return the parser of a program, or the base for the parser of a command.
 
     Parameters
     ----------
-    arguments : what follows the options in the usage.
-    settings : of `argparse.ArgumentParser`, in place of those here.
+    arguments : text after the options in the usage.
+    settings : arguments of `argparse.ArgumentParser` that override the defaults here.
     """
     return _Parser(**parser_settings(program, arguments) | settings)
 
 
 def parser_settings(program: str, arguments: str = "") -> dict[str, Any]:
-    """Return what the parsers of all programs, and of their commands, have in common."""
+    """Return the common settings of all parsers of programs and commands."""
     return {
         "prog": program,
         "usage": f"{program} [OPTIONS]{arguments}",
@@ -88,7 +88,7 @@ def asks_for_version(arguments: Sequence[str]) -> bool:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """End with one line and status 130 after Ctrl+C, which may come while modules are imported.
+    """End with one line and status 130 after Ctrl+C, also during imports.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""From the bytes of an image to an answer: the library's way in, and the service's."""
+"""From the bytes of an image to an answer: the entry point of library and service."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from model_store.sphere import base_noise
 from model_store.verdicts import Order
 
 DEFAULT_ALPHA = 0.05
-"""Rate of false alarms where neither the request nor a calibration names one."""
+"""False-alarm rate if neither the request nor a calibration names one."""
 
 
 _noise_of = lru_cache(maxsize=16)(base_noise)
@@ -65,18 +65,18 @@ class SearchOptions(TypedDict, total=False):
 
 
 class Retriever:
-    """An encoder, a gallery and a decision layer that belong together.
+    """An encoder, a gallery and a decision layer.
 
     Parameters
     ----------
-    calibration : None where nothing is calibrated; probabilities are then None as well.
-    text : the encoder of texts; None where there is none.
-    text_calibration : the same of queries that are texts.
+    calibration : calibration of image queries; without one (None), probabilities are None too.
+    text : text encoder; None without one.
+    text_calibration : calibration of text queries; None without one.
 
     Attributes
     ----------
-    kind : of the queries that ``calibration`` judges.
-    stale : why the calibration does not hold for this gallery, None where it does.
+    kind : kind of the queries for ``calibration``.
+    stale : reason why the calibration is not valid for this gallery; None if it is valid.
 
     Raises
     ------
@@ -108,14 +108,14 @@ class Retriever:
         self._noise_of_items = _noise_of(f"{encoder.fingerprint}, items", N_SAMPLES, N_CANDIDATES)
 
     def with_gallery(self, gallery: Gallery) -> Retriever:
-        """The same encoder and decision layer, with another state of the gallery."""
+        """Return a retriever with another state of the gallery."""
         other = copy(self)
         other.gallery = gallery
         other.__dict__.pop("n_gone_labels", None)
         return other
 
     def for_kind(self, kind: QueryKind) -> Retriever:
-        """The same gallery with the decision layer for queries of a kind."""
+        """Return a retriever with the decision layer for a kind of queries."""
         if kind == self.kind:
             return self
         other = copy(self)
@@ -138,12 +138,12 @@ class Retriever:
 
     @property
     def stale(self) -> str | None:
-        """Why the calibration does not hold for the gallery; None where it does."""
+        """Reason why the calibration is not valid for the gallery; None if it is valid."""
         return None if self.calibration is None else staleness(self.calibration, self.gallery)
 
     @property
     def n_new_labels(self) -> int:
-        """The number of labels that came after the calibration, which promises none of them."""
+        """The number of labels added after the calibration, without guarantees."""
         if self.calibration is None:
             return 0
         return self.calibration.n_new_labels(len(self.gallery.labels))
@@ -152,7 +152,7 @@ class Retriever:
     def n_gone_labels(self) -> int:
         """The number of calibrated labels that have lost their last item.
 
-        Reads the label of every item once for each state of the gallery, where items have changed.
+        If items have changed, it reads the label of every item, once for each state of the gallery.
         """
         if self.calibration is None or self.calibration.outdated is not None:
             return 0
@@ -160,14 +160,14 @@ class Retriever:
 
     @property
     def has_other_labels(self) -> bool:
-        """True if labels came or went since the calibration, which is then to be fitted again."""
+        """True if labels were added or lost since the calibration; it should be fitted again."""
         return self.n_new_labels > 0 or self.n_gone_labels > 0
 
     @property
     def not_guaranteed(self) -> str | None:
-        """Why the guarantees do not hold though verdicts are given; None where they do.
+        """Reason why the guarantees do not hold, although verdicts are given; None if they hold.
 
-        Of a gallery on another machine it is not known: reading all labels takes too long there.
+        It is not checked for a gallery on another machine, where reading all labels takes too long.
         """
         if not self.gallery.is_local or not self.n_gone_labels:
             return None
@@ -175,11 +175,11 @@ class Retriever:
 
     @property
     def alpha(self) -> float:
-        """The rate of false alarms that is used where a request names none."""
+        """The false-alarm rate if a request names none."""
         return DEFAULT_ALPHA if self.calibration is None else self.calibration.alpha
 
     def order_of(self, requested: Order | None) -> Order:
-        """Return the order of a list: the one ``requested``, or the gallery's own.
+        """Return the order of a list: ``requested``, or the gallery's default.
 
         Raises
         ------
@@ -196,13 +196,13 @@ class Retriever:
         return requested
 
     def embed(self, images: Inputs) -> list[Predictive]:
-        """Predictive distributions of ``images`` (B, H, W, 3), at the encoder's input size."""
+        """Return predictive distributions of ``images`` (B, H, W, 3) at the input size."""
         return self.predictives(self.encoder.encode(images))
 
     def predictives(
         self, embeddings: Embeddings, scores: NDArray[np.float64] | None = None
     ) -> list[Predictive]:
-        """Predictive distributions of images that the encoder has embedded.
+        """Return predictive distributions of embedded images.
 
         Parameters
         ----------
@@ -219,7 +219,7 @@ class Retriever:
         return predict(embeddings, scores, self._noise, self.kind, displacements)
 
     def prepare(self, image: DecodedImage) -> NDArray[np.uint8]:
-        """Bring a decoded image to the encoder's input size, (H, W, 3)."""
+        """Resize a decoded image to the encoder's input size, (H, W, 3)."""
         return self.encoder.metadata.preprocessing(image.pixels)
 
     def find(
@@ -241,33 +241,33 @@ class Retriever:
     ) -> Answer:
         """Search and decide for one query.
 
-        A filter restricts what is listed; probabilities come from a search of the whole gallery, so
-        that they mean the same under any filter: see `decide`. A diverse list changes no
-        probability; it is made of the `N_CANDIDATES` nearest items, and ends with them. So does a
-        list by probability, in which the items of likelier labels come first.
+        A filter restricts the list. Probabilities come from a search of the whole gallery, so they
+        have the same meaning under any filter; see `decide`. A diverse list, and a list in order of
+        probability, contain only items among the `N_CANDIDATES` nearest. Neither changes a
+        probability.
 
         Parameters
         ----------
-        limit : how many items to describe, at most `N_CANDIDATES`.
-        alpha, coverage : None for what the calibration says.
-        exclude : row of an item not to find.
-        where : which items may be found.
-        diversity : which are not listed because a nearer one stands for them.
+        limit : maximum number of returned items, at most `N_CANDIDATES`.
+        alpha, coverage : see `Terms`; None for the calibration's defaults.
+        exclude : row of an item to leave out.
+        where : filter of the items.
+        diversity : rule for leaving out items similar to a nearer one.
         expected_absent : share of absent queries; None for the calibration's default.
-        source : where the query comes from; None for anywhere.
+        source : source of the query; None if not known.
         filter_means : whether the caller knows that a true match passes ``where``.
-        stale : why the calibration does not hold, beside `Retriever.stale`.
-        drift : why its guarantees do not hold, though verdicts are given.
-        order : what the list is ordered by; None for the gallery's own.
+        stale : another reason why the calibration is not valid, besides `Retriever.stale`.
+        drift : reason why the guarantees do not hold, although verdicts are given.
+        order : order of the list; None for the gallery's default.
 
         Raises
         ------
         OrderUnavailable : there are no probabilities to list by.
-        UnknownSource : no calibration query comes from ``source``.
+        UnknownSource : no calibration query has this source.
         """
         if not 1 <= limit <= N_CANDIDATES:
             raise ValueError(f"{limit=}, wanted 1 to {N_CANDIDATES}")
-        of_kind = self.for_kind(predictive.kind)  # a text is no matter for images' calibration
+        of_kind = self.for_kind(predictive.kind)  # texts have a separate calibration
         terms = Terms(
             of_kind.alpha if alpha is None else alpha,
             coverage,
@@ -289,7 +289,7 @@ class Retriever:
         where: Filter | None,
         diversity: Diversity,
     ) -> Answer:
-        """Search, decide and describe the items; see `find`."""
+        """Search, decide and look up the items; see `find`."""
         started = time.perf_counter()
         allowed = None if where is None else self.gallery.matching(where)
         neighbours = two_stage_search(
@@ -359,7 +359,7 @@ class Retriever:
         return pair_uncertainty(self.gallery, predictive, nearest, correlation=self._correlation)
 
     def _items(self, shown: NDArray[np.int64], members: NDArray[np.int64]) -> dict[int, Item]:
-        """Look up items by row, each once: most members of a result set are shown as well."""
+        """Look up items by row; each is read once, as result set and list overlap."""
         rows = list(dict.fromkeys([*shown.tolist(), *members.tolist()]))
         return dict(zip(rows, self.gallery.items(np.array(rows, np.int64)), strict=True))
 
@@ -370,9 +370,9 @@ class Retriever:
         n_places: int,
         allowed: Allowed | None,
     ) -> tuple[NDArray[np.int64], Retrieved]:
-        """Return the rows (n,) that the decision is made on, and what is known of them.
+        """Return the rows (n,) for the decision, and their data.
 
-        The first ``n_places`` of the list may be described.
+        Only the first ``n_places`` items of the list may be returned.
         """
         places = neighbours.listed[:n_places]
         rows, similarities = neighbours.rows, neighbours.similarities
@@ -403,9 +403,9 @@ class Retriever:
         )
 
     def _parents(self, codes: NDArray[np.int32]) -> NDArray[np.int32] | None:
-        """Return the parents (n, L) of labels; None where labels have none.
+        """Return the parents (n, L) of labels; None if labels have no parents.
 
-        By their names: codes are others after a compaction.
+        Labels are looked up by name, because a compaction changes their codes.
         """
         if self.calibration is None or self.calibration.hierarchy is None:
             return None
@@ -420,12 +420,12 @@ class Retriever:
         where: Filter | None = None,
         diversity: Diversity = EVERYTHING,
     ) -> Answer:
-        """Search with an item of the gallery, and leave it out; nothing is encoded.
+        """Search with an item of the gallery as the query; it is left out of the list.
 
-        What is stored of an item is its embedding, not the features that an outlier score comes
-        from; and a calibration holds for queries that are not in the gallery. So the answer has
-        similarities, stabilities and an uncertainty, but neither probabilities nor a verdict, and
-        lists by similarity.
+        The gallery stores the embedding of an item, but not the features for an outlier score.
+        Also, a calibration is valid only for queries that are not in the gallery. So the answer has
+        similarities, rank stabilities and an uncertainty, but no probabilities and no verdict. The
+        list is in order of similarity.
 
         Raises
         ------
@@ -438,7 +438,7 @@ class Retriever:
         )
 
     def _stored(self, row: int) -> Predictive:
-        """The predictive distribution of an item: of m / ‖m‖ and v / ‖m‖², as of m and v."""
+        """Return the predictive distribution of an item, from m / ‖m‖ and v / ‖m‖²."""
         rows = np.array([row])
         unknown = np.empty((1, 0), dtype=np.float32)
         embedding = Embeddings(self.gallery.directions(rows), self.gallery.variances(rows), unknown)
@@ -450,11 +450,11 @@ class Retriever:
         limit: int = 10,
         **options: Unpack[SearchOptions],
     ) -> Answer:
-        """Answer for the bytes of an image file; see `find`, which takes the same options.
+        """Search with the bytes of an image file; options as in `find`.
 
         Raises
         ------
-        ImageError : the bytes cannot be searched with.
+        ImageError : the bytes are not a valid image.
         OrderUnavailable : there are no probabilities to list by.
         """
         smallest_side = self.encoder.metadata.preprocessing.smallest_side

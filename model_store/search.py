@@ -1,8 +1,8 @@
-"""Two-stage probabilistic search: candidates once, predictive samples against the candidates.
+"""Two-stage probabilistic search: one search for candidates, then predictive samples.
 
-Searching the gallery with every one of S predictive samples costs S searches. The samples lie
-close to their mean, so what they find is among the mean's own candidates: one search, then one
-small product of the samples with the candidates. The items are uncertain, too: see
+Searching the gallery with each of S predictive samples would cost S searches. The samples are close
+to their mean, so their neighbours are among the candidates of the mean. One search for the mean is
+enough, followed by a small matrix product of samples and candidates. Items are uncertain too; see
 `model_store.pairs`.
 """
 
@@ -19,23 +19,22 @@ from model_store.predictive import Predictive
 from model_store.verdicts import Plan
 
 N_CANDIDATES = 200
-"""Number of items that the first stage fetches; the decision layer's signals are taken from
-them."""
+"""Number of candidates of the first stage; the decision layer computes its signals from them."""
 
 
 _ROUNDING = 1e-6
-"""By so much may the product of two unit vectors of float32 be off: that of exact copies is not
-quite 1."""
+"""Maximum rounding error of the product of two float32 unit vectors; for exact copies it is not
+exactly 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diversity:
-    """The candidates that are left out of a list because a nearer one stands for them.
+    """The rule for leaving out candidates that are similar to a nearer one.
 
     Attributes
     ----------
-    one_per_label : of each label the nearest item only; items without a label are all listed.
-    duplicate_similarity : an item at least this similar to one that is listed is left out.
+    one_per_label : list only the nearest item of each label, and all items without a label.
+    duplicate_similarity : leave out an item with at least this similarity to a listed item.
     """
 
     one_per_label: bool = False
@@ -48,16 +47,16 @@ EVERYTHING = Diversity()
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """The candidates of one query, nearest first, and the list that is made of them.
+    """The candidates of one query, nearest first, and the list of them.
 
     Attributes
     ----------
     rows : (n,) int64, positions in the gallery.
     similarities : (n,) float64, descending; equal ones by id.
     stds : (n,) standard deviation of each similarity, see `Pairs`.
-    listed : (m,) int64, places among the candidates, ascending unless `reordered`; all of them, but
-        for a `Diversity`.
-    rank_stability : (m,) share of the samples of query and items under which a listed item is among
+    listed : (m,) int64, indexes of the listed candidates, ascending unless `reordered`. Without a
+        `Diversity`, all candidates are listed.
+    rank_stability : (m,) share of the samples of query and items in which a listed item is among
         the k nearest of the list.
     rank_confidence : (min(k, m - 1),) P(a listed item is nearer to the query than the next one).
     plan : see `Candidates`.
@@ -84,17 +83,17 @@ def two_stage_search(
     noise: NDArray[np.float32],
     correlation: Correlation = (0.0, 1.0),
 ) -> Neighbours:
-    """Find the items nearest to one query and how firmly each holds its place.
+    """Find the items nearest to one query, and the stability of their ranks.
 
     Parameters
     ----------
-    query : its mean direction alone orders the items; its samples and its variance say how firmly.
-    k : the top of the list that `Neighbours.rank_stability` refers to.
-    n_candidates : first stage; at least ``k`` are fetched.
-    exclude : row of an item not to find, such as the one that the query is.
+    query : its mean direction orders the items; samples and variance determine the stability.
+    k : length of the top of the list for `Neighbours.rank_stability`.
+    n_candidates : number of candidates of the first stage; at least ``k`` are fetched.
+    exclude : row of an item to leave out, for example the query itself.
     allowed : the rows that may be found, for example by a filter; None for all.
-    diversity : candidates that are not listed.
-    noise : (S, n) standard normal, the same for all queries: of the items' own errors.
+    diversity : rule for candidates that are not listed.
+    noise : (S, n) standard normal noise for the items' own errors, the same for all queries.
     correlation : see `correlation_of`.
     """
     n = max(n_candidates, k)
@@ -128,7 +127,7 @@ def _sampled_stability(
     k: int,
     noise: NDArray[np.float32],
 ) -> NDArray[np.float64]:
-    """Return `rank_stability` of the listed items (m,); what cannot be near is not sampled."""
+    """Return `rank_stability` of the listed items (m,); only possible rivals are sampled."""
     n = len(directions)
     if k >= n:
         return np.ones(n)
@@ -151,7 +150,7 @@ def pairs_of(
 
     Parameters
     ----------
-    directions, similarities : (n, D) and (n,) of these items.
+    directions, similarities : (n, D) and (n,), of these items.
     correlation : see `correlation_of`.
     """
     correlations = np.clip(correlation[0] + correlation[1] * similarities, 0, 1)
@@ -165,11 +164,11 @@ def pair_uncertainty(
     *,
     correlation: Correlation,
 ) -> float | None:
-    """Return `Pairs.first_order` of a query and its nearest item; None where nothing is known.
+    """Return `Pairs.first_order` of a query and its nearest item; None if not known.
 
     Parameters
     ----------
-    nearest : (1,) row of that item; (0,) of an empty gallery.
+    nearest : (1,) row of the nearest item; (0,) for an empty gallery.
     correlation : see `correlation_of`.
     """
     if not query.has_uncertainty or not len(nearest):
@@ -189,12 +188,12 @@ def reordered(
     *,
     correlation: Correlation = (0.0, 1.0),
 ) -> Neighbours:
-    """Return what was found with its list in another order.
+    """Return the neighbours with the list in another order.
 
     Parameters
     ----------
-    ranking : (m,) places in ``found.listed``.
-    k, correlation : as in the search.
+    ranking : (m,) indexes into ``found.listed``, in the new order.
+    k, correlation : see `two_stage_search`.
     """
     listed = found.listed[ranking]
     top = listed[: k + 1]
@@ -217,12 +216,12 @@ def reordered(
 def distinct(
     diversity: Diversity, directions: NDArray[np.float32], label_codes: NDArray[np.int32]
 ) -> NDArray[np.int64]:
-    """Places of those of n items, nearest first, that no nearer listed one stands for.
+    """Return the indexes of items, nearest first, that are not similar to a nearer listed item.
 
     Parameters
     ----------
-    directions : (n, D) unit.
-    label_codes : (n,), −1 without a label.
+    directions : (n, D) unit vectors.
+    label_codes : (n,) label codes; −1 without a label.
     """
     stands = np.zeros((len(directions), len(directions)), dtype=bool)
     if diversity.duplicate_similarity is not None:
@@ -237,20 +236,20 @@ def distinct(
 
 
 def rank_stability(similarities: NDArray[np.float32], k: int) -> NDArray[np.float64]:
-    """Share of samples under which each item is among the ``k`` most similar.
+    """Return the share of samples in which each item is among the ``k`` most similar.
 
     Parameters
     ----------
-    similarities : (S, n), of S samples to n items.
+    similarities : (S, n) similarities of S samples and n items.
 
     Returns
     -------
-    (n,) in [0, 1]; all ones when ``k`` ≥ n. Items equal to the k-th count as in.
+    (n,) in [0, 1]; all ones when ``k`` ≥ n. Ties with the k-th item count as included.
     """
     n = similarities.shape[1]
     if k >= n:
         return np.ones(n)
     kth_largest = np.sort(similarities, axis=1)[:, n - k, None]  # faster than a partition
     votes = np.add.reduce(similarities >= kth_largest, axis=0, dtype=np.int32)
-    share: NDArray[np.float64] = votes / len(similarities)  # .mean(axis=0), in a third of its time
+    share: NDArray[np.float64] = votes / len(similarities)  # .mean(axis=0), but three times as fast
     return share

@@ -1,4 +1,4 @@
-"""The share of absent queries, as every process that serves a bundle has seen it."""
+"""The share of absent queries of a bundle, counted over all processes that serve it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class SavedShare:
 
     Attributes
     ----------
-    served : the histogram that the share is estimated from.
-    n_served : queries that were counted.
+    served : histogram for the estimate of the share.
+    n_served : number of counted queries.
     """
 
     served: ServedShare
@@ -38,22 +38,22 @@ class SavedShare:
 
 
 class ShareStates:
-    """A table of a SQLite file, one row a bundle.
+    """A table of an SQLite file with one row for each bundle.
 
-    Processes that share the file share the row: each adds what it served since it did so last, and
-    continues from the total.
+    All processes that share the file use the same row. Each adds the queries served since its last
+    update, and continues from the total.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def add(self, bundle: str, assumed: float, no_match: Sequence[float]) -> SavedShare:
-        """Count served queries of a bundle, and return all that were ever counted.
+        """Add served queries of a bundle, and return the total counts.
 
         Parameters
         ----------
-        assumed : share of absent queries that the bundle's probabilities were fitted with.
-        no_match : their P(no match) at that share, oldest first.
+        assumed : share of absent queries in the fit of the bundle's probabilities.
+        no_match : P(no match) of the queries at that share, oldest first.
         """
         if not no_match and not self._path.exists():
             return SavedShare(ServedShare(assumed), 0)

@@ -1,4 +1,4 @@
-"""Keys and signatures of Ed25519 (RFC 8032): of certificates, and of bundles."""
+"""Keys and signatures of Ed25519 (RFC 8032) for certificates and bundles."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _OWNER_ONLY, _READABLE = 0o600, 0o644
 
 
 def new_key(path: Path) -> Path:
-    """Write a new private key to ``path`` and its public key beside it; return where that is.
+    """Write a new private key to ``path`` and its public key beside it; return the latter's path.
 
     Raises
     ------
-    SigningKeyError : either file is there already, or cannot be written.
+    SigningKeyError : a file exists already, or cannot be written.
     """
     key = Ed25519PrivateKey.generate()
     public = path.with_name(f"{path.name}.pub")
@@ -50,14 +50,14 @@ def new_key(path: Path) -> Path:
 
 
 def _write_new(path: Path, text: bytes, mode: int) -> None:
-    """Write a file that is not there yet, with the permissions ``mode`` from its first byte on."""
+    """Create a new file, with the permissions ``mode`` from the start."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(text)
 
 
 def read_private_key(path: Path) -> Ed25519PrivateKey:
-    """Read a private key that `new_key` wrote.
+    """Read a private key from `new_key`.
 
     Raises
     ------
@@ -70,7 +70,7 @@ def read_private_key(path: Path) -> Ed25519PrivateKey:
 
 
 def read_public_key(path: Path) -> str:
-    """Read a public key as `sign` gives it, in hexadecimal.
+    """Read a public key; return it in hexadecimal, as in `sign`.
 
     Raises
     ------
@@ -83,7 +83,7 @@ def read_public_key(path: Path) -> str:
 
 
 def _read(path: Path, load: Callable[[bytes], object], kind: str) -> object:
-    """Read a key of whatever algorithm."""
+    """Read a key of any algorithm."""
     try:
         return load(path.read_bytes())
     except (OSError, ValueError, TypeError) as error:

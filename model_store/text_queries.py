@@ -1,6 +1,7 @@
-"""Queries in words, for encoders with a text tower: the same search, judged by its own calibration.
+"""Text queries, for encoders with a text encoder: the same search with a separate calibration.
 
-What images were calibrated with says nothing of texts, whose similarities to images are others.
+The calibration of images is not valid for texts, because their similarities have another
+distribution.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ class EmbeddedText:
 
     Attributes
     ----------
-    predictive : of the text; without an uncertainty where its encoder gives no variance.
-    n_tokens : that were read, those for beginning and end with them.
-    warnings : what is to be known of them, in sentences.
+    predictive : predictive distribution of the text; without an uncertainty if its encoder gives no
+        variance.
+    n_tokens : number of tokens that were used, including the start and end tokens.
+    warnings : sentences about the text, for example if it was cut.
     """
 
     predictive: Predictive
@@ -41,8 +43,8 @@ def text_encoder(retriever: Retriever) -> TextEncoder:
     """
     if retriever.text is None:
         raise TextUnavailable(
-            "The gallery's encoder has no text tower, so that nothing can be searched in words. "
-            "Send an image; or have the gallery indexed with an encoder that was made by "
+            "The gallery's encoder has no text encoder, so text queries are not possible. Send an "
+            "image, or index the gallery with an encoder from "
             "`vouch-build encoder --open-clip … --text` or `--hf … --text`."
         )
     return retriever.text
@@ -54,15 +56,15 @@ def embed_text(retriever: Retriever, text: str) -> EmbeddedText:
     Raises
     ------
     TextUnavailable : the gallery has no text encoder, or its libraries are not installed.
-    InvalidText : there are no words, more than `MAX_TEXT_CHARACTERS`, or no valid characters.
+    InvalidText : the text is empty, longer than `MAX_TEXT_CHARACTERS`, or has invalid characters.
     """
     encoder = text_encoder(retriever)
     _require_words(text)
     tokens = encoder.tokenize([text])
     predictive = retriever.for_kind("text").predictives(encoder.encode(tokens))[0]
     cut = (
-        f"The encoder reads {encoder.context_length} tokens. The text has more, and its end had no "
-        "part in the search: use fewer words."
+        f"The encoder reads {encoder.context_length} tokens. The text has more, and its end was "
+        "ignored. Use fewer words."
     )
     warnings = (cut,) if tokens.truncated[0] else ()
     return EmbeddedText(predictive, int(tokens.mask[0].sum()), warnings)
@@ -74,14 +76,14 @@ def search_text(
     limit: int = 10,
     **options: Unpack[SearchOptions],
 ) -> Answer:
-    """Answer for a query in words; see `Retriever.find`, which takes the same options.
+    """Search with a text; options as in `Retriever.find`.
 
-    The verdict is ``not_calibrated`` until `vouch-build calibrate BUNDLES --captions` has been run.
+    The verdict is ``not_calibrated`` before `vouch-build calibrate BUNDLES --captions` was run.
 
     Raises
     ------
     TextUnavailable, InvalidText : see `embed_text`.
-    OrderUnavailable : texts are not calibrated, so that no probabilities exist to order by.
+    OrderUnavailable : texts are not calibrated, so there are no probabilities for the order.
 
     Examples
     --------
@@ -94,14 +96,14 @@ def search_text(
 def _require_words(text: str) -> None:
     if len(text) > MAX_TEXT_CHARACTERS:
         raise InvalidText(
-            f"The text has {len(text):,} characters; at most {MAX_TEXT_CHARACTERS:,} are taken. "
-            "Say in a sentence what the image shows."
+            f"The text has {len(text):,} characters; at most {MAX_TEXT_CHARACTERS:,} are allowed. "
+            "Describe the image in one sentence."
         )
     if not text.strip():
-        raise InvalidText("The text is empty. Say in a few words what the image shows.")
+        raise InvalidText("The text is empty. Describe the image in a few words.")
     try:
         text.encode()
-    except UnicodeEncodeError as error:  # half of a pair, which JSON can hold
+    except UnicodeEncodeError as error:  # an unpaired surrogate, which JSON can contain
         raise InvalidText(
-            f"The text has an invalid character at place {error.start}. Send valid Unicode."
+            f"The text has an invalid character at position {error.start}. Send valid Unicode."
         ) from error

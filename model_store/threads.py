@@ -1,4 +1,4 @@
-"""The number of threads for arithmetic: one to decide a query, several for many queries at once."""
+"""The number of threads for arithmetic: one for a single query, several for many queries."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ _USABLE_PROCESSORS = usable_processors()
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Give BLAS one thread in the whole process, and put back what was set.
+    """Limit BLAS to one thread in the whole process, and restore the setting at the end.
 
-    The products behind one query take microseconds, and BLAS still splits them. Its threads
-    then spin until the last of them has been given a core: on two cores that other processes keep
-    busy, a search took 53 ms with two threads and 1.2 ms with one. Queries are served by several
-    threads at once, so the cores are used without BLAS splitting each of them.
+    The matrix products of one query take microseconds, but BLAS still splits them. Its threads then
+    spin until the last one gets a core. On two busy cores, a search took 53 ms with two threads and
+    1.2 ms with one. Several threads serve queries at the same time, so all cores are used anyway.
     """
     with threadpool_limits(limits=1, user_api="blas"):
         yield
@@ -28,10 +27,10 @@ def one_blas_thread() -> Iterator[None]:
 
 @contextmanager
 def faiss_threads(n: int) -> Iterator[None]:
-    """Give FAISS ``n`` threads, and put back what was set.
+    """Set FAISS to ``n`` threads, and restore the setting at the end.
 
-    The setting is the calling thread's, but where torch was imported first it is torch's too, and
-    sums in another order would train another model.
+    The setting is for the calling thread. If torch was imported first, it changes torch too: the
+    order of sums would change, and training would give another model.
     """
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(n)
@@ -44,7 +43,6 @@ def faiss_threads(n: int) -> Iterator[None]:
 def threads_for(n_queries: int) -> int:
     """Return the number of threads for a search of ``n_queries`` at once.
 
-    One query is not worth splitting: OpenMP's threads, waiting for each other, made it take three
-    times as long on two cores.
+    One query should not be split: waiting OpenMP threads made it three times as slow on two cores.
     """
     return 1 if n_queries == 1 else min(faiss.omp_get_max_threads(), _USABLE_PROCESSORS)

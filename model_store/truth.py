@@ -1,7 +1,7 @@
 """Truth: whether an item is a true match of a query.
 
-By the label that both have (in a gallery without labels, the item itself), or by where both are.
-Calibration, evaluation and the published protocols ask the same objects.
+A match has the same label as the query (without labels, it is the item itself), or a position near
+the query's. Calibration, evaluation and the published protocols all use these classes.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Bools = NDArray[np.bool_]
 
 _EQUATOR = 6_378_137.0
 _FLATTENING = 1 / 298.257223563
-"""The ellipsoid of WGS84: its equatorial radius in metres, and its flattening."""
+"""Equatorial radius in metres and flattening of the WGS84 ellipsoid."""
 
 
 class Truth(Protocol):
     """The true matches of B queries among N items."""
 
     def matches(self, queries: Integers, items: Integers) -> Bools:
-        """Return whether ``items`` (b, n) are true matches of the ``queries`` (b,), by place."""
+        """Return whether ``items`` (b, n) are true matches of ``queries`` (b,), given by index."""
 
     def counts(self) -> Integers:
         """Return the number (B,) of true matches of each query."""
@@ -37,8 +37,8 @@ class SameLabel:
 
     Attributes
     ----------
-    queries, items : (B,) and (N,) codes of labels; a query whose label no item has gets a new code,
-        and items without a label have −1, which is no query's.
+    queries, items : (B,) and (N,) label codes. A query whose label has no item gets a new code.
+        Items without a label have −1, which no query has.
     """
 
     queries: NDArray[np.integer[Any]]
@@ -59,13 +59,13 @@ class SameLabel:
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """A match was taken within a distance of the query.
+    """A match is within a distance of the query's position.
 
     Attributes
     ----------
-    queries, items : (B, d) and (N, d) positions in metres, see `wgs84`; NaN where none is known,
-        so that nothing matches.
-    metres : the largest distance of a match.
+    queries, items : (B, d) and (N, d) positions in metres, see `wgs84`; NaN for an unknown
+        position, which never matches.
+    metres : maximum distance of a match.
     """
 
     queries: Floats
@@ -92,9 +92,9 @@ class Within:
         return found
 
     def nearest(self) -> Integers:
-        """Return the nearest item (B,) of each query within the distance; −1 where there is none.
+        """Return the nearest item (B,) of each query within the distance; −1 if there is none.
 
-        Of equally near ones the first.
+        Of equally near items, the first is returned.
         """
         from scipy.spatial import KDTree  # noqa: PLC0415 - slow; few galleries have places
 
@@ -109,13 +109,13 @@ class Within:
 
 
 def wgs84(latitudes: Floats, longitudes: Floats) -> Floats:
-    """Return places on the ellipsoid of WGS84 as points (n, 3) in space, in metres.
+    """Convert positions on the WGS84 ellipsoid to points (n, 3) in space, in metres.
 
-    Between them distances are straight: of a kilometre, by less than 2 µm too short.
+    Distances between points are straight lines; a kilometre is less than 2 µm too short.
 
     Parameters
     ----------
-    latitudes, longitudes : (n,) in degrees; NaN where they are not known.
+    latitudes, longitudes : (n,) in degrees; NaN if not known.
     """
     latitude, longitude = np.radians(latitudes), np.radians(longitudes)
     squared_eccentricity = _FLATTENING * (2 - _FLATTENING)

@@ -1,9 +1,9 @@
-"""Queries that were embedded, or answered, by another system: vectors in place of images.
+"""Vectors as queries: another system has embedded the image, or has searched already.
 
-A vector is one of the gallery's own encoder. Where the gallery was made of vectors, it is one of
-what made those, and the gallery's encoder takes it as it would take an image. `decide_list` decides
-on neighbours that another store found, a vector database for example: nothing of the gallery is
-searched, and of its bundle only the calibration is used.
+A vector must come from the gallery's encoder. If the gallery was made of vectors, it must come from
+the encoder of those vectors; it is then processed like an image. `decide_list` decides on
+neighbours from another store, for example a vector database. It does not search the gallery, and
+uses only the calibration of its bundle.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from model_store.retriever import Retriever
 Floats = NDArray[np.float64]
 
 _ROUNDING = 1e-5
-"""A cosine of float32 vectors may be so much larger than 1, or than the one before it."""
+"""Rounding tolerance: a float32 cosine may exceed 1, or the cosine before it, by this."""
 
 
 @dataclass(frozen=True, slots=True)
 class VectorQuery:
-    """A query as the gallery's encoder has embedded it, elsewhere; or as that encoder takes it.
+    """The embedding of a query by the gallery's encoder, or the input of an encoder of vectors.
 
     Attributes
     ----------
-    mean : (D,) of the embedding, of any length but zero.
-    variance : (D,) of it, in squared units of ``mean``; None for zero.
-    features : (F,) penultimate activations, which the outlier score is computed from.
-    outlier_score : in their place, where it is known: `Predictive.outlier_score`.
-    fingerprint : of the encoder; None if unknown.
+    mean : (D,) mean of the embedding, of any non-zero length.
+    variance : (D,) variance of the embedding, in squared units of ``mean``; None for zero.
+    features : (F,) penultimate activations, to compute the outlier score.
+    outlier_score : a known `Predictive.outlier_score` instead of ``features``.
+    fingerprint : fingerprint of the encoder; None if unknown.
 
     Examples
     --------
@@ -55,14 +55,14 @@ class VectorQuery:
 
 @dataclass(frozen=True, slots=True)
 class NeighbourList:
-    """The items that another store found nearest to a query, nearest first.
+    """The neighbours of a query from another store, nearest first.
 
     Attributes
     ----------
-    ids : (n,) of the items.
-    labels : (n,) None where an item has none.
-    similarities : (n,) cosines; None where ``vectors`` are given.
-    vectors : (n, D) of the items.
+    ids : (n,) ids of the items.
+    labels : (n,) labels of the items; None without a label.
+    similarities : (n,) cosines; None if ``vectors`` are given.
+    vectors : (n, D) vectors of the items.
 
     Examples
     --------
@@ -81,9 +81,9 @@ class ListDecision:
 
     Attributes
     ----------
-    decision : its probabilities are those of the neighbours, in their order.
-    predictive : of the query.
-    similarities : (n,) of the neighbours.
+    decision : decision with the probabilities of the neighbours, in their order.
+    predictive : predictive distribution of the query.
+    similarities : (n,) similarities of the neighbours.
     """
 
     decision: Decision
@@ -92,18 +92,18 @@ class ListDecision:
 
 
 def predictive_of(retriever: Retriever, query: VectorQuery) -> Predictive:
-    """Return the predictive distribution of a query, as of an image with this embedding.
+    """Return the predictive distribution of a query with this embedding.
 
     Raises
     ------
-    InvalidVector : it is of another encoder, of another length, or has no direction; or the gallery
-        is calibrated, and neither features nor an outlier score are given.
+    InvalidVector : the vector has another encoder or another length, or no direction. Also if the
+        gallery is calibrated, and features and outlier score are both missing.
     """
     encoder = retriever.encoder
     if query.fingerprint is not None and query.fingerprint != encoder.fingerprint:
         raise InvalidVector(
-            f"The vector is of the encoder {query.fingerprint[:12]}, the gallery's is "
-            f"{encoder.fingerprint[:12]}: their vectors have nothing in common."
+            f"The vector is from the encoder {query.fingerprint[:12]}, the gallery has the encoder "
+            f"{encoder.fingerprint[:12]}. Vectors of different encoders cannot be compared."
         )
     taken = encoder.metadata.input
     if isinstance(taken, VectorInput):
@@ -117,16 +117,16 @@ def predictive_of(retriever: Retriever, query: VectorQuery) -> Predictive:
 def decide_list(
     retriever: Retriever, query: VectorQuery, neighbours: NeighbourList, terms: Terms
 ) -> ListDecision:
-    """Decide on the neighbours of a query that another store has found in the same gallery.
+    """Decide on a query's neighbours that another store has found in the same gallery.
 
-    The probabilities are those that `Retriever.find` gives to the same list. Labels that came after
-    the calibration are unknown to it, as in a search.
+    The probabilities are the same as from `Retriever.find` for the same list. Labels that were
+    added after the calibration are unknown, as in a search.
 
     Raises
     ------
-    InvalidVector : see `predictive_of`; or the list is too short, out of order, or names an item
-        twice.
-    UnknownSource : no calibration query comes from the source that the terms name.
+    InvalidVector : see `predictive_of`; also if the list is too short, not in order, or contains an
+        item twice.
+    UnknownSource : no calibration query has the source in ``terms``.
 
     Examples
     --------
@@ -158,7 +158,7 @@ def decide_list(
 
 
 def _as_embedded(query: VectorQuery, retriever: Retriever) -> Embeddings:
-    """Return what an encoder of images has made elsewhere.
+    """Convert a vector from an encoder of images to embeddings.
 
     Raises
     ------
@@ -167,12 +167,12 @@ def _as_embedded(query: VectorQuery, retriever: Retriever) -> Embeddings:
     encoder, features = retriever.encoder, query.features
     mean, variance = _mean(query.mean, encoder.dim), _variance(query.variance, encoder.dim)
     if features is None and encoder.metadata.posterior == "deterministic":
-        # Without a posterior and a last layer, an embedding is its features.
+        # Without a last layer, the embedding itself is the features.
         features = mean if encoder.n_features == encoder.dim else None
     if retriever.calibration is not None and features is None and query.outlier_score is None:
         raise InvalidVector(
-            "Outliers are detected by their features: give `features` "
-            f"({encoder.n_features} numbers), or the `outlier_score` that `embed` answers with."
+            "The detection of outliers needs features: give `features` "
+            f"({encoder.n_features} numbers), or the `outlier_score` from `embed`."
         )
     known = np.zeros(encoder.n_features, np.float32)
     if features is not None:
@@ -181,11 +181,11 @@ def _as_embedded(query: VectorQuery, retriever: Retriever) -> Embeddings:
 
 
 def _row(query: VectorQuery, taken: VectorInput) -> NDArray[np.float32]:
-    """Return a query as an encoder of vectors takes it; a variance that is not given is zero.
+    """Convert a query to the input of an encoder of vectors; a missing variance is zero.
 
     Raises
     ------
-    InvalidVector : it lacks features that the vectors of the gallery have, or has what they lack.
+    InvalidVector : it lacks a part that the gallery's vectors have, or has a part that they lack.
     """
     made = f"The vectors of {taken.made_by!r} that the gallery was made of have"
     for name, given, size in (
@@ -193,7 +193,7 @@ def _row(query: VectorQuery, taken: VectorInput) -> NDArray[np.float32]:
         ("features", query.features, taken.sizes[2]),
     ):
         if given is not None and not size:
-            raise InvalidVector(f"{made} no `{name}`. Leave it out: nothing is known of any.")
+            raise InvalidVector(f"{made} no `{name}`. Leave it out.")
     parts = [_mean(query.mean, taken.dim)]
     if taken.with_variance:
         parts.append(_variance(query.variance, taken.dim))
@@ -238,7 +238,7 @@ def _vector(
 
 
 def _similarities(neighbours: NeighbourList, direction: NDArray[np.float32]) -> Floats:
-    """Return the neighbours' cosines, computed where vectors are given."""
+    """Return the neighbours' cosines; they are computed if vectors are given."""
     n = len(neighbours.ids)
     given = neighbours.similarities is not None, neighbours.vectors is not None
     if sum(given) != 1 or len(neighbours.labels) != n:
@@ -267,14 +267,14 @@ def _similarities(neighbours: NeighbourList, direction: NDArray[np.float32]) -> 
 
 
 def cosines_of(vectors: Floats, direction: NDArray[np.float32]) -> Floats:
-    """Return the cosine (n,) of each of ``vectors`` (n, D) with a direction; NaN of a zero one."""
+    """Return the cosines (n,) of ``vectors`` (n, D) with a direction; NaN for a zero vector."""
     with np.errstate(invalid="ignore", divide="ignore"):
         cosines: Floats = vectors @ direction / np.sqrt((vectors * vectors).sum(1))
     return cosines
 
 
 def _require_list(neighbours: NeighbourList, similarities: Floats, retriever: Retriever) -> None:
-    """Refuse a list that is none, or that is shorter than those the calibration was fitted to."""
+    """Refuse an empty list, or a list shorter than the calibration's lists."""
     n = len(similarities)
     if n == 0:
         raise InvalidVector("There are no neighbours to decide on.")
@@ -292,13 +292,13 @@ def _require_list(neighbours: NeighbourList, similarities: Floats, retriever: Re
         )
     if retriever.calibration is not None and n < retriever.calibration.n_candidates:
         raise InvalidVector(
-            f"The list has {n} neighbours; the calibration was fitted to lists of "
-            f"{retriever.calibration.n_candidates}, and says nothing of shorter ones. Send so many."
+            f"The list has {n} neighbours, but the calibration needs lists of "
+            f"{retriever.calibration.n_candidates}. Send a list of this length."
         )
 
 
 def _label_codes(retriever: Retriever, labels: Sequence[str | None]) -> NDArray[np.int32]:
-    """Return the labels' codes (n,): −1 for none, a new one for each later label."""
+    """Return the label codes (n,): −1 for none, and a new code for each unknown label."""
     calibration = retriever.calibration
     names = retriever.gallery.labels
     n_known = len(names) if calibration is None else len(calibration.means.directions)

@@ -1,4 +1,4 @@
-"""The words that answers use; imports nothing, so that a client of the service needs no more."""
+"""The fixed words in answers. The module has no imports, so that a client can use it alone."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ Verdict = Literal["match", "ambiguous", "no_match", "out_of_distribution", "not_
 Level = Literal["low", "medium", "high"]
 
 MAX_TEXT_CHARACTERS = 2_000
-"""The longest query in words; encoders read 64 to 248 tokens, of about four characters each."""
+"""Maximum length of a text query; encoders read 64 to 248 tokens of about four characters."""
 
 ChangeReason = Literal["outlier", "first_item", "promise", "probability"]
-"""The reason for which another bundle answers otherwise: one of the two takes the query for an
-outlier; the first item is of another label; one of the two promises too little, or is not
-calibrated; or the probability fell on the other side of a threshold."""
+"""Reason why two bundles give different answers: only one flags the query as an outlier; the first
+items have different labels; one has fewer guarantees or no calibration; or the probability is on
+the other side of a threshold."""
 
 Order = Literal["similarity", "probability"]
-"""By what results are listed: how near they are, or how likely they are to be true matches."""
+"""Order of results: by similarity, or by match probability."""
 
 FilterMeans = Literal["show", "known"]
 """The meaning of a filter: `show` chooses the items to list; `known` states that a true match
 passes it."""
 
 Plan = Literal["exact", "filter_first", "search_first"]
-"""The way in which items that pass a filter are found: each is compared; or the index is searched
-for them alone; or it is searched for more than are wanted, and those that do not pass are left
-out."""
+"""How items that pass a filter are found: each is compared; or the index is searched only among
+them; or the index is searched for more items than requested, and the filter is applied to the
+result."""
 
 IndexedBy = Literal["bundle", "memory", "none"]
-"""The place of the index of a field: a file of the bundle; the memory, since a filter asked for the
-field; or nowhere, so that every item was looked at."""
+"""Where the index of a field is stored: in a file of the bundle; in memory, after a filter has used
+the field; or nowhere, so that every item is checked."""
 
 CaseReason = Literal["ambiguous", "absent", "alien", "contradicted", "random"]
-"""The reason for which a query is kept for review; see `model_store.feedback.cases`."""
+"""Reason for a review of a query; see `model_store.feedback.cases`."""
 
 Absence = Literal["absent_labels", "hidden_labels", "hidden_trained_labels", "near_misses_of_views"]
-"""The kind of absent calibration queries: images of labels that neither the gallery nor anything
-fitted has seen; queries whose own label is hidden from the list and from the outlier detector,
-of an encoder that has not learned it, or that has; or items, hidden, where queries are views."""
+"""Kind of absent calibration queries: images of labels that are in neither the gallery nor any fit;
+queries whose own label is hidden from the list and the outlier detector, with an encoder not
+trained on it, or trained on it; or views of hidden items."""
 
 OutcomeBasis = Literal["evaluation", "calibration"]
-"""The source of the numbers of a gallery's outcome: queries used for nothing else, or the
-calibration queries, each judged by fits that have not seen it."""
+"""Source of the numbers of a gallery's outcome: separate evaluation queries, or the calibration
+queries, each judged by fits without that query."""
 
 OUTCOME_NUMBERS = (
     "n_queries",
@@ -55,8 +55,8 @@ OUTCOME_NUMBERS = (
     "flagged_share",
     "absent_flagged_share",
 )
-"""Names of the numbers of a gallery's outcome; all but ``n_queries`` are shares."""
+"""Names of the numbers of a gallery's outcome; all except ``n_queries`` are shares."""
 
 OutcomeSeverity = Literal["fact", "warning", "failure"]
-"""The weight of a line of an outcome: a `warning` names a shortfall; a `failure` makes a gallery of
+"""Severity of an outcome's line: a `warning` is a shortfall; with a `failure`, the gallery is of
 little use."""

@@ -111,7 +111,7 @@ def test_a_text_that_is_cut_off_says_so(worded: Retriever) -> None:
     assert embed_text(worded, "seven").warnings == ()
     found = embed_text(worded, "seven " * (LENGTH + 1))
     assert found.n_tokens == LENGTH
-    assert "its end had no part" in found.warnings[0]
+    assert "its end was ignored" in found.warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_text_that_is_cut_off_says_so(worded: Retriever) -> None:
         ("", "is empty"),
         (" \n\t", "is empty"),
         ("x" * (MAX_TEXT_CHARACTERS + 1), "has 2,001 characters; at most 2,000"),
-        ("a \ud800 b", "invalid character at place 2"),
+        ("a \ud800 b", "invalid character at position 2"),
     ],
 )
 def test_what_is_no_query(worded: Retriever, text: str, reason: str) -> None:

@@ -165,7 +165,7 @@ class TestWhatCannotBeDecided:
             ({"variance": [1.0]}, r"`variance` has the shape"),
             ({"features": [1.0]}, r"`features` has the shape"),
             ({"features": None}, "give `features`"),
-            ({"fingerprint": "0" * 64}, "their vectors have nothing in common"),
+            ({"fingerprint": "0" * 64}, "cannot be compared"),
         ],
     )
     def test_a_query(

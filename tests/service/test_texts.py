@@ -267,7 +267,7 @@ class TestWhatIsNoQuery:
     def test_what_is_cut_off_is_said(self, asked: TestClient) -> None:
         text = answered(ask(asked, "seven " * 100))["query"]["text"]
         assert text["n_tokens"] == LENGTH
-        assert "its end had no part" in text["warnings"][0]
+        assert "its end was ignored" in text["warnings"][0]
 
 
 def test_the_client_searches_in_words(judged: TestClient, client: TestClient) -> None:
