@@ -129,7 +129,7 @@ def test_what_is_no_query(worded: Retriever, text: str, reason: str) -> None:
 
 
 def test_a_gallery_without_a_tower_says_so(plain: Bundle) -> None:
-    with pytest.raises(TextUnavailable, match="no text tower"):
+    with pytest.raises(TextUnavailable, match="no text encoder"):
         search_text(plain.retriever, "seven")
 
 

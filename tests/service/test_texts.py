@@ -253,7 +253,7 @@ class TestWhatIsNoQuery:
         assert_problem(response, 413, "image_too_large", "a document with a text")
 
     def test_a_gallery_without_a_tower(self, client: TestClient) -> None:
-        assert_problem(ask(client, "a seven"), 422, "text_unavailable", "no text tower")
+        assert_problem(ask(client, "a seven"), 422, "text_unavailable", "no text encoder")
         assert client.get("/v1/galleries/digits").json()["text"] is None
 
     def test_a_service_without_the_extra(
