@@ -132,7 +132,7 @@ __all__ = [
 
 
 class ImageError(VouchError):
-    """The bytes are not an image that can be searched with."""
+    """The bytes are not a valid image."""
 
 
 class EmptyImage(ImageError):
@@ -148,7 +148,7 @@ class ImageTooLarge(ImageError):
 
 
 class ImageTooCostly(ImageError):
-    """Decoding the image takes more time or memory than one image may."""
+    """Decoding the image takes more time or memory than allowed."""
 
 
 class CorruptImage(ImageError):
@@ -160,11 +160,11 @@ class InvalidRequest(VouchError):
 
 
 class InvalidCursor(InvalidRequest):
-    """Not a cursor that the service gave for this list."""
+    """The cursor is not valid for this list."""
 
 
 class InvalidFilter(InvalidRequest):
-    """Not a filter of items."""
+    """The filter is not valid."""
 
 
 class OrderUnavailable(InvalidRequest):
@@ -172,15 +172,15 @@ class OrderUnavailable(InvalidRequest):
 
 
 class InvalidVector(InvalidRequest):
-    """A vector, or a list of neighbours, that cannot be decided on."""
+    """The vector or the list of neighbours is not valid."""
 
 
 class ImagesNotTaken(InvalidRequest):
-    """The gallery was made of vectors, and takes no images."""
+    """The gallery was made of vectors and does not accept images."""
 
 
 class InvalidText(InvalidRequest):
-    """A text that cannot be searched with."""
+    """The text is not a valid query."""
 
 
 class TextUnavailable(InvalidRequest):
@@ -188,55 +188,55 @@ class TextUnavailable(InvalidRequest):
 
 
 class UnknownSource(InvalidRequest):
-    """A source of queries that the gallery was not calibrated with."""
+    """The calibration has no queries from this source."""
 
 
 class InvalidHead(InvalidRequest):
-    """The head of the request is not as HTTP wants it."""
+    """The HTTP request is malformed."""
 
 
 class InvalidForm(InvalidRequest):
-    """A form that ends before its closing boundary, or is not one."""
+    """The form is incomplete or not valid."""
 
 
 class UnsupportedMediaType(InvalidRequest):
-    """A body of a kind that the path does not read."""
+    """The path does not accept this kind of body."""
 
 
 class OutdatedCursor(VouchError):
-    """A cursor into a list of another bundle."""
+    """The cursor belongs to another bundle's list."""
 
 
 class AccessError(VouchError):
-    """The caller may not do that, or not now."""
+    """The caller is not allowed to do that now."""
 
 
 class Unauthenticated(AccessError):
-    """There is no API key, or not a good one."""
+    """The API key is missing or not valid."""
 
 
 class Forbidden(AccessError):
-    """The API key allows less than that."""
+    """The API key does not allow this."""
 
 
 class MisdirectedRequest(AccessError):
-    """The request was sent to a name that is not the service's."""
+    """The request names another host than the service."""
 
 
 class QuotaExceeded(AccessError):
-    """The API key may keep no more items or galleries."""
+    """The API key has reached its limit of items or galleries."""
 
 
 class RateLimited(AccessError):
-    """Too many requests of this caller."""
+    """Too many requests by this caller."""
 
 
 class SearchesUsedUp(RateLimited):
-    """The searches of this period that the API key allows have been made."""
+    """The API key has no searches left in this period."""
 
 
 class NotFound(VouchError):
-    """The thing that the request names does not exist."""
+    """The requested object does not exist."""
 
 
 class GalleryNotFound(NotFound):
@@ -252,7 +252,7 @@ class SampleNotFound(NotFound):
 
 
 class QueryNotFound(NotFound):
-    """The query is not, or no longer, known."""
+    """The query is unknown or has expired."""
 
 
 class DecisionNotFound(NotFound):
@@ -264,7 +264,7 @@ class GroupNotFound(NotFound):
 
 
 class ShadowNotFound(NotFound):
-    """No bundle is tried beside the one that is served."""
+    """No bundle is tested beside the served one."""
 
 
 class IdentitiesUnavailable(VouchError):
@@ -272,7 +272,7 @@ class IdentitiesUnavailable(VouchError):
 
 
 class FeedbackNotKept(VouchError):
-    """There is nowhere to keep feedback, or nothing calibrated that it could refine."""
+    """Feedback cannot be stored, or there is no calibration to refine."""
 
 
 class PathNotFound(NotFound):
@@ -280,15 +280,15 @@ class PathNotFound(NotFound):
 
 
 class MethodNotAllowed(VouchError):
-    """The path exists, the method does not."""
+    """The path does not support this method."""
 
 
 class WriteError(VouchError):
-    """A change of a gallery was not kept, and nothing of it."""
+    """No part of the change was stored."""
 
 
 class WriteRefused(WriteError):
-    """The gallery takes no changes, or not this one."""
+    """The gallery does not accept this change."""
 
 
 class GalleryExists(WriteRefused):
@@ -308,15 +308,15 @@ class StorageBusy(WriteError):
 
 
 class StorageFull(WriteError):
-    """There is no room to keep the change."""
+    """There is no disk space for the change."""
 
 
 class StorageFailed(WriteError):
-    """The disk does not take the change, or does not give it back."""
+    """The disk cannot be written or read."""
 
 
 class LogDamaged(StorageFailed):
-    """The log of a gallery's changes is not what was written to it."""
+    """The log of the gallery's changes is damaged."""
 
 
 class KeysError(VouchError):
@@ -324,7 +324,7 @@ class KeysError(VouchError):
 
 
 class KeysRequired(KeysError):
-    """Others than this machine's could reach a service that asks for no key."""
+    """Other machines could use a service without API keys."""
 
 
 class EncoderError(VouchError):
@@ -340,7 +340,7 @@ class ProviderUnavailable(EncoderError):
 
 
 class EncoderStopped(EncoderError):
-    """The encoder stopped while it worked, and is being started again."""
+    """The encoder stopped during work and is being restarted."""
 
 
 class EncodingFailed(EncoderError):
@@ -348,11 +348,11 @@ class EncodingFailed(EncoderError):
 
 
 class Overloaded(VouchError):
-    """As many requests as are taken at once are being worked on."""
+    """The service is processing its maximum number of requests."""
 
 
 class DeadlineExceeded(VouchError):
-    """There was no answer within the time that a request may take."""
+    """The request took longer than allowed."""
 
 
 class UploadTooSlow(VouchError):
@@ -368,11 +368,11 @@ class GalleryUnavailable(VouchError):
 
 
 class ChangeUnconfirmed(GalleryUnavailable):
-    """It is unknown whether the change is kept."""
+    """It is unknown whether the change was stored."""
 
 
 class ActivationRefused(VouchError):
-    """The bundle cannot take the place of the one that is served, which is served on."""
+    """The bundle cannot replace the served one, which stays active."""
 
 
 class InternalError(VouchError):

@@ -219,7 +219,7 @@ def head_refusal(*, too_large: bool) -> bytes:
     )
     problem = {
         "type": "urn:vouch:problem:invalid-head",
-        "title": "The head of the request is not as HTTP wants it",
+        "title": "The HTTP request is malformed",
         "status": status,
         "detail": why if too_large else "This is not HTTP/1.1, or not all of it.",
         "instance": "/",  # it was not read

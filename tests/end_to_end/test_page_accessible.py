@@ -393,7 +393,7 @@ def test_a_reason_of_the_service_is_said_in_german(browser: Browser) -> None:
     )
     expect(shown.found("result")).to_contain_text("Hinweis. Durchsichtiges wurde auf Weiß gelegt.")
     shown.status = 503
-    busy = "As many requests as are taken at once are being worked on"
+    busy = "The service is processing its maximum number of requests"
     shown.ask(title=busy, detail="Wait.", code="overloaded", request_id="r-1")
     expect(shown.found("problem").locator("h2")).to_have_text("Der Dienst ist ausgelastet")
     expect(shown.found("problem").locator("p").first).to_have_attribute("lang", "en")

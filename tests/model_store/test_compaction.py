@@ -317,7 +317,7 @@ def test_without_its_end_nothing_is_left(root: Path) -> None:
 def test_only_one_goes_on_at_a_time(root: Path) -> None:
     live = opened(root)
     change(live)
-    with compaction(root, live), pytest.raises(StorageBusy, match="compacted by another"):
+    with compaction(root, live), pytest.raises(StorageBusy, match="Another process is compacting"):
         compaction(root, opened(root)).__enter__()
     with compaction(root, live) as one:
         one.prepare()
