@@ -1,18 +1,17 @@
-"""Fitting the decision layer on held-out queries, never on an image that finds itself.
+"""Fits the decision layer to held-out queries; no image is ever among its own results.
 
-`queries` are what everything is fitted to. `detector` is fitted to recognise out-of-distribution
-images, `probabilities` what makes a match likely, `label_choices` what result sets choose among,
-`levels` what stands above labels; `fit` puts them together with the evidence that promises are
-computed from. `hidden_labels` makes absent queries of matched ones, and `leave_one_out` queries of
-gallery images, where the encoder has learned nothing from them; `item_queries` are items, embedded
-by layers that have not seen them; `plan` counts all of them before the work; `calibrate` is the way
-in, for the build of a configuration, for any collection, and for queries of the user, and
-`captions` for queries in words; `pictures` measures the quality of images, and `picture_state`
-learns how far a poor one moves its embedding; `retrieval` retrieves what it is fitted to, in
-`lists` of one length, as a `setup` knows the gallery; `kept_queries` stay in the bundle, so that
-`fit_again` needs no image, and `decided_queries` join them; `feedback` corrects probabilities by
-users' decisions; `evaluate` measures a bundle on queries used for nothing else, and `open_set` on
-streams with absent queries.
+`calibrate` is the entry point for builds, collections and the user's queries; `captions` is the
+entry point for text queries. `plan` counts the queries before the work.  `queries` holds the
+calibration queries. `retrieval` searches them, in result `lists` of one length, in the gallery that
+`setup` describes. Three modules make more queries: `hidden_labels` makes absent queries by hiding
+labels, `leave_one_out` uses gallery images that the encoder was not trained on, and `item_queries`
+uses items, embedded by layers that were not fitted to them.  `fit` joins all fits with the evidence
+for the error bounds: `detector` fits the outlier detector, `probabilities` the match probabilities,
+`label_choices` the result sets, and `levels` the parents of labels. `pictures` measures the quality
+of images, and `picture_state` learns how far a degraded image moves its embedding.  `kept_queries`
+stores the queries in the bundle, so that `fit_again` needs no image; `decided_queries` adds
+reviewed queries. `feedback` corrects probabilities by users' decisions. `evaluate` evaluates a
+bundle on separate queries, and `open_set` on streams with absent queries.
 """
 
 from index_builder.calibration.detector import fit_detector

@@ -1,4 +1,4 @@
-"""A gallery and images to ask it about, to a calibration: the same for every kind of gallery."""
+"""Calibrates a gallery with images as queries; used for all kinds of galleries."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ from model_store.encoder.contract import Embeddings, Encoder
 from model_store.gallery import Gallery
 
 N_DETECTOR_IMAGES = 10_000
-"""Gallery images whose features the outlier detector is fitted on; beyond it nothing is gained and
-the features of a large gallery do not fit into memory."""
+"""Maximum number of gallery images to fit the outlier detector to. More bring no gain, and their
+features may not fit into memory."""
 
 
 def calibration_queries(
@@ -58,19 +58,19 @@ def calibration_queries(
     plain: PlainItems | None = None,
     seen: Seen | None = None,
 ) -> CalibrationQueries:
-    """Ask a gallery everything that the decision layer learns from.
+    """Search the gallery with all queries that the decision layer is fitted to.
 
-    Where too few labels are withheld, the absent queries are the matched ones, or the pictures that
-    those are views of, with their own label hidden from the list and from the outlier detector; and
-    those that are withheld.
+    If too few labels are withheld, absent queries are the withheld ones and also the matched ones
+    with their label hidden from the result list and the outlier detector. For views, the original
+    pictures take the place of the matched queries.
 
     Parameters
     ----------
     are_views : whether the queries are views of gallery images.
-    unseen : whether the encoder has learned nothing from the gallery's labels.
-    plain : of views, the pictures that they are of: absent queries once they are hidden. A new
-        photograph resembles other items as much as they do; a view, cropped and rotated, less.
-    seen : told of each matched query that had to be decoded.
+    unseen : whether the encoder was not trained on the gallery's labels.
+    plain : the original pictures of views, which become absent queries when hidden. They resemble
+        other items as much as a new photograph does; cropped and rotated views resemble them less.
+    seen : callback for each matched query that is decoded.
     """
     matched, folds = queries.matched, setup.label_folds
     withheld = None
@@ -111,7 +111,7 @@ def calibration_queries(
 def _observe_hidden(
     setup: RetrievalSetup, images: LabelledImages, embeddings: Embeddings
 ) -> tuple[RetrievedQueries, NDArray[np.int64]]:
-    """Look up images with their own label hidden, and return which of them could be."""
+    """Search images with their own label hidden; also return the rows that could be searched."""
     assert setup.label_folds is not None  # noqa: S101 - the caller has looked
     return look_up_hidden(
         setup.gallery,
@@ -138,18 +138,19 @@ def calibrate_gallery(
     rule: TruthRule = BY_LABEL,
     items: ItemQueries | None = None,
 ) -> Calibration:
-    """Ask the gallery everything, and fit the decision layer to what it finds.
+    """Search the gallery with all queries, and fit the decision layer to the results.
 
     Parameters
     ----------
-    images : of the gallery, in random order, at most `N_DETECTOR_IMAGES`.
-    are_views : whether the queries are generated views of gallery images, because no labels are
-        known; then each image is its own label.
-    unseen : whether the encoder has learned nothing from the gallery's images.
-    enough : matched queries below which images of an unseen gallery are queries too, each hidden
-        from its own list; twice as many where labels have parents.
-    rule : what counts as a match, and what stands above labels.
-    items : items that are the matched queries, in place of those of ``queries``.
+    images : gallery images in random order, at most `N_DETECTOR_IMAGES`.
+    are_views : whether the queries are augmented views of gallery images, because there are no
+        labels. Each image is then its own label.
+    unseen : whether the encoder was not trained on the gallery's images.
+    enough : minimum number of matched queries. If there are fewer and the gallery is ``unseen``,
+        gallery images become queries too, each hidden from its own results. Labels with parents
+        need twice as many.
+    rule : the rule for a match, and the parents of labels.
+    items : items to use as matched queries, instead of those in ``queries``.
 
     Raises
     ------
@@ -157,7 +158,7 @@ def calibrate_gallery(
     """
     smallest_side = encoder.metadata.input.smallest_side
     pictures = MeasuredPictures(smallest_side)
-    # It is unknown whether a view shows a whole picture, unless all are decoded whole.
+    # A view may come from a reduced picture, unless all pictures are decoded at full size.
     are_measured = smallest_side is None or not are_views
     setup, observed = observe_gallery(
         encoder,
@@ -193,13 +194,14 @@ def observe_gallery(
     known_labels: Collection[str] = (),
     items: ItemQueries | None = None,
 ) -> tuple[RetrievalSetup, CalibrationQueries]:
-    """Ask the gallery everything; see `calibrate_gallery` and `calibration_queries`.
+    """Search the gallery with all queries; see `calibrate_gallery` and `calibration_queries`.
 
     Parameters
     ----------
-    was_put : which of the images were put into the gallery since the queries were held out; they
-        are queries too, each hidden from its own list.
-    known_labels : of the gallery when the absent queries were declared absent; empty for all.
+    was_put : (N,) which images were added to the gallery after the queries were held out. They
+        become queries too, each hidden from its own results.
+    known_labels : the gallery's labels when the absent queries were declared absent; empty for all
+        labels.
     items : see `calibrate_gallery`.
     """
     embeddings = embed_with_features(encoder, images, "features of the gallery")
@@ -258,13 +260,13 @@ def _observe_items(
     queries: QuerySet,
     seed: int,
 ) -> CalibrationQueries:
-    """Ask the gallery about its own items, each excluded from its own results.
+    """Search the gallery with its own items, each excluded from its own results.
 
     Parameters
     ----------
-    own : (B, m) rows that each item shall not find, see `ItemQueries.own_rows`.
-    images, embeddings : of the gallery, in random order.
-    queries : without a match.
+    own : (B, m) rows to exclude for each item, see `ItemQueries.own_rows`.
+    images, embeddings : gallery images in random order, and their embeddings.
+    queries : queries without a match.
     """
     groups = group_numbers(images, items.images)
     of_images, of_items = groups[: len(images)], groups[len(images) :]
@@ -306,17 +308,17 @@ def calibrate_with_queries(
     seed: int,
     rule: TruthRule = BY_LABEL,
 ) -> Calibration:
-    """Fit the decision layer to queries with and without a match, of a gallery that is known.
+    """Fit the decision layer to the queries of a gallery that has an outlier detector.
 
     Parameters
     ----------
-    detector : of the gallery, by an earlier calibration.
-    queries : some of them withheld, which is to say without a match.
-    rule : what counts as a match, and what stands above labels.
+    detector : the gallery's outlier detector, from an earlier calibration.
+    queries : queries with a match, and withheld queries without one.
+    rule : the rule for a match, and the parents of labels.
 
     Raises
     ------
-    CalibrationError : too few queries of either kind.
+    CalibrationError : too few queries with or without a match.
     """
     setup = replace(RetrievalSetup.known(encoder, gallery, detector), rule=rule)
     pictures = MeasuredPictures(encoder.metadata.input.smallest_side)
@@ -341,10 +343,11 @@ def _with_gallery_images(
     Parameters
     ----------
     matched : the held-out queries.
-    images, embeddings : of the gallery.
-    rows : (B,) of them that become queries.
+    images, embeddings : gallery images and their embeddings.
+
+    rows : (B,) indices of the images that become queries.
     hidden : (B, m) see `look_up`.
-    n_put : how many of them, the first ones, came since the others were held out.
+    n_put : number of items added after the other queries were held out; they are the first rows.
     """
     groups = group_numbers(images)
     scores = DetectorFolds.of(embeddings, images.label_codes(), groups, seed).scores(

@@ -1,7 +1,7 @@
-"""Calibration for queries in words: captions of items or labels, or words that led to a click.
+"""Calibration for text queries: captions of items or labels, or search texts that led to a click.
 
-It is the images' calibration with texts in their place, and shares nothing with it but the gallery:
-images do not show how near texts come to them, nor which texts are unusual.
+It works like the calibration for images, but shares only the gallery with it: images do not show
+how similar texts are to items, or which texts are unusual.
 """
 
 from __future__ import annotations
@@ -34,19 +34,21 @@ from model_store.gallery import Gallery
 BATCH = 64
 
 _NOTHING = "\0"
-"""Begins the label of a text about nothing in the gallery: no label there has a null character."""
+"""First character of the label of a text that matches nothing. No label of a gallery has a null
+character."""
 
 
 @dataclass(frozen=True, slots=True)
 class Captions:
-    """N texts of searches, and what each is about.
+    """N search texts, each with the label that it describes.
 
     Attributes
     ----------
     texts : (N,).
-    labels : (N,) of the gallery; ids of items where it has no labels; None for nothing in it.
-    clusters : (N,) texts of one cluster are no independent evidence.
-    sources : (N,) where each comes from; None where none is known.
+    labels : (N,) labels of the gallery, or ids if it has no labels; None if nothing in the gallery
+        matches.
+    clusters : (N,) cluster of each text; texts of one cluster are not independent.
+    sources : (N,) origin of each text; None if unknown.
     """
 
     texts: tuple[str, ...]
@@ -68,7 +70,7 @@ class Captions:
 
     @property
     def named(self) -> Named:
-        """Their labels; a text about nothing has a separate one."""
+        """The labels of the texts; texts without a match get a label per cluster."""
         return Named(
             tuple(
                 _NOTHING + cluster if label is None else label
@@ -86,13 +88,13 @@ def calibrate_texts(
 ) -> Calibration:
     """Search with every caption, and fit the decision layer for texts to what is found.
 
-    Absent queries are captions about nothing in the gallery; without any, those of its items with
-    their own label hidden from the list and from the outlier detector. The detector learns from the
-    captions themselves, each judged by one that has not seen it.
+    Absent queries are captions without a match. If there are none, they are the other captions,
+    with their label hidden from the result list and the outlier detector. The detector is fitted to
+    the captions; each caption is scored by a detector that was not fitted to it.
 
     Raises
     ------
-    CalibrationError : too few captions of either kind, or all about one thing.
+    CalibrationError : too few captions with or without a match, or all captions have one label.
     """
     captions = captions.at(np.random.default_rng(seed).permutation(len(captions)))
     about = np.array([label is not None for label in captions.labels])
@@ -125,13 +127,13 @@ def calibrate_texts(
 
 @dataclass(frozen=True, slots=True)
 class _Searched:
-    """The captions about something in the gallery, and what was learned from them.
+    """The captions with a match, and the models fitted to them.
 
     Attributes
     ----------
-    embeddings, clusters, found : of the N captions.
-    detector, means : of the captions, and of the gallery's labels.
-    n_listed : items of every list.
+    embeddings, clusters, found : embeddings, clusters and search results of N captions.
+    detector, means : outlier detector of the captions, and means of the gallery's labels.
+    n_listed : number of items in every result list.
     """
 
     embeddings: Embeddings
@@ -144,7 +146,7 @@ class _Searched:
     def observe(
         self, encoder: TextEncoder, gallery: Gallery, texts: Sequence[str], named: Named
     ) -> RetrievedQueries:
-        """Embed other texts, and look them up."""
+        """Embed and search other texts."""
         embeddings = _embedded(encoder, texts)
         scores = self.detector.scores(embeddings)
         return look_up(gallery, self.means, named, embeddings, scores, self.n_listed)
@@ -153,7 +155,7 @@ class _Searched:
 def _searched(
     encoder: TextEncoder, gallery: Gallery, matched: Captions, seed: int, *, hide_labels: bool
 ) -> _Searched:
-    """Search with captions that are about something in the gallery."""
+    """Search with the captions that have a match."""
     named, embeddings = matched.named, _embedded(encoder, matched.texts)
     codes = np.unique(np.array(named.labels), return_inverse=True)[1]
     clusters = np.unique(np.array(matched.clusters), return_inverse=True)[1].astype(np.int64)
@@ -172,19 +174,19 @@ def _searched(
 def _require_enough(matched: Captions, absent: Captions) -> None:
     if len(matched) < MIN_QUERIES or 0 < len(absent) < MIN_QUERIES:
         raise CalibrationError(
-            f"{len(matched)} captions are about something in the gallery and {len(absent)} about "
-            f"nothing in it; wanted {MIN_QUERIES} or more of the first, and as many or none of the "
-            "second. Add captions, such as words that were searched with and what was clicked."
+            f"{len(matched)} captions have a match in the gallery and {len(absent)} have none; "
+            f"wanted at least {MIN_QUERIES} with a match, and either none or at least "
+            f"{MIN_QUERIES} without. Add captions, for example search texts and clicked items."
         )
     if len(set(matched.labels)) == 1:
         raise CalibrationError(
-            f"All captions are about {matched.labels[0]!r}, so that nothing tells a right answer "
-            "from a wrong one. Add captions of other things."
+            f"All captions are about {matched.labels[0]!r}, so there are no wrong answers to "
+            "compare with. Add captions of other labels."
         )
 
 
 def _embedded(encoder: TextEncoder, texts: Sequence[str]) -> Embeddings:
-    """Embed texts, some at a time."""
+    """Embed texts in batches."""
     parts = [
         encoder.encode(encoder.tokenize(texts[start : start + BATCH]))
         for start in track_parts(len(texts), BATCH, "captions")

@@ -1,4 +1,4 @@
-"""Queries that reviewers decided on, as calibration queries beside those that a bundle keeps."""
+"""Adds reviewed queries to the calibration queries that a bundle stores."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from model_store.gallery import Gallery
 from model_store.half_precision import HalfRows
 
 UNSAID = "\0 not said"
-"""The label of a query of whose match it is known at most which item it is not. It counts as one
-with a match that was not found: whatever it shows, no promise holds because of it."""
+"""Label of a query without a known match. It counts as a match that was not found, so it never
+makes an error bound easier to meet."""
 
 SOURCE = "decisions"
-"""The source of such queries, in a bundle whose queries have sources."""
+"""Source of reviewed queries, if the bundle's queries have sources."""
 
 
 def with_decisions(kept: KeptQueries, drawn: Sequence[DrawnQuery], gallery: Gallery) -> KeptQueries:
-    """Return the queries that a bundle keeps, and after them those that were decided on.
+    """Return the bundle's stored queries, followed by the reviewed queries.
 
     Parameters
     ----------
     drawn : see `drawn_queries`.
-    gallery : the gallery with the labels of the items that decisions name.
+    gallery : the gallery of the items that decisions name.
     """
     truths = [_truth(one.said, gallery) for one in drawn]
     matched = [row for row, truth in enumerate(truths) if truth is not None]
@@ -36,7 +36,7 @@ def with_decisions(kept: KeptQueries, drawn: Sequence[DrawnQuery], gallery: Gall
     unlabelled = kept.unlabelled
     if (
         unlabelled is not None and matched
-    ):  # of what the encoder has not seen, both means are the same
+    ):  # the encoder was not trained on these queries, so both means are equal
         unlabelled = HalfRows.concatenate(
             [unlabelled, _rows([drawn[row] for row in matched], "mean")]
         )
@@ -49,7 +49,7 @@ def with_decisions(kept: KeptQueries, drawn: Sequence[DrawnQuery], gallery: Gall
 
 
 def _truth(said: Decided | None, gallery: Gallery) -> str | None:
-    """Return the label that a query has, or the item without labels; None where nothing matches."""
+    """Return the query's label, or item id without labels; None if nothing matches."""
     if said is None or said.decision == "not_this_item":
         return UNSAID
     if said.decision in {"none_of_these", "new"} or said.item_id is None:
@@ -58,13 +58,13 @@ def _truth(said: Decided | None, gallery: Gallery) -> str | None:
         return said.item_id
     try:
         item = gallery.items(np.array([gallery.row(said.item_id)]))[0]
-    except ItemNotFound:  # it has gone; others of its label may be there
+    except ItemNotFound:  # removed; other items of its label may remain
         return said.label or said.item_id
     return item.label or item.id
 
 
 def _joined(kept: Kept, drawn: Sequence[DrawnQuery], labels: Sequence[str]) -> Kept:
-    """Append queries, each of which is a separate group."""
+    """Append queries, each as its own group."""
     if not drawn:
         return kept
     ids = tuple(one.embedded.query_id for one in drawn)

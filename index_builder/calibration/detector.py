@@ -18,26 +18,24 @@ from model_store.errors import CalibrationError
 from model_store.sphere import unit_direction
 
 RANK = 64
-"""Principal directions of the features that the outlier detector keeps. Twice as many detect
-corrupted images a little better (AUROC by 0.004) and other image types no better, and cost a query
-more."""
+"""Number of principal directions of the outlier detector. Twice as many detect corrupted images
+slightly better (AUROC +0.004), other image types no better, and cost more time per query."""
 
 MOST_BASIS_ENTRIES = 82_000
-"""Entries of the basis at most; every query reads them all. They are 64 directions of a MobileNet's
-1,280 features."""
+"""Maximum number of basis entries, since every query reads all of them. It allows 64 directions of
+a MobileNet's 1,280 features."""
 
 MIN_REFERENCES = 20
-"""Gallery images below which no subspace is estimated."""
+"""Minimum number of gallery images to estimate a subspace."""
 
 REFERENCES_PER_LABEL, LEAST_REFERENCES, MOST_REFERENCES = 50, 500, 2000
-"""Gallery images whose features and embeddings a query's are compared with: as many for each label
-on average, at least, and at most. Every query reads them all. Of Fashion-MNIST's ten labels four
-times as many tell outliers apart no better (AUROC −0.007 to 0.000, one seed)."""
+"""Number of gallery images to compare a query with: average per label, minimum and maximum. Every
+query reads all of them. On Fashion-MNIST's ten labels, four times as many were not better (AUROC
+−0.007 to 0.000, one seed)."""
 
 LEAST_OF_LABEL = 5
-"""Gallery images of each label that are compared with, if it has them and there is room: a label
-of few images, such as one that was enrolled, would look like an outlier wherever the sample leaves
-it out."""
+"""Minimum number of gallery images per label to compare with, if possible. Without them, a small
+label, for example a new one, would look like an outlier."""
 
 Floats = NDArray[np.float64]
 
@@ -49,14 +47,14 @@ def fit_detector(
 
     Parameters
     ----------
-    embeddings : N of them, in random order.
-    label_codes : (N,) their labels; where these are too many for their images, as one for each, all
-        count as one.
-    seed : of the randomised decomposition.
+    embeddings : N embeddings of gallery images in random order.
+    label_codes : (N,) label codes. If most labels have a single image, all images count as one
+        label.
+    seed : seed of the randomised decomposition.
 
     Raises
     ------
-    CalibrationError : too few images for a subspace.
+    CalibrationError : fewer than `MIN_REFERENCES` images.
     """
     from sklearn.decomposition import PCA  # noqa: PLC0415 - slow
 
@@ -76,7 +74,7 @@ def fit_detector(
     coordinates = (rows - centre) @ basis
     _, codes, counts = np.unique(label_codes, return_inverse=True, return_counts=True)
     n_labels = len(counts)
-    if len(rows) - len(counts) < rank:  # too few images of each label to know a spread within
+    if len(rows) - len(counts) < rank:  # too few images for the spread within labels
         codes, counts = np.zeros_like(codes), np.array([len(rows)])
     means = np.zeros((len(counts), rank))
     np.add.at(means, codes, coordinates)
@@ -98,7 +96,7 @@ def fit_detector(
 
 
 def _references(label_codes: NDArray[np.integer[Any]], n_references: int) -> NDArray[np.int64]:
-    """Choose images to compare with: the first ones, and the first few of each label."""
+    """Choose images to compare with: the first few of each label, then the first of all."""
     order = np.argsort(label_codes, kind="stable")
     _, starts, counts = np.unique(label_codes[order], return_index=True, return_counts=True)
     place = np.empty(len(order), dtype=np.int64)
@@ -108,9 +106,9 @@ def _references(label_codes: NDArray[np.integer[Any]], n_references: int) -> NDA
 
 
 def _whitening(deviations: Floats, degrees_of_freedom: int) -> NDArray[np.float32]:
-    """L with L Lᵀ the inverse of the covariance (r, r) of ``deviations`` (N, r), shrunk.
+    """Return L, where L Lᵀ is the inverse of the shrunk covariance (r, r) of ``deviations`` (N, r).
 
-    The means of the labels have taken some of their degrees of freedom (N − C).
+    The label means use C degrees of freedom, so N − C are left.
     """
     from sklearn.covariance import ledoit_wolf  # noqa: PLC0415 - slow
 

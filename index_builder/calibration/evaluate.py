@@ -1,4 +1,4 @@
-"""Measuring a bundle as it will be served, on queries that were used for nothing else."""
+"""Evaluates a bundle as the service would answer, on queries used for nothing else."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from model_store.verdicts import Order
 
 LIMIT = 10
 BATCH = 64
-"""Queries whose outlier scores are computed together; each search draws on a hundred samples."""
+"""Number of queries whose outlier scores are computed at once."""
 
 ALPHAS = (0.01, 0.05, 0.1)
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The retriever's answers to B queries, and their true labels.
+    """Answers to B queries, and whether they are right.
 
     Attributes
     ----------
-    queries : B queries, with their true labels.
+    queries : B queries with their true labels.
     answers : B answers.
-    matches : (B, `LIMIT`) whether each shown item is a true match.
-    covered : (B,) whether the result set holds one.
+    matches : (B, `LIMIT`) whether each returned item is a true match.
+    covered : (B,) whether the result set contains a true match.
     """
 
     queries: LabelledImages
@@ -102,7 +102,7 @@ class Answers:
 def ask(
     retriever: Retriever, queries: LabelledImages, description: str, order: Order | None = None
 ) -> Answers:
-    """Put every query to the retriever, as the service would; the order None is the gallery's."""
+    """Search with every query as the service would; the order None is the gallery's default."""
     answers: list[Answer] = []
     matches = np.zeros((len(queries), LIMIT), dtype=bool)
     covered = np.zeros(len(queries), dtype=bool)
@@ -122,7 +122,7 @@ def ask(
 def _truth(
     retriever: Retriever, queries: LabelledImages
 ) -> Callable[[int, Sequence[Item]], NDArray[np.bool_]]:
-    """Return what says which items are true matches of a query, by its position."""
+    """Return a function that tells which items are true matches of a query, by its position."""
     gallery, calibration = retriever.gallery, retriever.calibration
     near = nearby(gallery, queries, None if calibration is None else calibration.within)
 
@@ -140,16 +140,16 @@ def _truth(
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The outcomes of queries that were used for nothing else.
+    """The outcomes of queries used for nothing else.
 
     Attributes
     ----------
-    report : that of `evaluate`; and ``stream``, what comes true of verdicts where the expected
-        share of queries is absent, see `Outcomes`.
-    queries : all but corrupted and far ones, in the order of the others.
-    answers, correct, absent : to each, whether its first item is a true match, and whether the
-        gallery holds none.
-    surest_errors : places of those whose first item is wrong, the surest of it first.
+    report : the report of `evaluate`. ``stream`` adds the outcomes of verdicts at the expected
+        share of absent queries, see `Outcomes`.
+    queries : the N queries, without corrupted and far ones.
+    answers, correct, absent : for each query, the answer, whether its first item is a true match,
+        and whether the gallery has no true match.
+    surest_errors : rows of the queries with a wrong first item, most confident first.
     """
 
     report: dict[str, Any]
@@ -161,20 +161,20 @@ class Evaluation:
 
 
 def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, Any]:
-    """Evaluate a calibrated retriever; ``seed`` is that of the noise on corrupted queries.
+    """Evaluate a calibrated retriever; ``seed`` sets the noise of corrupted queries.
 
-    Where no images were held out, because items are the queries, the figures of queries with a
-    match are those that calibration measured by cross-fitting.
+    If items are the queries, no images were held out. The results for queries with a match then
+    come from the cross-fit of the calibration.
 
     Returns
     -------
-    A JSON object: retrieval (recall), whether probabilities are true (ECE, Brier score, on a stream
-    with the expected share of withheld labels where there are any), how well errors, absent labels
-    and out-of-distribution images are detected (AUROC; the single signals beside the fused ones),
-    false alarms at several α, what result sets hold, and the share of each verdict on each kind of
-    query. ``far`` images are of another type, ``near`` ones of labels that the gallery does not
-    hold, ``corrupted`` ones are degraded matched queries. Lists are in the gallery's own order;
-    ``orders`` has both orders beside each other.
+    A JSON object with the recall; the calibration of probabilities (ECE and Brier score, at the
+    expected share of absent queries if labels are withheld); the AUROC of detecting errors, absent
+    labels and out-of-distribution images, for the fused and the single signals; false alarms at
+    several α; coverage and size of result sets; and the share of each verdict by kind of query.
+    ``far`` images are of another type, ``near`` images have labels that the gallery does not have,
+    and ``corrupted`` images are degraded matched queries. Results are in the gallery's default
+    order; ``orders`` reports both orders.
     """
     if not len(queries.matched):
         return _of_items(retriever, queries)
@@ -182,12 +182,12 @@ def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, An
 
 
 def _of_items(retriever: Retriever, queries: QuerySet) -> dict[str, Any]:
-    """Return the report of a gallery whose items are the queries with a match."""
+    """Return the report if the gallery's items are the queries with a match."""
     calibration = retriever.calibration
     assert calibration is not None  # noqa: S101 - the caller has calibrated it
     measured, evidence = calibration.report["cross_fitted"], calibration.evidence
     present = ~evidence.absent
-    # At the share of the fit: a shift to another one keeps the order of queries.
+    # At the absent share of the fit; another share would not change the order of queries.
     no_match = evidence.no_match_probabilities[present]
     asked = {"near": queries.withheld, "far": queries.outliers}
     kinds = {
@@ -231,7 +231,7 @@ def evaluated(retriever: Retriever, queries: QuerySet, seed: int) -> Evaluation:
 def _asked(
     retriever: Retriever, queries: QuerySet, seed: int
 ) -> tuple[dict[str, Any], list[Answers]]:
-    """Return the report of `evaluate`, and the answers to queries with a match and without."""
+    """Return the report of `evaluate`, and the answers to queries with and without a match."""
     assert retriever.calibration is not None  # noqa: S101 - the caller has calibrated it
     matched = ask(retriever, queries.matched, "queries with a match")
     correct = matched.matches[:, 0]
@@ -278,7 +278,7 @@ def _asked(
 def _with_outcomes(
     calibration: Calibration, report: dict[str, Any], asked: Sequence[Answers]
 ) -> Evaluation:
-    """Add what comes true of verdicts, on queries with a match and then without one."""
+    """Add the outcomes of verdicts; queries with a match come first, then those without."""
     absent = np.repeat([False, True][: len(asked)], [len(one) for one in asked])
     answers = [answer for one in asked for answer in one.answers]
     queries = joined(*(one.queries for one in asked))
@@ -310,7 +310,7 @@ def _parent(hierarchy: Hierarchy | None, label: str, answer: Answer) -> str | No
 def _of_outliers(
     matched: Answers, kinds: Mapping[str, Answers]
 ) -> dict[str, dict[str, float | None]]:
-    """Measure how well each kind of query is separated from queries with a match (AUROC)."""
+    """Measure the AUROC of each kind of query against queries with a match."""
     return {
         kind: {
             "outlier_score": auroc(answers.outlier_scores, matched.outlier_scores),
@@ -324,11 +324,11 @@ def _of_outliers(
 def _of_orders(
     retriever: Retriever, queries: LabelledImages, own: Answers
 ) -> dict[Order, dict[str, Any]]:
-    """Measure lists of queries with a match, by similarity and by probability.
+    """Measure results of queries with a match, ordered by similarity and by probability.
 
     Parameters
     ----------
-    own : what was answered in the gallery's own order.
+    own : the answers in the gallery's default order.
     """
     measured: dict[Order, dict[str, Any]] = {}
     for order in get_args(Order):
@@ -354,12 +354,13 @@ def _of_first(
     correct: NDArray[np.bool_],
     absent: NDArray[np.float64] | None,
 ) -> dict[str, Any]:
-    """Measure how true the probabilities of first items are, on the stream that they are for.
+    """Measure the calibration of first items' probabilities, at the expected absent share.
 
     Parameters
     ----------
-    matched, correct : (B,) of the queries with a match, and whether the first item is one.
-    absent : of queries of withheld labels; None where there are none, and the stream lacks them.
+    matched, correct : (B,) first probabilities of queries with a match, and whether the first item
+        is right.
+    absent : first probabilities of queries with withheld labels; None if there are none.
     """
     probabilities, outcomes, weights = matched, correct, np.full(len(matched), 1 / len(matched))
     if absent is not None:
@@ -376,7 +377,7 @@ def _of_first(
 
 
 def _name(item: Item) -> str:
-    """Return the label of a query that shows the item: the item's id where it has no label."""
+    """Return the item's label, or its id if it has no label."""
     return item.id if item.label is None else item.label
 
 

@@ -1,4 +1,4 @@
-"""Correcting match probabilities by users' decisions on earlier ones."""
+"""Corrects match probabilities by users' decisions on earlier answers."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from model_store.errors import CalibrationError
 from model_store.feedback import FeedbackLog, SaidPairs
 
 MIN_PAIRS = 50
-"""Below it a slope is guesswork."""
+"""Minimum number of pairs to estimate a slope."""
 
 MIN_OF_EACH = 10
-"""Confirmed pairs, and rejected ones: from one outcome alone nothing but that is learned."""
+"""Minimum number of confirmed pairs, and of rejected pairs."""
 
 N_FOLDS = 5
 
 MIN_DRAWN = 30
-"""Requested pairs from which on the others count as volunteered."""
+"""Minimum number of requested pairs; with fewer, volunteered pairs count as requested."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
 def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibration:
-    """The calibration with its match probabilities corrected, and a report of it.
+    """Return the calibration with corrected match probabilities and a report of the correction.
 
-    Uncorrected log-odds are fitted to, so that feedback on corrected probabilities corrects
-    nothing twice. Pairs that were drawn at random for review, weighted by the inverse of the
-    probability of their draw, speak for all that is served. Those that the review queue gave were
-    chosen by their verdict, not by whether they are right, so that they are fitted to without
-    weights (covariate-dependent sampling); where there are enough of either, others are taken as
-    volunteered. Where the correction does not predict users' decisions better, cross-fitted by
-    query, on the drawn pairs if there are enough, nothing is corrected, and the report states it.
+    The fit uses uncorrected log-odds, so feedback on corrected probabilities is not applied twice.
+    Pairs drawn at random for review represent all answers; their weight is the inverse of the
+    probability of the draw. Pairs from the review queue are chosen by verdict, not by correctness,
+    so they have no weights (covariate-dependent sampling). If there are enough of these two kinds,
+    all other pairs count as volunteered. The correction is cross-fitted by query, and compared on
+    the drawn pairs if there are enough. If it does not predict users' decisions better, nothing is
+    corrected, and the report says so.
 
     Raises
     ------
-    CalibrationError : too few decisions are about these probabilities.
+    CalibrationError : too few decisions on these probabilities.
     """
     pairs = log.pairs(calibration.match_fingerprint())
     n_confirmed = int(pairs.correct.sum())
@@ -53,7 +53,7 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
     fitted = _fitted(pairs) if applied else Recalibration()
     if not applied:
         console.print(
-            f"Feedback on {len(pairs.correct)} pairs corrects nothing: cross-fitted, probabilities "
+            f"Feedback on {len(pairs.correct)} pairs changes nothing: corrected probabilities "
             f"would not predict it better (log loss {after:.4f}, uncorrected {before:.4f})."
         )
     report = {
@@ -71,9 +71,9 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
 
 
 def _judged(pairs: SaidPairs) -> Bools:
-    """Return the pairs by which a correction is judged: drawn ones, if there are enough.
+    """Return the pairs to compare on: the drawn pairs, if there are enough.
 
-    Else the requested ones, whatever the answer; else all.
+    Otherwise all requested pairs; otherwise all pairs.
     """
     for judged in (pairs.drawn, pairs.drawn | pairs.ordered):
         if int(judged.sum()) >= MIN_DRAWN:
@@ -82,7 +82,7 @@ def _judged(pairs: SaidPairs) -> Bools:
 
 
 def _volunteered(pairs: SaidPairs) -> Bools:
-    """Return the pairs that reviewers chose, where enough others show how often."""
+    """Return the volunteered pairs; none if there are too few requested pairs."""
     asked = pairs.drawn | pairs.ordered
     return ~asked if int(asked.sum()) >= MIN_DRAWN else np.zeros_like(asked)
 
@@ -92,7 +92,7 @@ def _fitted(pairs: SaidPairs) -> Recalibration:
 
 
 def _cross_fitted(pairs: SaidPairs) -> Floats:
-    """Corrected probabilities (n,), by fits that have not seen the query."""
+    """Return corrected probabilities (n,), each from a fit without its query."""
     from sklearn.model_selection import GroupKFold  # noqa: PLC0415 - slow
 
     probabilities = np.empty(len(pairs.correct))
@@ -118,6 +118,6 @@ def _require_enough(pairs: SaidPairs, n_confirmed: int) -> None:
         raise CalibrationError(
             f"Users decided on {n} pairs of {n_queries} queries ({n_confirmed} confirmed, "
             f"{rejected} rejected) with these probabilities, and on {pairs.n_others} with others; "
-            f"at least {MIN_PAIRS} pairs of {N_FOLDS} queries are needed, {MIN_OF_EACH} of either "
-            "outcome. Collect more, or calibrate without --feedback."
+            f"at least {MIN_PAIRS} pairs of {N_FOLDS} queries are needed, {MIN_OF_EACH} confirmed "
+            f"and {MIN_OF_EACH} rejected. Collect more, or calibrate without --feedback."
         )

@@ -1,4 +1,4 @@
-"""Everything that turns a result list into promises, from held-out queries."""
+"""Fits the calibration, which turns result lists into probabilities and guarantees."""
 
 from __future__ import annotations
 
@@ -41,25 +41,27 @@ from model_store.errors import CalibrationError
 from model_store.verdicts import Order
 
 MIN_QUERIES = 50
-"""Below it a conformal p-value cannot even reach 0.02, and a logistic fit is guesswork."""
+"""Minimum number of queries with a match, and of queries without one. With fewer, a conformal
+p-value cannot reach 0.02, and a logistic fit is unreliable."""
 
 ASSUMED_ABSENT = 0.3
-"""Share of absent queries that probabilities are fitted with, and shifted from to any other: at few
-per cent the fit hardly looks at absent queries, and is wrong where they are many. Where those at
-hand say little of others, it had better not look."""
+"""Share of absent queries in the fit; probabilities are then shifted to other shares. With a share
+of a few per cent, the fit would almost ignore absent queries, and be wrong if they are frequent. If
+the available absent queries are not representative, the fit uses the small default share
+instead."""
 
 N_RESAMPLED = 30
-"""Resampled calibrations by which it is estimated how often a guarantee is given."""
+"""Number of bootstrap samples to estimate how often a guarantee is given."""
 
 COVERAGES = (0.8, 0.9, 0.95, 0.98, 0.99)
-"""Coverages for which the report describes result sets."""
+"""Coverages of the result sets in the report."""
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Queries of one kind on their way into the evidence; ``labels`` are withheld ones."""
+    """Queries of one kind for the evidence; ``labels`` are withheld labels."""
 
     observed: RetrievedQueries
     clusters: Integers
@@ -75,21 +77,20 @@ def fit_calibration(
     seed: int,
     quality_limits: Mapping[str, float],
 ) -> Calibration:
-    """Fit everything that turns a result list into promises.
+    """Fit the calibration of a gallery to queries.
 
-    Scores and probabilities that something else is fitted to or measured on come from fits that
-    have not seen their query (five folds); what is served is fitted to all of them. Gallery images
-    that are excluded from their own results count as queries for probabilities, operating points
-    and result sets. Their label has one item less, so that they are rather harder. Percentiles rest
-    on held-out queries alone, outlier p-values also on items that were put since.
+    The served models are fitted to all queries. All evidence and measurements come from five-fold
+    cross-fits. Gallery images excluded from their own results are queries for probabilities,
+    operating points and result sets. They are slightly harder, because their label has one item
+    less. Percentiles use only held-out queries; outlier p-values also use items added later.
 
     Parameters
     ----------
-    quality_limits : of ordinary pictures.
+    quality_limits : quality limits of ordinary pictures.
 
     Raises
     ------
-    CalibrationError : too few queries, matched or absent.
+    CalibrationError : too few matched or absent queries.
     """
     _require_enough(queries)
     matched, parts = queries.matched, _parts(queries)
@@ -131,10 +132,10 @@ def fit_calibration(
 
 
 def _guarantee_share(calibration: Calibration, seed: int) -> float:
-    """Return how often such a gallery gets a guarantee, by bootstrap over objects and labels.
+    """Return the share of bootstrap samples, over objects and labels, that give a guarantee.
 
-    With probability 1 − δ over all calibrations a guarantee is kept or not given: the more rarely
-    it is given, the less is known about those that are given.
+    With probability 1 − δ over all calibrations, a guarantee is kept or not given. So if guarantees
+    are rare, little is known about the given ones.
     """
     generator = np.random.default_rng(seed)
     evidence = replace(calibration.evidence.of_order(calibration.order), levels=None)
@@ -180,13 +181,13 @@ def _absent_scores(queries: CalibrationQueries, parts: Sequence[_Part]) -> Float
 
 @dataclass(frozen=True, slots=True)
 class _CrossFitted:
-    """Match probabilities by fits that have not seen their query.
+    """Cross-fitted match probabilities.
 
     Attributes
     ----------
-    examples, probabilities : the labels that the queries find; (N,).
-    assumed : share of absent queries that the examples are weighed to.
-    n_signals : of the fit, see `fit_choice`.
+    examples, probabilities : the labels that queries find, and their match probabilities (N,).
+    assumed : share of absent queries that the examples are weighted to.
+    n_signals : number of signals, see `fit_choice`.
     choices, evidence : the outcome of each query.
     """
 
@@ -201,7 +202,7 @@ class _CrossFitted:
 def _cross_fit(
     queries: CalibrationQueries, parts: list[_Part], gallery: CalibratedGallery, seed: int
 ) -> _CrossFitted:
-    """Fit probabilities in folds, among the labels of the gallery."""
+    """Cross-fit the match probabilities and collect the evidence."""
     assumed = ASSUMED_ABSENT if _is_known(queries) else DEFAULT_ABSENT
     examples = Examples.of(_weighted(parts, assumed))
     fitted = cross_fitted(examples, seed, numbers_of_signals(queries.absence, examples))
@@ -221,7 +222,7 @@ def _cross_fit(
 
 
 def _require_enough(queries: CalibrationQueries) -> None:
-    """Raise `CalibrationError` where there are too few queries, matched or absent."""
+    """Raise `CalibrationError` if there are too few matched or absent queries."""
     for name, n, advice in (
         ("with a match", len(queries.matched), "Add labelled images."),
         ("without a match", queries.n_absent, "Add labels, or images of withheld labels."),
@@ -239,7 +240,7 @@ def _described(
     n_signals: int,
     measured: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the report of a calibration: its queries, and what was ``measured``."""
+    """Return the report of a calibration: counts of queries, and the results ``measured``."""
     return {
         "n_matched": len(queries.matched),
         "n_leave_one_out": sum(len(part.observed) for part in parts[1:] if not part.absent),
@@ -252,7 +253,7 @@ def _described(
 
 
 def _is_known(queries: CalibrationQueries) -> bool:
-    """Return whether the absent queries say enough of others."""
+    """Return whether the absent queries represent other absent queries."""
     if queries.absence == "hidden_labels":
         known = [queries.absent] if queries.withheld is None else [queries.absent, queries.withheld]
         return sum(len(np.unique(one.codes)) for one in known) >= LEAST_LABELS
@@ -262,9 +263,9 @@ def _is_known(queries: CalibrationQueries) -> bool:
 def _measured(
     calibration: Calibration, choices: LabelChoices, examples: Examples
 ) -> dict[str, Any]:
-    """Measure, cross-fitted, how true probabilities and result sets are on the assumed stream.
+    """Measure cross-fitted probabilities and result sets at the assumed share of absent queries.
 
-    First items are those of lists in the default order; ``orders`` has both orders.
+    First items come from the default order; ``orders`` reports both orders.
     """
     evidence, present = calibration.evidence, ~calibration.evidence.absent
     orders = {order: _of_order(calibration, order, examples) for order in get_args(Order)}
@@ -280,7 +281,7 @@ def _measured(
 
 
 def _of_order(calibration: Calibration, order: Order, examples: Examples) -> dict[str, Any]:
-    """Measure the first items of lists in ``order``."""
+    """Measure the first items of results in ``order``."""
     weights = examples.weights
     evidence = calibration.evidence.of_order(order)
     of_first, correct = evidence.first_probabilities, evidence.correct
@@ -297,7 +298,7 @@ def _of_order(calibration: Calibration, order: Order, examples: Examples) -> dic
 
 
 def _parts(queries: CalibrationQueries) -> list[_Part]:
-    """Return the queries of every kind, the matched ones first."""
+    """Return the queries of all kinds, matched queries first."""
     left_out = queries.leave_one_out
     parts = [_Part(queries.matched, queries.clusters, absent=False, sources=queries.sources)]
     if left_out is not None:
@@ -313,7 +314,7 @@ def _parts(queries: CalibrationQueries) -> list[_Part]:
         sources, labels = queries.absent_sources, queries.absent_labels
         parts.append(_Part(withheld, own, True, sources, labels))
     if left_out is not None and left_out.absent is not None:
-        assert left_out.absent_of is not None  # noqa: S101 - the two come together
+        assert left_out.absent_of is not None  # noqa: S101 - both are set together
         places = left_out.absent_of
         sources = _some(left_out.sources, places)
         parts.append(_Part(left_out.absent, left_out.clusters[places], True, sources))
@@ -325,7 +326,7 @@ def _some(names: Names | None, places: Integers | None) -> Names | None:
 
 
 def _weighted(parts: list[_Part], assumed: float) -> list[Group]:
-    """Weigh queries to a stream with a share ``assumed`` of absent ones; present ones weigh 1."""
+    """Weight queries so that absent ones have the share ``assumed``; matched ones weigh 1."""
     n_present = sum(len(part.observed) for part in parts if not part.absent)
     n_absent = sum(len(part.observed) for part in parts if part.absent)
     of_absent = assumed / (1 - assumed) * n_present / n_absent
@@ -341,7 +342,7 @@ def _weighted(parts: list[_Part], assumed: float) -> list[Group]:
 
 
 def _outlier_p_values(parts: list[_Part], n_put: int) -> Floats:
-    """Return the outlier p-values (N,) of all queries, of ordinary ones among the others."""
+    """Return the outlier p-values (N,); an ordinary query is compared with the others."""
     ordinary = _ordinary_scores(parts, n_put)
     n, p_values = len(ordinary), []
     for place, part in enumerate(parts):
@@ -361,11 +362,11 @@ def _evidence(
     absence: Absence,
     rivals: float,
 ) -> Evidence:
-    """Return the outcome of each query that was cross-fitted; ``rivals`` as in `Evidence`."""
+    """Return the cross-fitted outcome of each query; for ``rivals`` see `Evidence`."""
     absent = np.concatenate([np.full(len(part.observed), part.absent) for part in parts])
     own_sizes = np.concatenate([part.observed.own_sizes for part in parts])
     first, likeliest = examples.starts, examples.likeliest(probabilities)
-    # Absent queries of one label are one cluster: what another label would do, they do not say.
+    # Absent queries of one label form one cluster, because they do not represent other labels.
     of_label = np.concatenate([part.observed.codes for part in parts]).astype(np.int64)
     clusters = np.concatenate([part.clusters for part in parts])
     numbers = np.unique(

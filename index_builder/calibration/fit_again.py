@@ -1,7 +1,7 @@
-"""Calibrating a gallery again as it has become, from what its bundle keeps: no image is read.
+"""Recalibrates the current gallery with the queries stored in its bundle; reads no image.
 
-Queries whose label has gone from the gallery are absent ones from then on; items that were put
-since are queries too, each excluded from its own results.
+Queries whose label was removed from the gallery become absent queries. Items added later become
+queries, each excluded from its own results.
 """
 
 from __future__ import annotations
@@ -38,37 +38,37 @@ from model_store.gallery import FaissGallery, Gallery
 Floats = NDArray[np.float64]
 
 NEGLIGIBLE = 0.02
-"""Nats of a mean log loss. The calibration before was fitted to held-out queries alone, and all of
-them; the new one also to items excluded from their own results, which are harder, and it is judged
-on these by fits to four fifths. Where half of Caltech-101's and Omniglot's items here were replaced
-this cost 0.015 and 0.007, though on fresh queries both calibrations were as good."""
+"""Negligible increase of the mean log loss, in nats. The new calibration is compared under harder
+conditions: it is also fitted to items excluded from their own results, and its fits there use four
+fifths of the data. When half of the items of Caltech-101 and Omniglot were replaced, this cost
+0.015 and 0.007 nats, but both calibrations were equally good on fresh queries."""
 
 _LEAST = 1e-6
-"""Probability below which a log loss grows no more: one query is not to decide."""
+"""Minimum probability in a log loss, so that a single query does not dominate."""
 
 NOTHING_KEPT = (
-    "The bundle keeps no calibration queries, as none of an earlier release does: it cannot be "
-    "calibrated again automatically. Run `vouch-build calibrate BUNDLES --queries FILE` once, with "
-    "queries of your own, or build it again; from then on it can."
+    "The bundle stores no calibration queries, so it cannot be recalibrated automatically; earlier "
+    "releases did not store them. Run `vouch-build calibrate BUNDLES --queries FILE` once, with "
+    "your own queries, or rebuild the bundle."
 )
 
 
 PLACES_NOT_KEPT = (
-    "Places make a match in this bundle, and it does not keep where its calibration queries were "
-    "taken. Run `vouch-build calibrate BUNDLES --queries FILE` again."
+    "This bundle defines matches by place, but does not store the places of its calibration "
+    "queries. Run `vouch-build calibrate BUNDLES --queries FILE` again."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Refit:
-    """A calibration that was fitted again.
+    """A new calibration, compared with the previous one.
 
     Attributes
     ----------
     calibration : the new one.
-    loss_before, loss_after : mean log loss of "the first result is right" on matched queries by
-        the calibration before and by the new one, see `_compared`.
-    standard_error : of their difference.
+    loss_before, loss_after : mean log loss of "the first result is right" on matched queries, by
+        the previous and the new calibration; see `_compared`.
+    standard_error : standard error of the difference.
     """
 
     calibration: Calibration
@@ -78,7 +78,7 @@ class Refit:
 
     @property
     def foretells_as_well(self) -> bool:
-        """True if the new one is not worse by more than chance, or than anybody would notice."""
+        """True if the new calibration is not worse by more than chance or `NEGLIGIBLE`."""
         return self.loss_after - self.loss_before <= max(self.standard_error, NEGLIGIBLE)
 
 
@@ -93,14 +93,14 @@ def fit_again(
 
     Parameters
     ----------
-    directory : of the bundle, which keeps queries and features of items.
-    before : the calibration until now.
-    config : what shall be promised.
-    drawn : queries that were decided on since, and are calibration queries as well.
+    directory : directory of the bundle, which stores queries and item features.
+    before : the current calibration.
+    config : the error bounds.
+    drawn : reviewed queries, which also become calibration queries.
 
     Raises
     ------
-    CalibrationError : the bundle keeps nothing, or too little is left of it.
+    CalibrationError : the bundle stores no queries, or too few remain.
     """
     kept, items = KeptQueries.load(directory), ItemFeatures.load(directory)
     if kept is None:
@@ -113,7 +113,7 @@ def fit_again(
     rule = TruthRule(before.hierarchy)
     n_features = kept.matched.features.values.shape[1]
     encoder = KeptVectors(before.encoder_fingerprint, gallery.dim, n_features)
-    # Kept features are averaged already, those of served queries are not.
+    # Stored features are already averaged; features of served queries are not.
     n_averaged = before.detector.n_averaged
     before = replace(before, detector=replace(before.detector, n_averaged=1))
     queries, unlabelled = _queries(kept, items, gallery)
@@ -137,7 +137,7 @@ def fit_again(
             items=_item_queries(encoder, queries.matched, unlabelled),
         )
     fitted = fit_calibration(setup.calibrated, observed, config, kept.seed, before.quality_limits)
-    # Neither images nor the encoder are at hand.
+    # These need images and the encoder, which are not available.
     fitted = replace(fitted, picture=before.picture, similarity_stds=before.similarity_stds)
     was_decided = np.array([name in decided for name in queries.matched.ids], dtype=bool)
     known = queries.matched, images, was_put, was_decided
@@ -147,10 +147,10 @@ def fit_again(
 
 
 def _as_users_said(fitted: Calibration, before: Calibration) -> Calibration:
-    """Return a calibration with the correction of the one before.
+    """Return a calibration with the feedback correction of the previous one.
 
-    Users decide on the served stream, which has other queries: the correction stays, unless the
-    decisions are about another release's probabilities.
+    Feedback comes from served queries, not from calibration queries, so the correction stays. It is
+    dropped if it belongs to probabilities of another release.
     """
     if before.outdated is not None:
         return fitted
@@ -161,12 +161,12 @@ def _as_users_said(fitted: Calibration, before: Calibration) -> Calibration:
 def _queries(
     kept: KeptQueries, items: ItemFeatures | None, gallery: Gallery
 ) -> tuple[QuerySet, NDArray[np.float32] | None]:
-    """Divide what is kept by what the gallery holds now.
+    """Divide the stored queries by whether the current gallery has their label.
 
     Returns
     -------
-    The queries; and the means (B, D) of the matched ones by encoders that have not
-    seen their labels, where these queries are items.
+    The queries. If they are items, also the means (B, D) of the matched ones, from encoders that
+    were not fitted to their labels; else None.
     """
     held = _held(kept, items, gallery)
     of_matched, of_withheld = (
@@ -180,7 +180,8 @@ def _queries(
     least = 1 if len(kept.withheld) else LEAST_LABELS
     is_too_few = len(absent) < MIN_QUERIES or len(set(absent.labels)) < least
     if kept.unlabelled is None and not kept.unseen and is_too_few:
-        absent = absent.subset([])  # the encoder knows these labels, and other hidden ones as well
+        absent = absent.subset([])  # the encoder was trained on these labels, as on other hidden
+        ones
     rows = np.flatnonzero(of_matched)
     present = joined(matched.subset(rows), withheld.subset(np.flatnonzero(of_withheld)))
     unlabelled = None
@@ -198,7 +199,7 @@ def _item_queries(
     matched: LabelledImages,
     unlabelled: NDArray[np.float32] | None,
 ) -> ItemQueries | None:
-    """Return items as queries, from what is kept of them; None where images were held out."""
+    """Return stored items as queries; None if images were held out."""
     if unlabelled is None:
         return None
     alone = _embeddings(encoder, matched)
@@ -207,13 +208,13 @@ def _item_queries(
 
 
 def _held(kept: KeptQueries, items: ItemFeatures | None, gallery: Gallery) -> set[str]:
-    """Return the labels of the gallery; without labels, the items that queries are still of."""
+    """Return the labels of the gallery; without labels, the ids that queries still match."""
     rows = np.arange(gallery.n_items)
     if gallery.labels:
         codes = gallery.label_codes(rows)
         return {gallery.labels[code] for code in np.unique(codes[codes >= 0])}
     held = {item.id for item in gallery.items(rows)}
-    if kept.are_views and items is not None:  # another picture may have the id by now
+    if kept.are_views and items is not None:  # another picture may now have the id
         held &= {name for name, put in zip(items.ids, items.was_put, strict=True) if not put}
     return held
 
@@ -221,8 +222,8 @@ def _held(kept: KeptQueries, items: ItemFeatures | None, gallery: Gallery) -> se
 def _items(
     items: ItemFeatures, gallery: FaissGallery, seed: int
 ) -> tuple[LabelledImages, NDArray[np.bool_]]:
-    """Return the items whose features are known, in random order, and which of them were put."""
-    if items.was_put.any():  # they stand at the end
+    """Return the items with stored features in random order, and which were added later."""
+    if items.was_put.any():  # they are at the end
         items = items.at(np.random.default_rng(seed).permutation(len(items)))
     rows = np.array([gallery.row(item_id) for item_id in items.ids], dtype=np.int64)
     of_gallery, features = gallery.embeddings(rows), items.features.whole()
@@ -235,7 +236,7 @@ def _items(
 
 
 def _put_queries(queries: CalibrationQueries, was_put: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the places of items that were put, among the items that are queries."""
+    """Return the positions of items added later, among the items that are queries."""
     left_out = queries.leave_one_out
     if left_out is None:
         return np.empty(0, dtype=np.int64)
@@ -252,17 +253,17 @@ def _compared(
     was_put: NDArray[np.bool_],
     was_decided: NDArray[np.bool_],
 ) -> Refit:
-    """Compare two calibrations on queries that have a match.
+    """Compare two calibrations on queries with a match.
 
-    Both were fitted to the held-out ones, and are as optimistic there. Items that were put and
-    queries that were decided on only the new one knows: of these it is judged by fits that have not
-    seen them.
+    Both were fitted to the held-out queries and are equally optimistic there. Only the new one was
+    fitted to items added later and to reviewed queries, so cross-fitted probabilities are used for
+    these.
     """
     held_out = queries.matched
     of_held_out = _embeddings(encoder, matched)
     unseen = _unseen_losses(fitted)
     after = np.where(was_decided, unseen[: len(held_out)], _losses(fitted, held_out, of_held_out))
-    if before.outdated is not None:  # it predicts nothing to compare with
+    if before.outdated is not None:  # no probabilities to compare with
         return Refit(fitted, float(after.mean()), float(after.mean()), 0.0)
     old = _losses(before, held_out, of_held_out)
     put = _put_queries(queries, was_put)
@@ -282,9 +283,9 @@ def _compared(
 
 
 def _unseen_losses(fitted: Calibration) -> Floats:
-    """Return log losses of "the first result is right" by fits that have not seen the query, (N,).
+    """Return cross-fitted log losses (N,) of "the first result is right".
 
-    Of all the evidence: held-out queries first, then items excluded from their own results.
+    Covers all evidence: held-out queries first, then items excluded from their own results.
     """
     evidence = fitted.evidence
     shift = prior_shift(fitted.assumed_absent, DEFAULT_ABSENT)

@@ -1,7 +1,7 @@
-"""Stand-ins for absent queries: the matched ones, of whose label nothing is known.
+"""Makes absent queries from matched ones by hiding their label.
 
-A query whose label is hidden from its list alone is no absent one: the outlier detector would still
-know the label, and call the query ordinary. So the detector that judges it has not seen its label.
+Hiding the label from the result list is not enough: an outlier detector that knows the label would
+call the query ordinary. So the detector that scores the query was fitted without its label.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ from model_store.decision import OutlierDetector
 from model_store.encoder.contract import Embeddings
 
 N_FOLDS = 20
-"""The largest number of folds of the labels. To a detector that misses more labels than the query's
-own, the query has a higher outlier score than one of an absent label has for the served detector:
-with ten folds of 15 labels of Caltech-101 the absent ones got a match 1.23 times as often as the
-hidden ones, with 15 folds 1.10 times."""
+"""Maximum number of label folds. A detector that lacks more labels than the query's own gives
+higher outlier scores than the served detector gives to absent queries. With ten folds of 15 labels
+of Caltech-101, absent queries got a match 1.23 times as often as hidden ones; with 15 folds, 1.10
+times."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelFolds:
-    """Outlier detectors of a gallery, each of which does not know some of its labels.
+    """Outlier detectors of a gallery, each fitted without some of its labels.
 
     Attributes
     ----------
-    fold_of : of each label, the detector that does not know it.
-    detectors : None where the other labels have too few images to fit one.
+    fold_of : for each label, the index of the detector fitted without it.
+    detectors : one per fold; None if the other labels have too few images.
     """
 
     fold_of: Mapping[str, int]
     detectors: tuple[OutlierDetector | None, ...]
 
     def of(self, labels: Sequence[str], names: Sequence[str]) -> LabelFolds:
-        """Return the same for ``labels``, each of which stands for one of the ``names`` here."""
+        """Return the folds with keys renamed: ``labels[i]`` gets the fold of ``names[i]``."""
         folds = [self.fold_of[name] for name in names]
         return replace(self, fold_of=dict(zip(labels, folds, strict=True)))
 
     def known(self, labels: Sequence[str]) -> NDArray[np.bool_]:
-        """Return for which of B ``labels`` there is a detector, (B,)."""
+        """Return which of B ``labels`` have a detector, (B,)."""
         return np.array(
             [self.detectors[self.fold_of.get(label, 0)] is not None for label in labels]
         )
 
     def scores(self, embeddings: Embeddings, labels: Sequence[str]) -> NDArray[np.float64]:
-        """Return outlier scores (B,) by detectors that do not know the ``labels`` of B queries.
+        """Return outlier scores (B,) from detectors fitted without the ``labels`` of B queries.
 
-        NaN where there is none.
+        NaN without a detector.
         """
         scores = np.full(len(embeddings), np.nan)
         folds = np.array([self.fold_of.get(label, 0) for label in labels], dtype=np.int64)
@@ -69,7 +69,7 @@ def fit_label_folds(
     Parameters
     ----------
     embeddings, labels : N gallery images, in random order.
-    seed : of the folds and of the detectors.
+    seed : seed of the folds and of the detectors.
     """
     names, codes = np.unique(np.array(labels), return_inverse=True)
     folds = np.random.default_rng(seed).permutation(len(names)) % min(n_folds, len(names))

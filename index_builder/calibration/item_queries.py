@@ -1,8 +1,8 @@
-"""Items of a gallery as its calibration queries: no image is set aside.
+"""Uses the items of a gallery as its calibration queries; holds out no image.
 
-Each item is searched for in the rest of the gallery. An encoder with a last layer that was fitted
-to the items would recognise them, so an item is embedded by a layer that has not seen it, and, as
-an absent query, by one that has not seen its label; see `index_builder.whitening`.
+Each item is searched in the rest of the gallery. A last layer fitted to the items would recognise
+them. So an item is embedded by a layer fitted without it; as an absent query, by a layer fitted
+without its label. See `index_builder.whitening`.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from model_store.errors import ItemNotFound
 from model_store.gallery import Gallery
 
 MOST_QUERIES = 2_000
-"""Items that become queries; more would teach little."""
+"""Maximum number of items that become queries; more add little."""
 
 N_FOLDS = 20
-"""Layers that are fitted, each without a twentieth of the items of each label and without a
-twentieth of the labels. On 38 kinds of 15 photographs the similarities of queries to items were
-those of new photographs within 0.005; with ten layers they were 0.02 to 0.03 too high."""
+"""Number of cross-fitted layers. Each lacks a twentieth of the labels, and a twentieth of the items
+of each label. On 38 labels with 15 photographs each, similarities of queries were within 0.005 of
+new photographs; with ten layers they were 0.02 to 0.03 too high."""
 
 Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class CrossFittedLayers:
-    """Last layers of one encoder, each of which has not seen some of the items.
+    """Last layers of one encoder, each fitted without some of the items.
 
     Attributes
     ----------
-    weights : (D, F) of each fold.
-    fold_of_item : by id, the fold that has seen the item's label but not the item.
-    fold_of_label : the fold that has not seen the label.
+    weights : the weights (D, F) of each fold.
+    fold_of_item : by id, the fold fitted with the item's label but without the item.
+    fold_of_label : by label, the fold fitted without the label.
     """
 
     weights: tuple[NDArray[np.float32], ...]
@@ -66,10 +66,10 @@ class CrossFittedLayers:
 
         Parameters
         ----------
-        items, features : N items of the gallery, and (N, F) their features.
+        items, features : N items of the gallery, and their features (N, F).
         fitted_to : the items that the served layer is fitted to.
         weight : (D, F), the served layer.
-        seed : of the folds.
+        seed : seed of the folds.
         """
         generator = np.random.default_rng(seed)
         codes, groups = items.label_codes(), group_numbers(items)
@@ -89,11 +89,11 @@ class CrossFittedLayers:
         )
 
     def without_item(self, ids: Sequence[str], embeddings: Embeddings) -> Embeddings:
-        """Embed B items by layers that have not seen them."""
+        """Embed B items by layers fitted without them."""
         return self._embedded([self.fold_of_item[name] for name in ids], embeddings)
 
     def without_label(self, labels: Sequence[str], embeddings: Embeddings) -> Embeddings:
-        """Embed B items by layers that have not seen their labels."""
+        """Embed B items by layers fitted without their labels."""
         return self._embedded([self.fold_of_label[name] for name in labels], embeddings)
 
     def _embedded(self, folds: Sequence[int], embeddings: Embeddings) -> Embeddings:
@@ -111,14 +111,13 @@ def _item_folds(
     n_folds: int,
     generator: np.random.Generator,
 ) -> Integers:
-    """Return the fold (N,) that leaves out each item: groups whole, labels shared out evenly.
+    """Return the fold (N,) that leaves out each item; keeps groups whole, spreads labels evenly.
 
-    It is not the fold ``of_label`` (C,) that leaves out the item's label, or that of the group's
-    first item.
+    It differs from the fold ``of_label`` (C,) that leaves out the label of the group's first item.
     """
     n_groups = int(groups.max()) + 1
     label = np.zeros(n_groups, dtype=np.int64)
-    label[groups[::-1]] = codes[::-1]  # of the group's first item
+    label[groups[::-1]] = codes[::-1]  # label of the group's first item
     order = generator.permutation(n_groups)
     order = order[np.argsort(label[order], kind="stable")]
     starts = np.searchsorted(label[order], label[order])
@@ -135,9 +134,9 @@ class ItemQueries:
 
     Attributes
     ----------
-    images : their ids, labels and groups.
-    alone : their embeddings, by an encoder that has not seen the item.
-    unlabelled : the same, by an encoder that has not seen the item's label.
+    images : ids, labels and groups of the items.
+    alone : embeddings from an encoder fitted without the item.
+    unlabelled : embeddings from an encoder fitted without the item's label.
     """
 
     images: LabelledImages
@@ -145,11 +144,11 @@ class ItemQueries:
     unlabelled: Embeddings
 
     def own_rows(self, gallery: Gallery, others: LabelledImages) -> Integers:
-        """Return the rows (B, m) of each item's group, itself among them; −1 fills up.
+        """Return the rows (B, m) of each item's group, including the item, padded with −1.
 
         Parameters
         ----------
-        others : more items, whose groups are known.
+        others : further items with known groups.
         """
         rows: dict[str, set[int]] = {}
         keys = group_keys(self.images)
@@ -174,15 +173,15 @@ def cross_fitted_items(
     weight: NDArray[np.floating[Any]],
     seed: int,
 ) -> ItemQueries:
-    """Embed items as queries by layers that have not seen them.
+    """Embed items as queries by layers fitted without them.
 
     Parameters
     ----------
     gallery : all items.
-    fitted_to : those that the last layer was fitted to.
-    images : of the gallery, in random order; the first ones become queries.
+    fitted_to : the items that the last layer was fitted to.
+    images : gallery images in random order; the first ones become queries.
     weight : (D, F), the last layer.
-    seed : of the folds.
+    seed : seed of the folds.
     """
     known = embed_with_features(encoder, gallery, "features of the items")
     row_of = {name: row for row, name in enumerate(gallery.ids)}

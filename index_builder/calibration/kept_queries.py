@@ -1,7 +1,7 @@
-"""Calibration queries as arrays, kept in the bundle: it can be calibrated again without an image.
+"""Stores calibration queries as arrays in the bundle, to recalibrate without images.
 
-What is kept of a query is what the encoder made of it, in half precision, and what it shows. The
-items that belong to it are in `model_store.bundles.item_features`.
+A stored query consists of its embedding in half precision and its label. Item features are in
+`model_store.bundles.item_features`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from model_store.processors import PROVIDERS
 KEPT_QUERIES_FILE = "calibration_queries.npz"
 
 MOST_QUERIES = 2_000
-"""Queries of a kind that are kept, at random; more would teach little."""
+"""Maximum number of stored queries of a kind, chosen at random; more add little."""
 
 _KINDS = ("matched", "withheld")
 _PARTS = ("mean", "variance", "features")
@@ -48,9 +48,9 @@ class Kept:
 
     Attributes
     ----------
-    labels, groups, sources : (B,), as in `LabelledImages`.
-    mean, variance, features : of their embeddings, (B, D), (B, D) and (B, F); of many features
-        averages of adjacent ones.
+    labels, groups, sources : (B,), see `LabelledImages`.
+    mean, variance, features : embeddings (B, D), (B, D) and (B, F); adjacent features are averaged
+        if there are many.
     """
 
     ids: tuple[str, ...]
@@ -66,7 +66,7 @@ class Kept:
 
     @classmethod
     def of(cls, images: LabelledImages, embeddings: Embeddings) -> Kept:
-        """Keep what is known of ``images``."""
+        """Return ``images`` and their embeddings in the stored form."""
         features = averaged_features(embeddings.features, averaging(embeddings.features.shape[1]))
         return cls(
             images.ids,
@@ -79,7 +79,7 @@ class Kept:
         )
 
     def embeddings(self) -> Embeddings:
-        """Return the embeddings of the queries that are kept."""
+        """Return the embeddings of the stored queries."""
         return Embeddings(self.mean.whole(), self.variance.whole(), self.features.whole())
 
     def images(self) -> LabelledImages:
@@ -89,16 +89,17 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class KeptQueries:
-    """Everything but the gallery that a calibration was fitted to.
+    """All inputs of a calibration, except the gallery.
 
     Attributes
     ----------
     matched, withheld : queries by kind, see `CalibrationQueries`.
     are_views, unseen : see `calibrate_gallery`.
-    seed : of the calibration.
-    labels : of the gallery when the queries were chosen; empty where an earlier release kept none.
-    unlabelled : (B, D) where the matched queries are items, embedded by an encoder that has not
-        seen the item: their means by one that has not seen the item's label. Else None.
+    seed : seed of the calibration.
+    labels : labels of the gallery when the queries were chosen; empty in bundles of earlier
+        releases.
+    unlabelled : (B, D) means of the matched queries from an encoder fitted without their label, if
+        these queries are items; else None.
     """
 
     matched: Kept
@@ -122,7 +123,7 @@ class KeptQueries:
 
     @classmethod
     def load(cls, directory: Path) -> KeptQueries | None:
-        """Read what `save` wrote; None where ``directory`` has none."""
+        """Read the file that `save` wrote; None if it does not exist."""
         path = directory / KEPT_QUERIES_FILE
         if not path.exists():
             return None
@@ -175,19 +176,19 @@ def keep(
     unseen: bool,
     items: ItemQueries | None = None,
 ) -> None:
-    """Write what a calibration is fitted to into the ``directory`` of its bundle.
+    """Write the inputs of a calibration into the ``directory`` of its bundle.
 
     Parameters
     ----------
-    encoder : a `StoredEncoder` embeds nothing again that it was fitted to.
-    images : of the gallery, in random order; none where they are not available.
-    seed, are_views, unseen, items : of the calibration, see `calibrate_gallery`.
+    encoder : embeds the images; a `StoredEncoder` takes cached embeddings.
+    images : gallery images in random order; empty if not available.
+    seed, are_views, unseen, items : see `calibrate_gallery`.
     """
 
     def kept(some: LabelledImages) -> Kept:
         if len(some) > MOST_QUERIES:
             chosen = np.random.default_rng(seed).permutation(len(some))[:MOST_QUERIES]
-            some = some.subset(np.sort(chosen))  # in order: fitted again they give the same
+            some = some.subset(np.sort(chosen))  # sorted, so that a refit gives the same result
         return Kept.of(some, _embedded(encoder, some))
 
     of_matched, unlabelled = (
@@ -213,8 +214,8 @@ def kept_items(encoder: Encoder, images: LabelledImages, gallery_size: int) -> I
 
     Parameters
     ----------
-    images : of the gallery, in random order.
-    gallery_size : items of the gallery.
+    images : gallery images in random order.
+    gallery_size : number of items in the gallery.
     """
     order = np.arange(len(images))
     images = images.subset(whole_groups(images.groups, order, MOST_ITEMS))
@@ -236,12 +237,12 @@ def _embedded(encoder: Encoder, images: LabelledImages) -> Embeddings:
 
 
 class KeptVectors:
-    """An encoder whose images are embeddings already, see `as_vectors`.
+    """An encoder whose inputs are embeddings; see `as_vectors`.
 
     Parameters
     ----------
-    fingerprint : of the encoder that made them.
-    dim, n_features : D and F.
+    fingerprint : fingerprint of the encoder that made the embeddings.
+    dim, n_features : D and F, the sizes of an embedding and of its features.
     """
 
     def __init__(self, fingerprint: str, dim: int, n_features: int) -> None:
@@ -252,12 +253,12 @@ class KeptVectors:
         self.metadata = EncoderMetadata(vectors, "kept")
 
     def encode(self, images: Inputs, at_once: int | None = None) -> Embeddings:  # noqa: ARG002
-        """Take rows (B, 2 D + F) apart."""
+        """Split rows (B, 2 D + F) into mean, variance and features."""
         parts = np.split(images, [self.dim, 2 * self.dim], axis=1)
         return Embeddings(*map(np.ascontiguousarray, parts))
 
     def close(self) -> None:
-        """Do nothing: no resource is held."""
+        """Do nothing; there is no resource to release."""
 
 
 def as_vectors(
@@ -267,7 +268,7 @@ def as_vectors(
     sources: tuple[str, ...] | None,
     embeddings: Embeddings,
 ) -> LabelledImages:
-    """Return embeddings as images that `KeptVectors` embeds: each a row (2 D + F,)."""
+    """Return embeddings as inputs of `KeptVectors`; each is a row (2 D + F,)."""
     rows = np.hstack([embeddings.mean, embeddings.variance, embeddings.features])
 
     def read(row: int, _smallest_side: int | None) -> Pixels:

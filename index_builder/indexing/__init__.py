@@ -1,4 +1,4 @@
-"""Batch indexing: any collection of images, through an encoder, into a gallery.
+"""Batch indexing: turns any collection of images into a gallery, with an encoder.
 
 ::
 
@@ -7,22 +7,23 @@
     manifest,   distinct,     that go                 of one      checksums)
     archive)    in order)     together)               size)
 
-`blocks` defines what is processed together, `prepare` turns files into the encoder's input, `embed`
-the input into a shard, `shards` keeps it; `decoders` and `engines` overlap the work, on one machine
-or on a Ray cluster (`ray_engine`); `assemble` makes the gallery of the shards, `reports` lists what
-is not in it, `bundle_manifest` describes itself; `workdir` is the directory that all of this lies
-in, `embed_catalogue` fills it, within the `tolerance`, and `collection` is the way in: a collection
-to a bundle. `holding_out` keeps images back as queries, `calibrate` calibrates with them;
-`own_queries` reads queries of the user, and `bundle_evidence` calibrates and measures a
-bundle with them, shown on an `evaluation_page`, and two of them in `comparison`; `unknown` groups
-those that match nothing; `recalibrate` does so again with those that the bundle keeps; `parents`
-reads what stands above labels, `captions` texts, and `text_evidence` calibrates with them; `truth`
-maps the items that they name to ids. `fetching` brings images that lie in a bucket or on the web,
-for the decoders and no longer; `local_copy` makes a folder of such a source, for builds that read
-it again and again. `dry_run` looks and embeds nothing. `from_images` indexes the images of a
-training configuration through the same rooms.
+`collection` is the entry point: it turns a collection into a bundle. A collection is cut into
+`blocks`. `prepare` turns the files of a block into the encoder's input, `embed` turns the input
+into a shard, and `shards` stores it. `decoders` and `engines` overlap this work, on one machine or
+on a Ray cluster (`ray_engine`). `embed_catalogue` embeds all blocks and stops if more images are
+unreadable than the `tolerance` allows. `workdir` is the directory of a run. `assemble` builds the
+gallery from the shards, `reports` lists the images that are not in it, and `bundle_manifest` writes
+the manifest. `holding_out` holds images out as queries, and `calibrate` calibrates with them.
+`own_queries` reads the user's queries. `bundle_evidence` calibrates and evaluates a bundle with
+them, `evaluation_page` shows the result, `comparison` compares two bundles, and `unknown` groups
+the queries that match nothing. `recalibrate` calibrates again with the queries that the bundle
+keeps. `parents` reads the parents of labels, `captions` reads texts, and `text_evidence` calibrates
+with texts. `truth` finds the label of the item that a query names. `fetching` downloads images from
+a bucket or the web just before they are decoded. `local_copy` copies a source into a folder, for
+builds that read it repeatedly. `dry_run` estimates time and space and embeds only a sample.
+`from_images` indexes the images of a training configuration with the same modules.
 
-The same collection gives the same gallery, bit for bit, however often the work was interrupted and
-on however many processors: blocks are cut by place in the source, an image that cannot be read
-leaves its place empty, batches have always one size, and the encoder computes each on one thread.
+The same collection gives the same gallery, bit for bit. Interruptions and the number of processors
+do not change it: blocks are cut by position in the source, an unreadable image leaves its position
+empty, all batches have one size, and each batch is encoded on one thread.
 """

@@ -1,4 +1,4 @@
-"""Shards to gallery files: sorted by id, with one block of images in memory at a time."""
+"""Builds the gallery files from shards, sorted by id, with a few images in memory at a time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CREATE TABLE embedded (
 
 _OF_GALLERY = "FROM entries JOIN embedded USING (id) WHERE id NOT IN (SELECT id FROM held_out)"
 IDS_OF_GALLERY = f"SELECT id {_OF_GALLERY}"
-"""SQL for the ids of the gallery's items, in a catalogue after `assemble`."""
+"""SQL for the ids of the gallery's items. It needs a catalogue that `assemble` has filled."""
 
 _BY_ID = f"""
 SELECT id, label, metadata, media_type, shard, mean, variance,
@@ -59,16 +59,16 @@ def assemble(
 
     Parameters
     ----------
-    dim : D, of the encoder.
-    fingerprint : of the encoder.
-    settings : of the index.
-    milvus_uri : of the Milvus to put the gallery into; None for files.
-    n_held_out : images with a label that are kept out of it at most, about a fifth of each label's,
-        see `index_builder.indexing.holding_out`.
+    dim : D, the dimension of an embedding.
+    fingerprint : the encoder's fingerprint.
+    settings : the settings of the index.
+    milvus_uri : URI of the Milvus server that stores the gallery; None for files.
+    n_held_out : maximum number of labelled images to hold out; see
+        `index_builder.indexing.holding_out`.
 
     Raises
     ------
-    DatasetError : no image could be embedded, or one is more than Milvus takes.
+    DatasetError : no image could be embedded, or an item is too large for Milvus.
     GalleryUnavailable : Milvus does not answer.
     """
     shutil.rmtree(work.bundle, ignore_errors=True)
@@ -78,7 +78,7 @@ def assemble(
         n_items = _note_embedded(connection, work.store, n_blocks, n_held_out)
         if n_items == 0:
             raise DatasetError(
-                f"None of the images could be embedded; {work.quarantine} says why of each."
+                f"None of the images could be embedded. {work.quarantine} lists the reasons."
             )
         shape = n_items, dim
         at_once = AT_ONCE if settings.preview_side is None else PREVIEWED_AT_ONCE
@@ -90,7 +90,7 @@ def assemble(
                 write_milvus_parts(
                     work.bundle, shape, parts, fingerprint, milvus_uri, settings, milvus_access()
                 )
-        except RuntimeError as error:  # as which FAISS reports a full disk
+        except RuntimeError as error:  # FAISS raises it for a full disk
             raise OSError(str(error)) from error
     finally:
         connection.close()
@@ -98,7 +98,7 @@ def assemble(
 
 
 def duplicates(catalogue: Path) -> Iterator[tuple[str, list[str]]]:
-    """Content that several items share, by its hash, and their ids; after `assemble`."""
+    """Yield the hash of each content that several items share, and their ids; after `assemble`."""
     connection = sqlite3.connect(catalogue)
     try:
         rows = connection.execute(
@@ -114,7 +114,7 @@ def duplicates(catalogue: Path) -> Iterator[tuple[str, list[str]]]:
 def _note_embedded(
     connection: sqlite3.Connection, store: ShardStore, n_blocks: int, n_held_out: int
 ) -> int:
-    """Verify every shard and note where everything is; return how many items the gallery has."""
+    """Verify every shard, store the position of each image, return the number of gallery items."""
     connection.executescript(f"PRAGMA journal_mode = OFF; DROP TABLE IF EXISTS embedded; {_SCHEMA}")
     with connection:
         for shard in store.all(n_blocks):
@@ -137,7 +137,7 @@ def _note_embedded(
 def _parts(
     connection: sqlite3.Connection, store: ShardStore, shape: tuple[int, int], at_once: int
 ) -> Iterator[Part]:
-    """Read embeddings and items in the order of the gallery, some at a time."""
+    """Read embeddings and items in the order of the gallery, in parts."""
     n_items, dim = shape
     found = connection.execute(_BY_ID)
     for _ in track_parts(n_items, at_once, "assembling"):

@@ -16,20 +16,19 @@ from index_builder.storage.urls import is_url, unsigned
 from model_store.encoder.contract import Inputs
 
 EncodedThumbnail = tuple[bytes, str]
-"""The bytes of a small picture, and their media type; the gallery's own class would bring FAISS
-into every decoder."""
+"""The bytes of a thumbnail, and their media type. The gallery's own class would make every decoder
+import FAISS."""
 
 Box = tuple[float, float, float, float]
 
 BLOCK = 64
-"""Images of a block. What is lost when the work is killed is what was at work: a few blocks."""
+"""Images of a block. A killed run loses the few blocks that were in progress."""
 
 _READING = 2
-"""Version of the data kept for an image besides its embedding; shards of another are made again."""
+"""Version of the data stored beside an image's embedding. Shards of another version are rebuilt."""
 
 BLOCK_OF_VECTORS = 1_024
-"""Vectors of a block: nothing has to be computed of them, and each block is a file that is waited
-for until it is on the disk."""
+"""Vectors of a block. Vectors need no encoding, and each block costs one flush to disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +37,13 @@ class Place:
 
     Attributes
     ----------
-    path : of the file, absolute; or its URL.
-    offset : of the image within it; None where the image is the whole file.
-    size : bytes; -1 if the file was missing when the source was read, 0 if unknown.
-    changed_ns : when the file was last written to; 0 if unknown.
-    box : left, top, width and height of the part that is the image, in pixels of the upright
-        picture; None for all of it.
-    version : in a bucket, tells this content from others of the same name.
+    path : absolute path of the file, or its URL.
+    offset : byte offset of the image in the file; None if the image is the whole file.
+    size : size in bytes; -1 if the file was missing when the source was read, 0 if unknown.
+    changed_ns : modification time of the file in nanoseconds; 0 if unknown.
+    box : left, top, width and height of the part to take, in pixels of the upright image; None for
+        the whole image.
+    version : version of an object in a bucket; empty elsewhere.
     """
 
     path: str
@@ -56,19 +55,19 @@ class Place:
 
     @property
     def is_remote(self) -> bool:
-        """True of an image that has to be fetched before it can be decoded."""
+        """True if the image must be fetched before it can be decoded."""
         return is_url(self.path)
 
     def opened(self) -> BinaryIO:
-        """Open the file; a pipe is opened without waiting for a writer."""
+        """Open the file; a pipe does not block."""
         return open(self.path, "rb", opener=_at_once)
 
     def identity(self) -> list[object]:
-        """Return what tells it from places with other images; not where a collection lies.
+        """Return values that change if the image changes, and not if the collection moves.
 
-        A collection that was moved is the same collection; so is one that was uploaded again, where
-        versions tell contents apart. An image on the web has no size and no date until it is
-        fetched: its URL, whatever signs it, is all that is known.
+        A bucket with versions also recognises a collection that was uploaded again. An image on the
+        web has no size and no date before it is fetched, so its URL without the signature
+        identifies it.
         """
         when: object = self.version or self.changed_ns
         named = [unsigned(self.path)] if self.is_remote and not self.version else []
@@ -85,12 +84,12 @@ class Entry:
 
     Attributes
     ----------
-    id : names it in the gallery.
-    label : its label; None if unknown.
-    group : what it shows together with others, such as an object photographed several times; None
+    id : the item's id in the gallery.
+    label : the label; None if unknown.
+    group : name shared by images that are not independent, such as photographs of one object; None
         if unknown.
-    source : where it comes from, such as a camera or a shop; None if unknown.
-    origin : the place in the source that names it, for messages: a file, a line, a member.
+    source : origin of the image, such as a camera or a shop; None if unknown.
+    origin : file, line or archive member that names the image, for messages.
     """
 
     id: str
@@ -110,13 +109,13 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Images that are decoded, encoded and kept together.
+    """Images that are decoded, encoded and stored together.
 
     Attributes
     ----------
-    number : counts blocks from 0, in the order of the source.
+    number : the block's number from 0, in the order of the source.
     ids, places : n of the images; images that are in memory have no places.
-    failures : by id, of the images that could not be fetched or have no valid id.
+    failures : errors by id, for images that could not be fetched or have no valid id.
     """
 
     number: int
@@ -125,7 +124,7 @@ class Block:
     failures: Mapping[str, Failure] = field(default_factory=dict)
 
     def digest(self, recipe: str) -> str:
-        """Hash of what its shard depends on: ``recipe`` stands for encoder and batches."""
+        """Hash everything that the shard depends on; ``recipe`` describes encoder and batches."""
         files = [place.identity() for place in self.places]
         content = json.dumps([recipe, _READING, self.number, self.ids, files])
         return hashlib.sha256(content.encode()).hexdigest()
@@ -144,8 +143,8 @@ class Failure:
     Attributes
     ----------
     error : the name of the error.
-    reason : the sentence to it.
-    passing : whether it may be gone another time: a disk that was not there, not a bad image.
+    reason : the message for the user.
+    passing : whether a later run may succeed, for example because a disk was not mounted.
     """
 
     error: str
@@ -155,17 +154,17 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class PreparedBlock:
-    """A block as the encoder wants it.
+    """A block in the form that the encoder takes.
 
     Attributes
     ----------
     ids : n of the images, in the order of the source.
-    images : (n, H, W, 3) uint8; black where an image could not be read. Or vectors (n, m) float32.
-    thumbnails : n of them, empty ones of vectors; None where an image could not be read.
-    hashes : n SHA-256 of the pixels, or of the vectors.
-    failures : by id, of the images that could not be read.
-    previews : n of them, JPEG; empty ones where none is wanted, or larger than the thumbnail.
-    losses : by id, of the images that lost something when they were decoded, a sentence each.
+    images : (n, H, W, 3) uint8, black for unreadable images; or vectors (n, m) float32.
+    thumbnails : n thumbnails; empty for vectors, None for unreadable images.
+    hashes : n SHA-256 digests of the pixels, or of the vectors.
+    failures : errors by id, for unreadable images.
+    previews : n JPEG previews; empty if not requested, or if the thumbnail is large enough.
+    losses : warnings by id, for images that lost data in decoding; see `DecodedImage.losses`.
     """
 
     number: int
@@ -179,7 +178,7 @@ class PreparedBlock:
 
     @classmethod
     def joined(cls, parts: list[PreparedBlock]) -> PreparedBlock:
-        """A block whose images were prepared one by one."""
+        """Join parts that were prepared one by one."""
         return cls(
             parts[0].number,
             tuple(name for part in parts for name in part.ids),

@@ -62,16 +62,16 @@ _N_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Queries with their truth, and maybe what the gallery was made of.
+    """Queries with their true matches, and optionally the source of the gallery.
 
     Attributes
     ----------
-    queries : a source of images, by path or URL, or a table of vectors.
-    items : what is known of each row of a table of vectors; None where the table says it.
-    gallery : what the gallery was made of, as ``index`` took it.
-    gallery_items : of that, where it is a table of vectors.
-    parents : of labels; where none are named those that were known stay.
-    within : metres from a query to a match; None for what is known already, or the same label.
+    queries : path or URL of the queries: images, or a table of vectors.
+    items : manifest with one line per row of the vectors; None if the table has the fields.
+    gallery : path or URL of the source that the gallery was indexed from; None if not given.
+    gallery_items : manifest of ``gallery``, if that is a table of vectors.
+    parents : parents of labels; by default, those of the current calibration.
+    within : maximum metres from a query to a match; None for the current calibration's rule.
     """
 
     queries: str
@@ -82,7 +82,7 @@ class Evidence:
     within: float | None = None
 
     def rule(self, gallery: Gallery, before: Calibration | None) -> TruthRule:
-        """Return what counts as a match; options that are not given keep their value ``before``."""
+        """Return the rule for matches; options that are not given come from ``before``."""
         hierarchy, within = self.parents.of(gallery), self.within
         if before is not None:
             hierarchy = before.hierarchy if hierarchy is None else hierarchy
@@ -99,21 +99,20 @@ def calibrate_bundle(
 ) -> Path:
     """Fit the calibration of the current bundle of ``root`` to queries, and publish it.
 
-    Changes of the gallery since are taken in, and changes made during the calibration are carried
-    over.
+    The new bundle includes all changes of the gallery, also those made during the calibration.
 
     Parameters
     ----------
-    promises : what answers shall promise, by the names of `CalibrationConfig`; the rest keeps its
-        value, or the default of a bundle without calibration.
+    promises : error bounds by their names in `CalibrationConfig`. The others keep their current
+        value, or take the default if the bundle is not calibrated.
     check : see `Check`.
 
     Raises
     ------
-    ConfigError : a promise is out of range.
+    ConfigError : an error bound is out of range.
     CalibrationError : too few queries of a kind.
-    DatasetError : the queries are not what they should be.
-    WriteRefused : the bundle takes no changes, or its gallery lies in Milvus.
+    DatasetError : the queries are invalid.
+    WriteRefused : the bundle cannot be changed, or its gallery is in Milvus.
     """
     with opened(root) as bundle, reading(bundle.retriever.encoder, evidence) as room:
         live, before = bundle.require_log(), bundle.retriever.calibration
@@ -135,16 +134,16 @@ def calibrate_bundle(
 def evaluate_bundle(
     root: Path, evidence: Evidence, seed: int = 0, *, with_page: bool = False
 ) -> tuple[dict[str, Any], str | None]:
-    """Measure the current bundle of ``root`` on queries that it has not been calibrated with.
+    """Evaluate the current bundle of ``root`` on queries that did not calibrate it.
 
     Returns
     -------
-    The report of `evaluated`, and a page of it if that is wanted.
+    The report of `evaluated`, and its HTML page; None without ``with_page``.
 
     Raises
     ------
     CalibrationError : the bundle is not calibrated, or no query has a match.
-    DatasetError : the queries are not what they should be.
+    DatasetError : the queries are invalid.
     """
     with _evaluated(root, evidence, seed) as side:
         text = page(side.evaluation, side.gallery, side.name) if with_page else None
@@ -154,15 +153,15 @@ def evaluate_bundle(
 def compare_bundles(
     roots: tuple[Path, Path], evidence: Evidence, seed: int = 0, *, with_page: bool = False
 ) -> tuple[dict[str, Any], str | None]:
-    """Measure two current bundles, such as of two encoders, on the same queries.
+    """Evaluate two current bundles on the same queries, for example to compare encoders.
 
     Returns
     -------
-    See `compared`; and a page of it if that is wanted.
+    The report of `compared`, and its HTML page; None without ``with_page``.
 
     Raises
     ------
-    CalibrationError, DatasetError : as in `evaluate_bundle`.
+    CalibrationError, DatasetError : see `evaluate_bundle`.
     """
     with _evaluated(roots[0], evidence, seed) as old, _evaluated(roots[1], evidence, seed) as new:
         report = compared(old, new)
@@ -171,20 +170,20 @@ def compare_bundles(
 
 @contextmanager
 def _evaluated(root: Path, evidence: Evidence, seed: int) -> Iterator[Side]:
-    """Measure the current bundle of ``root``, and keep it open for its pictures."""
+    """Evaluate the current bundle of ``root``, and keep it open to read its thumbnails."""
     with opened(root) as bundle, reading(bundle.retriever.encoder, evidence) as room:
         gallery, calibration = bundle.retriever.gallery, bundle.retriever.calibration
         if calibration is None:
             raise CalibrationError(
-                "The bundle is not calibrated: there is nothing to hold its answers to. Give it "
+                "The bundle is not calibrated, so it cannot be evaluated. Run "
                 "`vouch-build calibrate BUNDLES --queries FILE` first."
             )
         rule = evidence.rule(gallery, calibration)
         queries = _queries(room, gallery, rule)
         if not len(queries.matched):
             raise CalibrationError(
-                "None of the queries matches an item of the gallery. Name the item that a query "
-                "shows in a column `item`, or its label."
+                "None of the queries matches an item of the gallery. Add a column `item` with the "
+                "id of the item that each query shows, or a column `label`."
             )
         judged = replace(calibration, within=rule.within)
         found = evaluated(Retriever(room.encoder, gallery, judged), queries, seed)
@@ -193,13 +192,13 @@ def _evaluated(root: Path, evidence: Evidence, seed: int) -> Iterator[Side]:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The evidence, and the encoder that embeds it or passes its vectors on.
+    """The evidence, and the encoder that embeds it. Tables of vectors need no embedding.
 
     Attributes
     ----------
     scratch : a directory to work in.
-    storage : reads what does not lie on this machine.
-    tables : of vectors, by name: each is opened once.
+    storage : reads remote files.
+    tables : opened tables of vectors, by name.
     """
 
     evidence: Evidence
@@ -209,7 +208,7 @@ class Room:
     tables: dict[str, VectorTable] = field(default_factory=dict)
 
     def source(self, name: str, items: Path | None) -> Source:
-        """Open a source of what the encoder takes."""
+        """Open a source of images or vectors, as the encoder takes."""
         if self.encoder.metadata.takes_images:
             return open_source(name, storage=self.storage, texts=TEXTS)
         table = self.tables.get(name) or _table(name)
@@ -225,24 +224,24 @@ def _fitted(
     seed: int,
     staging: Path,
 ) -> Calibration:
-    """Fit a calibration, from the gallery's own images where they are named, and keep its queries.
+    """Fit a calibration and store its queries; uses the gallery's source if it is given.
 
     Parameters
     ----------
-    staging : the directory of the bundle to be.
+    staging : the directory of the new bundle.
     """
     rule = room.evidence.rule(gallery, before)
     queries, named = _queries(room, gallery, rule), room.evidence.gallery
     if rule.within is not None and len(queries.withheld) < MIN_QUERIES:
         raise CalibrationError(
-            f"Of the queries {len(queries.withheld)} are near no item; at least {MIN_QUERIES} are "
-            "needed. Add queries from where the gallery has none: places cannot be hidden."
+            f"Only {len(queries.withheld)} queries are near no item; at least {MIN_QUERIES} are "
+            "needed. Add queries from places without gallery items."
         )
     if named is not None:
         if len(queries.withheld) < MIN_QUERIES:
             console.print(
-                f"Fewer than {MIN_QUERIES} queries match nothing: in their place, matches are "
-                "hidden from their own queries."
+                f"Fewer than {MIN_QUERIES} queries match nothing. Instead, matches are hidden from "
+                "their own queries."
             )
             queries = replace(queries, withheld=queries.withheld.subset([]))
         source = room.source(named, room.evidence.gallery_items)
@@ -263,15 +262,14 @@ def _fitted(
         )
     if before is None:
         raise CalibrationError(
-            "The bundle was never calibrated, so that nothing is known of what its encoder makes "
-            "of ordinary images. Name what the gallery was made of: --gallery."
+            "The bundle was never calibrated, so the outlier detector needs the gallery's images. "
+            "Name the source of the gallery with --gallery."
         )
     if len(queries.withheld) < MIN_QUERIES:
         raise CalibrationError(
-            f"Of the queries {len(queries.withheld)} match nothing; at least {MIN_QUERIES} are "
-            "needed. Add queries that match nothing in the gallery (no item, no label), as will "
-            "come; or name what the gallery was made of (--gallery), so that matches can be hidden "
-            "from their own queries."
+            f"Only {len(queries.withheld)} queries match nothing; at least {MIN_QUERIES} are "
+            "needed. Add realistic queries without a match (no item, no label). Or name the "
+            "source of the gallery with --gallery: then matches are hidden from their own queries."
         )
     _keep(room, queries.matched.subset([]), queries, gallery, staging, seed)
     calibration = calibrate_with_queries(
@@ -301,7 +299,7 @@ def _keep(
 
 
 def _config(before: Calibration | None, promises: Mapping[str, float]) -> CalibrationConfig:
-    """Return what is promised: what is named, and else what was promised before."""
+    """Return the given error bounds; the others come from the calibration ``before``."""
     fields: dict[str, Any] = {}
     if before is not None:
         fields = {name: getattr(before, name) for name in CalibrationConfig.model_fields}
@@ -309,14 +307,14 @@ def _config(before: Calibration | None, promises: Mapping[str, float]) -> Calibr
 
 
 def _queries(room: Room, gallery: Gallery, rule: TruthRule) -> QuerySet:
-    """Read the queries, and say how many there are and which are left out."""
+    """Read the queries; print their number and the unreadable ones."""
     found = queries_of(room, gallery, rule)
     console.print(f"{len(found.matched):,} queries with a match, {len(found.withheld):,} without")
     return found
 
 
 def queries_of(room: Room, gallery: Gallery, rule: TruthRule) -> QuerySet:
-    """Read the queries, and say which are left out."""
+    """Read the queries; print the unreadable ones."""
     source = room.source(room.evidence.queries, room.evidence.items)
     own = read_queries(
         source, room.encoder, gallery, room.scratch, _LIMITS, room.storage, rule.within
@@ -330,7 +328,7 @@ def queries_of(room: Room, gallery: Gallery, rule: TruthRule) -> QuerySet:
 
 @contextmanager
 def opened(root: Path) -> Iterator[Bundle]:
-    """Open the current bundle; sums of one thread are the same on every machine."""
+    """Open the current bundle. One BLAS thread gives the same sums on every machine."""
     bundle = open_bundle(root, "auto", 1, milvus=milvus_access())
     try:
         with one_blas_thread():
@@ -341,7 +339,7 @@ def opened(root: Path) -> Iterator[Bundle]:
 
 @contextmanager
 def reading(encoder: Encoder, evidence: Evidence) -> Iterator[Room]:
-    """Prepare to read the evidence; an encoder remembers what it has embedded of it."""
+    """Prepare to read the evidence; embeddings are cached until the end."""
     taken: Encoder = encoder
     tables: dict[str, VectorTable] = {}
     if encoder.metadata.takes_images and holds_vectors(Path(evidence.queries)):

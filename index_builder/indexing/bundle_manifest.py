@@ -22,7 +22,7 @@ def describe(
     metrics: Mapping[str, Any] | None = None,
     samples: tuple[SampleQuery, ...] = (),
 ) -> Manifest:
-    """The manifest of a bundle with the parts of ``retriever``, without its files yet."""
+    """Return the manifest of a bundle with the parts of ``retriever``; it lists no files yet."""
     encoder, calibration = retriever.encoder, retriever.calibration
     return Manifest(
         gallery={
@@ -47,7 +47,7 @@ def describe(
 
 
 def text_described(retriever: Retriever) -> dict[str, Any]:
-    """Describe the text tower under its key; nothing where there is none."""
+    """Return ``{"text": description}`` of the text tower; empty without one."""
     text, calibration = retriever.text, retriever.for_kind("text").calibration
     if text is None:
         return {}

@@ -1,9 +1,9 @@
-"""Calibration with the collection's own images: some are queries, or views of them are generated.
+"""Calibration with the collection's own images, or with augmented views of them.
 
-With labels, about a fifth of each label's images, at most `N_QUERIES`, is put aside, whole groups
-at a time (`index_builder.indexing.holding_out`): they are in the catalogue and not in the gallery.
-Without, every image is its own class, and queries are augmented views of gallery images. From there
-on it is `vouch-build calibrate`.
+If there are labels, about a fifth of each label's images is held out as queries, at most
+`N_QUERIES` in all (`index_builder.indexing.holding_out`). These images are in the catalogue, but
+not in the gallery. Without labels, every image is its own class, and queries are augmented views of
+gallery images. The calibration itself is the same as in `vouch-build calibrate`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from model_store.errors import CalibrationError, DatasetError
 from model_store.gallery import Gallery
 
 N_QUERIES = 2_000
-"""A p-value then goes down to 0.0005; more would teach little, and be missed in the gallery."""
+"""Maximum number of queries. The smallest p-value is then 0.0005. More queries would add little,
+and the gallery would lose more images."""
 
 _COLUMNS = (
     "entries.id, entries.label, number, source, hash, path, offset, size, changed_ns, box, version"
@@ -48,30 +49,29 @@ _GROUPS = " JOIN groups USING (position) JOIN embedded USING (id)"
 
 
 def plan_of(catalogue: Catalogue, promises: CalibrationConfig, *, of_images: bool) -> Plan:
-    """Count the queries that a collection gives, before anything is embedded.
+    """Count the queries of a collection before anything is embedded.
 
     Parameters
     ----------
-    promises : what the answers shall promise.
-    of_images : whether views can be made of the collection; of vectors there are none.
+    promises : the error bounds of the answers.
+    of_images : True for images, False for vectors, which have no augmented views.
 
     Raises
     ------
-    CalibrationError : too few queries, a single label, or none where there are no images.
+    CalibrationError : too few queries, a single label, or vectors without labels.
     """
     found = catalogue.contents
     if not of_images and found.n_labels == 0:
         raise CalibrationError(
-            "Vectors without labels cannot be calibrated with: no views can be made of them, and "
-            "there are no labels. Give labels in the table of items; or index "
-            "without --calibrate, and calibrate with queries whose truth is known "
-            "(`vouch-build calibrate --vectors`)."
+            "Vectors without labels cannot calibrate: they have no augmented views. Add labels to "
+            "the table of items. Or index without --calibrate, then calibrate with queries whose "
+            "matches are known (`vouch-build calibrate --vectors`)."
         )
     if found.n_labels == 1:
         raise CalibrationError(
-            f"All {found.n_labelled} labelled images have the same label, so that nothing tells "
-            "what a query without a match looks like. Give --no-labels, which takes each image for "
-            "its own class, or index without --calibrate."
+            f"All {found.n_labelled} labelled images have the same label, so there are no queries "
+            "without a match. Use --no-labels, which makes each image its own class, or index "
+            "without --calibrate."
         )
     n_queries = catalogue.n_to_hold_out() if found.n_labels else catalogue.n_different()
     if n_queries < MIN_QUERIES:
@@ -94,31 +94,30 @@ def plan_of(catalogue: Catalogue, promises: CalibrationConfig, *, of_images: boo
 
 
 def one_label(n_queries: int) -> CalibrationError:
-    """Return the error of a collection all of whose queries have the same label."""
+    """Return the error for queries that all have the same label."""
     return CalibrationError(
-        f"All {n_queries} queries would have the same label, so that nothing tells what a query "
-        "without a match looks like. The other labels have one image each, or copies of one. Add "
-        "images of them; or give --no-labels, which makes each image its own class; or "
-        "index without --calibrate."
+        f"All {n_queries} queries would have the same label, so there are no queries without a "
+        "match. The other labels have one image each, or copies of one. Add images of them; or "
+        "use --no-labels, which makes each image its own class; or index without --calibrate."
     )
 
 
 def too_few_images(n_images: int) -> CalibrationError:
-    """Return the error of a collection without labels that has too few images."""
+    """Return the error for too few images without labels."""
     return CalibrationError(
-        f"There are {n_images} images to make queries of, copies counted once; at least "
-        f"{MIN_QUERIES} are needed to calibrate with. Add images, or index without --calibrate."
+        f"Calibration needs at least {MIN_QUERIES} different images, and the collection has "
+        f"{n_images}. Add images, or index without --calibrate."
     )
 
 
 def too_few_queries(n_queries: int) -> CalibrationError:
-    """Return the error of a collection whose labels give too few queries."""
+    """Return the error for labels that give too few queries."""
     return CalibrationError(
         f"A fifth of each label's images is {n_queries} queries to calibrate with; at least "
-        f"{MIN_QUERIES} are needed. Copies count as one image. A label with one image, or with "
-        "copies of one, gives no query; of labels with two images, two in five give one. Add "
-        "images; or give --no-labels, which makes each image its own class and calibrates "
-        "with views of them; or index without --calibrate."
+        f"{MIN_QUERIES} are needed. Copies count as one image. A label with one image gives no "
+        "query; two in five labels with two images give one. Add images; or use --no-labels, "
+        "which makes each image its own class and calibrates with augmented views; or index "
+        "without --calibrate."
     )
 
 
@@ -133,16 +132,16 @@ def calibrate_collection(
     read: ReadAgain = read_again,
     hierarchy: Hierarchy | None = None,
 ) -> Calibration:
-    """Calibrate the gallery that was just assembled in ``work``, whose bundle keeps the queries.
+    """Calibrate the gallery just assembled in ``work``, and store its queries in the bundle.
 
-    Nothing is assumed to have been learned from the collection's images by the encoder.
+    Assumes that the encoder was not trained on the collection's images.
 
     Parameters
     ----------
-    config : what the answers shall promise.
+    config : the error bounds of the answers.
     labelled : whether there are labels, and images were held out.
     read : decodes an image of the collection again.
-    hierarchy : labels above labels, if any.
+    hierarchy : parents of labels; None without.
 
     Raises
     ------
@@ -190,7 +189,7 @@ def calibrate_collection(
 def _some_of_the_gallery(
     connection: sqlite3.Connection, read: ReadAgain, seed: int, *, labelled: bool
 ) -> LabelledImages:
-    """Images of the gallery, with a label where there are any, in random order."""
+    """Return gallery images in random order; only labelled ones if ``labelled``."""
     wanted = "AND label IS NOT NULL" if labelled else ""
     of_gallery = f"SELECT id, number FROM ({IDS_OF_GALLERY} {wanted}) JOIN entries USING (id)"  # noqa: S608
     found = connection.execute(f"{of_gallery} JOIN groups USING (position) ORDER BY id").fetchall()
@@ -204,13 +203,13 @@ def _some_of_the_gallery(
 
 
 def _images(entries: Iterable[tuple[Any, ...]], read_place: ReadAgain) -> LabelledImages:
-    """Entries of the catalogue as images; what has no label is its own."""
+    """Return catalogue entries as images; without a label, the id is the label."""
     found = list(entries)
     ids = tuple(str(entry[0]) for entry in found)
     labels = tuple(str(entry[0] if entry[1] is None else entry[1]) for entry in found)
     groups = tuple(str(entry[2]) for entry in found)
     sources = tuple(entry[3] or "" for entry in found)
-    contents = [bytes.fromhex(entry[4]) for entry in found]  # of the files at the time of embedding
+    contents = [bytes.fromhex(entry[4]) for entry in found]  # hashes from the time of embedding
     places = [place_of(*entry[5:]) for entry in found]
 
     def read(row: int, smallest_side: int | None) -> Pixels:

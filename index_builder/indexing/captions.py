@@ -1,4 +1,4 @@
-"""A table of captions: what texts are about, of a gallery's items or labels."""
+"""A table of captions: text queries with the item or label that each describes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ COLUMNS = frozenset({"text", "id", "label", "group", "source"})
 def read_captions(path: Path, gallery: Gallery) -> Captions:
     """Read a table of captions: CSV, JSONL or Parquet.
 
-    ``text`` is wanted of each line; ``id`` of the item or ``label`` that it is about, and neither
-    where it is about nothing in the gallery; ``group`` of texts that are no independent evidence,
-    by default those of one item, or the same text; ``source``, where it comes from.
+    Each line has a ``text``, and the ``id`` of the item or the ``label`` that it describes. A text
+    without both describes nothing in the gallery. Texts with the same ``group`` are not
+    independent; by default, texts of one item and equal texts form a group. ``source`` is the
+    origin of the text.
 
     Raises
     ------
-    DatasetError : a line is not what it should be, or names what the gallery has not.
+    DatasetError : a line is invalid, or names an item or label that the gallery does not have.
     """
     labels = frozenset(gallery.labels)
     texts, about, clusters, sources = [], [], [], []
@@ -32,7 +33,7 @@ def read_captions(path: Path, gallery: Gallery) -> Captions:
         if text is None or not text.strip():
             raise DatasetError(
                 f"{origin}: there is no text. Put the query into a column named text; "
-                f"here are {', '.join(map(repr, fields))}."
+                f"the columns here are {', '.join(map(repr, fields))}."
             )
         item = text_of(fields, "id", origin)
         texts.append(text)
@@ -46,7 +47,7 @@ def read_captions(path: Path, gallery: Gallery) -> Captions:
 
 
 def _label(line: Line, gallery: Gallery, labels: frozenset[str]) -> str | None:
-    """Return what a line is about: a label, or an item's id where the gallery has no labels."""
+    """Return the label of a line, or the item's id if the gallery has no labels."""
     origin, fields = line
     item, label = text_of(fields, "id", origin), text_of(fields, "label", origin)
     if item is not None:
@@ -59,6 +60,6 @@ def _label(line: Line, gallery: Gallery, labels: frozenset[str]) -> str | None:
     if label is not None and label not in labels:
         known = f"no label {label!r}" if labels else "no labels: name items by their id"
         raise DatasetError(
-            f"{origin}: the gallery has {known}. Leave label empty where nothing in it is meant."
+            f"{origin}: the gallery has {known}. Leave label empty if the text describes no item."
         )
     return label

@@ -1,6 +1,6 @@
 """The catalogue of a run: every image of the source, in its order, in a SQLite file.
 
-A million entries with their metadata are no matter for a file, and half a gigabyte for a list.
+A list of a million entries with metadata would take half a gigabyte of memory.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ FROM entries WHERE size >= 0 ORDER BY position
 _HEAD_BYTES = 4096
 
 N_SHOWN = 5
-"""Examples of a mistake in a message."""
+"""Maximum number of examples in an error message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The contents of a catalogue, in numbers.
+    """Counts of a catalogue.
 
     Attributes
     ----------
-    n_images : of the source.
+    n_images : all images of the source.
     n_labelled, n_labels : images with a label, and distinct labels.
-    n_missing : images that the source names and that do not exist.
-    n_bytes : of all image files whose size is known.
+    n_missing : images that the source names but that do not exist.
+    n_bytes : total size of all image files of known size.
     """
 
     n_images: int
@@ -68,7 +68,7 @@ class Contents:
 
 
 class Catalogue:
-    """The entries of a source; a file of an earlier look at the source is replaced.
+    """The entries of a source, in a new SQLite file; replaces an earlier file.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class Catalogue:
         path.unlink(missing_ok=True)
         path.touch(mode=0o600)  # its URLs may be signed
         self._connection = sqlite3.connect(path)
-        # What a crash leaves of it is thrown away: nothing need reach the disk.
+        # A new run replaces the file, so it need not survive a crash.
         self._connection.executescript(f"PRAGMA journal_mode = OFF; {_SCHEMA}")
         with self._connection:
             self._connection.executemany(
@@ -96,11 +96,11 @@ class Catalogue:
 
     @property
     def n_blocks(self) -> int:
-        """Blocks that the entries are cut into."""
+        """Number of blocks."""
         return -(-self.contents.n_images // self.block)
 
     def alike_labels(self) -> list[list[str]]:
-        """Return labels that differ in case, spaces or Unicode form only, in their order."""
+        """Return groups of labels that differ only in case, spaces or Unicode form, sorted."""
         found: dict[str, list[str]] = {}
         labels = "SELECT DISTINCT label FROM entries WHERE label IS NOT NULL ORDER BY label"
         for (label,) in self._connection.execute(labels):
@@ -111,8 +111,8 @@ class Catalogue:
     def n_to_hold_out(self) -> int:
         """Return how many images could be held out, if all can be read.
 
-        Copies are grouped as far as equal files tell them; pictures that are equal in other files,
-        and near-duplicates, are known only when they have been decoded.
+        Only equal files count as copies here. Equal pictures in different files, and
+        near-duplicates, are found after decoding.
         """
         return len(self._held_out_labels)
 
@@ -121,12 +121,12 @@ class Catalogue:
         return len(np.unique(self._held_out_labels))
 
     def n_different(self) -> int:
-        """Return how many images are there, equal files counted once."""
+        """Return the number of existing images; equal files count once."""
         return len(np.unique(self._contents))
 
     @cached_property
     def _held_out_labels(self) -> NDArray[np.int64]:
-        """Codes of the labels of the images that could be held out."""
+        """Label codes of the images that could be held out."""
         found = self._connection.execute(
             f"SELECT {code_of('label')}, {code_of('group_name')} FROM entries WHERE size >= 0"  # noqa: S608 - no value in it
             " ORDER BY position"
@@ -139,9 +139,10 @@ class Catalogue:
 
     @cached_property
     def _contents(self) -> NDArray[np.int64]:
-        """A code for the content of each image that is there, (n,), in order.
+        """A code for the content of each existing image, (n,), in order.
 
-        Only files of a size that others have too are read, and whole only those with one beginning.
+        Reads only files that share their size with others, and reads them fully only if they also
+        share their first bytes.
         """
         with _Files() as files:
             keys = [
@@ -160,9 +161,9 @@ class Catalogue:
             yield place_of(*place)
 
     def blocks(self) -> Iterator[Block]:
-        """All entries, in the order of the source, ``block`` of them together.
+        """Yield all entries in the order of the source, in blocks.
 
-        An entry whose id breaks the rule of ids is a failure of its block.
+        An entry with an invalid id becomes a failure of its block.
         """
         rows = self._connection.cursor().execute(
             "SELECT position, id, path, offset, size, changed_ns, box, version FROM entries"
@@ -192,7 +193,7 @@ class Catalogue:
                 for (name,) in self._connection.execute(f"{repeated} ORDER BY id LIMIT {N_SHOWN}")
             ]
             raise DatasetError(
-                f"{n_repeated} ids stand for more than one image: {'; '.join(examples)}"
+                f"{n_repeated} ids belong to more than one image: {'; '.join(examples)}"
                 f"{'; …' if n_repeated > N_SHOWN else ''}. Give every image its own id."
             ) from error
 
@@ -212,7 +213,7 @@ class Catalogue:
 
 
 class _Files:
-    """Files that are read to tell their contents apart; one that holds several stays open."""
+    """Reads and hashes images; keeps the last file open, since it may hold several images."""
 
     def __init__(self) -> None:
         self._path, self._file = "", cast("BinaryIO", BytesIO())
@@ -224,7 +225,7 @@ class _Files:
         self._file.close()
 
     def digest(self, place: Place, n_bytes: int | None) -> bytes:
-        """Return what tells the content of a place from others; of one elsewhere, its version."""
+        """Return a hash of the content, or of the version or URL of a remote image."""
         content = place.path.encode() if not place.version else place.version.encode()
         if not place.is_remote:
             with suppress(OSError):  # embedding says why
@@ -244,7 +245,7 @@ class _Files:
 def place_of(
     path: str, offset: int | None, size: int, changed_ns: int, box: str | None, version: str
 ) -> Place:
-    """Return the place in a row of the catalogue."""
+    """Return the place that a row of the catalogue stores."""
     part = None if box is None else tuple(json.loads(box))
     return Place(path, offset, size, changed_ns, part, version)
 

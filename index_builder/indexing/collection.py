@@ -1,4 +1,4 @@
-"""The way in: any collection of images, with an encoder that is there, to a published bundle."""
+"""Indexes a collection of images with an existing encoder, and publishes the bundle."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ from model_store.processors import ProviderChoice
 EngineChoice = Literal["local", "ray"]
 
 _ALIKE = (
-    "{n} groups of labels differ in case, spaces or Unicode form only, and count as different: "
+    "{n} groups of labels differ only in case, spaces or Unicode form, and count as different: "
     "{shown}. Use one spelling if they mean the same."
 )
 
@@ -74,27 +74,28 @@ DEFAULT_LIMITS = ImageLimits()
 
 @dataclass(frozen=True, slots=True)
 class Indexing:
-    """A collection, and what shall be made of it.
+    """A collection, and the options of its index.
 
     Attributes
     ----------
     source : the collection.
-    encoder : file of the encoder.
-    name, description : of the gallery.
-    directory : where the work lies, see `Work`.
-    bundles : the directory of bundles to publish into.
-    tolerance : unreadable images that are no reason to stop.
-    resume : go on from what an earlier run embedded.
-    n_workers : decoders, and batches encoded at once.
-    engine : who does the work.
-    provider : what the encoder runs on.
-    index : how the gallery will be searched.
-    milvus_uri : of the Milvus to put the gallery into; None for files.
-    calibrate : whether answers shall have probabilities, see `calibrate_collection`.
-    promises : what these answers shall promise.
-    limits : which images are decoded.
-    storage : where images come from that do not lie on this machine.
-    parents : of labels, for answers that roll up.
+    encoder : the encoder's file.
+    name, description : name and description of the gallery.
+    directory : the run directory, see `Work`.
+    bundles : the directory that the bundle is published in.
+    tolerance : maximum number or share of unreadable images.
+    resume : whether to reuse the embeddings of an earlier run.
+    n_workers : number of decoders, and of batches encoded in parallel.
+    engine : the engine that decodes and encodes.
+    provider : the execution provider of the encoder.
+    index : settings of the search index.
+    milvus_uri : URI of the Milvus server that stores the gallery; None for files.
+    calibrate : whether to calibrate, so that answers have probabilities; see
+        `calibrate_collection`.
+    promises : the error bounds of these answers.
+    limits : maximum size of an image.
+    storage : reads remote images.
+    parents : parents of labels, for answers that roll up to a parent.
     """
 
     source: Source
@@ -121,7 +122,7 @@ class Indexing:
 
         Raises
         ------
-        DatasetError : it does not take what the source holds.
+        DatasetError : the encoder takes vectors and the source has images, or the reverse.
         """
         encoder = open_encoder(self.encoder, self.provider)
         taken = encoder.metadata.input
@@ -130,22 +131,23 @@ class Indexing:
         elif isinstance(taken, VectorInput):
             raise DatasetError(
                 f"The encoder takes vectors of {taken.made_by!r}, and the source holds images. "
-                f"Embed them there, and name the table: {', '.join(VECTOR_SUFFIXES)}."
+                f"Embed the images with that model, and name the table of vectors "
+                f"({', '.join(VECTOR_SUFFIXES)})."
             )
         return encoder
 
     def catalogued(self, path: Path, scratch: Path, left_out: LeftOut) -> Catalogue:
-        """Look through the source.
+        """Read the source into a catalogue.
 
         Parameters
         ----------
-        path : of the catalogue's file.
-        scratch : a directory for what must be unpacked.
-        left_out : notes the files that are not taken.
+        path : the catalogue's file.
+        scratch : a directory for unpacked files.
+        left_out : collects the files that are left out.
 
         Raises
         ------
-        DatasetError : the source is not what it should be, or holds no image that is taken.
+        DatasetError : the source is invalid or has no usable image.
         """
         block = BLOCK_OF_VECTORS if isinstance(self.source, VectorSource) else BLOCK
         entries = read_from(self.source.entries(scratch, left_out), scratch)
@@ -163,7 +165,7 @@ class Indexing:
         return catalogue
 
     def require_named(self, catalogue: Catalogue, left_out: LeftOut) -> None:
-        """Refuse a source with more images whose names cannot be ids than unreadable ones may be.
+        """Refuse a source with more invalid file names than the tolerance allows.
 
         Raises
         ------
@@ -175,34 +177,33 @@ class Indexing:
             names = ", ".join(repr(one.name) for one in left_out.of(Reason.bad_name)[:N_SHOWN])
             raise TooManyBadImages(
                 f"The names of {n_bad:,} of {n_images:,} images are not UTF-8, so they cannot be "
-                f"ids, and {self.tolerance} may fail: {names}{', …' * (n_bad > N_SHOWN)}. Rename "
-                "them, or raise --max-bad."
+                f"ids; at most {self.tolerance} may fail: {names}{', …' * (n_bad > N_SHOWN)}. "
+                "Rename them, or raise --max-bad."
             )
 
     def require_feasible(self, catalogue: Catalogue, dim: int) -> None:
-        """Refuse what would fail after everything has been embedded, and print the plan.
+        """Refuse options that would fail after the embedding, and print the calibration plan.
 
         Parameters
         ----------
-        dim : D, of the encoder.
+        dim : D, the dimension of an embedding.
 
         Raises
         ------
-        ConfigError : the index does not fit into its memory budget, or the engine is not for this.
+        ConfigError : the index exceeds its memory budget, or the engine or previews do not suit the
+            source.
         CalibrationError : there is too little to calibrate with.
-        DatasetError : the table of parents is not what it should be.
+        DatasetError : the table of parents is invalid.
         """
         if self.engine == "ray" and isinstance(self.source, VectorSource):
             raise ConfigError(
-                "--engine ray decodes and encodes, and of vectors there is nothing to decode. "
-                "Leave it out."
+                "--engine ray takes images, and the source holds vectors. Leave --engine out."
             )
         of_vectors = isinstance(self.source, VectorSource)
         if self.index.preview_side is not None and (of_vectors or self.milvus_uri is not None):
             raise ConfigError(
-                "--previews keeps pictures of images in a gallery of files; "
-                f"{'of vectors there are none' if of_vectors else 'Milvus does not take them'}. "
-                "Leave it out."
+                f"--previews needs {'images, not vectors' if of_vectors else 'a gallery of files'}"
+                f"{'' if of_vectors else ', not Milvus'}. Leave --previews out."
             )
         if self.milvus_uri is None:
             plan_index(catalogue.contents.n_images, dim, self.index)
@@ -219,14 +220,15 @@ class Outcome:
     Attributes
     ----------
     bundle : the published bundle.
-    n_items : of its gallery.
-    n_kept : images that an earlier run had embedded.
-    n_quarantined, n_copies : images left out, and items whose content another one has too.
-    left_out : files of the source that were not taken.
-    n_held_out : images that are queries to calibrate with, and not in the gallery.
+    n_items : number of gallery items.
+    n_kept : images that an earlier run embedded.
+    n_quarantined, n_copies : number of unreadable images, and of items that are exact copies of
+        other items.
+    left_out : files of the source that were left out.
+    n_held_out : images held out of the gallery as calibration queries.
     calibration : the calibration that was fitted; None if not requested.
-    losses : by id, of the images that lost something when they were decoded.
-    failures : by id, of the images that were left out because they could not be read.
+    losses : warnings by id, for images that lost data in decoding.
+    failures : errors by id, for unreadable images.
     """
 
     bundle: Path
@@ -241,7 +243,7 @@ class Outcome:
     failures: Mapping[str, Failure] = field(default_factory=dict)
 
     def rows(self, directory: Path) -> list[tuple[str, str]]:
-        """Return the rows of a table; the reports are in ``directory``."""
+        """Return the rows of a summary table; ``directory`` holds the reports."""
         work = Work(directory)
         quarantined = f"{self.n_quarantined:,}"
         errors = Counter(failure.error for failure in self.failures.values())
@@ -266,7 +268,7 @@ class Outcome:
 def index_collection(indexing: Indexing, check: Check = accept_any) -> Outcome:
     """Embed the collection and publish it as the current bundle.
 
-    Whatever interrupts it, the same call resumes and ends with the same bundle.
+    After an interruption, the same call resumes and ends with the same bundle.
 
     Parameters
     ----------
@@ -274,18 +276,18 @@ def index_collection(indexing: Indexing, check: Check = accept_any) -> Outcome:
 
     Raises
     ------
-    DatasetError : the source is not what it should be.
-    TooManyBadImages : more images than tolerated cannot be read; the quarantine report says which.
+    DatasetError : the source is invalid.
+    TooManyBadImages : too many images are unreadable; the quarantine report lists them.
     SourceUnavailable : the images cannot be reached.
-    OutputError : a disk is full, or a directory read-only.
+    OutputError : a disk is full, or a directory is read-only.
     RunInUse : another process works there.
     ConfigError, CalibrationError : see `Indexing.require_feasible`.
-    BundleMismatch : the text tower beside the encoder is another one's.
+    BundleMismatch : the text tower beside the encoder belongs to another encoder.
     """
     _require_writable(indexing.bundles)
     with occupied(indexing.directory) as work, closing(indexing.storage):
         opened = indexing.opened()
-        text_files(indexing.encoder, opened.fingerprint)  # sooner rather than when all is embedded
+        text_files(indexing.encoder, opened.fingerprint)  # fail before the embedding
         with writing(f"the run directory {work.directory}"):
             work.begin(resume=indexing.resume)
             work.quarantine.unlink(missing_ok=True)
@@ -427,7 +429,7 @@ def _published(
 
 
 def _cpu_seconds() -> float:
-    """Return the CPU time of this process and of its children that have ended."""
+    """Return the CPU seconds of this process and of its ended children."""
     used = os.times()
     return used.user + used.system + used.children_user + used.children_system
 
@@ -443,9 +445,9 @@ def _summary(indexing: Indexing, catalogue: Catalogue) -> dict[str, Any]:
 
 
 def _require_writable(bundles: Path) -> None:
-    """Find out before hours of work, not after."""
+    """Fail before hours of work, not after."""
     with writing(f"into the directory of bundles {bundles}"):
         bundles.mkdir(parents=True, exist_ok=True)
         probe = bundles / ".writable"
         probe.touch()
-        probe.unlink(missing_ok=True)  # another run looks at the same moment
+        probe.unlink(missing_ok=True)  # another run may check at the same time

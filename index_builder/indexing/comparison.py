@@ -1,4 +1,4 @@
-"""Two bundles on the same queries: the change of every promise, and of the answers."""
+"""Compares two bundles on the same queries: their error bounds and their answers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from model_store.decision import Calibration
 from model_store.gallery import Gallery
 
 N_SHOWN = 24
-"""Changed answers of a kind that are drawn."""
+"""Maximum number of changed answers of a kind on a page."""
 
 KINDS = ("broken", "fixed", "changed")
-"""Answers that were right and are wrong, the other way, and other changes of verdict or item."""
+"""Answers that became wrong, answers that became right, and other changes of verdict or item."""
 
 RATES = ("coverage", "error", "ece")
 PROMISED = ("max_error", "max_false_match_rate", "alpha", "coverage", "expected_absent")
@@ -24,7 +24,7 @@ PROMISED = ("max_error", "max_false_match_rate", "alpha", "coverage", "expected_
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two bundles, and what it makes of the queries."""
+    """One of the two bundles, and its answers to the queries."""
 
     name: str
     evaluation: Evaluation
@@ -32,17 +32,18 @@ class Side:
     gallery: Gallery
 
     def row_of(self) -> dict[str, int]:
-        """Return the place of each query by its id."""
+        """Return the row of each query by its id."""
         return {name: row for row, name in enumerate(self.evaluation.queries.ids)}
 
     def said(self, row: int) -> Said:
-        """Return its answer to a query."""
+        """Return the answer to a query."""
         return Said.of(self.evaluation.answers[row])
 
     def right(self, row: int) -> bool:
-        """Return whether an answer is right: a true match named, or none where there is none.
+        """Return whether an answer is right.
 
-        What is ambiguous is neither named nor denied, and is not right.
+        For a query with a match, only the verdict `match` with a true first item is right. For an
+        absent query, only `match` is wrong.
         """
         called = self.said(row).verdict == "match"
         if self.evaluation.absent[row]:
@@ -52,7 +53,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The answers to one query, where they differ."""
+    """A query with different answers: the kind of change, and the row of the query on each side."""
 
     kind: str
     old: int
@@ -60,7 +61,7 @@ class Change:
 
 
 def compared(old: Side, new: Side) -> dict[str, Any]:
-    """Return a JSON object with the change of every promise, and the numbers of changed answers."""
+    """Return the error bounds of both sides and the numbers of changed answers, for JSON."""
     changes = list(changes_of(old, new))
     counted = ComparedAnswers()
     for before, row in _rows_of_both(old, new):
@@ -90,7 +91,7 @@ def compared(old: Side, new: Side) -> dict[str, Any]:
 
 
 def changes_of(old: Side, new: Side) -> Iterator[Change]:
-    """Give the queries whose answers differ, in the order of the new side."""
+    """Yield the queries with different answers, in the order of the new side."""
     for before, row in _rows_of_both(old, new):
         was, is_now = old.right(before), new.right(row)
         if was != is_now:
@@ -126,7 +127,7 @@ def _drawn(side: Side, row: int) -> dict[str, Any]:
 
 
 def _rows_of_both(old: Side, new: Side) -> Iterator[tuple[int, int]]:
-    """Give the places of each query on both sides, in the order of the new one."""
+    """Yield the rows of each query on both sides, in the order of the new side."""
     rows = old.row_of()
     for name, row in new.row_of().items():
         if name in rows:
@@ -134,7 +135,7 @@ def _rows_of_both(old: Side, new: Side) -> Iterator[tuple[int, int]]:
 
 
 def _thresholds(old: Side, new: Side) -> dict[str, list[float | None]]:
-    """Return the thresholds of `match` by size class; None where nothing is promised."""
+    """Return the thresholds of `match` by size class; None if nothing is guaranteed."""
     sides = [side.calibration.promises().matches for side in (old, new)]
     return {
         was.size_class: [None if one.point is None else one.threshold for one in (was, is_now)]

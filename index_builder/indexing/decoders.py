@@ -1,4 +1,4 @@
-"""Decoders: processes that image files can take down, and threads for what is in memory already."""
+"""Decoders: processes that a bad image file may crash, and threads for images in memory."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ from model_store.images.budget import DecodingBudget
 from model_store.memory import OF_INDEXING, tune_malloc
 
 N_TRIES = 2
-"""An image is to blame for its decoder's end when it was alone with it so many times; once may be
-the kernel, reclaiming memory, or a user with `kill`."""
+"""Number of crashes of a decoder with only this image before the image counts as the cause. A
+single crash may come from the kernel, out of memory, or from `kill`."""
 
 _TOOK_IT_ALONG = Failure(
     "ImageTooCostly",
-    "The image took the process down that decoded it: it needs too much computing, or is made to "
-    "crash decoders.",
+    "The image crashed its decoder: it needs too much time or memory, or it is made to crash "
+    "decoders.",
 )
 
 
 class Decoders(Protocol):
-    """Prepares several blocks at a time."""
+    """Prepares several blocks in parallel."""
 
     def submit(self, block: Block) -> Future[PreparedBlock]:
-        """Begin with ``block``."""
+        """Start to prepare ``block``."""
 
     def result(self, future: Future[PreparedBlock], block: Block) -> PreparedBlock:
         """Return the decoded images of ``block``, whose future is done."""
 
     def close(self) -> None:
-        """Forget what has not begun, and end."""
+        """Cancel all blocks that have not begun, and end the workers."""
 
 
 class DecoderThreads:
-    """For images that lie in memory, or whose reader cannot be sent to another process."""
+    """Threads, for images in memory, or for a reader that cannot be pickled."""
 
     def __init__(self, prepare: Prepare, n: int) -> None:
         self._prepare = prepare
         self._threads = ThreadPoolExecutor(n, thread_name_prefix="decode")
 
     def submit(self, block: Block) -> Future[PreparedBlock]:
-        """Begin with ``block``."""
+        """Start to prepare ``block``."""
         return self._threads.submit(self._prepare, block)
 
     def result(self, future: Future[PreparedBlock], block: Block) -> PreparedBlock:  # noqa: ARG002 - of the protocol
@@ -65,20 +65,20 @@ class DecoderThreads:
         return future.result()
 
     def close(self) -> None:
-        """Forget what has not begun, and end."""
+        """Cancel all blocks that have not begun, and end the workers."""
         self._threads.shutdown(cancel_futures=True)
 
 
 class DecoderProcesses:
-    """Processes that decode files. One that dies loses nothing but the image that killed it.
+    """Processes that decode files. A crash loses only the image that caused it.
 
-    Where a process has died, others take the place of all, and the blocks that were at work are
-    prepared image by image.
+    After a crash, all processes are replaced, and the unfinished blocks are prepared image by
+    image.
 
     Parameters
     ----------
-    limits : which images are decoded.
-    budget : what one of them may cost; by default as much as ``limits`` ask for.
+    limits : maximum size of an image.
+    budget : maximum time and memory per image; by default it follows from ``limits``.
     preview_side : see `IndexSettings`.
     """
 
@@ -104,7 +104,7 @@ class DecoderProcesses:
         self._careful: ProcessPoolExecutor | None = None
 
     def submit(self, block: Block) -> Future[PreparedBlock]:
-        """Begin with ``block``."""
+        """Start to prepare ``block``."""
         with children_unreached():
             try:
                 return self._pool.submit(self._prepare, block)
@@ -124,7 +124,7 @@ class DecoderProcesses:
             return PreparedBlock.joined([self._alone(single) for single in block.singles()])
 
     def close(self) -> None:
-        """Forget what has not begun, and end."""
+        """Cancel all blocks that have not begun, and end the workers."""
         for pool in (self._pool, self._careful):
             if pool is not None:
                 pool.shutdown(cancel_futures=True)
@@ -146,7 +146,7 @@ class DecoderProcesses:
 def decoders_for(
     encoder: Encoder, n: int, limits: ImageLimits, preview_side: int | None = None
 ) -> Decoders:
-    """Return ``n`` decoders of what an encoder takes: processes for files of images."""
+    """Return ``n`` decoders for an encoder's input: processes for images, threads for vectors."""
     expected = encoder.metadata.input
     if isinstance(expected, VectorInput):
         return DecoderThreads(partial(prepare_vectors, expected=expected), n)
@@ -154,15 +154,15 @@ def decoders_for(
 
 
 def _started(n: int) -> ProcessPoolExecutor:
-    # Not forked: the threads of ONNX Runtime would not be there in the child, but their locks.
+    # Not forked: a child would inherit the locks of ONNX Runtime, but not its threads.
     return ProcessPoolExecutor(n, multiprocessing.get_context("spawn"), _begin)
 
 
 def _begin() -> None:
-    """Make of this process a decoder: it ends with its parent, and only then."""
+    """Set up this process as a decoder that ends with its parent."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     tune_malloc(OF_INDEXING)
-    # What C libraries print about damaged files: the reasons stand in the report.
+    # Hide messages of C libraries about damaged files: the report lists the reasons.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     os.close(nowhere)
@@ -170,7 +170,7 @@ def _begin() -> None:
 
 
 def _end_with_parent() -> None:
-    """Without it, decoders of a killed indexer would wait for ever for more to do."""
+    """Exit when the parent ends; otherwise the decoders of a killed run would wait forever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -1,4 +1,4 @@
-"""A dry run: everything about a collection that can be known without embedding it."""
+"""A dry run: checks a collection and estimates time and space without indexing it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from index_builder.vectors.encoder import batch_size
 from model_store.encoder.contract import Encoder
 
 N_SAMPLE = 64
-"""Images that are decoded to see how long it takes, and how many cannot be."""
+"""Images that are decoded to measure the time and the share of unreadable images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +31,13 @@ class DryRun:
 
     Attributes
     ----------
-    contents : of the source.
-    left_out : files of the source that are not taken.
-    n_sample : images that were decoded, evenly spread.
-    unreadable : of those, by error.
+    contents : counts of the source.
+    left_out : files of the source that are left out.
+    n_sample : number of sampled images, evenly spread over the source.
+    unreadable : number of unreadable images in the sample, by error.
     seconds : estimated time of indexing.
-    n_bytes : estimated bytes to be written: shards, the gallery, and the published copy of it.
-    n_free : bytes that are free there.
+    n_bytes : estimated bytes to write: shards, the gallery, and its published copy.
+    n_free : free bytes on the disk of the run directory.
     """
 
     contents: Contents
@@ -65,11 +65,11 @@ class DryRun:
 
 
 def inspect_collection(indexing: Indexing) -> DryRun:
-    """Read the whole source, decode and encode a few of its images, write nothing that stays.
+    """Read the whole source, decode and encode a sample, leave no files.
 
     Raises
     ------
-    DatasetError : the source is not what it should be.
+    DatasetError : the source is invalid.
     ConfigError, CalibrationError : see `Indexing.require_feasible`.
     """
     with TemporaryDirectory(prefix="vouch-index-") as scratch:
@@ -82,7 +82,7 @@ def inspect_collection(indexing: Indexing) -> DryRun:
         indexing.require_feasible(catalogue, encoder.dim)
         decoders = decoders_for(encoder, 1, indexing.limits, indexing.index.preview_side)
         try:
-            for _ in range(2):  # the first time starts a process
+            for _ in range(2):  # the first pass includes the start of a process
                 started = time.perf_counter()
                 block = fetching.submit(sample).result()
                 prepared = decoders.result(decoders.submit(block), block)
@@ -110,7 +110,7 @@ def inspect_collection(indexing: Indexing) -> DryRun:
 
 
 def _sample(catalogue: Catalogue) -> Block:
-    """Images evenly spread over the source, as one block."""
+    """Sample images evenly over the source, as one block."""
     every = max(1, catalogue.contents.n_images // N_SAMPLE)
     ids, places = [], []
     failures: dict[str, Failure] = {}
@@ -123,7 +123,7 @@ def _sample(catalogue: Catalogue) -> Block:
 
 
 def _seconds_of_encoding(prepared: PreparedBlock, encoder: Encoder) -> float:
-    """Measure the seconds of encoding one image, by the better of two batches."""
+    """Measure the seconds to encode one image, from the faster of two batches."""
     size = batch_size(encoder)
     some = replace(prepared, ids=prepared.ids[:size], images=prepared.images[:size])
     seconds = []
@@ -135,7 +135,7 @@ def _seconds_of_encoding(prepared: PreparedBlock, encoder: Encoder) -> float:
 
 
 def _existing(directory: Path) -> Path:
-    """The directory, or the nearest around it that is there."""
+    """Return the directory, or its nearest existing parent."""
     return next(one for one in (directory, *directory.parents) if one.exists())
 
 

@@ -1,4 +1,4 @@
-"""The encoder's input to a shard: batches of one size, each image with its id."""
+"""Turns the encoder's input into a shard, in batches of one size."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from model_store.gallery import Thumbnail
 from model_store.processors import ProviderChoice
 
 Encode = Callable[[PreparedBlock], Embeddings]
-"""Means and variances of a block's images, in the order of its ids."""
+"""Returns means and variances of a block's images, in the order of its ids."""
 
 
 _NO_NUMBER = Failure(
-    "EncodingFailed", "The encoder gives no finite embedding, or one of no length, for the image."
+    "EncodingFailed", "The encoder's embedding of the image is not finite, or zero."
 )
 
 
 def open_encoder(path: Path, provider: ProviderChoice = "auto") -> OnnxEncoder:
-    """The encoder in ``path``, for several threads that each encode a batch on their own.
+    """Open the encoder in ``path`` for several threads that each encode whole batches.
 
-    Work that is not divided needs no waiting for the slowest part, and no sum depends on how many
-    processors there are.
+    Each batch runs on one thread: no thread waits for another, and sums do not depend on the number
+    of processors.
     """
     return OnnxEncoder(path, provider, threads=1)
 
@@ -37,12 +37,12 @@ def open_encoder(path: Path, provider: ProviderChoice = "auto") -> OnnxEncoder:
 def embed(
     prepared: PreparedBlock, encoder: Encoder, digest: str, encode: Encode | None = None
 ) -> Shard:
-    """Encode a block; an image that could not be read, or has no embedding, is left out.
+    """Encode a block; leaves out unreadable images and images without a finite embedding.
 
     Parameters
     ----------
     digest : see `Block.digest`.
-    encode : in place of the encoder itself, who may know some of the images; the same to the bit.
+    encode : replaces the encoder, for example with a cache; must give the same bits.
     """
     if encode is None:
         mean, variance = _encoded(prepared.images, encoder)
@@ -71,7 +71,7 @@ def embed(
 
 
 def _encoded(images: Inputs, encoder: Encoder) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Means and variances of ``images`` (n, H, W, 3), in batches filled up with black."""
+    """Encode ``images`` (n, H, W, 3) in batches; the last batch is padded with zeros."""
     size = batch_size(encoder)
     means, variances = [], []
     for start in range(0, len(images), size):

@@ -1,4 +1,4 @@
-"""One run over a catalogue: it embeds missing images, and counts failures."""
+"""Embeds the missing images of a catalogue and counts failures."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Progress:
 
     Attributes
     ----------
-    n_kept : images of shards that an earlier run left.
-    n_embedded, failures, losses : of all shards, kept and made; failures and losses by id.
+    n_kept : images of shards from an earlier run.
+    n_embedded, failures, losses : totals of all shards, kept and new; failures and losses by id.
     """
 
     n_images: int
@@ -35,18 +35,18 @@ class Progress:
 
     @property
     def n_done(self) -> int:
-        """Images that need no more work."""
+        """Number of images that are embedded or have failed."""
         return self.n_embedded + len(self.failures)
 
     def count(self, shard: Shard) -> None:
-        """Take a shard into account."""
+        """Add a shard to the counts."""
         self.n_embedded += len(shard.ids)
         self.failures.update(shard.failures)
         self.losses.update(shard.losses)
 
     @property
     def sentence(self) -> str:
-        """A message about the work that is kept when a run ends early."""
+        """A sentence on the kept work, for the message when a run ends early."""
         return f"{self.n_done:,} of {self.n_images:,} images are embedded and kept."
 
 
@@ -59,15 +59,15 @@ def embed_catalogue(
     progress: Progress,
     preview_side: int | None = None,
 ) -> None:
-    """Fill ``store`` with a shard for each block; those that are there and sound are left alone.
+    """Fill ``store`` with a shard for each block; keeps existing valid shards.
 
     Parameters
     ----------
-    preview_side : see `IndexSettings`; a shard with others is made again.
+    preview_side : see `IndexSettings`; shards with another side are rebuilt.
 
     Raises
     ------
-    TooManyBadImages : as soon as the limit is certain to be exceeded.
+    TooManyBadImages : as soon as failures exceed the limit.
     SourceUnavailable : the images can no longer be reached.
     OutputError : the disk is full.
     """
@@ -110,7 +110,7 @@ def _too_many(progress: Progress, tolerance: Tolerance) -> str:
     name, why = next(iter(progress.failures.items()))
     return (
         f"{len(progress.failures):,} of {progress.n_images:,} images cannot be indexed, and "
-        f"{tolerance} may fail; for example {name!r}: {why.reason} Mend or remove them, or raise "
-        f"{'--max-pixels, --max-bytes or ' if why.error == 'ImageTooLarge' else ''}--max-bad. What "
-        "is embedded is kept."
+        f"at most {tolerance} may fail; for example {name!r}: {why.reason} Mend or remove them, "
+        f"or raise {'--max-pixels, --max-bytes or ' * (why.error == 'ImageTooLarge')}--max-bad. "
+        "Finished embeddings are kept."
     )

@@ -1,4 +1,4 @@
-"""Engines, which decode and encode at once, and hold no more blocks in memory than are at work."""
+"""Engines: decode and encode in parallel, with a bounded number of blocks in memory."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ Task = tuple[Block, str]
 
 
 class Engine(Protocol):
-    """Makes shards of blocks. Laws: the same shards, bit for bit, whichever engine made them."""
+    """Makes shards of blocks. All engines make the same shards, bit for bit."""
 
     def shards(self, tasks: Iterable[Task]) -> Iterator[Shard]:
-        """The shard of each task, in whatever order they are done."""
+        """Yield the shard of each task, in the order of completion."""
 
     def close(self) -> None:
-        """End what was started for the work."""
+        """Stop all workers."""
 
 
 class LocalEngine:
-    """The machine itself: some decoders, and as many batches encoded at once.
+    """Decodes and encodes on this machine.
 
     Parameters
     ----------
-    n : of batches encoded at once, each on one thread; a GPU takes one at a time.
+    n : number of batches encoded in parallel, each on one thread; one on a GPU.
     encode : see `embed`.
-    fetching : of images that do not lie on this machine; None where all do.
+    fetching : downloads remote images; None if all images are local.
     """
 
     def __init__(
@@ -54,15 +54,15 @@ class LocalEngine:
         self._encode = encode
         self._n_encoders = n if encoder.provider == PROVIDERS["cpu"] else 1
         self._fetching = fetching
-        # Enough that no worker waits for its next block; each is a few megabytes.
+        # Enough blocks that no worker waits for the next one; a block takes a few megabytes.
         self._n_at_work = 2 * n + self._n_encoders + (BLOCKS_AT_ONCE if fetching else 0)
 
     def shards(self, tasks: Iterable[Task]) -> Iterator[Shard]:
-        """The shard of each task, in whatever order they are done.
+        """Yield the shard of each task, in the order of completion.
 
         Raises
         ------
-        SourceUnavailable : after all that was fetched is done.
+        SourceUnavailable : the source is unavailable; raised after all fetched images are done.
         """
         waiting = iter(tasks)
         fetched: dict[Future[Block], str] = {}
@@ -105,7 +105,7 @@ class LocalEngine:
             encoders.shutdown(cancel_futures=True)
 
     def _fetch(self, block: Block) -> Future[Block]:
-        """The block with all images on this machine; at once where they are already."""
+        """Download the remote images of a block; a local block is ready at once."""
         if self._fetching is not None:
             return self._fetching.submit(block)
         there: Future[Block] = Future()
@@ -119,7 +119,7 @@ class LocalEngine:
         return prepared
 
     def close(self) -> None:
-        """End the decoders, and what is fetched for them."""
+        """Stop the decoders and the downloads."""
         if self._fetching is not None:
             self._fetching.close()
         self._decoders.close()
@@ -132,13 +132,13 @@ def local_engine(
     fetching: Fetching | None = None,
     preview_side: int | None = None,
 ) -> LocalEngine:
-    """Return an engine for files, on this machine, whose encoder remembers what it has seen.
+    """Return an engine for files on this machine; cached embeddings are not computed again.
 
     Parameters
     ----------
-    n : decoders, and batches encoded at once.
-    limits : which images are decoded.
-    fetching : of images that do not lie on this machine; None where all do.
+    n : number of decoders, and of batches encoded in parallel.
+    limits : maximum size of an image.
+    fetching : downloads remote images; None if all images are local.
     preview_side : see `IndexSettings`.
     """
 

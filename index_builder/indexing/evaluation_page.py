@@ -1,4 +1,4 @@
-"""An evaluation as one page that needs nothing else: its numbers, curves, and surest errors."""
+"""An evaluation as one self-contained page: numbers, curves, and most confident errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 N_SHOWN = 24
 SIDE = 160
-"""Pixels of a query's picture, equal to those of an item's."""
+"""Longest side of a query's picture in pixels; the same as an item's thumbnail."""
 
 
 def page(evaluation: Evaluation, gallery: Gallery, name: str) -> str:
@@ -47,9 +47,9 @@ def _charts(evaluation: Evaluation) -> list[tuple[str, str]]:
     """Return the charts of an evaluation as SVG, each with its caption."""
     stream, absent = evaluation.report["stream"], evaluation.absent
     charts: list[tuple[str, Callable[[Axes], object]]] = [
-        ("Reliability: on the diagonal, probabilities are calibrated. Bars: exact 95 % intervals.",
+        ("Reliability: calibrated probabilities lie on the diagonal. Bars: exact 95 % intervals.",
          lambda ax: plots.reliability(stream, ax=ax)),
-        ("Risk and coverage: wrong first results, the surest first.",
+        ("Risk and coverage: share of wrong first results, most confident answers first.",
          lambda ax: plots.risk_coverage(stream, ax=ax)),
     ]  # fmt: skip
     if absent.any() and not absent.all():
@@ -63,7 +63,7 @@ def _charts(evaluation: Evaluation) -> list[tuple[str, str]]:
 
 
 def _roc(evaluation: Evaluation, ax: Axes) -> None:
-    """Compare what tells queries with a match from absent ones."""
+    """Draw the ROC curves of match probability and similarity against absent queries."""
     absent, answers = evaluation.absent, evaluation.answers
     of_answers = {
         "match probability": [1 - (one.decision.no_match_probability or 0) for one in answers],
@@ -75,7 +75,7 @@ def _roc(evaluation: Evaluation, ax: Axes) -> None:
 
 
 def rendered(template: str, **content: Any) -> str:  # noqa: ANN401 - whatever it shows
-    """Return a page of a template of this package."""
+    """Render a template of this package."""
     return templates_of("index_builder.indexing").get_template(template).render(content)
 
 
@@ -97,7 +97,7 @@ def _error(evaluation: Evaluation, gallery: Gallery, row: int) -> dict[str, Any]
 
 
 def picture_of(queries: LabelledImages, row: int) -> str | None:
-    """Return a query's picture as part of the page; None of a vector."""
+    """Return a query's picture as a data URI; None for a vector."""
     pixels = queries.pixels(row, SIDE)
     if pixels.ndim != 3:
         return None
@@ -109,7 +109,7 @@ def picture_of(queries: LabelledImages, row: int) -> str | None:
 
 
 def thumbnail_of(gallery: Gallery, item_id: str) -> str | None:
-    """Return an item's picture as part of the page; None of a vector."""
+    """Return an item's thumbnail as a data URI; None without one."""
     found = gallery.thumbnail(item_id)
     return _uri(found.media_type, found.data) if found.data else None
 

@@ -1,4 +1,4 @@
-"""Fetching: images that lie elsewhere become files, shortly before they are decoded."""
+"""Fetching: downloads remote images to files, shortly before they are decoded."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from index_builder.storage import NotFetched, Storage
 from model_store.images import ImageLimits
 
 BLOCKS_AT_ONCE = 2
-"""Blocks that are fetched at the same time: while one waits for its slowest image, the other."""
+"""Blocks downloaded in parallel, so that one slow image does not stop the others."""
 
 ReadAgain = Callable[[Place, int | None], Pixels]
-"""Reads an image, or a vector, that has been indexed; see `read_again`."""
+"""Reads an indexed image or vector again; see `read_again`."""
 
 
 class Fetching:
-    """Fetches the images of some blocks while others are decoded.
+    """Downloads the images of some blocks while others are decoded.
 
-    Decoders never connect to anything: what runs over hostile bytes holds no credentials' use.
+    Decoders never use the network, because they process untrusted bytes.
 
     Parameters
     ----------
-    directory : for the files; those of a block are away when it is `released`.
-    limits : one byte more than they allow is fetched at most, so that a decoder can report it.
+    directory : directory of the files; `released` removes the files of a block.
+    limits : maximum size of an image. At most one byte more is fetched, so that the decoder can
+        report the excess.
     """
 
     def __init__(self, storage: Storage, directory: Path, limits: ImageLimits) -> None:
@@ -41,12 +42,12 @@ class Fetching:
         self._threads = ThreadPoolExecutor(BLOCKS_AT_ONCE, thread_name_prefix="fetch")
 
     def submit(self, block: Block) -> Future[Block]:
-        """Begin with ``block``; the future is the same block with files, see `Block`.
+        """Start to download ``block``; the future gives the same block with local files.
 
         Raises
         ------
-        SourceUnavailable : by the future; the source is no longer available.
-        OutputError : by the future; there is no room.
+        SourceUnavailable : from the future: the source is no longer available.
+        OutputError : from the future: the disk is full.
         """
         return self._threads.submit(self._fetched, block)
 
@@ -55,7 +56,7 @@ class Fetching:
         shutil.rmtree(self._folder(block), ignore_errors=True)
 
     def close(self) -> None:
-        """Forget what has not begun, give up what has, and leave no files."""
+        """Cancel all downloads and remove the files."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._storage.close()
         self._threads.shutdown()
@@ -87,9 +88,9 @@ class Fetching:
         return replace(block, places=places, failures=failures)
 
     def _fetch(self, files: Mapping[tuple[str, str], Path]) -> dict[tuple[str, str], str]:
-        """Write the files; return why some could not be had.
+        """Download the files; return the reason for each that failed.
 
-        The storage bounds how many are fetched at once.
+        The storage limits the number of parallel downloads.
         """
         reasons = {}
         with ExitStack() as ends:
@@ -107,9 +108,9 @@ class Fetching:
 
 
 def reader(storage: Storage, limits: ImageLimits) -> ReadAgain:
-    """Return what decodes images again, wherever they lie.
+    """Return a function that decodes local and remote images again.
 
-    It raises `NotFetched` or `OSError` if the image no longer exists.
+    The function raises `NotFetched` or `OSError` if the image no longer exists.
     """
 
     def read(place: Place, smallest_side: int | None) -> Pixels:
@@ -122,5 +123,5 @@ def reader(storage: Storage, limits: ImageLimits) -> ReadAgain:
 
 
 def _source(place: Place) -> tuple[str, str]:
-    """Return what images in several boxes of one picture share."""
+    """Return URL and version: the same for all boxes of one picture."""
     return place.path, place.version

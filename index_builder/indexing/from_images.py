@@ -1,4 +1,4 @@
-"""The gallery of a training configuration, through the same rooms as any collection."""
+"""Builds the gallery of a training configuration with the modules of batch indexing."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def build_gallery(
     labelled: bool = True,
     milvus_uri: str | None = None,
 ) -> None:
-    """Embed ``images``, or vectors, and put the gallery's files into ``staging``.
+    """Embed ``images``, or vectors, and write the gallery's files to ``staging``.
 
-    Labels go there if ``labelled``.
+    Stores labels if ``labelled``.
 
     Parameters
     ----------
-    directory : to work in, away afterwards. A run is not gone on with: what images a configuration
-        means is known only by reading them.
-    encoder : what it knows of the images already is not computed again.
+    directory : run directory, removed afterwards. A run is never resumed, because the images of a
+        configuration are known only after reading them.
+    encoder : the encoder; cached embeddings are not computed again.
     milvus_uri : see `assemble`.
 
     Raises
@@ -75,7 +75,7 @@ def build_gallery(
             embed_catalogue(catalogue, work.store, encoder, engine, NONE, progress)
         assemble(work, catalogue.n_blocks, encoder.dim, encoder.fingerprint, settings, milvus_uri)
         catalogue.close()
-        for name in ANY_GALLERY_FILES:  # of an earlier index, of another kind perhaps
+        for name in ANY_GALLERY_FILES:  # files of an earlier index, maybe of another kind
             (staging / name).unlink(missing_ok=True)
         for path in work.bundle.iterdir():
             path.replace(staging / path.name)

@@ -1,12 +1,11 @@
-"""The choice of images that are kept out of a collection's gallery, to be queries.
+"""Chooses the images to hold out of a collection's gallery as queries.
 
-Images of one group stay on one side. A group is what the owner put into one (column ``group`` of a
-manifest), exact copies, and, where no group is given, near-duplicates by their thumbnails, which
-vectors do not have.
-About a fifth of each label's images is held out. Of labels of two images, two in five give one: so
-there are queries whose label has one image in the gallery, and labels of two together lose the same
-fifth as all others. A label of one image, or of one group, gives none: it would be gone from the
-gallery.
+All images of a group stay on one side. The column ``group`` of a manifest defines groups; exact
+copies are always one group. Without that column, near-duplicates form groups, found by their
+thumbnails; vectors have none. About a fifth of each label's images is held out. Two in five labels
+with two images give one image: together they also lose a fifth, and some queries have only one
+match in the gallery. A label with one image or one group gives none, because the gallery would lose
+the label.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ Integers = NDArray[np.int64]
 
 
 def code_of(column: str) -> str:
-    """Return SQL that numbers the values of a column from 0; −1 where there is none."""
+    """Return SQL that numbers the values of a column; −1 for NULL."""
     return (
         f"CASE WHEN {column} IS NULL THEN -1"
         f" ELSE dense_rank() OVER (ORDER BY {column} NULLS FIRST) END"
@@ -57,17 +56,17 @@ def code_of(column: str) -> str:
 def chosen(
     labels: Integers, groups: Integers, contents: Integers, order: Integers
 ) -> NDArray[np.bool_]:
-    """Choose images (N,) to hold out: whole groups, in ``order``, about a fifth of each label's.
+    """Choose images (N,) to hold out: whole groups, about a fifth of each label's images.
 
-    Neither a group with an image that has no label, nor an image with its exact copies alone, which
-    would be one query several times.
+    Never holds out a group with an unlabelled image, or a group of several exact copies, which
+    would repeat one query.
 
     Parameters
     ----------
-    labels : (N,) codes; −1 where there is none.
-    groups : (N,) codes from 0 without gaps.
-    contents : (N,) codes that exact copies share.
-    order : (N,) images; a group is visited with its first.
+    labels : (N,) label codes; −1 without a label.
+    groups : (N,) group codes, from 0 without gaps.
+    contents : (N,) content codes; exact copies share one.
+    order : (N,) indices of images. Groups are visited in the order of their first image.
     """
     n_images = np.bincount(groups)
     n_codes = int(contents.max(initial=0)) + 1
@@ -95,7 +94,7 @@ def chosen(
 
 
 def note_groups(connection: sqlite3.Connection, store: ShardStore, n_blocks: int) -> None:
-    """Write the table ``groups``: the group of each embedded image, by its place in the source."""
+    """Write the table ``groups``: the group of each embedded image, by position."""
     found = connection.execute(
         f"SELECT position, {code_of('hash')}, {code_of('group_name')}"  # noqa: S608 - no value in it
         " FROM entries JOIN embedded USING (id) ORDER BY position"
@@ -121,7 +120,7 @@ def note_held_out(connection: sqlite3.Connection, n_most: int) -> None:
         " FROM entries JOIN embedded USING (id) JOIN groups USING (position) ORDER BY position"
     )
     positions, labels, groups, contents = np.fromiter(found, dtype=(np.int64, 4)).T
-    # The order of hashes is as good as random, and always the same.
+    # The order of hashes is effectively random, but reproducible.
     order = np.argsort(contents, kind="stable")
     mask = chosen(labels, groups, contents, order[::-1])
     sizes = np.bincount(groups).tolist()
@@ -138,7 +137,7 @@ def note_held_out(connection: sqlite3.Connection, n_most: int) -> None:
 
 
 def held_out(catalogue: Path) -> list[str]:
-    """Ids of the images that were kept out of the gallery, in order; after `assemble`."""
+    """Return the sorted ids of the held-out images; after `assemble`."""
     with closing(sqlite3.connect(catalogue)) as connection:
         return [name for (name,) in connection.execute("SELECT id FROM held_out ORDER BY id")]
 
@@ -150,7 +149,7 @@ def _alike(
     known: list[Fingerprint | None] = [None] * len(positions)
     pixels = np.full(len(positions), -1, dtype=np.int64)
     codes: dict[bytes, int] = {}
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes outside the lock
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # Pillow releases the GIL
         for shard in track(store.all(n_blocks), "near-duplicates", n_blocks):
             marks = ",".join("?" * len(shard.ids))
             rows = connection.execute(
@@ -164,7 +163,7 @@ def _alike(
                 if one is None:
                     continue
                 known[place] = one
-                # Of small pictures thumbnails are lossless: equal ones are of equal pictures.
+                # Thumbnails of small pictures are lossless: equal thumbnails mean equal pictures.
                 pixels[place] = codes.setdefault(
                     hashlib.sha256(thumbnail.data).digest(), len(codes)
                 )
@@ -172,7 +171,7 @@ def _alike(
 
 
 def _fingerprint(thumbnail: Thumbnail) -> Fingerprint | None:
-    """Return the fingerprint of a picture; None where there is no picture."""
+    """Return the fingerprint of a thumbnail; None if it is empty."""
     if not thumbnail.data:
         return None
     with Image.open(io.BytesIO(thumbnail.data)) as image:

@@ -1,4 +1,4 @@
-"""A source as a folder of this machine: what a build reads again and again."""
+"""Copies a source into a local folder, because a build reads it repeatedly."""
 
 from __future__ import annotations
 
@@ -26,29 +26,28 @@ from model_store.images import ImageLimits
 logger = logging.getLogger(__name__)
 
 AHEAD = 64
-"""Number of images requested before the first of them has arrived."""
+"""Maximum number of pending downloads."""
 
 _TOLERANCE = Tolerance(share=0.01)
 _PARTIAL = ".partial"
 
 
 def copy_images(source: str, folder: Path, storage: Storage, *, labelled: bool = True) -> LeftOut:
-    """Make ``folder`` hold the images of a source, one sub-folder for each label.
+    """Copy the images of a source into ``folder``, one sub-folder for each label.
 
-    An image keeps the path that it has in a folder of images; else it is called by its id. What is
-    there already, with the same size and date, is not fetched again; files that are no longer in
-    the source are removed.
+    An image from a folder keeps its path; others are named by their id. Existing files of the same
+    size and date are not copied again. Files that are no longer in the source are removed.
 
     Returns
     -------
-    The files of the source that are not among its images.
+    The files of the source that were left out.
 
     Raises
     ------
-    DatasetError : the source is not what it should be, or names parts of pictures.
-    SourceUnavailable : it can no longer be reached; copied files stay.
-    TooManyBadImages : more than one image in a hundred could not be had.
-    OutputError : there is no room.
+    DatasetError : the source is invalid, or names parts of pictures.
+    SourceUnavailable : the source can no longer be reached; copied files stay.
+    TooManyBadImages : more than 1 % of the images could not be copied.
+    OutputError : the disk is full.
     """
     left_out = LeftOut()
     wanted: set[Path] = set()
@@ -77,8 +76,8 @@ def copy_images(source: str, folder: Path, storage: Storage, *, labelled: bool =
                 path.unlink()
     if not _TOLERANCE.allows(n_bad, n_known):
         raise TooManyBadImages(
-            f"{n_bad:,} of {n_known:,} images could not be copied, and {_TOLERANCE} may fail; the "
-            "log says why of each. The others are kept; the same command tries again."
+            f"{n_bad:,} of {n_known:,} images could not be copied; at most {_TOLERANCE} may fail. "
+            "The log lists the reasons. The other copies are kept; the same command tries again."
         )
     return left_out
 
@@ -86,7 +85,7 @@ def copy_images(source: str, folder: Path, storage: Storage, *, labelled: bool =
 def _copies(
     entries: Iterator[Entry], folder: Path, storage: Storage
 ) -> Iterator[tuple[Entry, Path, str | None]]:
-    """Copy images, some at a time; gives each with its path, and why it could not be had."""
+    """Copy images in parallel; yields each with its path and the reason if it failed."""
     waiting: deque[tuple[Entry, Path, IO[bytes] | None, Future[None] | None]] = deque()
     taken: set[Path] = set()
     try:
@@ -109,11 +108,11 @@ def _copies(
 
 
 def _path_in(folder: Path, entry: Entry, taken: set[Path]) -> Path:
-    """Return the path that an image is copied to, and note that it is taken."""
+    """Return the path to copy an image to, and add it to ``taken``."""
     if entry.place.box is not None:
         raise DatasetError(
-            f"{entry.origin} names a part of a picture. `vouch-build index` takes such; a build "
-            "takes whole images."
+            f"{entry.origin} names a part of a picture, but a build takes whole images. Use "
+            "`vouch-build index` for parts."
         )
     path = folder / _path_of(entry)
     if path in taken:
@@ -130,7 +129,7 @@ def _begun(entry: Entry, file: IO[bytes], storage: Storage) -> Future[None]:
     if place.is_remote:
         return storage.fetch(place.path, file, ImageLimits().max_bytes + 1, place.version)
     done: Future[None] = Future()
-    if place.offset is not None and place.size < 0:  # the bytes that follow are the next image's
+    if place.offset is not None and place.size < 0:  # the next bytes belong to another image
         done.set_exception(NotFetched("The row has no image."))
         return done
     try:
@@ -153,7 +152,7 @@ def _finished(
     partial = Path(file.name)
     try:
         future.result()
-    except NotFetched as error:  # a partial copy is removed with the other unwanted files
+    except NotFetched as error:  # partial copies are removed with other unwanted files
         return entry, path, str(error)
     finally:
         file.close()
@@ -163,7 +162,7 @@ def _finished(
 
 
 def _is_there(entry: Entry, path: Path) -> bool:
-    """Return whether the image was copied before; of one on the web only its URL is known."""
+    """Return whether the image was copied before, by date and size; a size of 0 is unknown."""
     if not path.is_file():
         return False
     status, place = path.stat(), entry.place
@@ -171,7 +170,7 @@ def _is_there(entry: Entry, path: Path) -> bool:
 
 
 def _path_of(entry: Entry) -> PurePosixPath:
-    """The path of an image in its folder; the first sub-folder is the label."""
+    """Return the path of an image in its folder; the first sub-folder is the label."""
     path = PurePosixPath(entry.id)
     is_path = not path.is_absolute() and ".." not in path.parts and path.as_posix() == entry.id
     label = path.parts[0] if len(path.parts) > 1 else None
@@ -186,7 +185,7 @@ def _path_of(entry: Entry) -> PurePosixPath:
 
 
 def _file_name(text: str) -> str:
-    """Return ``text`` as a file may be called; what is too long, by its hash."""
+    """Return ``text`` as a valid file name; a long text becomes its hash."""
     name = quote(text, safe=" ,;()[]+&'@=!")
     if name in {".", ".."} or len(name) > 150:
         name = hashlib.sha256(text.encode()).hexdigest() + PurePosixPath(name).suffix[:10]

@@ -1,8 +1,8 @@
-"""The user's queries: images or vectors, with the truth of each.
+"""The user's queries: images or vectors, with the true match of each.
 
-Their source is read as a collection is: ``item`` names the item of the gallery that a query shows,
-or ``label`` its label; a query with neither matches nothing there. Where places make a match,
-``latitude`` and ``longitude`` do instead.
+They are read like a collection. The column ``item`` names the gallery item that a query shows, or
+``label`` names its label. A query with neither matches nothing in the gallery. If matches are
+defined by place, the columns are ``latitude`` and ``longitude``.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ from model_store.processors import usable_processors
 from model_store.truth import Within, wgs84
 
 ITEM = "item"
-"""Column that names the item which a query shows."""
+"""Column with the id of the item that a query shows."""
 
 TEXTS = COLUMNS | {ITEM}
-"""Columns that are text: an item called 2019.10 is not 2019.1."""
+"""Columns read as text, not as numbers: the item 2019.10 is not 2019.1."""
 
 _NOWHERE = "\0"
-"""First character of the label of a query that matches nothing; no gallery has such a label."""
+"""First character of the label of a query without a match. No label of a gallery begins with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnQueries:
-    """Queries with their truth.
+    """Queries with their true matches.
 
     Attributes
     ----------
-    queries : those with a match, and the others as withheld ones.
-    failures : by id, of the unreadable ones, which are left out.
+    queries : queries with a match; queries without one are its ``withheld``.
+    failures : errors by id, for unreadable queries, which are left out.
     """
 
     queries: QuerySet
@@ -76,23 +76,23 @@ def read_queries(
     storage: Storage,
     within: float | None = None,
 ) -> OwnQueries:
-    """Read queries, and let ``encoder`` know all that can be read.
+    """Read queries and embed all readable ones into the cache of ``encoder``.
 
     Parameters
     ----------
     scratch : a directory to work in.
-    limits : which images are decoded.
-    storage : reads what does not lie on this machine.
-    within : metres from a query to a match; None where a match has the same label.
+    limits : maximum size of an image.
+    storage : reads remote images.
+    within : maximum metres from a query to a match; None if a match has the same label.
 
     Raises
     ------
-    DatasetError : the source is not what it should be, or names an item that is not there.
+    DatasetError : the source is invalid, or names an item that the gallery does not have.
     """
     entries = _entries(source, scratch)
     places: NDArray[np.float64] | None = None
     if within is None:
-        truth = {entry.id: _truth(entry, gallery) for entry in entries}  # sooner than hours later
+        truth = {entry.id: _truth(entry, gallery) for entry in entries}  # fail before the embedding
     else:
         places, truth = _by_place(entries, gallery, within)
         place_of = dict(zip([entry.id for entry in entries], places, strict=True))
@@ -123,7 +123,7 @@ def read_gallery(
 
     Raises
     ------
-    DatasetError : the source is not what it should be, or has none of the gallery's items.
+    DatasetError : the source is invalid, or has none of the gallery's items.
     """
     label_of = {
         item.id: item.id if item.label is None else item.label
@@ -132,8 +132,8 @@ def read_gallery(
     kept = [entry for entry in _entries(source, scratch) if entry.id in label_of]
     if not kept:
         raise DatasetError(
-            "None of the gallery's items is in what --gallery names. Name what it was made of; an "
-            "item has the same id in both."
+            "The source named by --gallery has none of the gallery's items. Name the source that "
+            "the gallery was indexed from; ids must be equal."
         )
     kept, hashes, _ = _embedded(kept, encoder, scratch, limits, storage)
     labels = [label_of[entry.id] for entry in kept]
@@ -141,7 +141,7 @@ def read_gallery(
 
 
 def _entries(source: Source, scratch: Path) -> list[Entry]:
-    """Return the entries of a source; raise where there are none."""
+    """Return the entries of a source; raises if it is empty."""
     left_out = LeftOut()
     entries = list(source.entries(scratch, left_out))
     if not entries:
@@ -159,7 +159,7 @@ def _embedded(
     limits: ImageLimits,
     storage: Storage,
 ) -> tuple[list[Entry], dict[str, str], dict[str, Failure]]:
-    """Return the entries that can be embedded, the hash of each by id, and the failures."""
+    """Embed the entries; return those that succeeded, their hashes by id, and the failures."""
     fetching = Fetching(storage, scratch / "fetched", limits)
     hashes: dict[str, str] = {}
     failures: dict[str, Failure] = {}
@@ -175,7 +175,7 @@ def _embedded(
 
 
 def _truth(entry: Entry, gallery: Gallery) -> str:
-    """Return the label that items have which a query matches: of some item, or of none."""
+    """Return the label of a query's matches; a label that no item has if there are none."""
     name = entry.metadata.get(ITEM)
     if name is not None:
         return label_of_item(gallery, str(name), entry.origin, ITEM)
@@ -185,11 +185,11 @@ def _truth(entry: Entry, gallery: Gallery) -> str:
 def _by_place(
     entries: Sequence[Entry], gallery: Gallery, within: float
 ) -> tuple[NDArray[np.float64], dict[str, str]]:
-    """Return where queries are (n, 3), and the label of the nearest item that each matches, by id.
+    """Return the places of queries (n, 3), and the label of each query's nearest match, by id.
 
     Raises
     ------
-    DatasetError : a place is none; or no item has one, or no query.
+    DatasetError : a place is invalid, or no item or no query has one.
     """
     degrees = np.full((len(entries), 2), np.nan)
     for row, entry in enumerate(entries):
@@ -200,7 +200,7 @@ def _by_place(
     for places, whose in ((near.queries, "query"), (near.items, "item of the gallery")):
         if not np.isfinite(places).any():
             raise DatasetError(
-                f"--within says that places make a match, and no {whose} has one. Give "
+                f"--within defines matches by place, but no {whose} has a place. Add "
                 f"{LATITUDE} and {LONGITUDE} in degrees, as columns or fields of the metadata."
             )
     truth: dict[str, str] = {}
@@ -224,7 +224,7 @@ def _images(
     hashes: Mapping[str, str],
     read_again: ReadAgain,
 ) -> LabelledImages:
-    """Return entries as images; exact copies form one group if no groups are named."""
+    """Return entries as images; exact copies without a group form one group."""
 
     def read(row: int, smallest_side: int | None) -> Pixels:
         return read_again(entries[row].place, smallest_side)

@@ -16,28 +16,28 @@ from model_store.gallery import Gallery
 COLUMNS = frozenset({"label", "parent"})
 
 _AT_ONCE = 10_000
-"""Items whose metadata is read together."""
+"""Number of items whose metadata is read at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parents:
-    """The place where parents of labels are written, if anywhere.
+    """The source of the parents of labels: a table, metadata fields, or none.
 
     Attributes
     ----------
     table : see `read_parents`.
-    fields : of the items' metadata, one for each level, the finest first.
+    fields : metadata fields of the items, one for each level, the finest first.
     """
 
     table: Path | None = None
     fields: tuple[str, ...] = ()
 
     def of(self, gallery: Gallery) -> Hierarchy | None:
-        """Return the hierarchy above a gallery's labels; None where nothing is written.
+        """Return the hierarchy above a gallery's labels; None without table and fields.
 
         Raises
         ------
-        DatasetError : it is contradictory, or none of the gallery's labels has a parent.
+        DatasetError : the parents are contradictory, or no label of the gallery has a parent.
         """
         if self.table is None and not self.fields:
             return None
@@ -55,32 +55,33 @@ class Parents:
 
 
 NO_PARENTS = Parents()
-"""Nothing is written of parents."""
+"""No parents are given."""
 
 
 def read_parents(path: Path) -> Hierarchy:
     """Read a table of labels and their parents: CSV, JSONL or Parquet.
 
-    A line for each ``label`` says its ``parent``, which may have one in turn. The level of a parent
-    is the longest way down from it, so that a coarser level is never below a finer one; levels are
-    called by that number. A parent may be a label of items too, that of nothing finer known.
+    Each line has a ``label`` and its ``parent``, which may have a parent itself. The level of a
+    parent is the length of the longest path down from it, so a coarser level is never below a finer
+    one. This number is the level's name. A parent may also be the label of items without a finer
+    label.
 
     Raises
     ------
-    DatasetError : a line is not what it should be, a label has two parents, or is its own ancestor.
+    DatasetError : a line is invalid, a label has two parents, or a label is its own ancestor.
     """
     parent_of: dict[str, str] = {}
     for origin, fields in lines_of(path, COLUMNS):
         label, parent = (text_of(fields, name, origin) for name in ("label", "parent"))
         if label is None or parent is None:
             raise DatasetError(
-                f"{origin}: wanted a label and its parent; here are {', '.join(map(repr, fields))}."
-                " Leave a label without a parent out."
+                f"{origin}: wanted a label and its parent; the columns here are "
+                f"{', '.join(map(repr, fields))}. Leave a label without a parent out."
             )
         if parent_of.setdefault(label, parent) != parent:
             raise DatasetError(
-                f"{origin}: {label!r} has the parent {parent!r}, and {parent_of[label]!r} before. "
-                "Say one."
+                f"{origin}: {label!r} has the parent {parent!r}, but {parent_of[label]!r} on an "
+                "earlier line. Keep one parent."
             )
     lines = {name: _line(name, parent_of, path) for name in {*parent_of, *parent_of.values()}}
     heights: dict[str, int] = {}
@@ -96,7 +97,7 @@ def read_parents(path: Path) -> Hierarchy:
 
 
 def _line(name: str, parent_of: Mapping[str, str], path: Path) -> list[str]:
-    """Return a label, its parent, that one's parent, and so on."""
+    """Return a label and all its ancestors, from parent to root."""
     line = [name]
     while line[-1] in parent_of:
         parent = parent_of[line[-1]]
@@ -109,11 +110,11 @@ def _line(name: str, parent_of: Mapping[str, str], path: Path) -> list[str]:
 
 
 def _of_items(gallery: Gallery, fields: Sequence[str]) -> Hierarchy:
-    """Return the parents that fields of the items' metadata name.
+    """Return the parents from fields of the items' metadata.
 
     Raises
     ------
-    DatasetError : items of one label have different ones.
+    DatasetError : items of one label have different parents.
     """
     found: dict[str, list[str | None]] = {}
     for start in range(0, gallery.n_items, _AT_ONCE):
@@ -129,7 +130,7 @@ def _of_items(gallery: Gallery, fields: Sequence[str]) -> Hierarchy:
                 if known[level] not in {None, str(value)}:
                     raise DatasetError(
                         f"The items of {item.label!r} have the {field} {known[level]!r}, and "
-                        f"{item.id!r} has {value!r}. Items of one label have one."
+                        f"{item.id!r} has {value!r}. All items of a label need the same value."
                     )
                 known[level] = str(value)
     return Hierarchy.of(fields, found)

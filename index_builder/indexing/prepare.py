@@ -1,4 +1,4 @@
-"""Image files to the encoder's input; imports no more than a decoder process needs."""
+"""Turns image files into the encoder's input; imports only what a decoder process needs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Prepare = Callable[[Block], PreparedBlock]
 """Reads, decodes and resizes the images of a block."""
 
 BUDGET = DecodingBudget(cpu_s=10.0)
-"""Twice the time of a query: the owner of a collection is trusted."""
+"""Twice the CPU time of a query, because the owner of a collection is trusted."""
 
 NO_THUMBNAIL: EncodedThumbnail = b"", ""
 
@@ -48,7 +48,7 @@ _UNLIMITED = ImageLimits(max_bytes=2**62, max_pixels=2**62)
 
 
 def budget_for(limits: ImageLimits) -> DecodingBudget:
-    """Return what one image may cost: more in proportion where more pixels are accepted."""
+    """Return the time and memory for one image; they grow with the accepted number of pixels."""
     factor = max(1.0, limits.max_pixels / ImageLimits().max_pixels)
     return DecodingBudget(
         BUDGET.cpu_s * factor, int(BUDGET.memory_bytes * factor), BUDGET.clock_s * factor
@@ -57,7 +57,7 @@ def budget_for(limits: ImageLimits) -> DecodingBudget:
 
 @dataclass(frozen=True, slots=True)
 class _Picture:
-    """An image that could be read."""
+    """A decoded image, or a vector, with its pictures."""
 
     image: Inputs
     thumbnail: EncodedThumbnail
@@ -73,7 +73,7 @@ def prepare_files(
     limits: ImageLimits | None = None,
     preview_side: int | None = None,
 ) -> PreparedBlock:
-    """Prepare images that lie in files, in a process that may be lost over them."""
+    """Prepare images in files, in a process that they may crash."""
     limits = limits or ImageLimits()
     read = partial(
         _read_file,
@@ -93,7 +93,7 @@ def prepare_pixels(
     preprocessing: EncoderInput,
     preview_side: int | None = None,
 ) -> PreparedBlock:
-    """Prepare images decoded elsewhere, or vectors: see `LabelledImages.pixels`.
+    """Prepare decoded images or vectors; see `LabelledImages.pixels`.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def prepare_pixels(
 
 
 def prepare_vectors(block: Block, expected: VectorInput) -> PreparedBlock:
-    """Prepare rows that another system has made of images; there is no picture of them."""
+    """Prepare vectors from another system; they have no thumbnails."""
     opened: dict[str, BinaryIO] = {}
     with ExitStack() as stack:
 
@@ -130,7 +130,7 @@ def prepare_vectors(block: Block, expected: VectorInput) -> PreparedBlock:
 
 
 def require_direction(row: NDArray[np.float32], dim: int) -> None:
-    """Refuse a row (n,) whose first ``dim`` numbers, its mean, point nowhere.
+    """Refuse a row (n,) that is not finite, or whose mean, the first ``dim`` numbers, is zero.
 
     Raises
     ------
@@ -138,7 +138,7 @@ def require_direction(row: NDArray[np.float32], dim: int) -> None:
     """
     if not np.isfinite(row).all() or not row[:dim].any():
         raise CorruptImage(
-            "The vector has numbers that are not finite, or a mean of zeros, which points nowhere."
+            "The vector has numbers that are not finite, or its mean is zero and has no direction."
         )
 
 
@@ -154,7 +154,7 @@ def _vector(file: BinaryIO, place: Place) -> NDArray[np.float32]:
 
 
 def failed_block(block: Block, failure: Failure, preprocessing: Preprocessing) -> PreparedBlock:
-    """Return the result of a block that crashed its decoder: every image of it has failed."""
+    """Return the result of a block that crashed its decoder: all its images have failed."""
 
     def fail() -> _Picture:
         raise ImageTooCostly(failure.reason)
@@ -167,7 +167,7 @@ def _prepared(
     reads: Sequence[Callable[[], _Picture]],
     expected: EncoderInput,
 ) -> PreparedBlock:
-    """Every image has its place, whatever becomes of the others."""
+    """Read all images of a block; a failed image leaves its row empty."""
     images = np.zeros((len(block.ids), *expected.shape), dtype=expected.dtype)
     thumbnails: list[EncodedThumbnail | None] = [None] * len(block.ids)
     hashes, previews = [""] * len(block.ids), [b""] * len(block.ids)
@@ -179,7 +179,7 @@ def _prepared(
             continue
         try:
             picture = read()
-        except ImageTooLarge as error:  # another run may have other limits
+        except ImageTooLarge as error:  # a later run may have other limits
             failures[name] = Failure(type(error).__name__, str(error), passing=True)
         except ImageError as error:
             failures[name] = Failure(type(error).__name__, str(error))
@@ -232,7 +232,7 @@ def _read_file(
 
 
 def _sha256(pixels: Inputs) -> str:
-    """Return what images of the same pixels share, whatever their files are."""
+    """Return the SHA-256 of shape and pixels: equal for copies in different files."""
     return hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).hexdigest()
 
 
@@ -245,13 +245,13 @@ def _pixels(
 def _decoded(
     data: bytes, limits: ImageLimits, box: Box | None, smallest_side: int | None
 ) -> tuple[NDArray[np.uint8], tuple[str, ...]]:
-    """Decode an image, or the part of it in a box; of that, all pixels that the file has.
+    """Decode an image, or the part in a box at full resolution.
 
-    Returns the pixels, and the losses; see `DecodedImage.losses`.
+    Returns the pixels and the losses; see `DecodedImage.losses`.
 
     Raises
     ------
-    ImageError : it cannot be decoded, or no pixel of it lies in the box.
+    ImageError : the image cannot be decoded, or the box lies outside it.
     """
     if box is None:
         decoded = decode_image(data, limits, smallest_side)
@@ -264,14 +264,14 @@ def _decoded(
     part = pixels[rows, columns]
     if part.size == 0:
         raise CorruptImage(
-            f"The box of {width:g} × {height:g} pixels at {left:g}, {top:g} holds nothing of the "
-            f"image, which is {pixels.shape[1]} × {pixels.shape[0]}. Mend the box, or leave it out."
+            f"The box of {width:g} × {height:g} pixels at {left:g}, {top:g} lies outside the image "
+            f"of {pixels.shape[1]} × {pixels.shape[0]} pixels. Correct the box, or leave it out."
         )
     return np.ascontiguousarray(part), decoded.losses
 
 
 def read_again(place: Place, smallest_side: int | None) -> NDArray[np.uint8]:
-    """Decode an image that has been indexed, and was within the limits then."""
+    """Decode an indexed image without limits, since it passed them before."""
     with Path(place.path).open("rb") as file:
         file.seek(place.offset or 0)
         data = file.read(-1 if place.offset is None else place.size)
@@ -279,12 +279,12 @@ def read_again(place: Place, smallest_side: int | None) -> NDArray[np.uint8]:
 
 
 def decode_again(data: bytes, box: Box | None, smallest_side: int | None) -> NDArray[np.uint8]:
-    """Decode the bytes of an image that has been indexed, or the part of it in a box."""
+    """Decode the bytes of an indexed image, or the part in a box."""
     return _pixels(data, _UNLIMITED, box, smallest_side)
 
 
 def bytes_of(place: Place, limits: ImageLimits) -> bytes:
-    """Read one byte more than allowed at most: a disk image called .jpg does not fill memory."""
+    """Read at most one byte more than allowed, so that a huge file does not fill the memory."""
     with place.opened() as file:
         if place.offset:
             file.seek(place.offset)

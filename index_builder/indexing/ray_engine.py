@@ -1,4 +1,4 @@
-"""The work of an indexing on a Ray cluster, or by several processes of a Ray on this machine."""
+"""An engine that decodes and encodes on a Ray cluster, or on a local Ray."""
 
 from __future__ import annotations
 
@@ -23,32 +23,31 @@ from model_store.errors import SourceUnavailable
 from model_store.images import ImageLimits
 from model_store.processors import ProviderChoice
 
-# Ray reports its use to its maker unless this is disabled before the import.
+# Disables Ray's usage reports; must be set before the import.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 import ray
 
 BLOCKS_TOGETHER = 4
-"""Blocks that a worker is given at once: it decodes one while it encodes another. If a worker dies,
-another one repeats so many blocks."""
+"""Blocks that a worker gets at once; it decodes one while it encodes another. After a crash,
+another worker repeats these blocks."""
 
 Rows = dict[str, NDArray[np.object_]]
 
 
 class RayEngine:
-    """Ray Data: workers that each decode and encode, as `LocalEngine` does with one of each.
+    """Runs a `LocalEngine` with one decoder and one encoder in each worker of Ray Data.
 
-    Ray starts workers that die again and repeats what they had not delivered; the shards that it
-    has delivered are kept like any others. The cluster is that of ``RAY_ADDRESS``, or one that is
-    started on this machine. Files are read where the workers are: on several machines the
-    collection lies where all of them see it, under the same path.
+    Ray restarts crashed workers and repeats their unfinished blocks; finished shards are kept.
+    ``RAY_ADDRESS`` names the cluster; without it, a local Ray is started. Workers read the files,
+    so all machines need the collection under the same path.
 
     Parameters
     ----------
-    path : the encoder's file; its bytes are sent along.
-    n : of workers.
-    limits : which images are decoded.
-    storage : whose patience and trust the workers have with servers that images lie on; their
-        credentials are those in the environment of the workers.
+    path : the encoder's file; its bytes are sent to the workers.
+    n : number of workers.
+    limits : maximum size of an image.
+    storage : its timeouts and trusted hosts apply to the workers, too. Credentials come from the
+        environment of each worker.
     preview_side : see `IndexSettings`.
     """
 
@@ -70,14 +69,14 @@ class RayEngine:
         self._n = n
 
     def shards(self, tasks: Iterable[Task]) -> Iterator[Shard]:
-        """The shard of each task, in whatever order they are done."""
+        """Yield the shard of each task, in the order of completion."""
         rows = [{"task": pickle.dumps(task)} for task in tasks]
         if not rows:
             return
         if not ray.is_initialized():
             _join(self._n)
         ray.data.DataContext.get_current().enable_progress_bars = False
-        encoder = ray.put(self._encoder)  # held here: a worker that is started again asks for it
+        encoder = ray.put(self._encoder)  # kept alive here for restarted workers
         n_parts = -(-len(rows) // BLOCKS_TOGETHER)
         embedded = ray.data.from_items(rows, override_num_blocks=n_parts).map_batches(
             _Worker,
@@ -103,12 +102,12 @@ class RayEngine:
             raise SourceUnavailable(lost)
 
     def close(self) -> None:
-        """Leave the cluster, or end the one that was started."""
+        """Leave the cluster, or stop the local one."""
         ray.shutdown()
 
 
 def _join(n: int) -> None:
-    """Join the cluster of ``RAY_ADDRESS``; without one, start one of ``n`` workers here."""
+    """Join the cluster of ``RAY_ADDRESS``; without it, start a local one of ``n`` workers."""
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if "RAY_ADDRESS" in os.environ:
         ray.init(**quiet)
@@ -117,7 +116,7 @@ def _join(n: int) -> None:
 
 
 class _Worker:
-    """Decoder and encoder in a process of Ray's."""
+    """A decoder and an encoder in a Ray process."""
 
     def __init__(
         self,
@@ -145,7 +144,7 @@ class _Worker:
             for shard in self._engine.shards(tasks):
                 made["shard"].append(shard.to_bytes())
                 made["lost"].append("")
-        except SourceUnavailable as error:  # Ray would wrap it in its own error
+        except SourceUnavailable as error:  # an exception would arrive wrapped by Ray
             made["shard"].append(b"")
             made["lost"].append(str(error))
         return made

@@ -1,4 +1,4 @@
-"""Calibrating a bundle again from what it keeps, as its gallery is by then; no image is read."""
+"""Recalibrates a bundle with its stored queries and its current gallery; reads no image."""
 
 from __future__ import annotations
 
@@ -39,22 +39,21 @@ def recalibrate_bundle(
 ) -> Path:
     """Fit the calibration of the current bundle of ``root`` again, and publish it.
 
-    Changes of the gallery since are taken in, and changes made during the fit are carried over.
+    The new bundle includes all changes of the gallery, also those made during the fit.
 
     Parameters
     ----------
-    promises : what answers shall promise, by the names of `CalibrationConfig`; the rest keeps its
-        value.
-    decisions : the service's file of feedback: queries that were drawn at random, and decided on,
-        are calibration queries as well.
+    promises : error bounds by their names in `CalibrationConfig`; the others keep their value.
+    decisions : the service's feedback file. Randomly drawn queries with a reviewer decision also
+        become calibration queries.
     check : see `Check`.
 
     Raises
     ------
-    ConfigError : a promise is out of range; there is no such file.
-    CalibrationError : the bundle is not calibrated, or keeps too little; or the new fit predicts
-        the queries worse than the present calibration.
-    WriteRefused : the bundle takes no changes, or its gallery lies in Milvus.
+    ConfigError : an error bound is out of range, or ``decisions`` does not exist.
+    CalibrationError : the bundle is not calibrated or stores too few queries, or the new fit
+        predicts the queries worse than the current one.
+    WriteRefused : the bundle cannot be changed, or its gallery is in Milvus.
     """
     directory = locate(root)
     before = Calibration.load(directory)
@@ -64,7 +63,7 @@ def recalibrate_bundle(
     if decisions is not None:
         _require_file(decisions)
         name = read_manifest(directory).gallery["name"]
-        # What is kept of a gallery that was created over HTTP is kept under its id.
+        # Galleries created over HTTP store feedback under their id.
         key = root.name if is_bundle_id(root.name) else str(name)
         drawn = drawn_queries(decisions, key, before.encoder_fingerprint)
     calibrate = calibration_of(before, promises, drawn, must=True, check=check)
@@ -78,27 +77,27 @@ def is_outdated(root: Path) -> bool:
 
 
 def can_be_renewed(root: Path) -> bool:
-    """Return whether the same bundle keeps queries to calibrate again with."""
+    """Return whether this outdated bundle stores queries to recalibrate with."""
     return (locate(root) / KEPT_QUERIES_FILE).exists() and is_outdated(root)
 
 
 def _published(root: Path, directory: Path, calibrate: Calibrate) -> Path:
-    """Compact the current bundle of ``root`` with a calibration; no encoder is opened.
+    """Compact the current bundle of ``root`` with ``calibrate``; opens no encoder.
 
     Raises
     ------
-    WriteRefused : the bundle takes no changes, or its gallery lies in Milvus.
+    WriteRefused : the bundle cannot be changed, or its gallery is in Milvus.
     """
     if directory == root:
         raise WriteRefused(
-            f"{root} is one bundle, which never changes. Name the directory that holds its bundles."
+            f"{root} is a single bundle, which never changes. Name the directory of bundles."
         )
     hold, manifest = Hold(directory), read_manifest(directory)
     live = open_writable(root, directory, open_gallery(directory, milvus_access()))
     try:
         if not isinstance(live, LiveGallery):
             raise WriteRefused(
-                "The gallery lies in Milvus, and is not compacted. Calibrate it where it is built."
+                "The gallery is in Milvus and cannot be compacted. Calibrate it when it is built."
             )
         with Compaction(root, manifest, live, signing_key(), calibrate) as compaction:
             prepared = compaction.prepare()
@@ -110,9 +109,9 @@ def _published(root: Path, directory: Path, calibrate: Calibrate) -> Path:
 
 
 def correct_bundle(root: Path, feedback: Path, check: Check = accept_any) -> Path:
-    """Correct the match probabilities of the current bundle by decisions, and publish it.
+    """Correct the match probabilities of the current bundle by feedback, and publish it.
 
-    `vouch-build rollback` goes back to the one before.
+    `vouch-build rollback` restores the previous bundle.
 
     Parameters
     ----------
@@ -120,10 +119,10 @@ def correct_bundle(root: Path, feedback: Path, check: Check = accept_any) -> Pat
 
     Raises
     ------
-    CalibrationError : too few pairs were reviewed; or the correction would not predict the reviews
-        better, and nothing is published.
-    ConfigError : there is no such file.
-    WriteRefused : the bundle takes no changes, or its gallery lies in Milvus.
+    CalibrationError : too few pairs were reviewed, or the correction does not predict the reviews
+        better. Nothing is published.
+    ConfigError : ``feedback`` does not exist.
+    WriteRefused : the bundle cannot be changed, or its gallery is in Milvus.
     """
     _require_file(feedback)
 
@@ -131,7 +130,7 @@ def correct_bundle(root: Path, feedback: Path, check: Check = accept_any) -> Pat
         before = Calibration.load(staging)
         if before is None:
             raise CalibrationError(
-                "The bundle is not calibrated: there are no probabilities to correct."
+                "The bundle is not calibrated, so it has no probabilities to correct."
             )
         corrected = corrected_by_feedback(before, FeedbackLog(feedback))
         report = corrected.report["feedback"]
@@ -152,8 +151,8 @@ def correct_bundle(root: Path, feedback: Path, check: Check = accept_any) -> Pat
 def _require_file(feedback: Path) -> None:
     if not feedback.exists():
         raise ConfigError(
-            f"There is no feedback in {feedback}. Name the file that the service was started with "
-            "(VOUCH_FEEDBACK)."
+            f"The feedback file {feedback} does not exist. Name the file of the service's setting "
+            "VOUCH_FEEDBACK."
         )
 
 
@@ -165,15 +164,15 @@ def calibration_of(
     must: bool = False,
     check: Check = accept_any,
 ) -> Calibrate:
-    """Return what a compaction calibrates with.
+    """Return the function that recalibrates in a compaction.
 
     Parameters
     ----------
-    before : the calibration until now.
+    before : the current calibration.
     promises : see `recalibrate_bundle`.
-    drawn : queries that were decided on.
-    must : whether to refuse, or else to keep the calibration, where the bundle keeps too
-        little, or a new one predicts the queries worse.
+    drawn : randomly drawn queries with reviewer decisions.
+    must : if the bundle stores too few queries, or the new fit is worse: True raises, False keeps
+        the current calibration.
     check : see `Check`.
     """
     fields = {name: getattr(before, name) for name in CalibrationConfig.model_fields}
@@ -181,7 +180,7 @@ def calibration_of(
 
     def calibrate(gallery: FaissGallery, staging: Path, manifest: Manifest) -> Manifest:
         try:
-            with one_blas_thread():  # sums of one thread are the same on every machine
+            with one_blas_thread():  # one thread gives the same sums on every machine
                 refit = fit_again(staging, gallery, before, config, drawn)
             _require_as_good(refit)
         except CalibrationError as error:
@@ -206,8 +205,7 @@ def calibration_of(
 def _require_as_good(refit: Refit) -> None:
     if not refit.foretells_as_well:
         raise CalibrationError(
-            f"Fitted again, the calibration would predict its queries worse (log loss "
-            f"{refit.loss_after:.4f}, until now {refit.loss_before:.4f}), and is not published. "
-            "Calibrate with recent queries: `vouch-build calibrate BUNDLES "
-            "--queries FILE`."
+            f"The new calibration is not published: it predicts its queries worse (log loss "
+            f"{refit.loss_after:.4f}, before {refit.loss_before:.4f}). Calibrate with recent "
+            "queries: `vouch-build calibrate BUNDLES --queries FILE`."
         )

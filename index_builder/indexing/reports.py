@@ -1,4 +1,4 @@
-"""The reports of a run: images that were left out and why, copies, and a summary."""
+"""Writes the reports of a run: images left out, copies, losses, and a summary."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write_quarantine(
 
     Parameters
     ----------
-    left_out : files of the source that were not taken; they come last.
+    left_out : files of the source that were left out; listed last.
     """
     connection = sqlite3.connect(work.catalogue)
     try:
@@ -52,19 +52,19 @@ def write_quarantine(
 
 
 def write_losses(work: Work, losses: Mapping[str, Sequence[str]]) -> None:
-    """Write a line for each image that lost something when it was decoded, in order of ids."""
+    """Write a line for each image that lost data in decoding, sorted by id."""
     _write_lines(work.losses, ({"id": name, "losses": losses[name]} for name in sorted(losses)))
 
 
 def counted(losses: Mapping[str, Sequence[str]]) -> str:
-    """Return how many images lost something, and what, the most frequent first."""
+    """Return the number of images with losses, and the three most frequent losses."""
     counts = Counter(sentence for said in losses.values() for sentence in said)
     shown = [f"{n:,} × {sentence.rstrip('.')}" for sentence, n in counts.most_common(3)]
     return f"{len(losses):,}" + (f": {'; '.join(shown)}" if shown else "")
 
 
 def write_duplicates(work: Work) -> int:
-    """One line for each content that several items share; returns how many items are copies."""
+    """Write a line for each content of several items; returns the number of copies."""
     n_copies = 0
 
     def lines() -> Iterable[Mapping[str, Any]]:
@@ -78,7 +78,7 @@ def write_duplicates(work: Work) -> int:
 
 
 def write_held_out(work: Work) -> int:
-    """One line for each image that is a query and not in the gallery; returns how many they are."""
+    """Write a line for each held-out image; returns their number."""
     ids = held_out(work.catalogue)
     _write_lines(work.held_out, ({"id": name} for name in ids))
     return len(ids)

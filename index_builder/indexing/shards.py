@@ -5,7 +5,7 @@
     SHA-256 of the rest │ length of the header │ header, JSON │ means │ variances │ pictures
     32 bytes            │ 8 bytes              │              │ float32, (n, D) each │ one by one
 
-Pictures are the thumbnails of all images, then their previews, of which most may be empty.
+Pictures are the thumbnails of all images, followed by their previews, which may be empty.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HASH_BYTES = 32
 
 
 class Position(NamedTuple):
-    """A shard's number, and bytes of its file: of a mean, a variance, both ends of its pictures."""
+    """The number of a shard, and the offsets of an image's data in its file, in bytes."""
 
     shard: int
     mean: int
@@ -49,15 +49,15 @@ class Shard:
 
     Attributes
     ----------
-    number, digest : of the block.
-    ids : n of them; row i of everything else is of image ``ids[i]``.
+    number, digest : number and digest of the block.
+    ids : n ids; row i of every other field belongs to ``ids[i]``.
     mean, variance : (n, D) float32.
-    thumbnails : n of them.
-    hashes : n SHA-256 of the images' pixels.
-    failures : by id, of the images that are left out.
-    previews : n of them, JPEG; empty where there is none.
-    positions : where in the file each of them lies, where it was read from one.
-    losses : by id, of the images that lost something when they were decoded, a sentence each.
+    thumbnails : n thumbnails.
+    hashes : n SHA-256 digests of the images' pixels.
+    failures : errors by id, for images left out of the shard.
+    previews : n JPEG previews; empty if there is none.
+    positions : n positions in the file; empty if the shard was not read from a file.
+    losses : warnings by id, for images that lost data in decoding.
     """
 
     number: int
@@ -101,15 +101,15 @@ class Shard:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Shard:
-        """Read what `to_bytes` gave.
+        """Parse the result of `to_bytes`.
 
         Raises
         ------
-        ValueError : a byte of it is another one.
+        ValueError : the checksum does not match.
         """
         content = memoryview(data)[_HASH_BYTES:]
         if hashlib.sha256(content).digest() != data[:_HASH_BYTES]:
-            raise ValueError("the checksum is not that of the content")
+            raise ValueError("the checksum does not match the content")
         (length,) = _LENGTH.unpack_from(content)
         start = _LENGTH.size + length
         header = json.loads(bytes(content[_LENGTH.size : start]))
@@ -149,15 +149,15 @@ class ShardStore:
     directory: Path
 
     def write(self, shard: Shard) -> None:
-        """Keep ``shard``: on the disk before it has its name, so that it is whole or not there."""
+        """Write ``shard`` atomically: the file is complete or absent."""
         with replacing(self._path(shard.number)) as partial:
             partial.write_bytes(shard.to_bytes())
 
     def find(self, block: Block, digest: str) -> Shard | None:
-        """The shard of ``block``; None where it is to be made, again or for the first time.
+        """Return the shard of ``block``; None if it must be built or rebuilt.
 
-        One that is damaged, of other images or another encoder, or without images that could not
-        be read for reasons that may have passed, is to be made again.
+        A shard is rebuilt if it is damaged, if images or encoder have changed, or if an image
+        failed for a reason that may have passed.
         """
         try:
             shard = self.read(block.number)
@@ -167,16 +167,16 @@ class ShardStore:
         return None if shard.digest != digest or passing else shard
 
     def read(self, number: int) -> Shard:
-        """The shard of that number.
+        """Read the shard with this number.
 
         Raises
         ------
-        ValueError : it is damaged.
+        ValueError : the shard is damaged.
         """
         return Shard.from_bytes(self._path(number).read_bytes())
 
     def all(self, n_blocks: int) -> Iterator[Shard]:
-        """Every shard of ``n_blocks`` blocks, in order."""
+        """Yield the shards of ``n_blocks`` blocks, in order."""
         return map(self.read, range(n_blocks))
 
     def gather(
@@ -184,7 +184,7 @@ class ShardStore:
     ) -> tuple[NDArray[np.float32], NDArray[np.float32], list[tuple[bytes, bytes]]]:
         """Return means (n, D), variances (n, D), thumbnails and previews at n ``positions``.
 
-        Each shard is opened once. Checksums are not verified: `read` has done so.
+        Opens each shard once. Does not verify checksums, because `read` has verified them.
         """
         mean, variance = np.empty((2, len(positions), dim), np.float32)
         pictures = [(b"", b"")] * len(positions)

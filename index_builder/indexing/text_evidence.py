@@ -1,4 +1,4 @@
-"""Calibrating the texts of a bundle, wherever it was made, with captions."""
+"""Calibrates the text queries of a bundle with captions."""
 
 from __future__ import annotations
 
@@ -31,25 +31,26 @@ def calibrate_bundle_texts(
     feedback: Path | None = None,
     check: Check = accept_any,
 ) -> Path:
-    """Fit the calibration of texts of the current bundle of ``root`` to captions, and publish it.
+    """Fit the text calibration of the current bundle of ``root`` to captions, and publish it.
 
-    The calibration of images stays what it is. Changes of the gallery since are taken in, and
-    changes made during the calibration are carried over.
+    The calibration of images does not change. The new bundle includes all changes of the gallery,
+    also those made during the calibration.
 
     Parameters
     ----------
     captions : see `read_captions`.
-    promises : what answers shall promise, by the names of `CalibrationConfig`; the rest keeps its
-        value for texts, else that for images.
-    feedback : a file that the service kept feedback in; match probabilities are corrected by it.
+    promises : error bounds by their names in `CalibrationConfig`. The others keep their value for
+        texts, else their value for images.
+    feedback : the service's feedback file, which corrects match probabilities; None for no
+        correction.
     check : see `Check`.
 
     Raises
     ------
-    ConfigError : a promise is out of range.
+    ConfigError : an error bound is out of range.
     TextUnavailable : the gallery has no text encoder.
-    DatasetError, CalibrationError : the captions are not what they should be, or too few.
-    WriteRefused : the bundle takes no changes, or its gallery lies in Milvus.
+    DatasetError, CalibrationError : the captions are invalid, or too few.
+    WriteRefused : the bundle cannot be changed, or its gallery is in Milvus.
     """
     with opened(root) as bundle:
         retriever = bundle.retriever
@@ -73,7 +74,7 @@ def calibrate_bundle_texts(
 
 
 def _config(retriever: Retriever, promises: Mapping[str, float]) -> CalibrationConfig:
-    """Return what is promised: what is named, else what was, else what is to images.
+    """Return the given error bounds; the others come from the calibration of texts, else of images.
 
     The share of absent queries for images does not apply to texts.
     """

@@ -1,4 +1,4 @@
-"""The number of unreadable images in a collection that is accepted."""
+"""The accepted number or share of unreadable images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from model_store.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """A share of all images, in [0, 1], or a number of them; one is None."""
+    """Maximum share of all images, in [0, 1], or maximum number; the other is None."""
 
     share: float | None = None
     count: int | None = None

@@ -1,4 +1,4 @@
-"""The truth of a query: which items of a gallery it matches, by the label that they share."""
+"""Finds the label of the item that a query shows; a query matches all items of that label."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from model_store.gallery import Gallery
 
 
 def label_of_item(gallery: Gallery, name: str, origin: str, column: str) -> str:
-    """Return the label of the item that a query shows; its id in a gallery without labels.
+    """Return the label of the item that a query shows; in a gallery without labels, its id.
 
     Parameters
     ----------
-    origin, column : where the item is named, for messages.
+    origin, column : position and column of the item's id, for messages.
 
     Raises
     ------
-    DatasetError : the gallery has no such item, or the item no label where others have one.
+    DatasetError : the gallery has no such item, or only this item has no label.
     """
     try:
         item = gallery.item(name)
     except ItemNotFound as error:
         raise DatasetError(
-            f"{origin}: the query shows the item {name!r}. {error} Leave {column} empty where it "
-            "shows none of its items."
+            f"{origin}: the query shows the item {name!r}. {error} If the query shows no item of "
+            f"the gallery, leave {column} empty."
         ) from error
     if not gallery.labels:
         return item.id
     if item.label is None:
         raise DatasetError(
-            f"{origin}: the query shows the item {name!r}, which has no label, as others of the "
-            "gallery have. Give it one, or leave the query out."
+            f"{origin}: the query shows the item {name!r}, which has no label, but other items "
+            "have labels. Give the item a label, or leave the query out."
         )
     return item.label

@@ -1,4 +1,4 @@
-"""Queries that match nothing, grouped into probable new identities."""
+"""Groups queries that match nothing into probable new identities."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from model_store.retriever import Retriever
 from model_store.spreadsheets import to_cell
 
 N_SHOWN = 100
-"""Groups on a page, and members of each."""
+"""Maximum number of groups on a page, and of members of a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class UnknownQueries:
 
     Attributes
     ----------
-    name : of the gallery.
-    queries : all of them, those with a match too.
-    verdicts : how many queries got which.
-    unknown : (n,) indices of the absent queries.
-    groups : of these, by their places among ``unknown``.
+    name : the gallery's name.
+    queries : all queries, including those with a match.
+    verdicts : number of queries by verdict.
+    unknown : (n,) indices of the queries that match nothing.
+    groups : groups of these queries; rows are positions in ``unknown``.
     precision : expected share of the pairs within groups that show the same identity.
     """
 
@@ -53,7 +53,7 @@ class UnknownQueries:
         return [self.queries.ids[self.unknown[row]] for row in group.rows]
 
     def report(self) -> dict[str, Any]:
-        """Return everything as JSON has it."""
+        """Return the groups as a JSON object."""
         grouped = {row for group in self.groups for row in group.rows.tolist()}
         return {
             "gallery": self.name,
@@ -83,7 +83,7 @@ class UnknownQueries:
         }
 
     def table(self) -> str:
-        """Return the members of all groups as CSV, a line for each; no id is a formula."""
+        """Return the members of all groups as CSV; ids are escaped against spreadsheet formulas."""
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
         writer.writerow(["id", "group", "p_same", "medoid"])
@@ -95,7 +95,7 @@ class UnknownQueries:
         return buffer.getvalue()
 
     def page(self) -> str:
-        """Return everything as a page with pictures, the medoid of each group first."""
+        """Return an HTML page with pictures; the medoid of each group comes first."""
         shown = []
         for group, described in zip(self.groups, self.report()["groups"], strict=False):
             rows = sorted(group.rows.tolist(), key=lambda row: row != group.medoid)[:N_SHOWN]
@@ -117,25 +117,25 @@ def group_unknown(
     expected_absent: float | None = None,
     seed: int = 0,
 ) -> UnknownQueries:
-    """Ask the current bundle of ``root``, and group the queries that match nothing.
+    """Search the current bundle of ``root``, and group the queries that match nothing.
 
     Parameters
     ----------
-    evidence : the queries; what is known of their truth is not looked at.
+    evidence : the queries; their true matches are ignored.
     precision : expected share of the pairs within groups that show the same identity.
-    expected_absent : share of the queries without a match; None for what the bundle expects.
+    expected_absent : expected share of queries without a match; None for the bundle's value.
 
     Raises
     ------
     CalibrationError : the bundle is not calibrated.
     IdentitiesUnavailable : too few labels of the gallery have two items.
-    DatasetError : the queries are not what they should be.
+    DatasetError : the queries are invalid.
     """
     with opened(root) as bundle, reading(bundle.retriever.encoder, evidence) as room:
         gallery, calibration = bundle.retriever.gallery, bundle.retriever.calibration
         if calibration is None:
             raise CalibrationError(
-                "The bundle is not calibrated: it cannot tell which queries are absent. Give it "
+                "The bundle is not calibrated, so it cannot tell which queries have no match. Run "
                 "`vouch-build calibrate BUNDLES --queries FILE` first."
             )
         grouping = Grouping.of_gallery(gallery, seed)
@@ -157,7 +157,7 @@ def group_unknown(
 def _asked(
     retriever: Retriever, queries: LabelledImages, expected_absent: float | None
 ) -> tuple[list[str], Points]:
-    """Return the verdict on each query, and where it lies."""
+    """Return the verdict on each query, and its embedding as a point."""
     verdicts: list[str] = []
     parts: list[Points] = []
     for _, found in embedded(retriever.encoder, queries, "queries"):

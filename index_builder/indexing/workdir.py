@@ -1,4 +1,4 @@
-"""The directory that an indexing works in, which is all that a later run needs to go on."""
+"""The run directory of an index command; a later run resumes from it."""
 
 from __future__ import annotations
 
@@ -20,56 +20,56 @@ LOCK_FILE = "lock"
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A directory, and what lies in it.
+    """A run directory and its files.
 
     ::
 
     <work>/
       lock              held by the process that works here
-      index.json        what the run is of, and how it ended
-      quarantine.jsonl  images that are not in the gallery, and why
+      index.json        input, state and result of the run
+      quarantine.jsonl  images that are not in the gallery, with reasons
       duplicates.jsonl  ids of images with the same content
-      losses.jsonl      images that lost something when they were decoded, and what
-      held_out.jsonl    ids of images that are queries to calibrate with, and not in the gallery
-      calibration.md    all numbers of the calibration, for people
-      catalogue.sqlite  the source's entries, read anew by every run
-      source/           what of the source is copied or unpacked, to be read at any place
+      losses.jsonl      images that lost data in decoding
+      held_out.jsonl    ids of images held out of the gallery as calibration queries
+      calibration.md    all results of the calibration, as a table
+      catalogue.sqlite  entries of the source, written anew by every run
+      source/           copied or unpacked files of the source
       fetched/          remote images that are about to be decoded
-      vectors.sqlite    what was computed of images that calibration asks for too
-      shards/           what is embedded; see `index_builder.indexing.shards`
-      bundle/           the bundle in the making
+      vectors.sqlite    cache of embeddings that the calibration uses again
+      shards/           embeddings; see `index_builder.indexing.shards`
+      bundle/           the unfinished bundle
     """
 
     directory: Path
 
     @property
     def summary(self) -> Path:
-        """The file with the run's input and result."""
+        """Input and result of the run, as JSON."""
         return self.directory / "index.json"
 
     @property
     def quarantine(self) -> Path:
-        """Images that are not in the gallery, and why, one JSON object a line."""
+        """Images that are not in the gallery, with reasons; one JSON object per line."""
         return self.directory / "quarantine.jsonl"
 
     @property
     def duplicates(self) -> Path:
-        """Ids of images with the same content, one JSON object a line."""
+        """Ids of images with the same content; one JSON object per line."""
         return self.directory / "duplicates.jsonl"
 
     @property
     def losses(self) -> Path:
-        """Images that lost something when they were decoded, one JSON object a line."""
+        """Images that lost data in decoding; one JSON object per line."""
         return self.directory / "losses.jsonl"
 
     @property
     def held_out(self) -> Path:
-        """Ids of the images that were kept out of the gallery, one JSON object a line."""
+        """Ids of the images held out of the gallery; one JSON object per line."""
         return self.directory / "held_out.jsonl"
 
     @property
     def calibration_table(self) -> Path:
-        """All numbers of the calibration, for people."""
+        """All results of the calibration, as a Markdown table."""
         return self.directory / CALIBRATION_TABLE
 
     @property
@@ -79,17 +79,17 @@ class Work:
 
     @property
     def source(self) -> Path:
-        """The directory of copied or unpacked files of the source."""
+        """Directory of copied or unpacked files of the source."""
         return self.directory / "source"
 
     @property
     def fetched(self) -> Path:
-        """The directory of images that lie elsewhere, until they are decoded."""
+        """Directory of downloaded images until they are decoded."""
         return self.directory / "fetched"
 
     @property
     def vectors(self) -> Path:
-        """The vectors of images that calibration asks for too; see `VectorFile`."""
+        """Cache of embeddings that the calibration uses again; see `VectorFile`."""
         return self.directory / "vectors.sqlite"
 
     @property
@@ -103,7 +103,7 @@ class Work:
         return ShardStore(self.directory / "shards")
 
     def begin(self, *, resume: bool) -> None:
-        """Make the directories; what earlier runs embedded stays where it is to be resumed."""
+        """Create the directories; if ``resume``, keep the shards of earlier runs."""
         if not resume:
             self.clear()
         for directory in (self.store.directory, self.source):
@@ -119,12 +119,12 @@ class Work:
 
 @contextmanager
 def occupied(directory: Path) -> Iterator[Work]:
-    """Work in ``directory``, alone.
+    """Lock ``directory`` for this process and work in it.
 
     Raises
     ------
-    RunInUse : another process does.
-    OutputError : it cannot be made, or written to.
+    RunInUse : another process works there.
+    OutputError : the directory cannot be created or written.
     """
     with writing(f"the run directory {directory}"):
         try:

@@ -109,7 +109,7 @@ class TestTheTable:
             read(opened, write_captions(tmp_path / "c.jsonl", [line]))
 
     def test_no_table(self, opened: Bundle, tmp_path: Path) -> None:
-        with pytest.raises(DatasetError, match="is not there"):
+        with pytest.raises(DatasetError, match="does not exist"):
             read(opened, tmp_path / "c.jsonl")
 
 
@@ -181,8 +181,8 @@ class TestTheFit:
     @pytest.mark.parametrize(
         ("n", "n_absent", "reason"),
         [
-            (49, 0, "49 captions are about something in the gallery and 0 about nothing"),
-            (60, 7, "60 captions are about something in the gallery and 7 about nothing"),
+            (49, 0, "49 captions have a match in the gallery and 0 have none"),
+            (60, 7, "60 captions have a match in the gallery and 7 have none"),
         ],
     )
     def test_too_few(self, opened: Bundle, n: int, n_absent: int, reason: str) -> None:

@@ -256,7 +256,7 @@ class TestRefused:
             open_vectors(tmp_path / "v.npy", None).labelled_vectors()
         rows = [{"id": "a", "label": "x"}] * len(clusters(0)[0])
         (tmp_path / "i.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        with pytest.raises(DatasetError, match=r"'a' stands for two items: .* line 1, and"):
+        with pytest.raises(DatasetError, match=r"'a' is the id of two items: .* line 1, and"):
             open_vectors(tmp_path / "v.npy", tmp_path / "i.jsonl").labelled_vectors()
 
     def test_rows_that_point_nowhere_are_left_out(self, tmp_path: Path) -> None:

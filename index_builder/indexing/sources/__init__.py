@@ -1,22 +1,22 @@
-"""The sources of a collection: a folder, a manifest, an archive, and what data sets come as.
+"""The sources of a collection: folders, manifests, archives, and formats of data sets.
 
 Each yields its entries in a fixed order and reads no pixel.
 
 ::
 
-    source      what all of them are
+    source      the protocol of all sources
     folder      a folder of images
     manifest    CSV, JSONL or Parquet
-    archive     a tar of images, maybe with what webdataset lays beside them
-    coco        annotations of COCO, an item a box
-    iiif        a manifest of IIIF's Presentation API, an item a canvas
-    parquet_images  Parquet with the images in it
+    archive     a tar of images, optionally with the sidecar files of webdataset
+    coco        COCO annotations; each box is an item
+    iiif        a manifest of the IIIF Presentation API; each canvas is an item
+    parquet_images  Parquet files that contain the images
     vectors     tables of vectors, in place of images
-    unpacking   files of the run that are written from compressed ones
+    unpacking   writes uncompressed copies of compressed files
     places      the folder that images must lie in
-    remote      a file or a folder in a bucket or on the web, read by the readers above
-    bucket_folder  the files of a folder in a bucket, in the order of a disk
-    opening     which of them a path or a URL is
+    remote      a file or a folder in a bucket or on the web
+    bucket_folder  the files of a folder in a bucket, in the order of a local folder
+    opening     chooses the reader for a path or a URL
 """
 
 from index_builder.indexing.sources.opening import (

@@ -1,4 +1,4 @@
-"""A tar of images; a compressed one is unpacked to a plain tar first, to be read at any place."""
+"""A tar of images. A compressed tar is first unpacked to a plain one, for random access."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _CHUNK = 2**20
 
 @dataclass(slots=True)
 class _Sample:
-    """Files that follow each other and are called the same up to the first dot of their name.
+    """Consecutive files with the same name up to the first dot.
 
     Attributes
     ----------
-    images : names, places and origins.
-    sidecars : contents by name.
+    images : name, place and origin of each image.
+    sidecars : content of each sidecar file, by name.
     """
 
     key: str
@@ -44,13 +44,13 @@ class _Sample:
     sidecars: dict[str, bytes] = field(default_factory=dict)
 
     def entries(self, left_out: LeftOut, *, labelled: bool) -> Iterator[Entry]:
-        """Return the images, with what their sidecars say: label, metadata, caption.
+        """Yield the images, with label, metadata and caption from the sidecars.
 
         Sidecars without an image are left out.
 
         Raises
         ------
-        DatasetError : a sidecar is not what its name says.
+        DatasetError : a sidecar is not valid text or JSON.
         """
         if not self.images:
             for name in self.sidecars:
@@ -80,21 +80,21 @@ class _Sample:
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """The images in a tar file, by their names there, in its order. Nothing is ever extracted.
+    """The images in a tar file, in its order, with their names as ids. Nothing is extracted.
 
-    As webdataset lays them there, files beside an image that are called like it say more of it:
-    ``.cls`` its label, ``.json`` an object of metadata, maybe with a ``label``, ``.txt`` a caption.
+    Sidecar files of webdataset have the name of their image: ``.cls`` holds the label, ``.json`` an
+    object of metadata, which may have a ``label``, and ``.txt`` a caption.
     """
 
     path: Path
     labelled: bool = True
 
     def entries(self, scratch: Path, left_out: LeftOut, /) -> Iterator[Entry]:
-        """Its regular files that are images.
+        """Yield the regular files that are images.
 
         Raises
         ------
-        DatasetError : it is no tar file, or cut off, or larger than the disk has space for.
+        DatasetError : the file is not a tar or is truncated, or unpacking needs too much space.
         """
         try:
             plain = self._plain(scratch)
@@ -102,9 +102,9 @@ class Archive:
                 yield from self._members(archive, plain, left_out)
         except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
-                raise  # of the disk; a decompressor's own has no number
+                raise  # an error of the disk; errors of decompressors have no number
             raise DatasetError(
-                f"{self.path.name} is not a whole tar file ({error}). Copy it again."
+                f"{self.path.name} is not a complete tar file ({error}). Copy it again."
             ) from error
 
     def _members(self, archive: tarfile.TarFile, plain: Path, left_out: LeftOut) -> Iterator[Entry]:
@@ -112,13 +112,13 @@ class Archive:
         size = plain.stat().st_size
         sample = _Sample("")
         for member in archive:
-            # The list that tarfile keeps of what it has seen would grow with the archive.
+            # tarfile's list of members would grow with the archive.
             archive.members = []  # type: ignore[attr-defined]
             name = member.name.removeprefix("./")
             plain_file = member.isreg() and not member.issparse()
             if member.isdir():
                 continue
-            if is_system_file(name) or not plain_file:  # a twin must not end a sample
+            if is_system_file(name) or not plain_file:  # a system file must not end a sample
                 system = is_system_file(name)
                 left_out.add(name, Reason.system_file if system else Reason.not_opened)
                 continue
@@ -138,7 +138,7 @@ class Archive:
         yield from sample.entries(left_out, labelled=self.labelled)
 
     def _plain(self, scratch: Path) -> Path:
-        """The archive itself, or what it was when it was not compressed; unpacked once."""
+        """Return the archive, or its uncompressed copy, which is written once."""
         if self.path.suffix.lower() == ".tar":
             return self.path
         plain = scratch / UNPACKED
@@ -150,13 +150,13 @@ class Archive:
             content.seek(0)
             while chunk := content.read(_CHUNK):
                 write(chunk)
-        # By its date it is known which archive it was unpacked from.
+        # The date shows which archive it was unpacked from.
         os.utime(plain, ns=(status.st_mtime_ns, status.st_mtime_ns))
         return plain
 
 
 def _key(name: str) -> str:
-    """Return what the files of a sample share: the name up to its first dot."""
+    """Return the part that the files of a sample share: the name up to its first dot."""
     folder, _, last = name.rpartition("/")
     return f"{folder}/{last.partition('.')[0]}"
 

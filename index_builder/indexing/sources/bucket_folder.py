@@ -18,7 +18,7 @@ from index_builder.storage.urls import in_bucket
 from model_store.images import SUFFIXES
 
 AHEAD = 64
-"""Number of files whose first bytes are requested before those of the first have arrived."""
+"""Maximum number of files whose first bytes are being fetched."""
 
 _PARQUET = """
 SELECT name FROM files WHERE name LIKE '%.parquet' AND name NOT LIKE ? AND name LIKE ? ORDER BY name
@@ -26,14 +26,14 @@ SELECT name FROM files WHERE name LIKE '%.parquet' AND name NOT LIKE ? AND name 
 _IN_ORDER = """
 SELECT name, size, changed_ns, version FROM files ORDER BY replace(name, '/', char(1))
 """
-"""Folder by folder, as a disk is read: a slash comes before all that names are made of."""
+"""Sorts folder by folder, as on a disk: a slash sorts before every other character."""
 
 
 class BucketFiles:
-    """The files below ``folder`` in a bucket, in the order in which a folder on a disk is read.
+    """The files below ``folder`` in a bucket, in the order of a local folder.
 
-    A bucket lists them in another order, and there may be a million: they are sorted in a file.
-    The first bytes are fetched of files that are not called as images are.
+    A bucket lists files in another order, so a temporary SQLite file sorts them. If a file has no
+    image suffix, its first bytes are fetched.
 
     Raises
     ------
@@ -54,12 +54,12 @@ class BucketFiles:
             (
                 (one.key.removeprefix(prefix), one.size, one.changed_ns, one.version)
                 for one in storage.listed(folder)
-                if not one.key.endswith("/")  # which consoles put where a folder is made
+                if not one.key.endswith("/")  # placeholder of an empty folder
             ),
         )
 
     def files(self, _left_out: LeftOut) -> Iterator[NamedFile]:
-        """Give the files, in the order of their names."""
+        """Yield the files, sorted by name."""
         waiting: deque[NamedFile] = deque()
         for name, size, changed_ns, version in self._table.execute(_IN_ORDER):
             place = partial(Place, self._url + name, None, size, changed_ns, None, version)
@@ -69,7 +69,7 @@ class BucketFiles:
         yield from waiting
 
     def _head(self, name: str, version: str) -> partial[bytes]:
-        """Begin to fetch the first bytes of a file, where its name does not say enough."""
+        """Start to fetch the first bytes of a file without an image suffix."""
         if is_system_file(name) or PurePosixPath(name).suffix.lower() in SUFFIXES:
             return partial(bytes)
         file = BytesIO()

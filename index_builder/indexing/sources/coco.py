@@ -1,4 +1,4 @@
-"""Annotations of COCO: an item for each box."""
+"""COCO annotations: each box is an item."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from model_store.errors import DatasetError
 
 @dataclass(frozen=True, slots=True)
 class CocoAnnotations:
-    """The boxes that a file of COCO's format names, in its order.
+    """The boxes of a COCO file, in its order.
 
-    The id is the image's name and the annotation's id, the label the category's name. Boxes of one
-    image are a group: they are not divided between gallery and queries. Crowds are left out.
+    The id joins the image's name and the annotation's id; the label is the category's name. Boxes
+    of one image form a group, which is never split between gallery and queries. Crowds are left
+    out.
 
     Attributes
     ----------
-    name, content : of the file; the content is JSON.
-    places : the folder that file names start from and must not leave.
-    labelled : whether categories are labels; else they are metadata.
+    name, content : the file's name and its parsed JSON.
+    places : the folder of the images; file names must stay inside.
+    labelled : True makes categories labels, False makes them metadata.
     """
 
     name: str
@@ -35,11 +36,11 @@ class CocoAnnotations:
     labelled: bool = True
 
     def entries(self, _scratch: Path, _left_out: LeftOut, /) -> Iterator[Entry]:
-        """One entry for each box.
+        """Yield an entry for each box.
 
         Raises
         ------
-        DatasetError : the file is not of COCO's format.
+        DatasetError : the file is not in COCO's format.
         """
         content = self._require_format()
         try:
@@ -51,7 +52,7 @@ class CocoAnnotations:
                     yield self._entry(found, origin, files, categories)
         except (KeyError, TypeError, AttributeError) as error:
             raise DatasetError(
-                f"{self.name} is not of COCO's format: {type(error).__name__}: {error}. "
+                f"{self.name} is not in COCO's format: {type(error).__name__}: {error}. "
                 "Wanted `images` with id and file_name, `annotations` with id, image_id and bbox."
             ) from error
 
@@ -77,7 +78,7 @@ class CocoAnnotations:
         content = self.content
         if not isinstance(content, dict) or not {"images", "annotations"} <= set(content):
             raise DatasetError(
-                f"{self.name} is neither a manifest of IIIF nor of COCO's format: wanted an object "
-                "with `images` and `annotations`."
+                f"{self.name} is neither an IIIF manifest nor a COCO file: wanted an object with "
+                "`images` and `annotations`."
             )
         return content

@@ -19,8 +19,8 @@ class NamedFile:
     Attributes
     ----------
     name : path from the top of the folder.
-    place : finds out where the file is.
-    head : reads its first bytes, see `LeftOut.takes`.
+    place : returns the place of the file.
+    head : reads the first bytes, see `LeftOut.takes`.
     """
 
     name: str
@@ -30,12 +30,12 @@ class NamedFile:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """Every image in ``files``, by its path from the folder's top, which is its id.
+    """All images in ``files``. The id is the path from the top of the folder.
 
     Attributes
     ----------
-    files : gives all files, in an order that is always the same; notes what it leaves out.
-    labelled : whether the first sub-folder is the label; images in none have no label.
+    files : yields all files in a fixed order, and records the files that it leaves out.
+    labelled : whether the first sub-folder is the label; images at the top have no label.
     """
 
     files: Callable[[LeftOut], Iterable[NamedFile]]
@@ -51,15 +51,15 @@ class Folder:
 
 
 def local_files(folder: Path, root: Path, left_out: LeftOut) -> Iterator[NamedFile]:
-    """Give the files below a folder of this machine, sorted.
+    """Yield the files below a local folder, sorted.
 
     Parameters
     ----------
-    root : what links may point into.
+    root : the folder that links must not leave.
 
     Raises
     ------
-    DatasetError : when a file is opened that a link resolves to a place outside ``root``.
+    DatasetError : when a file is opened whose link leads out of ``root``.
     """
     places = LocalPlaces(root, folder)
 

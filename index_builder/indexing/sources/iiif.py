@@ -1,4 +1,4 @@
-"""Manifests of IIIF's Presentation API, versions 2 and 3: an item for each canvas.
+"""Manifests of the IIIF Presentation API, versions 2 and 3: each canvas is an item.
 
 https://iiif.io/api/presentation/3.0/, https://iiif.io/api/presentation/2.1/,
 https://iiif.io/api/image/3.0/.
@@ -19,8 +19,8 @@ from index_builder.storage import shown
 from model_store.errors import DatasetError
 
 LONGEST_SIDE = 1024
-"""Pixels of an image that are requested from an image service: more than encoders look at, and a
-thousandth of some scans."""
+"""Longest side in pixels to request from an image service: more than encoders need, and far less
+than a full scan."""
 
 Json = Mapping[str, Any]
 
@@ -28,7 +28,7 @@ _MOTIVATIONS = ("painting", "sc:painting")
 
 
 def is_iiif(content: object) -> bool:
-    """Return whether a file's content is of the Presentation API."""
+    """Return whether the content follows the Presentation API."""
     if not isinstance(content, dict):
         return False
     contexts = _list(content.get("@context"))
@@ -37,17 +37,17 @@ def is_iiif(content: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class IiifManifest:
-    """The canvases of a manifest, in its order, each with the first image painted on it.
+    """The canvases of a manifest, in its order, each with its first painted image.
 
-    Id and label are those of the canvas, which is a page, a side or a detail. The metadata of the
-    manifest and of the canvas are its metadata, and ``manifest`` is the manifest's label. An image
-    with an Image API service of level 1 or 2 is fetched with a longest side of `LONGEST_SIDE`
-    pixels, any other unchanged.
+    A canvas is a page, a side or a detail. An item has the id and label of its canvas, and the
+    metadata of manifest and canvas. The metadata field ``manifest`` is the manifest's label. An
+    image with an Image API service of level 1 or 2 is fetched with a longest side of `LONGEST_SIDE`
+    pixels; other images are fetched unchanged.
 
     Attributes
     ----------
-    name, content : of the file; the content is JSON.
-    labelled : whether labels are used as labels; else they are metadata.
+    name, content : the file's name and its parsed JSON.
+    labelled : True keeps labels, False makes them metadata.
     """
 
     name: str
@@ -55,17 +55,16 @@ class IiifManifest:
     labelled: bool = True
 
     def entries(self, _scratch: Path, _left_out: LeftOut, /) -> Iterator[Entry]:
-        """One entry for each canvas that has an image.
+        """Yield an entry for each canvas with an image.
 
         Raises
         ------
-        DatasetError : it is no manifest, or a part of it is not what it should be.
+        DatasetError : the file is not a manifest, or a part of it is invalid.
         """
         kind = str(self.content.get("type") or self.content.get("@type"))
         if kind.rpartition(":")[2] != "Manifest":
             raise DatasetError(
-                f"{self.name} is a {kind} of IIIF; wanted a Manifest. Name the manifests in it one "
-                "by one."
+                f"{self.name} is an IIIF {kind}; wanted a Manifest. Index its manifests one by one."
             )
         of_manifest = _metadata(self.content)
         if title := _text(self.content.get("label")):
@@ -79,7 +78,7 @@ class IiifManifest:
                 yield entry if self.labelled else without_label(entry)
         except (AttributeError, TypeError, KeyError, ValueError, RecursionError) as error:
             raise DatasetError(
-                f"{self.name} is not as IIIF's Presentation API wants it "
+                f"{self.name} does not follow the IIIF Presentation API "
                 f"({type(error).__name__}: {error})."
             ) from error
 
@@ -98,7 +97,7 @@ def _entry(canvas: Json, image: Json, of_manifest: Json, origin: str) -> Entry:
 
 
 def _canvases(manifest: Json) -> Iterator[Json]:
-    """Give the canvases of either version; of version 2, those of the first sequence."""
+    """Yield the canvases; in version 2, only those of the first sequence."""
     if "items" in manifest:
         yield from manifest["items"]
     else:
@@ -106,7 +105,7 @@ def _canvases(manifest: Json) -> Iterator[Json]:
 
 
 def _images(canvas: Json) -> Iterator[Json]:
-    """Give the images that are painted on a canvas, in the order of their choices."""
+    """Yield the images painted on a canvas, in order."""
     for page in _list(canvas.get("items")):
         for annotation in _list(page.get("items")):
             if annotation.get("motivation") in _MOTIVATIONS:
@@ -129,10 +128,10 @@ def _bodies(body: object) -> Iterator[Json]:
 
 
 def image_url(image: Json, canvas: Json) -> str:
-    """Return the URL that an image is to be fetched from.
+    """Return the URL to fetch an image from.
 
-    Of a service of level 1 or 2 it names the size, by one side: both levels and both versions of
-    the Image API take that. A service never enlarges what it has.
+    For a service of level 1 or 2, the URL gives one side of the size, which both levels and both
+    versions of the Image API accept. A service never enlarges an image.
     """
     for service in _list(image.get("service")):
         version, level = _version_and_level(service)
@@ -140,7 +139,7 @@ def image_url(image: Json, canvas: Json) -> str:
         if not version or not level or not base:
             continue
         width, height = (image.get(side) or service.get(side) for side in ("width", "height"))
-        if not width or not height:  # the canvas has its proportions
+        if not width or not height:  # the canvas has the same proportions
             width, height = canvas["width"], canvas["height"]
         if max(width, height) <= LONGEST_SIDE:
             size = "full" if version == 2 else "max"
@@ -151,9 +150,9 @@ def image_url(image: Json, canvas: Json) -> str:
 
 
 def _version_and_level(service: Json) -> tuple[int, int]:
-    """Return version and level of an Image API service; 0 where it is none, or does not say.
+    """Return version and level of an Image API service; 0 if missing or not such a service.
 
-    A service of level 0 has only the sizes that it lists.
+    A service of level 0 offers only listed sizes.
     """
     kind = str(service.get("type") or service.get("@type") or "")
     context = " ".join(map(str, _list(service.get("@context"))))
@@ -166,7 +165,7 @@ def _version_and_level(service: Json) -> tuple[int, int]:
 
 
 def _metadata(resource: Json) -> dict[str, Any]:
-    """Return the pairs that a manifest or a canvas has; a name that comes twice has a list."""
+    """Return the metadata of a manifest or canvas; a repeated name gets a list of values."""
     found: dict[str, Any] = {}
     for pair in _list(resource.get("metadata")):
         name, value = _text(pair.get("label")), _text(pair.get("value"))
@@ -183,9 +182,10 @@ def _metadata(resource: Json) -> dict[str, Any]:
 
 
 def _text(value: object) -> str | None:
-    """Return a text in one language: without one where it has such, else English, else the first.
+    """Return a text in one language: language-neutral, else English, else the first.
 
-    Version 3 has ``{language: [text, …]}``, version 2 text, or ``{@language, @value}``, or several.
+    Version 3 writes ``{language: [text, …]}``. Version 2 writes text, ``{@language, @value}``, or a
+    list of them.
     """
     if isinstance(value, dict) and "@value" in value:
         return _text(value["@value"])
@@ -207,7 +207,7 @@ def _id(resource: Json) -> object:
 
 
 def _list(value: object) -> Sequence[Any]:
-    """Return what may be one or several as several."""
+    """Return ``value`` as a list; None as an empty list."""
     if value is None:
         return []
     return value if isinstance(value, list) else [value]

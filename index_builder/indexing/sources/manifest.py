@@ -28,13 +28,14 @@ COLUMNS = frozenset({"id", "path", "label", "metadata", "group", "source", "bbox
 """Columns with a defined meaning; every other column is metadata."""
 
 _LEAST_MISSPELT = 4
-"""Letters of a name below which a letter more or less makes another word."""
+"""Minimum length of a column's name to check for misspelling; in a shorter name, one letter makes
+another word."""
 
 _PLAIN_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,9})?")
-"""Text that is written as people write numbers; 007 and 1E5 are more likely names."""
+"""Text to read as a number; 007 and 1E5 are more likely names."""
 
 Line = tuple[str, Mapping[str, Any]]
-"""A line's place in the file, for messages, and its fields."""
+"""The position of a line in the file, for messages, and its fields."""
 
 Reader = Callable[[Path], Iterator[tuple[int, Mapping[str, Any]]]]
 
@@ -43,19 +44,18 @@ Reader = Callable[[Path], Iterator[tuple[int, Mapping[str, Any]]]]
 class ImageManifest:
     """The images that the file at ``path`` lists, in its order.
 
-    ``path`` is wanted of each, from ``places``, or a URL; ``id`` is the path where it is left out,
-    and of a URL what may be shown of it. ``label``, ``metadata`` (an object; in CSV and in text
-    columns, written as JSON), ``group`` (what the image shows together with others), ``source``
-    (where it comes from) and ``bbox`` (left, top, width and height of the part to take, in pixels;
-    written as JSON in text) may be left out.
-    Every other column is a field of the metadata by its name, unless ``metadata`` has it already;
-    in CSV what is written as a plain number is one, and empty fields are left out.
+    Only ``path`` is required: relative to ``places``, or a URL. The default ``id`` is the path, or
+    the URL without secrets. Optional columns are ``label``, ``metadata`` (an object; as JSON in
+    text columns), ``group`` (shared by images that are not independent), ``source`` (the image's
+    origin) and ``bbox`` (left, top, width and height of the part to take, in pixels; as JSON in
+    text columns). Every other column becomes a metadata field, unless ``metadata`` has the field
+    already. Plain numbers in CSV become numbers, and empty fields are left out.
 
     Attributes
     ----------
-    labelled : whether labels are used; else each image is its own class, and
-        its label a field of the metadata.
-    texts : columns that are text, see `lines_of`.
+    labelled : True uses labels. False makes each image its own class, and the label becomes a
+        metadata field.
+    texts : columns read as text, see `lines_of`.
     """
 
     path: Path
@@ -64,11 +64,11 @@ class ImageManifest:
     texts: Collection[str] = COLUMNS
 
     def entries(self, _scratch: Path, _left_out: LeftOut, /) -> Iterator[Entry]:
-        """One entry for each line.
+        """Yield an entry for each line.
 
         Raises
         ------
-        DatasetError : a line is not what it should be.
+        DatasetError : a line is invalid.
         """
         for origin, fields in lines_of(self.path, self.texts):
             entry = _entry(origin, fields, self.places)
@@ -76,15 +76,15 @@ class ImageManifest:
 
 
 def lines_of(path: Path, texts: Collection[str] = COLUMNS) -> Iterator[Line]:
-    """Give the lines of a manifest.
+    """Yield the lines of a manifest.
 
     Parameters
     ----------
-    texts : columns that are text, whatever is written there; a plain number of another is one.
+    texts : columns always read as text; in other columns, plain numbers become numbers.
 
     Raises
     ------
-    DatasetError : it is not what its name says.
+    DatasetError : the file is not in the format of its suffix.
     """
     readers: dict[str, Reader] = {".csv": partial(_csv, texts=texts), ".parquet": _parquet}
     try:
@@ -95,13 +95,13 @@ def lines_of(path: Path, texts: Collection[str] = COLUMNS) -> Iterator[Line]:
     except UnicodeDecodeError as error:
         raise DatasetError(f"{path.name} is not UTF-8 text. Save it as UTF-8.") from error
     except FileNotFoundError as error:
-        raise DatasetError(f"{path} is not there. Name a manifest.") from error
+        raise DatasetError(f"{path} does not exist. Name a manifest.") from error
 
 
 def require_names(fields: Mapping[str, Any], origin: str, known: frozenset[str] = COLUMNS) -> None:
-    """Refuse fields whose names are nearly those with a meaning: `` label``, ``Labels``, ``lable``.
+    """Refuse probably misspelt names of known fields: `` label``, ``Labels``, ``lable``.
 
-    Taken as metadata, they would be lost in silence. Beside a field of the exact name they are
+    They would silently become metadata. Beside a field with the exact name, they are accepted as
     metadata.
 
     Raises
@@ -112,14 +112,14 @@ def require_names(fields: Mapping[str, Any], origin: str, known: frozenset[str] 
     if meant:
         names = ", ".join(f"{name!r} (is `{one}` meant?)" for name, one in meant)
         raise DatasetError(
-            f"{origin}: the columns have names that are nearly those with a meaning: {names}. "
-            "Rename them; a column of metadata needs a name that is less similar."
+            f"{origin}: these columns look like misspelt known columns: {names}. Rename them; "
+            "metadata columns need less similar names."
         )
 
 
 @lru_cache(maxsize=64)
 def _near_misses(names: tuple[object, ...], known: frozenset[str]) -> list[tuple[str, str]]:
-    """Return names with the known one that each may stand for."""
+    """Return each suspicious name with the known name that may be meant."""
     found = []
     for name in names:
         if not isinstance(name, str) or name in known:
@@ -135,7 +135,7 @@ def _near_misses(names: tuple[object, ...], known: frozenset[str]) -> list[tuple
 
 
 def _is_misspelt(name: str, known: str) -> bool:
-    """Return whether one letter is missing, too many or another, or two are exchanged."""
+    """Return whether one letter is missing, added or changed, or two letters are swapped."""
     if len(known) < _LEAST_MISSPELT or name == known:
         return False
     begin = _n_same(name, known)
@@ -152,8 +152,8 @@ def _entry(origin: str, fields: Mapping[str, Any], places: Places) -> Entry:
     path = text_of(fields, "path", origin)
     if path is None:
         raise DatasetError(
-            f"{origin}: there is no path. Say where the image is, "
-            f"in a column named path; here are {', '.join(map(repr, fields))}."
+            f"{origin}: there is no path. Give the place of the image in a column named path; "
+            f"the columns here are {', '.join(map(repr, fields))}."
             f"{_separator_advice(fields)}"
         )
     box = read_box(fields.get("bbox"), origin)
@@ -163,11 +163,11 @@ def _entry(origin: str, fields: Mapping[str, Any], places: Places) -> Entry:
 
 
 def entry_of(fields: Mapping[str, Any], origin: str, place: Place, name: str) -> Entry:
-    """Return the entry of a line whose image is at ``place``; its id is ``name`` unless it has one.
+    """Return the entry of a line with an image at ``place``; the default id is ``name``.
 
     Raises
     ------
-    DatasetError : a field is not what it should be.
+    DatasetError : a field is invalid.
     """
     require_names(fields, origin)
     return Entry(
@@ -182,11 +182,11 @@ def entry_of(fields: Mapping[str, Any], origin: str, place: Place, name: str) ->
 
 
 def read_box(value: object, origin: str) -> Box | None:
-    """Read a box: left, top, width and height, as numbers or as JSON of them.
+    """Read a box: left, top, width and height, as a list or as its JSON text.
 
     Raises
     ------
-    DatasetError : it is something else, or has no extent.
+    DatasetError : the value is not a box, or width or height is not positive.
     """
     if value is None or value == "":
         return None
@@ -225,7 +225,7 @@ def without_label(entry: Entry) -> Entry:
 
 
 def text_of(fields: Mapping[str, Any], name: str, origin: str) -> str | None:
-    """A field as text; numbers keep their notation; an empty field is None."""
+    """Return a field as text; an empty field is None."""
     value = fields.get(name)
     if value is None or value == "":
         return None
@@ -237,7 +237,7 @@ def text_of(fields: Mapping[str, Any], name: str, origin: str) -> str | None:
 
 
 def _metadata(fields: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
-    """Return the fields of the other columns, and of ``metadata``."""
+    """Return the fields of unknown columns, and of ``metadata``."""
     columns = {
         name: _plain(value)
         for name, value in fields.items()
@@ -282,7 +282,7 @@ def _written_metadata(value: object, origin: str) -> Mapping[str, Any]:
 
 
 def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON's")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _csv(path: Path, texts: Collection[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -293,8 +293,8 @@ def _csv(path: Path, texts: Collection[str]) -> Iterator[tuple[int, Mapping[str,
             for fields in reader:
                 if None in fields or None in fields.values():
                     raise DatasetError(
-                        f"{path.name}, line {reader.line_num}: the line has more or fewer values "
-                        f"than the first line has names ({', '.join(reader.fieldnames or ())})."
+                        f"{path.name}, line {reader.line_num}: the number of values differs from "
+                        f"the number of columns ({', '.join(reader.fieldnames or ())})."
                     )
                 yield reader.line_num, _with_numbers(fields, texts)
         except csv.Error as error:
@@ -308,9 +308,9 @@ def _with_numbers(fields: Mapping[str, str], texts: Collection[str]) -> Mapping[
 
 
 def _require_once(names: Sequence[str], origin: str) -> None:
-    """Refuse a name that stands twice: one of its values would be lost in silence.
+    """Refuse a repeated name, because one of its values would be lost silently.
 
-    Spreadsheets write empty columns without a name.
+    Empty names may repeat: spreadsheets write empty columns so.
 
     Raises
     ------
@@ -319,7 +319,7 @@ def _require_once(names: Sequence[str], origin: str) -> None:
     twice = sorted({repr(name) for name in names if name and names.count(name) > 1})
     if twice:
         raise DatasetError(
-            f"{origin}: {', '.join(twice)} is there more than once. Keep one column of each name."
+            f"{origin}: {', '.join(twice)} appears more than once. Keep one column of each name."
         )
 
 
@@ -352,8 +352,7 @@ def _parquet(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         from pyarrow import ArrowException, parquet  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise DatasetError(
-            f"Reading {path.name} needs pyarrow; CSV and JSONL need nothing. "
-            f"{how_to_install('parquet')}"
+            f"Reading {path.name} needs pyarrow; CSV and JSONL do not. {how_to_install('parquet')}"
         ) from error
     number = 0
     try:

@@ -1,4 +1,4 @@
-"""The choice of a reader: which kind of source a path or a URL is."""
+"""Chooses the reader for a path or a URL."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ def open_source(
     storage: Storage | None = None,
     texts: Collection[str] = COLUMNS,
 ) -> Source:
-    """The source at a path or a URL, by what it is called and what is in it.
+    """Open the source at a path or a URL; its name and content determine the format.
 
-    A folder of images, or of Parquet files with images; a manifest in CSV, JSONL or Parquet;
-    annotations of COCO; a manifest of IIIF; a tar of images. A folder may be in a bucket, and all
-    others there or on the web; nothing is fetched before the entries are read.
+    Formats: a folder of images, or of Parquet files with images; a manifest in CSV, JSONL or
+    Parquet; COCO annotations; an IIIF manifest; a tar of images. All may be in a bucket, and all
+    but folders may be on the web. Nothing is fetched before the entries are read.
 
     Parameters
     ----------
-    root : the folder, or its URL, that a manifest's paths start from and must not leave; its own
-        where None.
-    labelled : whether the first sub-folder of an image, or of its name in an archive, is its label;
-        of a manifest, whether labels stay labels, and do not become metadata.
-    storage : reads what does not lie on this machine.
-    texts : columns of a manifest that are text, see `lines_of`.
+    root : folder or URL that a manifest's paths start from and must not leave; by default, the
+        manifest's own folder.
+    labelled : whether the first sub-folder of an image, also in an archive, is its label. In a
+        manifest, False turns labels into metadata.
+    storage : reads remote files.
+    texts : columns of a manifest read as text, see `lines_of`.
 
     Raises
     ------
-    DatasetError : nothing there, or of no known kind.
+    DatasetError : the path does not exist, or its format is unknown.
     """
     storage = storage or Storage()
     if is_url(root):
@@ -78,28 +78,28 @@ def open_source(
         return Folder(partial(local_files, path, Path(root or path)), labelled=labelled)
     if not path.is_file():
         raise DatasetError(
-            f"{path} is not there. Name a folder of images, a manifest or an archive."
+            f"{path} does not exist. Name a folder of images, a manifest or an archive."
         )
     return _open_file(path, places_in(root or path.parent), labelled=labelled, texts=texts)
 
 
 def is_of_vectors(path: Path) -> bool:
-    """Return whether a file is a table of vectors, and has no images in it."""
+    """Return whether a file is a table of vectors without images."""
     is_parquet = _ends_with(path.name, (PARQUET_SUFFIX,)) and path.is_file()
     return holds_vectors(path) and not (is_parquet and holds_images(path))
 
 
 def open_vectors(path: Path, items: Path | None, *, labelled: bool = True) -> VectorSource:
-    """The vectors in the table at ``path``.
+    """Open the table of vectors at ``path``.
 
     Parameters
     ----------
-    items : a manifest with the fields of each row; None if the table has them.
-    labelled : as for `open_source`.
+    items : manifest with the fields of each row; None if the table has the fields.
+    labelled : see `open_source`.
 
     Raises
     ------
-    DatasetError : it is no table of vectors.
+    DatasetError : the file is not a table of vectors.
     """
     path = path.expanduser().absolute()
     return VectorSource(open_table(path), items, labelled=labelled)
@@ -112,7 +112,7 @@ def name_of(source: Path | str) -> str:
 
 
 def _open_file(path: Path, places: Places, *, labelled: bool, texts: Collection[str]) -> Source:
-    """The source in a file of this machine, whose images lie in ``places``."""
+    """Open a local file as a source; its images are in ``places``."""
     if _ends_with(path.name, ARCHIVE_SUFFIXES):
         return Archive(path, labelled=labelled)
     if _ends_with(path.name, (PARQUET_SUFFIX,)) and holds_images(path):
@@ -121,10 +121,10 @@ def _open_file(path: Path, places: Places, *, labelled: bool, texts: Collection[
         return ImageManifest(path, places, labelled, texts)
     if _ends_with(path.name, VECTOR_SUFFIXES):
         raise DatasetError(
-            f"{path.name} holds vectors, not images. Name their encoder: --encoder-name NAME, in "
-            "place of --encoder."
+            f"{path.name} holds vectors, not images. Use --encoder-name NAME instead of --encoder "
+            "to name their encoder."
         )
-    # What a server calls a IIIF manifest is often not called .json.
+    # Servers often name an IIIF manifest without .json.
     if _ends_with(path.name, (JSON_SUFFIX,)) or _begins_like_json(path):
         return JsonFile(path, places, labelled)
     wanted = ", ".join([*MANIFEST_SUFFIXES, JSON_SUFFIX, *ARCHIVE_SUFFIXES])
@@ -133,7 +133,7 @@ def _open_file(path: Path, places: Places, *, labelled: bool, texts: Collection[
 
 @dataclass(frozen=True, slots=True)
 class JsonFile:
-    """A manifest of IIIF, or annotations of COCO: what is in it says which."""
+    """An IIIF manifest or COCO annotations, chosen by the content."""
 
     path: Path
     places: Places
@@ -144,7 +144,7 @@ class JsonFile:
 
         Raises
         ------
-        DatasetError : it is not JSON, or neither of the two.
+        DatasetError : the file is not JSON, or neither of the two formats.
         """
         name = self.path.name
         try:

@@ -1,4 +1,4 @@
-"""Parquet files with the images in them, such as a data set of the Hugging Face hub."""
+"""Parquet files that contain images, for example data sets of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 UNPACKED = ".images"
 _AT_ONCE = 64
-"""Rows that are read together; each holds an image."""
+"""Number of rows to read at once; each holds an image."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParquetImages:
-    """The rows of one or several Parquet files, each with an image.
+    """The rows of one or more Parquet files, each with an image.
 
-    The image is a column of bytes, or of ``{bytes, path}`` as `datasets` writes it. Other columns
-    mean what they mean in a manifest; numbers of a ``ClassLabel`` become its names. The id is the
-    row's ``id``, else the image's ``path``, else the file's name and the number of the row.
+    The image column holds bytes, or ``{bytes, path}`` as `datasets` writes it. Other columns are
+    read as in a manifest, and the numbers of a ``ClassLabel`` become names. The id is the row's
+    ``id``, else the image's ``path``, else the file's name and the row's number.
 
     Attributes
     ----------
-    paths : of the files, in their order.
-    labelled : whether labels are used as labels; else they are metadata.
-    folder : the folder that was named, whose other files are left out; None of named files.
+    paths : the files, in order.
+    labelled : True keeps labels, False makes them metadata.
+    folder : the given folder, whose other files are reported as left out; None if files were given.
     """
 
     paths: Sequence[Path]
@@ -46,11 +46,11 @@ class ParquetImages:
     folder: Path | None = None
 
     def entries(self, scratch: Path, left_out: LeftOut, /) -> Iterator[Entry]:
-        """One entry for each row; images are unpacked to one file, to be read at any place.
+        """Yield an entry for each row; images are unpacked to one file for random access.
 
         Raises
         ------
-        DatasetError : a file is no Parquet, or has no column of images.
+        DatasetError : a file is not Parquet, or has no image column.
         """
         unpacked = self._unpacked(scratch)
         self._note_others(left_out)
@@ -66,7 +66,7 @@ class ParquetImages:
                 yield entry if self.labelled else without_label(entry)
 
     def _note_others(self, left_out: LeftOut) -> None:
-        """Note the files that lie beside those that are read."""
+        """Record the other files of the folder as left out."""
         if self.folder is None:
             return
         read = {path.relative_to(self.folder).as_posix() for path in self.paths}
@@ -76,16 +76,16 @@ class ParquetImages:
                 left_out.add(name, Reason.system_file if system else Reason.beside_tables)
 
     def _unpacked(self, scratch: Path) -> Path:
-        """The images of all rows, one after the other, in a file that is named by their origin.
+        """Return a file with the images of all rows in order; a hash of the inputs names it.
 
-        It is whole before the first entry is given, which may be read at once.
+        The file is complete before the first entry is yielded, because readers start at once.
         """
         stamps = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self.paths]
         digest = hashlib.sha256(repr(stamps).encode()).hexdigest()
         unpacked = scratch / f"{digest[:16]}{UNPACKED}"
         if unpacked.exists():
             return unpacked
-        for left in scratch.glob(f"*{UNPACKED}"):  # of files that have changed since, or are gone
+        for left in scratch.glob(f"*{UNPACKED}"):  # from inputs that have changed or disappeared
             left.unlink()
         with unpacking(unpacked, ", ".join(path.name for path in self.paths[:3])) as write:
             for path in self.paths:
@@ -95,7 +95,7 @@ class ParquetImages:
 
 
 def _rows(path: Path) -> Iterator[tuple[dict[str, Any], bytes, str | None]]:
-    """Give the other fields, the image and its name of each row of one file."""
+    """Yield the other fields, the image and its name, for each row of a file."""
     parquet, error_type = _pyarrow(path)
     try:
         with parquet.ParquetFile(path) as opened:
@@ -103,7 +103,7 @@ def _rows(path: Path) -> Iterator[tuple[dict[str, Any], bytes, str | None]]:
             column = image_column(schema)
             if column is None:
                 raise DatasetError(
-                    f"{path.name} has no column of images; it has {', '.join(schema.names)}."
+                    f"{path.name} has no image column; its columns are {', '.join(schema.names)}."
                 )
             classes = _class_names(schema)
             for batch in opened.iter_batches(_AT_ONCE):
@@ -112,7 +112,7 @@ def _rows(path: Path) -> Iterator[tuple[dict[str, Any], bytes, str | None]]:
                     named = {one: _class_name(classes, one, fields[one]) for one in fields}
                     yield named, data, name
     except error_type as error:
-        raise DatasetError(f"{path.name} is not a whole Parquet file ({error}).") from error
+        raise DatasetError(f"{path.name} is not a complete Parquet file ({error}).") from error
     except NOT_FOR_PYTHON as error:
         raise DatasetError(
             f"{path.name}: a value cannot be read ({error}). Leave its column out."
@@ -120,7 +120,7 @@ def _rows(path: Path) -> Iterator[tuple[dict[str, Any], bytes, str | None]]:
 
 
 def parquet_files(folder: Path) -> list[Path]:
-    """Return the Parquet files of a data set's folder, in it or in its folder ``data``, by name."""
+    """Return the sorted Parquet files of a folder, or of its sub-folder ``data``."""
     for pattern in ("*.parquet", "data/*.parquet"):
         found = sorted(path for path in folder.glob(pattern) if not is_system_file(path.name))
         if found:
@@ -133,7 +133,7 @@ def holds_images(path: Path) -> bool:
 
     Raises
     ------
-    DatasetError : it is no Parquet file.
+    DatasetError : the file is not Parquet.
     """
     parquet, error_type = _pyarrow(path)
     try:
@@ -143,7 +143,7 @@ def holds_images(path: Path) -> bool:
 
 
 def image_column(schema: pa.Schema) -> str | None:
-    """Return the name of the column that holds images; None of a manifest, which has paths."""
+    """Return the name of the image column; None for a manifest, which has paths."""
     from pyarrow import types  # noqa: PLC0415 - an extra
 
     def holds(kind: pa.DataType) -> bool:
@@ -159,7 +159,7 @@ def image_column(schema: pa.Schema) -> str | None:
 
 
 def _image(value: object) -> tuple[bytes, str | None]:
-    """Return the bytes of an image, none of a missing one, and its name."""
+    """Return the bytes of an image, empty if it is missing, and its name."""
     if isinstance(value, dict):
         name = value.get("path")
         return value.get("bytes") or b"", None if name is None else str(name)
@@ -167,7 +167,7 @@ def _image(value: object) -> tuple[bytes, str | None]:
 
 
 def _class_names(schema: pa.Schema) -> dict[str, list[str]]:
-    """Return the names of each column that is a ``ClassLabel`` of `datasets`."""
+    """Return the class names of each ``ClassLabel`` column of `datasets`."""
     written = (schema.metadata or {}).get(b"huggingface")
     try:
         features = json.loads(written)["info"]["features"] if written else {}
@@ -188,7 +188,7 @@ def _class_name(classes: Mapping[str, Sequence[str]], column: str, value: Any) -
 
 
 def _pyarrow(path: Path) -> tuple[Any, type[Exception]]:
-    """Return pyarrow's module for Parquet, and its error."""
+    """Return pyarrow's Parquet module and its base error."""
     try:
         from pyarrow import ArrowException, parquet  # noqa: PLC0415 - an extra
     except ImportError as error:

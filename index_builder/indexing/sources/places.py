@@ -1,4 +1,4 @@
-"""The folder that images must lie in, here or elsewhere, and the places of files in it."""
+"""The folder, local or remote, that images must be in, and the places of its files."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ MISSING = -1
 
 
 def named(path: str) -> str:
-    """Return the name of an image by its path, which is its id unless it has one: without secrets.
+    """Return the name of an image from its path or URL, without secrets. It is the default id.
 
-    Steps to the folder itself and out of it are left out, as in ``./a.png``: no id has them.
+    Removes ``.`` and ``..`` from paths such as ``./a.png``, because ids must not contain them.
     """
     name = shown(path)
     if is_url(path) or not {".", ".."} & set(name.split("/")):
@@ -36,34 +36,34 @@ class Places(Protocol):
     """The folder that a manifest's paths start from, and the files in it."""
 
     def place(self, name: str, origin: str) -> Place:
-        """The image called ``name``: a path from here, or a URL.
+        """Return the place of the image ``name``: a path from the folder, or a URL.
 
         Parameters
         ----------
-        origin : where it is named, for people.
+        origin : position in the source, for messages.
 
         Raises
         ------
-        DatasetError : it is outside, or of a kind that cannot be read.
+        DatasetError : the path is outside the folder, or the URL's scheme is unknown.
         """
 
 
 def places_in(root: Path | str) -> Places:
-    """Return the files of a folder on this machine, or of one at a URL."""
+    """Return the places in a local folder, or in one at a URL."""
     return RemotePlaces(str(root)) if is_url(root) else LocalPlaces(Path(root))
 
 
 class LocalPlaces:
-    r"""A folder on this machine: a manifest may come from elsewhere than the images.
+    r"""A local folder. The manifest may come from another machine.
 
-    A path that is not there is looked for as another system may have written it: with ``\``, in
-    another case, in another Unicode form, with spaces around a name, with ``%20`` in place of a
-    space. It is found if one file is called so.
+    If a path does not exist, spellings of other systems are tried: ``\``, another case, another
+    Unicode form, spaces around a name, ``%20`` for a space. The spelling must match exactly one
+    file.
 
     Parameters
     ----------
-    root : what no path leads out of.
-    start : what paths start from; ``root`` where None.
+    root : the folder that no path may leave.
+    start : the folder that paths start from; by default ``root``.
     """
 
     def __init__(self, root: Path, start: Path | None = None) -> None:
@@ -73,7 +73,7 @@ class LocalPlaces:
         self._listed = lru_cache(maxsize=16)(_names_in)
 
     def place(self, name: str, origin: str) -> Place:
-        """The file called ``name``, which need not be there, or the URL; see `Places`."""
+        """Return the place of ``name``, which need not exist; see `Places`."""
         if is_url(name):
             scheme_of(name)
             return Place(name, None, 0, 0)
@@ -86,9 +86,9 @@ class LocalPlaces:
         return place
 
     def _alike(self, name: str) -> str | None:
-        """Return the only path that differs from ``name`` as systems do; None where there is none.
+        """Return the only path that differs from ``name`` by spelling; None if none or several do.
 
-        It is looked for in the folder that paths start from, and never above.
+        Searches only below the folder that paths start from.
         """
         parts = PurePosixPath(name.replace("\\", "/")).parts
         found = PurePosixPath()
@@ -104,20 +104,20 @@ class LocalPlaces:
         path = self._start / name
         try:
             folder = self._resolved(path.parent)
-        except ValueError as error:  # a null character, or letters that are no Unicode
-            raise DatasetError(f"{origin} is not a name that a file can have.") from error
+        except ValueError as error:  # a null character, or invalid Unicode
+            raise DatasetError(f"{origin} is not a valid file name.") from error
         real = Path(folder, path.name)
         try:
             status = real.lstat()
             if stat.S_ISLNK(status.st_mode):
                 real = real.resolve()
                 status = real.stat()
-        except (OSError, RuntimeError, ValueError):  # links in a circle; no file is called so
+        except (OSError, RuntimeError, ValueError):  # circular links; no such file
             status = None
         if not real.is_relative_to(self._root) or path.name == "..":
             raise DatasetError(
-                f"{origin} leads to {real}, which is outside {self._root}. Where that is meant, "
-                "name the folder that all images lie in with --root."
+                f"{origin} leads to {real}, which is outside {self._root}. If this is intended, "
+                "name the folder of all images with --root."
             )
         if status is None or not stat.S_ISREG(status.st_mode):
             return Place(str(real), None, MISSING, 0)
@@ -129,7 +129,7 @@ def _plain(name: str) -> str:
 
 
 def _names_in(folder: Path) -> dict[str, list[str]]:
-    """Return the names in a folder, by `_plain` of each; none of a folder that cannot be read."""
+    """Return the names in a folder, grouped by `_plain`; empty for an unreadable folder."""
     names: dict[str, list[str]] = {}
     try:
         for path in folder.iterdir():
@@ -142,7 +142,8 @@ def _names_in(folder: Path) -> dict[str, list[str]]:
 class RemotePlaces:
     """A folder in a bucket or on the web.
 
-    A manifest from the web may be anybody's: it names nothing that the owner's credentials open.
+    A manifest from the web is untrusted, so its URLs must not lead into a bucket, which the owner's
+    credentials would open.
     """
 
     def __init__(self, root: str) -> None:
@@ -150,11 +151,11 @@ class RemotePlaces:
         self._schemes = WEB if scheme_of(root) in WEB else None
 
     def place(self, name: str, origin: str) -> Place:
-        """The image called ``name``, which need not be there; see `Places`."""
+        """Return the place of ``name``, which need not exist; see `Places`."""
         if is_url(name):
             if self._schemes is not None and scheme_of(name) not in self._schemes:
                 raise DatasetError(
-                    f"{origin} leads from the web into a bucket. Where that is meant, copy the "
+                    f"{origin} leads from the web into a bucket. If this is intended, copy the "
                     "manifest to this machine first."
                 )
             scheme_of(name)
@@ -163,10 +164,10 @@ class RemotePlaces:
         try:
             name.encode()
         except UnicodeEncodeError as error:
-            raise DatasetError(f"{origin} is not a name that a file can have.") from error
+            raise DatasetError(f"{origin} is not a valid file name.") from error
         if path.is_absolute() or ".." in path.parts:
             raise DatasetError(
-                f"{origin} leads out of {shown(self._root)}. Where that is meant, name the folder "
-                "that all images lie in with --root, or write whole URLs."
+                f"{origin} leads out of {shown(self._root)}. If this is intended, name the folder "
+                "of all images with --root, or write complete URLs."
             )
         return Place(joined(self._root, path.as_posix()), None, 0, 0)

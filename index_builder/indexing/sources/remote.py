@@ -1,4 +1,4 @@
-"""A source in a bucket or on the web, read by the readers of what lies on this machine."""
+"""A source in a bucket or on the web; the readers of local files read it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from index_builder.storage import Storage
 from index_builder.storage.urls import folder_of
 
 OpenFile = Callable[[Path, Places], Source]
-"""Opens a file of this machine, whose images lie in certain places."""
+"""Opens a local file whose images are in the given places."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A manifest, an archive or a table at ``url``: it is copied to this machine and read there.
+    """A manifest, archive or table at ``url``; it is copied to this machine first.
 
-    Images that a manifest names stay where they are until they are decoded.
+    Images that a manifest names are fetched only when they are decoded.
 
     Attributes
     ----------
-    root : the folder that a manifest's paths start from; the manifest's own where None.
-    open_file : the readers of files.
+    root : folder that a manifest's paths start from; by default, the manifest's own.
+    open_file : opens the local copy.
     """
 
     url: str
@@ -39,12 +39,12 @@ class RemoteFile:
     open_file: OpenFile
 
     def entries(self, scratch: Path, left_out: LeftOut, /) -> Iterator[Entry]:
-        """Its entries, as of a file on this machine.
+        """Yield the entries of the local copy.
 
         Raises
         ------
-        SourceUnavailable : it cannot be copied.
-        DatasetError : it is not what it should be.
+        SourceUnavailable : the file cannot be copied.
+        DatasetError : the file is invalid.
         """
         copy = self.storage.copied(self.url, scratch / "copies")
         places = places_in(folder_of(self.url) if self.root is None else self.root)
@@ -53,9 +53,9 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class BucketFolder:
-    """A folder in a bucket at ``url``, of images, or of Parquet files with images in them.
+    """A bucket folder at ``url`` with images, or with Parquet files that contain images.
 
-    Images stay there until they are decoded; Parquet files are copied.
+    Images are fetched only when they are decoded; Parquet files are copied first.
 
     Attributes
     ----------
@@ -67,11 +67,11 @@ class BucketFolder:
     labelled: bool = True
 
     def entries(self, scratch: Path, left_out: LeftOut, /) -> Iterator[Entry]:
-        """Its entries, as of a folder on this machine.
+        """Yield the entries, as for a local folder.
 
         Raises
         ------
-        SourceUnavailable : it cannot be listed.
+        SourceUnavailable : the folder cannot be listed.
         """
         with closing(BucketFiles(self.storage, self.url)) as files:
             tables = files.parquet()

@@ -1,4 +1,4 @@
-"""A source of images, as an indexing wants it."""
+"""The protocol of a source of images."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Source(Protocol):
     """A collection of images."""
 
     def entries(self, scratch: Path, left_out: LeftOut, /) -> Iterator[Entry]:
-        """Its images, in an order that is always the same.
+        """Yield the images in a fixed order.
 
         Parameters
         ----------
-        scratch : a directory for what must be unpacked before it can be read.
-        left_out : notes the files that are not taken.
+        scratch : a directory for unpacked files.
+        left_out : collects the files that are left out.
 
         Raises
         ------
-        DatasetError : the source is not what it should be.
+        DatasetError : the source is invalid.
         """

@@ -1,4 +1,4 @@
-"""Files of the run that are written from compressed ones, in the space that the disk has."""
+"""Writes uncompressed copies of compressed files, if the disk has enough space."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from model_store.files import PARTIAL, FreeSpace
 
 @contextmanager
 def unpacking(target: Path, source: str) -> Iterator[Callable[[bytes], None]]:
-    """Yield a function that appends bytes to a file, which becomes ``target`` at the end.
+    """Yield a function that appends bytes to a temporary file, renamed to ``target`` at the end.
 
-    A tenth of the disk's free space stays free. After any error nothing is left.
+    A tenth of the disk's free space stays free. An error removes the file.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ def unpacking(target: Path, source: str) -> Iterator[Callable[[bytes], None]]:
     DatasetError : the disk has too little space.
     """
     partial = target.with_name(f"{target.name}{PARTIAL}")
-    partial.unlink(missing_ok=True)  # of a run that was killed
+    partial.unlink(missing_ok=True)  # left by a killed run
     space = FreeSpace(target.parent)
     n_written = 0
     file = partial.open("wb", buffering=0)
@@ -34,8 +34,8 @@ def unpacking(target: Path, source: str) -> Iterator[Callable[[bytes], None]]:
         nonlocal n_written
         if not space.has(len(content)):
             raise DatasetError(
-                f"{source} is not unpacked: it holds more than {n_written / 2**20:,.1f} MiB, and "
-                f"the disk of the run directory has space for {space.n_bytes / 2**20:,.1f} MiB. "
+                f"{source} needs more than {n_written / 2**20:,.1f} MiB unpacked, but the disk of "
+                f"the run directory has space for {space.n_bytes / 2**20:,.1f} MiB. "
                 "Name another disk with --run, or unpack the file and name its folder."
             )
         n_written += len(content)

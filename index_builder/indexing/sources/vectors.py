@@ -1,4 +1,4 @@
-"""Vectors that another system has made of images, with their items beside them or in one file."""
+"""Vectors from another system, with the items in the same table or in a manifest."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ ROWS_FILE = "vectors.f32"
 class VectorSource:
     """The vectors of a table, in its order.
 
-    An item has the fields that a manifest gives an image, except ``path`` and ``bbox``; its id is
-    the number of its row, from 0, where it has none.
+    An item has the fields of a manifest, except ``path`` and ``bbox``. The default id is the row's
+    number, from 0.
 
     Attributes
     ----------
-    items : a manifest with a line for each row; None if the table has the fields.
+    items : manifest with a line for each row; None if the table has the fields.
     labelled, texts : see `ImageManifest`.
     """
 
@@ -43,11 +43,11 @@ class VectorSource:
     texts: Collection[str] = COLUMNS
 
     def entries(self, scratch: Path, _left_out: LeftOut, /) -> Iterator[Entry]:
-        """One entry for each row, which is laid down in ``scratch`` as float32.
+        """Yield an entry for each row, after writing the row to ``scratch`` as float32.
 
         Raises
         ------
-        DatasetError : a row or a line is not what it should be, or there are more of the one.
+        DatasetError : a row or line is invalid, or their numbers differ.
         """
         changed_ns = self.table.path.stat().st_mtime_ns
         path = scratch / ROWS_FILE
@@ -69,17 +69,17 @@ class VectorSource:
             assert self.items is not None  # noqa: S101 - or there were no lines
             raise DatasetError(
                 f"{self.items.name} has more lines than {self.table.path.name} has rows "
-                f"({number:,}). Give one line a row, in the same order."
+                f"({number:,}). Give each row one line, in the same order."
             )
 
     def labelled_vectors(self) -> LabelledImages:
-        """Return the rows with their labels, to learn from; equal rows share a group.
+        """Return the rows with their labels for training; equal rows share a group.
 
-        A row that points nowhere is left out, and named.
+        A row without a direction is left out and printed.
 
         Raises
         ------
-        DatasetError : see `entries`; or an item has no label, or the id of another one.
+        DatasetError : see `entries`; or an item has no label, or two items have the same id.
         """
         with TemporaryDirectory(prefix="vouch-vectors-") as name:
             entries = list(self.entries(Path(name), LeftOut()))
@@ -115,13 +115,12 @@ class VectorSource:
         for entry in entries:
             if entry.label is None:
                 raise DatasetError(
-                    f"{entry.origin}: there is no label, and what belongs together is what is "
-                    "learned. Give each item its label, or leave it out and index it afterwards "
-                    "with the encoder that is made here."
+                    f"{entry.origin}: there is no label, but training needs labels. Give each item "
+                    "a label, or leave it out and index it later with the trained encoder."
                 )
             if entry.id in named:
                 raise DatasetError(
-                    f"{entry.id!r} stands for two items: {named[entry.id]}, and {entry.origin}. "
+                    f"{entry.id!r} is the id of two items: {named[entry.id]}, and {entry.origin}. "
                     "Give each its own id."
                 )
             named[entry.id] = entry.origin
@@ -131,14 +130,14 @@ class VectorSource:
         if line is None:
             assert self.items is not None  # noqa: S101 - or there were no lines
             raise DatasetError(
-                f"{self.items.name} has {number:,} lines, and {self.table.path.name} more rows. "
-                "Give one line a row, in the same order."
+                f"{self.items.name} has {number:,} lines, but {self.table.path.name} has more "
+                "rows. Give each row one line, in the same order."
             )
         return line
 
 
 def _groups(entries: list[Entry], rows: Pixels) -> tuple[str, ...] | None:
-    """Return the names of groups; None if no group is known and no rows are equal."""
+    """Return the group of each row; None if all groups have one row. Equal rows form a group."""
     digests = [hashlib.sha256(row.tobytes()).hexdigest() for row in rows]
     names = tuple(entry.group or digest for entry, digest in zip(entries, digests, strict=True))
     return names if len(set(names)) < len(names) else None

@@ -210,7 +210,7 @@ def test_repeated_ids_are_refused_with_both_places(drawings: Path, at: At, tmp_p
     manifest.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     with pytest.raises(
         DatasetError,
-        match=r"50 ids stand for more than one image: '0' in repeated.jsonl, line 1 and "
+        match=r"50 ids belong to more than one image: '0' in repeated.jsonl, line 1 and "
         r"in repeated.jsonl, line 151; .*; …\.",
     ):
         index_collection(at(manifest))

@@ -92,10 +92,10 @@ class TestBoxes:
     def test_one_outside_costs_its_own_item_alone(self, tmp_path: Path) -> None:
         found = entries(self.write(tmp_path, [[60, 0, 5, 5], [0, 0, 9, 9]], "jsonl"), tmp_path)
         outside, inside = prepared(found)
-        assert "holds nothing of the image, which is 60 × 30" in str(outside)
+        assert "lies outside the image of 60 × 30 pixels" in str(outside)
         assert inside == COLOURS["red"]
         beside = entries(self.write(tmp_path, [[-5, 0, 2, 5], [0, -5, 5, 2]], "jsonl"), tmp_path)
-        assert ["holds nothing" in str(one) for one in prepared(beside)] == [True, True]
+        assert ["lies outside" in str(one) for one in prepared(beside)] == [True, True]
 
     @pytest.mark.parametrize(
         "box",
@@ -160,7 +160,7 @@ class TestCoco:
     @pytest.mark.parametrize(
         ("change", "reason"),
         [
-            ({"images": None}, "is not of COCO's format"),
+            ({"images": None}, "is not in COCO's format"),
             ({"annotations": [{"id": 1}]}, "KeyError: 'image_id'"),
             ({"annotations": [{"id": 1, "image_id": 8, "bbox": [0, 0, 1, 1]}]}, "KeyError: 8"),
             (
@@ -180,7 +180,7 @@ class TestCoco:
     def test_another_file_called_json(self, content: str, tmp_path: Path) -> None:
         (tmp_path / "a.json").write_text(content)
         with pytest.raises(
-            DatasetError, match=r"a.json is (not JSON|neither a manifest of IIIF nor of COCO)"
+            DatasetError, match=r"a.json is (not JSON|neither an IIIF manifest nor a COCO file)"
         ):
             entries(tmp_path / "a.json", tmp_path)
 
@@ -293,7 +293,9 @@ class TestParquetImages:
     def test_a_file_of_a_data_set_without_images_is_refused(self, tmp_path: Path) -> None:
         self.write(tmp_path, name="a.parquet")
         parquet.write_table(pa.table({"year": [1]}), tmp_path / "b.parquet")
-        with pytest.raises(DatasetError, match=r"b.parquet has no column of images; it has year"):
+        with pytest.raises(
+            DatasetError, match=r"b.parquet has no image column; its columns are year"
+        ):
             entries(tmp_path, tmp_path)
 
     def test_a_truncated_one(self, tmp_path: Path) -> None:

@@ -75,11 +75,11 @@ def test_vectors_and_milvus_take_no_previews(images: Indexing, vectors: Indexing
     require(images, milvus_uri="http://milvus.example")
     require(vectors)
     require(images, engine="ray")
-    with pytest.raises(ConfigError, match="of vectors there are none"):
+    with pytest.raises(ConfigError, match="needs images, not vectors"):
         require(vectors, index=previews)
-    with pytest.raises(ConfigError, match="Milvus does not take them"):
+    with pytest.raises(ConfigError, match="a gallery of files, not Milvus"):
         require(images, index=previews, milvus_uri="http://milvus.example")
-    with pytest.raises(ConfigError, match="of vectors there is nothing to decode"):
+    with pytest.raises(ConfigError, match="takes images, and the source holds vectors"):
         require(vectors, engine="ray")
 
 
@@ -90,9 +90,9 @@ def test_an_index_and_parents_and_queries_are_looked_at_before(
     with pytest.raises(ConfigError):
         require(images, index=small)
     require(images, index=small, milvus_uri="http://milvus.example")  # which plans it itself
-    with pytest.raises(DatasetError, match="is not there"):
+    with pytest.raises(DatasetError, match="does not exist"):
         require(images, parents=Parents(tmp_path / "gone.csv"))
-    with pytest.raises(CalibrationError, match="There are 3 images"):
+    with pytest.raises(CalibrationError, match="and the collection has 3"):
         require(images, calibrate=True)
     with pytest.raises(CalibrationError, match="Vectors without labels"):
         require(vectors, calibrate=True)
@@ -127,8 +127,8 @@ def test_a_directory_is_tried_before_anything_is_embedded(tmp_path: Path) -> Non
     ("contents", "held_out", "of_images", "said"),
     [
         ((MIN_QUERIES, 0, 0, 0), (0, 0), True, None),
-        ((MIN_QUERIES, 0, 0, 1), (0, 0), True, rf"There are {MIN_QUERIES - 1} images"),
-        ((MIN_QUERIES - 1, 0, 0, 0), (0, 0), True, rf"There are {MIN_QUERIES - 1} images"),
+        ((MIN_QUERIES, 0, 0, 1), (0, 0), True, rf"and the collection has {MIN_QUERIES - 1}"),
+        ((MIN_QUERIES - 1, 0, 0, 0), (0, 0), True, rf"and the collection has {MIN_QUERIES - 1}"),
         ((1_000, 0, 0, 0), (0, 0), False, "Vectors without labels"),
         ((1_000, 7, 1, 0), (1_000, 1), True, "All 7 labelled images have the same label"),
         ((1_000, 1_000, 2, 0), (MIN_QUERIES, 2), True, None),

@@ -199,9 +199,9 @@ def test_a_service_is_asked_for_a_bounded_size(image: dict[str, Any], wanted: st
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"type": "Collection"}, "is a Collection of IIIF; wanted a Manifest"),
-        ({"items": [{"items": 3}]}, "is not as IIIF's Presentation API wants it"),
-        ({"items": None}, "is not as IIIF's Presentation API wants it"),
+        ({"type": "Collection"}, "is an IIIF Collection; wanted a Manifest"),
+        ({"items": [{"items": 3}]}, "does not follow the IIIF Presentation API"),
+        ({"items": None}, "does not follow the IIIF Presentation API"),
     ],
 )
 def test_what_is_no_manifest_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:

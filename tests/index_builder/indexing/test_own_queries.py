@@ -247,7 +247,7 @@ def test_two_bundles_are_compared_on_the_same_queries(where: Path, calibrated: P
     )
     assert f"broken: {report['changes']['broken']} of {report['n_queries']} answers" in told
     page = (where / "compared.html").read_text()
-    assert f"Right before, and not now: {report['changes']['broken']}" in page
+    assert f"Now wrong: {report['changes']['broken']}" in page
     same = succeeded(where, "compare", calibrated, calibrated, "--queries", "others.csv")
     assert "broken: 0 of" in same
 
@@ -278,7 +278,7 @@ class TestRefused:
         matched = [row for row in rows if row.split(",")[-1] not in ABSENT]
         (where / "matched.csv").write_text("\n".join(matched) + "\n")
         said = refused(where, "calibrate", calibrated, "--queries", "matched.csv")
-        assert "Add queries that match nothing" in said
+        assert "Add realistic queries without a match" in said
 
     def test_an_evaluation_of_what_is_not_calibrated(self, where: Path, root: Path) -> None:
         assert "not calibrated" in refused(where, "evaluate", root, "--queries", "others.csv")

@@ -53,7 +53,7 @@ def test_parents_of_parents_stand_a_level_above_all_that_is_below_them(tmp_path:
     ("rows", "said"),
     [
         ([("a", "b"), ("b", "a")], "is its own ancestor"),
-        ([("a", "b"), ("a", "c")], "'a' has the parent 'c', and 'b' before"),
+        ([("a", "b"), ("a", "c")], "'a' has the parent 'c', but 'b' on an earlier line"),
         ([("a", "")], "line 2: wanted a label and its parent"),
     ],
 )

@@ -126,4 +126,4 @@ def test_what_has_no_place_is_refused_in_words(street: Path) -> None:
         "evaluate", ROOT, "--queries", "later.npy", "--items", "bare.csv", cwd=street
     )
     assert done.returncode == 1
-    assert "no query has one" in " ".join(done.stderr.replace("│", " ").split())
+    assert "no query has a place" in " ".join(done.stderr.replace("│", " ").split())

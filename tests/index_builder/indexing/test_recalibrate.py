@@ -237,7 +237,7 @@ def test_a_worse_one_is_not_published(
 
     monkeypatch.setattr("index_builder.indexing.recalibrate.fit_again", worse)
     gallery, manifest = FaissGallery(directory), read_manifest(directory)
-    with pytest.raises(CalibrationError, match=r"worse \(log loss 0\.3000, until now 0\.2000\)"):
+    with pytest.raises(CalibrationError, match=r"worse \(log loss 0\.3000, before 0\.2000\)"):
         calibration_of(before, {}, must=True)(gallery, directory, manifest)
     assert calibration_of(before, {})(gallery, directory, manifest) is manifest
     assert "is unchanged" in " ".join(capsys.readouterr().err.split())

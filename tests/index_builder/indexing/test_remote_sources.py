@@ -328,7 +328,7 @@ def test_hostile_answers_cost_an_item_each(
             file.write("\n" + json.dumps({"id": name, "path": f"{web.url}/{quote(name)}"}))
     limits = ImageLimits(max_bytes=100_000)
     refused = to(manifest, tolerance=NONE, limits=limits, patience=SHORT)
-    with pytest.raises(TooManyBadImages, match="What is embedded is kept"):
+    with pytest.raises(TooManyBadImages, match="Finished embeddings are kept"):
         index_collection(refused)
     indexing = replace(refused, tolerance=parse_tolerance("10"))
     outcome = index_collection(indexing)

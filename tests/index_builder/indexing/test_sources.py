@@ -141,8 +141,8 @@ def test_what_is_not_there_is_an_entry_all_the_same(folder: Path) -> None:
     ("content", "said"),
     [
         ("id,file\na,0/x.png\n", "line 2: there is no path.*'id', 'file'"),
-        ("id,path\na\n", "line 2: the line has more or fewer values"),
-        ("id,path\na,0/x.png,b\n", "line 2: the line has more or fewer values"),
+        ("id,path\na\n", "line 2: the number of values differs"),
+        ("id,path\na,0/x.png,b\n", "line 2: the number of values differs"),
         ("id,path\na,\n", "line 2: there is no path"),
         ("id,path,metadata\na,0/x.png,[1]\n", r"line 2: metadata is \[1\]; wanted an object"),
         ("id,path,metadata\na,0/x.png,{\n", "line 2: metadata is not JSON"),
@@ -278,7 +278,7 @@ def test_column_of_paths_nearly_called_so_is_refused(folder: Path, header: str) 
 )
 def test_name_that_stands_twice_is_refused(folder: Path, name: str, text: str) -> None:
     (folder / name).write_text(text)
-    with pytest.raises(DatasetError, match=f"{name}, line 1: .* is there more than once"):
+    with pytest.raises(DatasetError, match=f"{name}, line 1: .* appears more than once"):
         entries(folder / name)
 
 
@@ -399,7 +399,7 @@ def test_files_of_other_formats_are_told_and_texts_are_not(folder: Path, suffix:
         (b'{"x": %s}' % (b"[" * 9999), "line 1 is not JSON"),
         (b'{"path": "0/x.png", "metadata": "%s"}' % (b"[" * 9999), "metadata is not JSON"),
         (b'{"path": "\\ud83d.png"}', r"line 1: '\\ud83d' in '\\ud83d.png' is no Unicode"),
-        (b'{"path": "\\ud83d/x.png"}', "not a name that a file can have"),
+        (b'{"path": "\\ud83d/x.png"}', "not a valid file name"),
         (b'{"path": "0/x.png", "id": "\\udce9"}', "line 1: .* is no Unicode"),
         (b'{"path": "0/x.png", "label": "\\udce9"}', "line 1: .* is no Unicode"),
         (b'{"path": "t\\udcffp.jpg", "id": "x"}', "of a file, rename it"),
@@ -499,7 +499,7 @@ def test_a_damaged_archive_is_refused(
         file.add(folder / "0" / "x.png", "0/x.png")
     whole = archive.read_bytes()
     archive.write_bytes(whole[: len(whole) // 2] if damage == "cut" else b"no archive" * 1000)
-    with pytest.raises(DatasetError, match="is not a whole tar file"):
+    with pytest.raises(DatasetError, match="is not a complete tar file"):
         entries(archive, tmp_path)
 
 
@@ -558,7 +558,7 @@ def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
     (tmp_path / "list.xlsx").write_bytes(b"")
     with pytest.raises(DatasetError, match=r"neither a folder nor one of \.csv"):
         open_source(tmp_path / "list.xlsx")
-    with pytest.raises(DatasetError, match="is not there"):
+    with pytest.raises(DatasetError, match="does not exist"):
         open_source(tmp_path / "nothing")
     (tmp_path / "manifest").write_bytes(b" " * 63 + b"{}")
     assert open_source(tmp_path / "manifest")  # what begins like JSON

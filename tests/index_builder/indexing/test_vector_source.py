@@ -108,7 +108,10 @@ def test_rows_with_labels_are_learned_from(table: Path, capsys: pytest.CaptureFi
     ("change", "said"),
     [
         ({"label": None}, r"items\.jsonl, line 2: there is no label"),
-        ({"id": "a"}, r"'a' stands for two items: items\.jsonl, line 1, and items\.jsonl, line 2"),
+        (
+            {"id": "a"},
+            r"'a' is the id of two items: items\.jsonl, line 1, and items\.jsonl, line 2",
+        ),
     ],
 )
 def test_an_item_has_an_id_of_its_own_and_a_label(

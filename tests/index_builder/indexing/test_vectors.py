@@ -280,4 +280,4 @@ def test_vectors_without_labels_do_not_calibrate_themselves(tmp_path: Path) -> N
     np.save(tmp_path / "v.npy", clusters(0)[0])
     done = index_vectors(tmp_path, tmp_path / "v.npy", "--calibrate")
     assert done.returncode == 1
-    assert "no views can be made of them" in " ".join(done.stderr.split())
+    assert "they have no augmented views" in " ".join(done.stderr.split())
