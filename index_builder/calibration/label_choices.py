@@ -1,4 +1,4 @@
-"""The choices of result sets: the nearest item of each label that a query finds."""
+"""The candidates of result sets: the nearest item of each label that a query finds."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ class LabelChoices:
 
     Attributes
     ----------
-    probabilities : (Q, g) match probability, by fits that have not seen the query; −1 where a query
-        finds fewer labels.
-    matches : (Q, g) whether it is a true match.
-    codes : (Q, g) of the labels.
-    folds : (Q,) of the cross-fit.
+    probabilities : (Q, g) cross-fitted match probabilities, padded with −1.
+    matches : (Q, g) whether the label is a true match.
+    codes : (Q, g) codes of the labels.
+    folds : (Q,) folds of the cross-fit.
     """
 
     probabilities: NDArray[np.float64]
@@ -38,7 +37,7 @@ class LabelChoices:
         probabilities: NDArray[np.float64],
         folds: NDArray[np.int64],
     ) -> LabelChoices:
-        """Arrange what was cross-fitted by query; see `cross_fitted`."""
+        """Arrange cross-fitted labels by query; see `cross_fitted`."""
         at = examples.queries, examples.places
         shape = len(examples.starts), int(examples.counts.max())
         of_label, matches = np.full(shape, -1.0), np.zeros(shape, dtype=bool)
@@ -56,12 +55,12 @@ class LabelChoices:
     def outcomes(
         self, coverages: Sequence[float], evidence: Evidence, calibration: Calibration
     ) -> list[dict[str, Any]]:
-        """Measure what sets of each coverage lead to, each by a rule from the other folds.
+        """Measure result sets of each coverage; the rule for a fold is fitted to the other folds.
 
         Parameters
         ----------
-        evidence : of all queries; sets are chosen for those that have a match.
-        calibration : of the gallery whose labels are chosen among.
+        evidence : evidence of all queries; sets are chosen for queries with a match.
+        calibration : calibration of the gallery.
         """
         n_labels, delta = calibration.n_labels, calibration.delta
         sizes: list[list[int]] = [[] for _ in coverages]

@@ -1,4 +1,4 @@
-"""Gallery images as calibration queries, each hidden from its own list."""
+"""Uses gallery images as calibration queries, each hidden from its own results."""
 
 from __future__ import annotations
 
@@ -17,26 +17,25 @@ from model_store.encoder.contract import Embeddings
 from model_store.gallery import Gallery
 
 ENOUGH = 1000
-"""Matched queries above which more would teach little; gallery images make up for those missing."""
+"""Sufficient number of matched queries. If there are fewer, gallery images are added."""
 
 ENOUGH_WITH_PARENTS = 2000
-"""The same where labels have parents: what is promised of a parent rests on the queries alone that
-no label was sure enough for, half of them or fewer."""
+"""Sufficient number of matched queries if labels have parents. Error bounds of parents use only the
+queries without a confident label, at most half of all."""
 
 N_FOLDS = 20
-"""Number of folds of the gallery for outlier scores: a detector that knows most of it is
-nearly as good as one that knows all, and one that knows the image itself would find it at distance
-zero."""
+"""Number of gallery folds for outlier scores. A detector must not know the scored image, whose
+distance would be zero; without one fold, it is almost as good as with all images."""
 
 
 @dataclass(frozen=True, slots=True)
 class PutItems:
-    """Items among the gallery images that were put since the queries were held out.
+    """Gallery images that were added after the queries were held out.
 
     Attributes
     ----------
-    places : (m,) of them among the images.
-    n_queries : so many of them are to be queries, as speak for them in a stream like the gallery.
+    places : (m,) indices of these images.
+    n_queries : number of them that become queries, in proportion to their share of the gallery.
     """
 
     places: NDArray[np.int64]
@@ -46,13 +45,13 @@ class PutItems:
     def of(
         cls, gallery: Gallery, images: LabelledImages, was_put: NDArray[np.bool_], n_held_out: int
     ) -> PutItems:
-        """Choose those whose label another item of the gallery has.
+        """Choose the added images whose label another gallery item has.
 
         Parameters
         ----------
-        images : of the gallery, in random order.
-        was_put : (N,) which of them were put.
-        n_held_out : matched queries, which speak for the others.
+        images : gallery images in random order.
+        was_put : (N,) which images were added later.
+        n_held_out : number of held-out matched queries, which represent the other images.
         """
         codes = gallery.label_codes(np.arange(gallery.n_items))
         counts = np.bincount(codes[codes >= 0], minlength=len(gallery.labels))
@@ -69,18 +68,18 @@ def leave_one_out_queries(
     enough: int = ENOUGH,
     put: PutItems | None = None,
 ) -> NDArray[np.int64]:
-    """Choose as many gallery images as there are held-out queries too few.
+    """Choose gallery images to make up for missing held-out queries.
 
     Parameters
     ----------
-    images : of the gallery, in random order; the encoder learned nothing from them.
-    n_held_out : matched queries that were held out.
-    enough : matched queries to have in all.
-    put : items that no held-out query speaks for, and which therefore are queries first.
+    images : gallery images in random order; the encoder was not trained on them.
+    n_held_out : number of held-out matched queries.
+    enough : wanted total of matched queries.
+    put : items added later, which no held-out query represents; they are chosen first.
 
     Returns
     -------
-    (m,) their places: of images whose label another image has that is not of their group.
+    (m,) indices of the chosen images. Each has a label that an image of another group has, too.
     """
     if len(images) * (N_FOLDS - 1) // N_FOLDS < MIN_REFERENCES:
         return np.empty(0, dtype=np.int64)
@@ -88,12 +87,12 @@ def leave_one_out_queries(
     if put is None:
         return paired[: max(enough - n_held_out, 0)]
     of_put = put.places[: put.n_queries]
-    others = np.setdiff1d(paired, put.places)  # in their order, which is random
+    others = np.setdiff1d(paired, put.places)  # keeps the random order
     return np.concatenate([of_put, others[: max(enough - n_held_out - len(of_put), 0)]])
 
 
 def has_partner(images: LabelledImages) -> NDArray[np.bool_]:
-    """Return which images (N,) have another image of their label that is not of their group."""
+    """Return which images (N,) share their label with an image of another group."""
     if not len(images):
         return np.zeros(0, dtype=bool)
     codes, groups = images.label_codes(), group_numbers(images)
@@ -104,9 +103,9 @@ def has_partner(images: LabelledImages) -> NDArray[np.bool_]:
 
 
 def rows_of_groups(gallery: Gallery, images: LabelledImages) -> NDArray[np.int64]:
-    """Return the rows (N, m) of the gallery's items of each image's group, itself among them.
+    """Return the gallery rows (N, m) of each image's group, including the image.
 
-    ``images`` are of the gallery; −1 fills the rows of smaller groups.
+    ``images`` are gallery images. The rows of smaller groups are padded with −1.
     """
     rows = np.arange(gallery.n_items)
     row_of = {item.id: row for row, item in zip(rows, gallery.items(rows), strict=True)}
@@ -124,14 +123,14 @@ def rows_of_groups(gallery: Gallery, images: LabelledImages) -> NDArray[np.int64
 def whole_groups(
     groups: Sequence[str] | NDArray[np.int64] | None, order: NDArray[np.int64], n_most: int
 ) -> NDArray[np.int64]:
-    """Return the first of the images ``order``, at most ``n_most`` of them, without half a group.
+    """Return at most ``n_most`` of the images ``order``, in whole groups.
 
-    In a group that is cut, an image excluded from its own results would find images of the same
-    object that no longer count as such.
+    If a group were split, an image excluded from its own results would find images of the same
+    object that no longer belong to its group.
 
     Parameters
     ----------
-    groups : (N,) of all images; None where each is a separate one.
+    groups : (N,) groups of all images; None if each image is its own group.
     order : (N,) the images, in random order.
     """
     if groups is None or len(order) <= n_most:
@@ -141,7 +140,7 @@ def whole_groups(
     )
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
-    visited = np.argsort(place[firsts])  # by one image each, however many a group has
+    visited = np.argsort(place[firsts])  # by one image per group, whatever its size
     taken = visited[np.cumsum(sizes[visited]) <= n_most]
     return order[np.isin(numbers[order], taken)]
 
@@ -149,14 +148,14 @@ def whole_groups(
 def group_numbers(*collections: LabelledImages) -> NDArray[np.int64]:
     """Number the groups of the images of all ``collections`` in turn.
 
-    Images of one group, as its owner names it, and exact copies share a number.
+    Images of one group share a number. Without groups, exact copies share a number.
     """
     keys = [key for images in collections for key in group_keys(images)]
     return np.unique(np.array(keys), return_inverse=True)[1].astype(np.int64)
 
 
 def group_keys(images: LabelledImages) -> list[str]:
-    """Name the group of each image; that of an image without one is its content."""
+    """Return a key for the group of each image; without groups, a hash of its content."""
     if images.groups is not None:
         return [f"group {group}" for group in images.groups]
     contents = images.contents()
@@ -170,7 +169,7 @@ def group_keys(images: LabelledImages) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class DetectorFolds:
-    """Outlier detectors of a gallery, each of which has not seen one fold of its groups."""
+    """Outlier detectors of a gallery, each fitted without one fold of its groups."""
 
     detectors: tuple[OutlierDetector | None, ...]
 
@@ -187,9 +186,9 @@ class DetectorFolds:
 
         Parameters
         ----------
-        embeddings, codes : of the images, in random order, with their labels.
-        groups : (N,) images of one group are in one fold.
-        seed : of the detectors.
+        embeddings, codes : embeddings and label codes of the images, in random order.
+        groups : (N,) group numbers; a group is never split between folds.
+        seed : seed of the detectors.
         """
         detectors: list[OutlierDetector | None] = []
         for fold in range(n_folds):
@@ -200,11 +199,11 @@ class DetectorFolds:
         return cls(tuple(detectors))
 
     def scores(self, embeddings: Embeddings, groups: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return outlier scores (B,) of B images by detectors that have not seen their groups.
+        """Return outlier scores (B,) from detectors fitted without the images' groups.
 
         Parameters
         ----------
-        groups : (B,) numbered as those of the images that the detectors were fitted to.
+        groups : (B,) group numbers, the same as in the fit.
         """
         scores = np.empty(len(embeddings))
         known = next(one for one in self.detectors if one is not None)

@@ -1,4 +1,4 @@
-"""Outcomes of calibration queries at the levels above labels, such as genus and family."""
+"""Outcomes of calibration queries at the levels above labels, for example genus and family."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def level_evidence(
     examples: Examples,
     probabilities: NDArray[np.float64],
 ) -> LevelEvidence:
-    """Roll up what Q queries find, as the verdict does, and compare it with what they show.
+    """Roll up the results of Q queries as the verdict does, and compare them with the truth.
 
     Parameters
     ----------
-    labels : of the gallery, by their code.
-    withheld : Q labels of queries whose label the gallery does not hold; None of all others.
-    examples, probabilities : the labels that the queries find, with their probabilities (N,) by
-        fits that have not seen the query.
+    labels : labels of the gallery, by code.
+    withheld : (Q,) the label of a query that the gallery does not have; None for other queries.
+    examples, probabilities : the labels that queries find, and their cross-fitted match
+        probabilities (N,).
     """
-    of_codes = hierarchy.of_labels([*labels, None])  # the code −1 is the last: no label
+    of_codes = hierarchy.of_labels([*labels, None])  # code −1 is the last row: no label
     of_found = of_codes[np.maximum(examples.codes, -1)]
     own = hierarchy.of_labels(withheld)
     held = examples.labels >= 0
@@ -46,14 +46,14 @@ def level_evidence(
 def levels_measured(
     calibration: Calibration, weights: NDArray[np.float64]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Describe ``levels``: how often the likeliest label is right, and how true probabilities are.
+    """Describe ``levels``: accuracy of the most probable parent, and calibration of probabilities.
 
-    A right label has a match in the gallery; the probabilities are about such labels. Nothing is
-    described where labels have no parents.
+    A parent is right only if the query has a match in the gallery. Returns an empty object if
+    labels have no parents.
 
     Parameters
     ----------
-    weights : (N,) of the queries.
+    weights : (N,) weights of the queries.
     """
     hierarchy, evidence = calibration.hierarchy, calibration.evidence
     if hierarchy is None or evidence.levels is None:

@@ -1,4 +1,4 @@
-"""The length of the lists of calibration queries, and the items that show the same thing."""
+"""The length of result lists in calibration, and the items that show the same object."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from model_store.gallery import Gallery
 from model_store.search import N_CANDIDATES
 
 PARTS = 4
-"""A list is at most this part of the gallery, where labels are hidden: of a gallery whose label is
-hidden the same number of items would reach further out than it does in service."""
+"""If labels are hidden, a list has at most 1 / `PARTS` of the gallery. Otherwise, with fewer items
+left, the same number would reach less similar items than in the service."""
 
 LEAST_LISTED = 10
-"""Items of a list that votes are counted in, however small the gallery."""
+"""Minimum length of a result list in a small gallery."""
 
 
 PlainItems = tuple[NDArray[np.int64], LabelledImages, Embeddings]
-"""Places (n,) among matched queries, and the n items of which these queries are views."""
+"""Rows (n,) of matched queries, and the n items that these queries are views of."""
 
 
 def items_alike(gallery: Gallery, images: LabelledImages) -> NDArray[np.int64] | None:
-    """Return numbers (n_items,) that items share which show the same thing; None where none do.
+    """Return numbers (n_items,), equal for items that show the same object; None if all differ.
 
-    A view of a picture whose copy, or near-duplicate, stays in the gallery is no absent query.
+    A view is not an absent query if a copy or near-duplicate of its picture stays in the gallery.
 
     Parameters
     ----------
-    images : of the gallery, with groups where they are known.
+    images : gallery images, with groups if known.
     """
     if images.groups is None or len(set(images.groups)) == len(images):
         return None
@@ -42,11 +42,11 @@ def items_alike(gallery: Gallery, images: LabelledImages) -> NDArray[np.int64] |
 
 
 def list_length(gallery: Gallery, n_hidden: int, *, hide_labels: bool) -> int:
-    """Return the items of every list: so many that a query whose label is hidden finds as many.
+    """Return the length of every result list, such that queries with a hidden label get as many.
 
     Parameters
     ----------
-    n_hidden : items that are hidden from a query for other reasons.
+    n_hidden : number of items hidden from a query for other reasons.
     """
     n_candidates = N_CANDIDATES
     if hide_labels:
@@ -56,10 +56,10 @@ def list_length(gallery: Gallery, n_hidden: int, *, hide_labels: bool) -> int:
 
 
 def largest_hidden(gallery: Gallery) -> int:
-    """Return the size of the largest label that is at most half of the gallery.
+    """Return the size of the largest label with at most half of the gallery.
 
-    Lists are so much shorter than the gallery. A larger label would leave next to nothing of them:
-    its queries are no stand-ins for absent ones.
+    Result lists are shorter than the gallery by this number. A larger label would leave too few
+    items, so its queries cannot serve as absent ones.
     """
     if not gallery.labels:
         return 1
@@ -71,7 +71,7 @@ def largest_hidden(gallery: Gallery) -> int:
 def plain_items(
     matched: LabelledImages, images: LabelledImages, embeddings: Embeddings
 ) -> PlainItems:
-    """Return the items among ``images`` that the views ``matched`` are of."""
+    """Return the items among ``images`` that the views ``matched`` were made from."""
     row_of = {name: row for row, name in enumerate(images.ids)}
     places = np.array([n for n, name in enumerate(matched.ids) if name in row_of], dtype=np.int64)
     rows = np.array([row_of[matched.ids[place]] for place in places], dtype=np.int64)

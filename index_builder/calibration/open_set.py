@@ -1,4 +1,4 @@
-"""Outcomes of verdicts on a stream with absent queries: errors, and bounds on them."""
+"""Measures verdicts on queries with and without a match: errors, and their bounds."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from model_store.decision import Calibration
 from model_store.decision.operating import exact_interval
 
 CONFIDENCE = 0.95
-"""Confidence of the exact intervals around shares that were counted (Clopper & Pearson 1934)."""
+"""Confidence of the exact intervals of counted shares (Clopper & Pearson 1934)."""
 
 MOST_GROUPS = 20
-"""Groups that are named, those with the most errors."""
+"""Maximum number of groups to report, those with the most errors."""
 
 N_POINTS = 100
-"""Points of the risk-coverage curve."""
+"""Number of points of the risk-coverage curve."""
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
 
 class Outcomes:
-    """Outcomes of queries with a match, and of absent ones, in a calibrated gallery.
+    """Outcomes of matched and absent queries in a calibrated gallery.
 
     Parameters
     ----------
-    calibration : what was promised.
-    answers : to B queries.
+    calibration : the calibration with its error bounds.
+    answers : answers to B queries.
     correct : (B,) whether the first item is a true match.
-    absent : (B,) whether the gallery holds no true match.
-    parents : (B,) the label that each query has at the level that its answer rolled up to; None
-        where that is not known, or it did not.
-    groups, sources : of B queries.
+    absent : (B,) whether the gallery has no true match.
+    parents : (B,) true parent of each query at the level that its answer rolled up to; None if
+        unknown, or if the answer did not roll up.
+    groups, sources : (B,) groups and sources of the queries.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Outcomes:
             self._weights = np.where(absent, share / absent.sum(), (1 - share) / (~absent).sum())
 
     def described(self) -> dict[str, Any]:
-        """Return a JSON object of the whole, by level, by source, and of the worst groups."""
+        """Return a JSON object: overall results, and results by level, source and worst group."""
         everything = np.ones(len(self._absent), dtype=bool)
         report = {
             **self._rates(everything),
@@ -90,16 +90,16 @@ class Outcomes:
 
     @property
     def surest_errors(self) -> NDArray[np.int64]:
-        """The queries whose first item is wrong, the surest of it first."""
+        """Rows of the queries with a wrong first item, most confident first."""
         wrong = np.flatnonzero(~self._correct)
         order: NDArray[np.int64] = wrong[np.argsort(-self._probabilities[wrong], kind="stable")]
         return order
 
     def _rates(self, rows: Bools) -> dict[str, Any]:
-        """Return shares of the queries in ``rows`` (B,), with what they lie between.
+        """Return rates of the queries in ``rows`` (B,), with confidence intervals.
 
-        FPIR is the share of absent queries that get a match; FNIR that of the others whose true
-        match is not named by one (ISO/IEC 19795-1).
+        FPIR is the share of absent queries that get a match. FNIR is the share of matched queries
+        that do not get their true match (ISO/IEC 19795-1).
         """
         matched, absent, correct = (
             one[rows] for one in (self._matched, self._absent, self._correct)
@@ -118,9 +118,9 @@ class Outcomes:
         }
 
     def _share(self, rows: Bools, counted: Bools) -> dict[str, Any]:
-        """Return how many of ``rows`` are ``counted`` (B,), and the exact interval of the share.
+        """Return the share of ``rows`` that is ``counted`` (B,), and its exact interval.
 
-        Queries of one group count as one.
+        Queries of one group count as one observation.
         """
         n, k = int(rows.sum()), int((rows & counted).sum())
         if n == 0:
@@ -134,7 +134,7 @@ class Outcomes:
         )
 
     def _risk_coverage(self) -> list[list[float]]:
-        """Return pairs of coverage and error of first items, from the strictest threshold on."""
+        """Return pairs of coverage and error of first items, from the highest threshold down."""
         order = np.lexsort((self._weights, -self._probabilities))
         coverage = np.cumsum(self._weights[order])
         wrong = evened(self._probabilities, ~self._correct, self._weights)
@@ -143,7 +143,7 @@ class Outcomes:
         return [[float(coverage[place]), float(error[place])] for place in places]
 
     def _point(self) -> dict[str, float] | None:
-        """Return what was observed of verdict `match`, and the bound; None without a match."""
+        """Return coverage, error and error bound of the verdict `match`; None without matches."""
         promises = self._calibration.promises()
         if not promises.gives_matches or not self._matched.any():
             return None
@@ -155,7 +155,7 @@ class Outcomes:
         }
 
     def _rolled_up(self, level: str) -> dict[str, Any]:
-        """Return how often queries rolled up to a level, and how often wrongly."""
+        """Return how often answers rolled up to a level, and how often the parent was wrong."""
         rows = self._levels == level
         weight = float(self._weights[rows].sum())
         wrong = float(self._weights[rows & ~self._rolled_right].sum())

@@ -1,4 +1,4 @@
-"""Fitting the head that sees the state of a picture, on degraded copies of the gallery's images."""
+"""Fits the head that measures degradation, on degraded copies of gallery images."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from model_store.decision.picture import PictureState, log_features
 from model_store.encoder.contract import Encoder
 
 N_DEGRADED, LEAST_DEGRADED = 160, 40
-"""Images that are degraded, one copy of each, and the least number that teaches anything. On new
-photographs of 38 kinds, 160 tell degraded from clean ones as well as 300 (AUROC 0.95)."""
+"""Number of images to degrade, one copy each, and the minimum number. On new photographs of 38
+labels, 160 images separate degraded from clean ones as well as 300 (AUROC 0.95)."""
 
 RIDGE = 0.5
 """Ridge penalty, in units of the number of features."""
 
 N_FOLDS = 8
-"""Heads that the levels of ordinary pictures come from, each of which lacks an eighth of them."""
+"""Number of cross-fitted heads that give the levels of ordinary pictures; each lacks an eighth of
+the images."""
 
 LEAST_SCALE = 1e-3
 """Added to the standard deviation of a log feature."""
@@ -35,12 +36,12 @@ def fit_picture_state(
     seed: int,
     kinds: Sequence[str] = DEGRADATIONS,
 ) -> PictureState | None:
-    """Fit the head; None where there are no pictures, or too few.
+    """Fit the head; None if there are no images, or too few.
 
     Parameters
     ----------
-    images : of the gallery, in random order.
-    seed : of the degradations.
+    images : gallery images in random order.
+    seed : seed of the degradations.
     kinds : keys of `DEGRADE` that the head learns.
     """
     n = min(N_DEGRADED, len(images))
@@ -50,7 +51,7 @@ def fit_picture_state(
     clean = embed_with_features(encoder, some, "images to degrade")
     moved = embed_with_features(encoder, degraded(some, seed, kinds), "degraded images")
     cosines = (moved.directions * clean.directions).sum(axis=1)
-    # The angle: its logarithm would give the smallest displacements the most weight.
+    # Fits the angle, because its logarithm would give tiny displacements most weight.
     angles = np.arccos(np.clip(cosines.astype(np.float64), -1, 1))
     of_clean, of_moved = clean.features, moved.features
     levels = []
@@ -65,7 +66,7 @@ def fit_picture_state(
 
 
 def _fitted(clean: Floats, moved: Floats, angles: NDArray[np.float64]) -> PictureState:
-    """Fit a ridge regression of ``angles`` (n,), 0 of clean ones, to features (n, F) of both."""
+    """Fit a ridge regression of ``angles`` (n,) to features (n, F); clean images have angle 0."""
     rows = log_features(np.concatenate([moved, clean]).astype(np.float64))
     target = np.r_[angles, np.zeros(len(clean))]
     centre, scale = rows.mean(axis=0), rows.std(axis=0) + LEAST_SCALE

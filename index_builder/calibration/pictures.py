@@ -1,4 +1,4 @@
-"""The quality that queries have as pictures."""
+"""Measures the image quality of queries."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from index_builder.progress import track
 from model_store.images.quality import ordinary_limits, quality_measures
 
 N_MEASURED = 250
-"""Queries that are decoded to be measured, where they were not decoded to be encoded."""
+"""Maximum number of queries to decode only for this measurement."""
 
 
 class MeasuredPictures:
-    """Quality measures of queries, taken where they are decoded to be encoded.
+    """Quality measures of queries, taken when the queries are decoded for the encoder.
 
     Parameters
     ----------
-    smallest_side : side down to which images are decoded at a fraction of their size. Images with a
-        smaller side were decoded whole; the others are decoded again.
+    smallest_side : smallest side of a reduced decoding. Images with a smaller side were decoded at
+        full size; the others are decoded again.
     """
 
     def __init__(self, smallest_side: int | None) -> None:
@@ -28,14 +28,14 @@ class MeasuredPictures:
         self._measures: dict[int, NDArray[np.float64]] = {}
 
     def look_at(self, position: int, pixels: Pixels) -> None:
-        """Measure a query that was decoded; a vector is no picture."""
+        """Measure a decoded query; ignores vectors."""
         if pixels.ndim < 3:
             return
         if self._smallest_side is None or min(pixels.shape[:2]) < self._smallest_side:
             self._measures[position] = quality_measures(pixels)
 
     def limits(self, queries: LabelledImages) -> dict[str, float]:
-        """Return what is ordinary for queries, see `quality_hints`; nothing of vectors."""
+        """Return the quality limits of ordinary queries, see `quality_hints`; empty for vectors."""
         if not len(queries) or queries.pixels(0).ndim < 3:
             return {}
         return ordinary_limits(self._of(queries))

@@ -1,6 +1,6 @@
-"""The plan of a build: which queries it will have, and what can be promised with so many.
+"""The plan of a build: its queries, and the error bound that they can support.
 
-A plan is made from counts alone, so that a build that cannot succeed stops in its first seconds.
+A plan needs only counts, so an impossible build stops in its first seconds.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Plan:
 
     Attributes
     ----------
-    n_images, n_labels : of the source, withheld labels included.
-    n_gallery, n_gallery_labels : of the gallery.
-    is_labelled : whether labels say which images belong together.
-    items_are_queries : whether each item is a query, searched for in the rest of the gallery.
+    n_images, n_labels : images and labels of the source, including withheld labels.
+    n_gallery, n_gallery_labels : items and labels of the gallery.
+    is_labelled : whether there are labels; otherwise each image is its own class.
+    items_are_queries : whether the items are the queries, each searched in the rest of the gallery.
     n_matched : (calibration, evaluation) queries with a match.
     n_withheld : (calibration, evaluation) queries of withheld labels.
-    n_withheld_labels : their labels.
-    promises : what answers shall promise.
+    n_withheld_labels : number of withheld labels.
+    promises : the error bounds of the answers.
     """
 
     n_images: int
@@ -70,16 +70,16 @@ class Plan:
 
     @property
     def least_queries(self) -> int:
-        """The least number of right `match` verdicts, none wrong, that promise the error."""
+        """Minimum number of `match` verdicts, all right, that guarantee `max_error`."""
         return math.ceil(least_queries(self.promises.max_error, self.promises.delta))
 
     @property
     def least_error(self) -> float:
-        """The least error of `match` that the queries with a match can promise."""
+        """The smallest error of `match` that the matched queries can guarantee."""
         return 1 - math.pow(self.promises.delta, 1 / max(self.n_matched[0], 1))
 
     def lines(self) -> list[str]:
-        """Return the plan in a few lines."""
+        """Return the plan as lines of text."""
         of_labels = f" of {self.n_labels:,} labels" if self.is_labelled else ""
         lines = [
             f"{self.n_images:,} images{of_labels}; {self.n_gallery:,} in the gallery",
@@ -101,7 +101,7 @@ class Plan:
             console.print(line, highlight=False, soft_wrap=True)
 
     def require_feasible(self) -> None:
-        """Raise where no calibration can come out.
+        """Check that a calibration is possible.
 
         Raises
         ------
@@ -109,17 +109,17 @@ class Plan:
         """
         advice = "Add images"
         if self.is_labelled:
-            advice += "; or, if each image is its own class, give --no-labels"
+            advice += "; or, if each image is its own class, use --no-labels"
         if self.is_labelled and self.n_gallery_labels < 2:
             raise DatasetError(
                 f"The gallery has {self.n_gallery_labels} label; at least two are needed to tell a "
                 "match from a non-match. Put images of each label into a separate sub-folder; "
-                "or, if each image is its own class, give --no-labels."
+                "or, if each image is its own class, use --no-labels."
             )
         if self.n_matched[0] < MIN_QUERIES:
             cause = ""
             if self.items_are_queries:
-                cause = " that have another image of their label, copies aside"
+                cause = " with another image of their label, not counting copies"
             raise DatasetError(
                 f"There are {self.n_matched[0]} queries to calibrate with{cause}; at least "
                 f"{MIN_QUERIES} are needed. {advice}."
@@ -129,7 +129,7 @@ class Plan:
     def _matched(self) -> str:
         calibration, evaluation = self.n_matched
         if self.items_are_queries:
-            return f"{calibration:,}, each an item that is searched for in the rest of the gallery"
+            return f"{calibration:,} items, each searched in the rest of the gallery"
         kind = "held-out images" if self.is_labelled else "augmented views of items"
         return f"{self._halves(calibration, evaluation)} ({kind})"
 
@@ -146,6 +146,6 @@ class Plan:
             halves = self._halves(calibration, evaluation)
             withheld = f"{halves}, of {self.n_withheld_labels:,} withheld labels"
         if self.items_are_queries or not withheld:
-            hidden = "the same ones with their own label hidden"
+            hidden = "the same queries with their own label hidden"
             return f"{hidden}; {withheld}" if withheld else hidden
         return withheld

@@ -1,4 +1,4 @@
-"""Fitting match probabilities."""
+"""Fits match probabilities."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from model_store.verdicts import Absence
 N_FOLDS = 5
 
 RIDGE = 2e-3
-"""Times the squared weights, beside a mean loss: a hundred queries do not bear ten free weights."""
+"""Factor of the squared weights in the mean loss. A hundred queries cannot determine ten free
+weights."""
 
 N_SIGNALS = (4, 6)
-"""Numbers of signals that are tried, the first ones of `SIGNALS`. More would follow chance: six of
-the twelve that releases before 0.3 had carried nothing measurable."""
+"""Numbers of signals to try, from the start of `SIGNALS`. More would overfit: of twelve signals
+before release 0.3, six had no measurable effect."""
 
 FEW_LABELS, N_SIGNALS_OF_FEW = 15, (3, 4)
-"""Absent labels below which fewer are tried. On six labels of CUB four signals told absent queries
-better than twelve by 0.02 AUROC, which over-fitted."""
+"""If there are fewer absent labels, fewer signals are tried. On six labels of CUB, twelve signals
+overfitted: four had a higher AUROC of absent queries by 0.02."""
 
 _STAND_INS_ONLY: tuple[Absence, ...] = ("hidden_trained_labels", "near_misses_of_views")
-"""Kinds of absent queries for which a fit uses only the first signals. An encoder that has
-learned a hidden label has moved its images away from all others, so that no neighbours agree; those
-of a label that it has not learned lie among others, whose neighbours do agree."""
+"""Kinds of absent queries for which a fit uses only the first signals. An encoder trained on a
+hidden label places its images away from all others, so their neighbours disagree. Images of a truly
+unknown label lie among others, and their neighbours agree."""
 
 _MOST_LOG_ODDS = 20.0
-"""The largest magnitude of the intercept: where every query has a match, the data do not bound
-it."""
+"""Maximum magnitude of the intercept, which is unbounded if every query has a match."""
 
 _LEAST_SPREAD = 1e-9
-"""The least standard deviation of a signal that is any: of one that is always the same, rounding
-leaves about 1e-14, and by that unit another value of it would be certain proof."""
+"""Minimum standard deviation to scale a signal by. Rounding gives a constant signal about 1e-14,
+and in this unit any other value would count as proof."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -52,9 +52,9 @@ class Group:
     Attributes
     ----------
     observed : B queries.
-    weight : of each query.
-    clusters : (B,) queries of one cluster are left out together.
-    absent : whether nothing in the gallery matches them.
+    weight : weight of each query.
+    clusters : (B,) cluster numbers; see `CalibrationQueries`.
+    absent : whether the queries have no match in the gallery.
     """
 
     observed: RetrievedQueries
@@ -65,17 +65,17 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """The labels that queries find, each by its nearest item.
+    """The labels that queries find, each represented by its nearest item.
 
     Attributes
     ----------
-    values : (N, S) signals; those of one query stand together, nearest first.
+    values : (N, S) signals, grouped by query, nearest label first.
     matches : (N,) whether the label is the query's own.
-    codes : (N,) of the labels.
-    sizes : (N,) items of the label that the query could find.
-    starts : (Q,) row of each query's nearest label.
+    codes : (N,) codes of the labels.
+    sizes : (N,) number of the label's items that the query can find.
+    starts : (Q,) first row of each query.
     weights, clusters, absent : (Q,), see `Group`.
-    labels : (Q,) of each query's own label, see `RetrievedQueries.codes`.
+    labels : (Q,) code of each query's own label, see `RetrievedQueries.codes`.
     """
 
     values: Floats
@@ -90,7 +90,7 @@ class Examples:
 
     @classmethod
     def of(cls, groups: Sequence[Group]) -> Examples:
-        """Everything that the queries find."""
+        """Collect the labels that all queries find."""
         values, matches, codes, sizes, counts = [], [], [], [], []
         for group in groups:
             for row in range(len(group.observed)):
@@ -114,7 +114,7 @@ class Examples:
 
     @property
     def counts(self) -> Integers:
-        """Labels (Q,) that each query finds."""
+        """Number of labels (Q,) that each query finds."""
         counts: Integers = np.diff(np.r_[self.starts, len(self.matches)])
         return counts
 
@@ -127,8 +127,8 @@ class Examples:
     def chosen(self) -> Bools:
         """A mask (N,) of the labels to predict: the first true match of each query.
 
-        Where a query has several, which are hardly told apart, they share the probability of the
-        choice: it is too low for each.
+        If a query has several true matches, which are nearly equal, they share the probability, so
+        each gets too little.
         """
         rows = np.flatnonzero(self.matches)
         _, first = np.unique(self.queries[rows], return_index=True)
@@ -137,15 +137,15 @@ class Examples:
         return chosen
 
     def likeliest(self, probabilities: Floats) -> Integers:
-        """Return the row (Q,) of the label of each query's highest of ``probabilities`` (N,)."""
-        # By query, then falling; of equal ones the nearest first.
+        """Return the row (Q,) of each query's most probable label, by ``probabilities`` (N,)."""
+        # By query, then descending; equal ones nearest first.
         order = np.lexsort((-probabilities, self.queries))
         rows: Integers = order[self.starts]
         return rows
 
     @property
     def places(self) -> Integers:
-        """Place (N,) of each label among those of its query, from 0."""
+        """Position (N,) of each label within its query, from 0."""
         places: Integers = np.arange(len(self.matches)) - self.starts[self.queries]
         return places
 
@@ -168,9 +168,9 @@ class Examples:
 
 
 def numbers_of_signals(absence: Absence, examples: Examples) -> Sequence[int]:
-    """Return the numbers of signals to try, by how much absent queries show about other ones."""
+    """Return the numbers of signals to try; fewer if the absent queries are not representative."""
     if (examples.counts[examples.absent] == 1).all():
-        return (2,)  # of two labels one is hidden: nothing that compares labels is known
+        return (2,)  # one of two labels is hidden: signals that compare labels are undefined
     if absence in _STAND_INS_ONLY:
         return N_SIGNALS[:1]
     n_labels = len(np.unique(examples.labels[examples.absent]))
@@ -179,13 +179,13 @@ def numbers_of_signals(absence: Absence, examples: Examples) -> Sequence[int]:
 
 @dataclass(frozen=True, slots=True)
 class CrossFit:
-    """Match probabilities by fits that have seen no query of the same label.
+    """Match probabilities from fits without queries of the same label.
 
     Attributes
     ----------
-    probabilities : (N,) of the examples' labels.
-    folds : (Q,) which queries were left out together.
-    n_signals : that the fits take.
+    probabilities : (N,) match probabilities of the examples.
+    folds : (Q,) fold of each query.
+    n_signals : number of signals in the fits.
     loss : weighted mean of −log P(the truth).
     """
 
@@ -196,7 +196,7 @@ class CrossFit:
 
 
 def cross_fitted(examples: Examples, seed: int, n_signals: Sequence[int] = N_SIGNALS) -> CrossFit:
-    """Cross-fit over labels, with the number of signals that predicts other labels best.
+    """Cross-fit over labels; choose the number of signals that predicts other labels best.
 
     Parameters
     ----------
@@ -204,15 +204,15 @@ def cross_fitted(examples: Examples, seed: int, n_signals: Sequence[int] = N_SIG
 
     Raises
     ------
-    CalibrationError : all queries are of one label.
+    CalibrationError : all queries have the same label.
     """
     keys = np.unique(examples.labels, return_inverse=True)[1]
     n_labels = int(keys.max()) + 1
     n_folds = min(N_FOLDS, n_labels)
     if n_folds < 2:
         raise CalibrationError(
-            "The calibration queries are of one label; at least two are needed, to fit to some and "
-            "measure on others."
+            "All calibration queries have the same label; at least two labels are needed, to fit "
+            "to some and evaluate on others."
         )
     folds = (np.random.default_rng(seed).permutation(n_labels) % n_folds)[keys]
     found = [_cross_fit(examples, folds, n) for n in n_signals]
@@ -237,14 +237,14 @@ def _cross_fit(examples: Examples, folds: Integers, n_signals: int) -> CrossFit:
 
 
 def fit_choice(examples: Examples, n_signals: int = len(SIGNALS)) -> LogisticModel:
-    """Conditional logit (McFadden 1974): which label is the match, if any is.
+    """Fit a conditional logit (McFadden 1974): which label, if any, is the match.
 
-    Minimises the weighted mean of −log P(the truth), plus `RIDGE` ‖w‖², where each label has the
-    log-odds w · x + b against that none matches: see `choice_probabilities`.
+    Minimises the weighted mean of −log P(truth) plus `RIDGE` ‖w‖². Each label has log-odds w · x +
+    b against "no match", see `choice_probabilities`.
 
     Parameters
     ----------
-    n_signals : the first of `SIGNALS` that have a weight; the others have none.
+    n_signals : number of signals with a weight, from the start of `SIGNALS`; the others get 0.
     """
     of_row = examples.weights[examples.queries]
     centre = np.average(examples.values, axis=0, weights=of_row)
@@ -273,7 +273,7 @@ def fit_choice(examples: Examples, n_signals: int = len(SIGNALS)) -> LogisticMod
 
 
 def _choices(log_odds: Floats, starts: Integers, counts: Integers) -> tuple[Floats, Floats]:
-    """`choice_probabilities` (N,) of many queries, and their log of 1 + Σ exp(log-odds), (Q,)."""
+    """Return `choice_probabilities` (N,) of all queries, and log(1 + Σ exp(log-odds)), (Q,)."""
     most = np.maximum(np.maximum.reduceat(log_odds, starts), 0)
     odds = np.exp(log_odds - np.repeat(most, counts))
     total = np.exp(-most) + np.add.reduceat(odds, starts)

@@ -1,4 +1,4 @@
-"""The queries that the decision layer is fitted to, and the gallery that they were searched in."""
+"""The calibration queries, and the gallery that they were searched in."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Integers = NDArray[np.int64]
 Names = tuple[str, ...]
 
 LEAST_LABELS = 10
-"""Withheld labels below which hidden ones join them: what is left of five labels without one is
-easier to tell from it than five are from a sixth."""
+"""Minimum number of withheld labels. With fewer, hidden labels are added: with few labels, the rest
+of a gallery is easier to separate from a hidden label than from a truly new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class TruthRule:
 
     Attributes
     ----------
-    hierarchy : labels above labels; None where labels have no parents.
-    within : metres from a query to a match; None where a match has the same label.
+    hierarchy : parents of labels; None without parents.
+    within : maximum metres from a query to a match; None if a match has the same label.
     """
 
     hierarchy: Hierarchy | None = None
@@ -53,13 +53,13 @@ class CalibratedGallery:
 
     Attributes
     ----------
-    encoder_fingerprint, search : of the encoder, and how the gallery is searched.
-    n_candidates : items of every list.
-    label_counts : (C,) items of each label by its code.
-    n_unlabelled : items without a label, each of which is a separate label.
+    encoder_fingerprint, search : fingerprint of the encoder, and search settings of the gallery.
+    n_candidates : length of every result list.
+    label_counts : (C,) number of items of each label, by code.
+    n_unlabelled : number of items without a label; each counts as its own label.
     detector, means : the outlier detector and the label means fitted to its images.
-    labels : the C labels by their code.
-    rule : what counts as a match, and what stands above labels.
+    labels : the C labels, by code.
+    rule : the rule for a match, and the parents of labels.
     """
 
     encoder_fingerprint: str
@@ -107,20 +107,20 @@ class CalibratedGallery:
 
 @dataclass(frozen=True, slots=True)
 class LeaveOneOut:
-    """Gallery images as queries, each hidden from its own list with its group.
+    """Gallery images as queries, each hidden from its own results with its group.
 
-    Nothing may have been learned from them but the gallery itself: then they are to the rest of it
-    what held-out queries are to all of it.
+    No model may be fitted to these images. Then searching them in the rest of the gallery is like
+    searching held-out queries in the whole gallery.
 
     Attributes
     ----------
-    matched : those whose label another item has.
-    absent, absent_of : as in `CalibrationQueries`; None where no labels are hidden.
-    clusters : of the matched, numbered as those of the held-out queries are.
-    sources : as in `CalibrationQueries`.
-    places : of the matched among the images of the gallery that were at hand.
-    n_put : how many of the matched, the first ones, came since the others were held out: no
-        held-out query speaks for what they show.
+    matched : the queries whose label another item has.
+    absent, absent_of : see `CalibrationQueries`; None if no labels are hidden.
+    clusters : clusters of ``matched``, in the numbering of the held-out queries.
+    sources : see `CalibrationQueries`.
+    places : indices of ``matched`` among the given gallery images.
+    n_put : number of items added after the other queries were held out; they come first in
+        ``matched``. No held-out query represents them.
     """
 
     matched: RetrievedQueries
@@ -139,19 +139,20 @@ class CalibrationQueries:
     Attributes
     ----------
     matched : held-out queries whose label is in the gallery.
-    absent : queries of the same kinds of picture without a true match there.
-    absent_of : the places of absent queries among the matched ones, whose label is hidden from
-        them; None where they are images of withheld labels.
-    are_views : whether all of these are made-up views of gallery images, because no labels say
-        which images belong together.
-    clusters : of the matched queries; copies, and photographs of one object, share a number.
-    sources : the source of each matched query; None where none is known.
-    withheld : queries of withheld labels beside hidden ones; None where ``absent`` are all.
+    absent : queries of the same kind without a match in the gallery.
+    absent_of : for absent queries made by hiding labels, their indices in ``matched``; None for
+        images of withheld labels.
+    are_views : whether all queries are augmented views of gallery images, because there are no
+        labels.
+    clusters : cluster numbers of ``matched``; copies and photographs of one object share a number.
+    sources : source of each matched query; None if unknown.
+    withheld : queries of withheld labels, in addition to hidden ones; None if ``absent`` has all.
     absent_sources, absent_labels : sources and labels of queries of withheld labels.
-    absent_rivals : ratio of the gallery's labels to those that they were judged by.
-    leave_one_out : more queries, for estimates that need no exchangeability of the outlier scores;
-        None where there are enough, or the encoder has learned from the gallery's images.
-    unseen : whether the encoder has learned nothing from the gallery's labels.
+    absent_rivals : number of labels of the gallery, divided by the labels that absent queries were
+        compared with.
+    leave_one_out : more queries, for estimates that need no exchangeable outlier scores; None if
+        there are enough, or if the encoder was trained on the gallery's images.
+    unseen : whether the encoder was not trained on the gallery's labels.
     are_items : whether the matched queries are items, each excluded from its own results.
     """
 
@@ -171,14 +172,14 @@ class CalibrationQueries:
 
     @property
     def origin(self) -> str:
-        """The origin of the matched queries, as the report names it."""
+        """The origin of the matched queries, for the report."""
         if self.are_items:
             return "left_out_items"
         return "views_of_items" if self.are_views else "held_out_images"
 
     @property
     def n_put(self) -> int:
-        """The number of items, the first of the leave-one-out queries, that came since."""
+        """The number of leave-one-out queries that were added later; see `LeaveOneOut`."""
         return 0 if self.leave_one_out is None else self.leave_one_out.n_put
 
     @property

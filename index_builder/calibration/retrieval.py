@@ -1,4 +1,4 @@
-"""The signals and candidates that encoder and gallery give queries: the data of calibration."""
+"""Searches the gallery with calibration queries; returns signals and candidates."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ Integers = NDArray[np.int64]
 
 
 LATITUDE, LONGITUDE = "latitude", "longitude"
-"""Fields of the metadata: where something is on WGS84, in degrees."""
+"""Metadata fields of a place: WGS84 coordinates in degrees."""
 
 N_PLACES = 10_000
-"""Items whose metadata is read together."""
+"""Number of items whose metadata is read at once."""
 
 BATCH = 128
-"""Queries that are looked up together."""
+"""Number of queries that are searched at once."""
 
 
 class Labelled(Protocol):
-    """Queries of which it is known what they show, or name."""
+    """Queries with known labels."""
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The label of each, of the gallery or not."""
+        """The label of each query; the gallery may not have it."""
 
     def __len__(self) -> int:
-        """Return how many they are."""
+        """Return the number of queries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Queries of which nothing but the labels is known."""
+    """Queries with labels and no other data."""
 
     labels: tuple[str, ...]
 
@@ -65,16 +65,18 @@ class RetrievedQueries:
 
     Attributes
     ----------
-    spherical_variances : (B,).
+    spherical_variances : (B,) spherical variances of the embeddings.
     similarity_stds : (B,), see `Assessment.uncertainty`; NaN without a candidate.
     outlier_scores : (B,), see `OutlierDetector.scores`.
-    similarities : (B, n) of their candidates.
-    label_codes : (B, n) of their candidates.
-    mean_similarities : (B, n) of the means of their labels, see `LabelMeans.similarities`.
+    similarities : (B, n) similarities of the candidates.
+    label_codes : (B, n) label codes of the candidates.
+    mean_similarities : (B, n) similarities of the candidates' label means, see
+        `LabelMeans.similarities`.
     matches : (B, n) whether each candidate is a true match.
-    codes : (B,) of the queries' own labels; −2 and below of labels that the gallery does not hold.
-    own_sizes : (B,) items of the query's own label that it could find.
-    found_sizes : (B, n) items of each candidate's label that it could find.
+    codes : (B,) codes of the queries' own labels; −2 and below for labels that the gallery does not
+        have.
+    own_sizes : (B,) number of items of the query's own label that it can find.
+    found_sizes : (B, n) number of items of each candidate's label that it can find.
     """
 
     spherical_variances: Floats
@@ -117,7 +119,7 @@ class RetrievedQueries:
         )
 
     def signals(self, row: int) -> tuple[Integers, Floats]:
-        """Return places (g,) of the labels that one query finds, and their signals (g, S)."""
+        """Return positions (g,) of the labels that one query finds, and their signals (g, S)."""
         places, _ = labels_found(self.label_codes[row])
         return places, signals(
             self.similarities[row],
@@ -137,14 +139,14 @@ def observe(
     seen: Seen | None = None,
     within: float | None = None,
 ) -> RetrievedQueries:
-    """Embed ``queries``, some at a time, and look up their ``n`` candidates.
+    """Embed ``queries`` in batches, and search ``n`` candidates for each.
 
-    In a gallery without labels a query's label is the id of the item that it shows.
+    In a gallery without labels, a query's label is the id of the item that it shows.
 
     Parameters
     ----------
-    seen : told of each query that had to be decoded.
-    within : metres from a query to a match; None where a match has the same label.
+    seen : callback for each query that is decoded.
+    within : maximum metres from a query to a match; None if a match has the same label.
     """
     variance = np.empty((len(queries), encoder.dim), dtype=np.float32)
     mean = np.empty_like(variance)
@@ -161,14 +163,14 @@ def observe(
 
 
 def nearby(gallery: Gallery, queries: LabelledImages, within: float | None) -> Within | None:
-    """Return what is near enough to queries to match them; None where labels define the matches."""
+    """Return the rule for matches by distance; None if labels define the matches."""
     if within is None or queries.places is None:
         return None
     return Within(queries.places, places_of_items(gallery), within)
 
 
 def places_of_items(gallery: Gallery) -> Floats:
-    """Return where items are (N, 3) by the fields `LATITUDE` and `LONGITUDE` of their metadata."""
+    """Return the places of items (N, 3), from the metadata fields `LATITUDE` and `LONGITUDE`."""
     degrees = np.full((gallery.n_items, 2), np.nan)
     for start in range(0, gallery.n_items, N_PLACES):
         rows = np.arange(start, min(start + N_PLACES, gallery.n_items))
@@ -180,11 +182,11 @@ def places_of_items(gallery: Gallery) -> Floats:
 
 
 def place_in(metadata: Mapping[str, Any], origin: str) -> tuple[float, float] | None:
-    """Return the latitude and longitude, in degrees, that metadata name; None where they do not.
+    """Return latitude and longitude in degrees from metadata; None if both are missing.
 
     Raises
     ------
-    DatasetError : they are none.
+    DatasetError : the values are not valid degrees.
     """
     found = metadata.get(LATITUDE), metadata.get(LONGITUDE)
     if found == (None, None):
@@ -213,19 +215,20 @@ def look_up(
     among: NDArray[np.bool_] | None = None,
     correlation: Correlation = INDEPENDENT,
 ) -> RetrievedQueries:
-    """Look up the ``n`` candidates of B embedded queries.
+    """Search ``n`` candidates for each of B embedded queries.
 
     Parameters
     ----------
-    outlier_scores : (B,), by detectors that know of each query what its list does.
-    hide_label : hide every item of a query's own label from its list, which makes absent queries of
-        matched ones, where no label can be withheld.
-    hidden : (B, m) rows of items that each query shall not find, such as the query itself; −1 for
-        none.
-    alike : (N,) numbers that items of a gallery without labels share where they show the same
-        thing: what a query shows is hidden with all that is like it.
-    within : what a match is, where it is not the same label.
-    among : (N,) items that any of them can find; None for all.
+    outlier_scores : (B,) scores, with the same information hidden from the detector as from the
+        result list.
+    hide_label : hides all items of a query's own label, which makes an absent query of a matched
+        one.
+    hidden : (B, m) rows of items to exclude from each query's results, for example the query
+        itself; −1 for none.
+    alike : (N,) in a gallery without labels, numbers that are equal for items of the same object;
+        these items are hidden together.
+    within : rule for matches by distance; None if a match has the same label.
+    among : (N,) mask of the items that can be found; None for all items.
     correlation : see `correlation_of`.
     """
     item_codes, codes = _codes(gallery, queries)
@@ -233,7 +236,7 @@ def look_up(
     sizes = _Sizes(item_codes, codes, hidden)
     directions = embeddings.directions
     n = min(n, gallery.n_items)
-    if hide_label:  # which hides an item from itself as well
+    if hide_label:  # also hides an item from itself
         rows, similarities = _without_own_label(gallery, directions, n, item_codes, codes, alike)
     elif among is not None:
         rows, similarities = _among(gallery, directions, n, among)
@@ -266,11 +269,11 @@ def look_up(
 def _stds_of_nearest(
     gallery: Gallery, embeddings: Embeddings, rows: Integers, *, correlation: Correlation
 ) -> Floats:
-    """Return `Assessment.uncertainty` (B,) of each query: 0 of one without a variance.
+    """Return `Assessment.uncertainty` (B,) of each query; 0 without a variance.
 
     Parameters
     ----------
-    rows : (B, 1) of the first candidates; (B, 0) where there are none.
+    rows : (B, 1) rows of the first candidates; (B, 0) if there are none.
     """
     if not rows.shape[1]:
         return np.full(len(rows), np.nan)
@@ -292,11 +295,12 @@ def look_up_hidden(
     n: int,
     alike: Integers | None = None,
 ) -> tuple[RetrievedQueries, Integers]:
-    """Look up B embedded queries with their own label hidden, and return which of them could be.
+    """Search B embedded queries with their label hidden; also return the rows that could be
+    searched.
 
     Parameters
     ----------
-    folds : detectors that do not know a label.
+    folds : detectors fitted without a label.
     n, alike : see `look_up`.
     """
     sizes = look_up(gallery, means, queries, embeddings, np.empty(len(queries)), 1).own_sizes
@@ -324,13 +328,13 @@ def _without_own_label(
     codes: NDArray[np.int32],
     alike: Integers | None,
 ) -> tuple[Integers, Floats]:
-    """Return rows and similarities (B, n) of candidates that have not the query's label."""
+    """Return rows and similarities (B, n) of candidates with other labels than the query's."""
     rows = np.empty((len(directions), n), dtype=np.int64)
     similarities = np.empty((len(directions), n))
     for code in np.unique(codes):
         chosen = np.flatnonzero(codes == code)
         others = item_codes != code
-        if alike is not None and code >= 0:  # without labels an item's code is its row
+        if alike is not None and code >= 0:  # without labels, an item's code is its row
             others = alike != alike[code]
         found = gallery.candidates(directions[chosen], n, MaskedRows(others))
         similarities[chosen], rows[chosen] = found.similarities, found.rows
@@ -340,7 +344,7 @@ def _without_own_label(
 def _among(
     gallery: Gallery, directions: NDArray[np.float32], n: int, among: NDArray[np.bool_]
 ) -> tuple[Integers, Floats]:
-    """Return rows and similarities (B, n) of the candidates ``among`` the items (N,)."""
+    """Return rows and similarities (B, n) of candidates in the mask ``among`` (N,)."""
     found = gallery.candidates(directions, min(n, int(among.sum())), MaskedRows(among))
     return found.rows, found.similarities
 
@@ -348,7 +352,7 @@ def _among(
 def _without(
     gallery: Gallery, directions: NDArray[np.float32], n: int, hidden: Integers | None
 ) -> tuple[Integers, Floats]:
-    """Return rows and similarities (B, n) of candidates but those ``hidden`` (B, m)."""
+    """Return rows and similarities (B, n) of candidates, except the rows ``hidden`` (B, m)."""
     rows = np.empty((len(directions), n), dtype=np.int64)
     similarities = np.empty((len(directions), n))
     for start in range(0, len(directions), BATCH):
@@ -356,14 +360,14 @@ def _without(
         unwanted = np.empty((len(chosen), 0)) if hidden is None else hidden[chosen]
         found = gallery.candidates(directions[chosen], n + unwanted.shape[1])
         dropped = (found.rows[:, :, None] == unwanted[:, None, :]).any(axis=2)
-        kept = np.argsort(dropped, axis=1, kind="stable")[:, :n]  # nearest first, as found
+        kept = np.argsort(dropped, axis=1, kind="stable")[:, :n]  # keeps the order, nearest first
         similarities[chosen] = np.take_along_axis(found.similarities, kept, axis=1)
         rows[chosen] = np.take_along_axis(found.rows, kept, axis=1)
     return rows, similarities
 
 
 class _Sizes:
-    """The sizes of labels as queries see them, among items with codes ``item_codes`` (N,)."""
+    """Counts the items of labels, without each query's hidden items."""
 
     def __init__(
         self,
@@ -382,7 +386,7 @@ class _Sizes:
         self.own = np.where(codes >= 0, self._counts[np.maximum(codes, 0)] - self._n_hidden, 0)
 
     def of(self, codes: NDArray[np.int32]) -> Integers:
-        """Return how many items (B, n) the labels ``codes`` (B, n) have; without a label, one."""
+        """Return the number of items (B, n) of the labels ``codes`` (B, n); 1 without a label."""
         counts = np.where(codes >= 0, self._counts[np.maximum(codes, 0)], 1)
         counts -= np.where(codes == self._codes[:, None], self._n_hidden[:, None], 0)
         return counts
@@ -396,7 +400,7 @@ def _means_without(
 ) -> NDArray[np.float32]:
     """Return the mean direction (B, D) of each query's label without the ``hidden`` items (B, m).
 
-    There is no direction of a label that has no other item.
+    A label without other items has no direction; its row is zero.
     """
     rest = label_sums(gallery, item_codes)[codes]
     for column in hidden.T:

@@ -1,4 +1,4 @@
-"""A gallery as calibration queries meet it."""
+"""The gallery as calibration queries search it."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from model_store.search import N_CANDIDATES
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """The labels of a gallery at the time when absent queries were declared absent.
+    """The labels that a gallery had when absent queries were declared absent.
 
-    Labels that came since may be what such a query shows: an animal that
-    had no name is enrolled under one that its earlier photographs do not bear.
+    An absent query may show a label that was added later. For example, an unknown animal gets a
+    name, but its earlier photographs stay without it.
 
     Attributes
     ----------
-    rows : (N,) which items have such a label.
-    detector : fitted to these alone.
-    rivals : how many times as many labels the gallery has by now.
+    rows : (N,) mask of the items with one of these labels.
+    detector : outlier detector fitted to these items only.
+    rivals : current number of labels, divided by the number at that time.
     """
 
     rows: NDArray[np.bool_]
@@ -50,12 +50,12 @@ class Earlier:
         labels: Collection[str],
         seed: int,
     ) -> Earlier | None:
-        """Leave out the labels that came since; None where none did, or too little is left.
+        """Leave out labels that were added later; None if there are none, or too few images remain.
 
         Parameters
         ----------
-        images, embeddings : some of the gallery, in random order.
-        labels : of the gallery at that time.
+        images, embeddings : a random sample of the gallery, in random order.
+        labels : the gallery's labels at that time.
         """
         known = set(labels)
         held = np.array([label in known for label in gallery.labels], dtype=bool)
@@ -72,16 +72,16 @@ class Earlier:
 
 @dataclass(frozen=True, slots=True)
 class RetrievalSetup:
-    """A gallery as queries meet it.
+    """The gallery as calibration queries search it, with its outlier detectors.
 
     Attributes
     ----------
-    detector, means : of the gallery.
-    label_folds : detectors that do not know a label; None where real absent queries are at hand.
-    alike : of a gallery without labels, see `look_up`; None where every item is a separate label.
-    n_candidates : items of every list: so many that a query whose label is hidden finds as many.
-    rule : what counts as a match, and what stands above labels.
-    earlier : what absent queries are judged by; None for the whole gallery.
+    detector, means : outlier detector and label means of the gallery.
+    label_folds : detectors fitted without a label; None if real absent queries are available.
+    alike : for a gallery without labels, see `look_up`; None if every item is its own label.
+    n_candidates : length of every result list, see `list_length`.
+    rule : the rule for a match, and the parents of labels.
+    earlier : the part of the gallery that absent queries search; None for the whole gallery.
     """
 
     encoder: Encoder
@@ -106,13 +106,13 @@ class RetrievalSetup:
         hide_labels: bool,
         n_hidden: int = 0,
     ) -> RetrievalSetup:
-        """Learn what the decision layer knows of a gallery.
+        """Fit the outlier detectors and label means of a gallery.
 
         Parameters
         ----------
-        images, embeddings : some of the gallery, in random order.
-        hide_labels : whether absent queries are matched ones with their label hidden.
-        n_hidden : items that are hidden from a query for other reasons.
+        images, embeddings : a random sample of the gallery, in random order.
+        hide_labels : whether absent queries are matched queries with a hidden label.
+        n_hidden : number of items hidden from a query for other reasons.
         """
         alike, names = None if gallery.labels else items_alike(gallery, images), images.labels
         if alike is not None:
@@ -132,13 +132,13 @@ class RetrievalSetup:
 
     @classmethod
     def known(cls, encoder: Encoder, gallery: Gallery, detector: OutlierDetector) -> RetrievalSetup:
-        """Take the detector of an earlier calibration, and hide nothing."""
+        """Use the detector of an earlier calibration, and hide no labels."""
         n = min(N_CANDIDATES, gallery.n_items)
         return cls(encoder, gallery, detector, label_means(gallery), None, None, n)
 
     @property
     def calibrated(self) -> CalibratedGallery:
-        """The gallery as its calibration describes it."""
+        """The description of the gallery for its calibration."""
         return CalibratedGallery.of(
             *(self.encoder, self.gallery, self.detector, self.means),
             *(self.n_candidates, self.rule),
@@ -150,14 +150,14 @@ class RetrievalSetup:
         return correlation_of(self.encoder.metadata)
 
     def observe(self, queries: LabelledImages, seen: Seen | None = None) -> RetrievedQueries:
-        """Embed queries and look them up; ``seen`` receives those that had to be decoded."""
+        """Embed and search queries; ``seen`` is called for each decoded query."""
         return observe(
             *(self.encoder, self.gallery, self.detector, self.means, queries),
             *(self.n_candidates, seen, self.rule.within),
         )
 
     def observe_absent(self, queries: LabelledImages) -> RetrievedQueries:
-        """Look up absent queries among the labels of the time when they were declared absent."""
+        """Search absent queries among the labels from when they were declared absent."""
         if self.earlier is None:
             return self.observe(queries)
         embeddings = embed_with_features(self.encoder, queries, "queries without a match")

@@ -28,10 +28,10 @@ OF_ITEMS = Plan(
 def test_plan_of_items_counts_every_kind_of_query() -> None:
     assert OF_ITEMS.lines() == [
         "570 images of 38 labels; 330 in the gallery",
-        "queries with a match: 330, each an item that is searched for in the rest of the gallery",
+        "queries with a match: 330 items, each searched in the rest of the gallery",
         (
-            "queries without a match: the same ones with their own label hidden; 128 to calibrate, "
-            "112 to evaluate, of 16 withheld labels"
+            "queries without a match: the same queries with their own label hidden; 128 to "
+            "calibrate, 112 to evaluate, of 16 withheld labels"
         ),
         "guarantee: an error of `match` of at most 5 % needs 45 confident queries",
     ]
@@ -49,7 +49,7 @@ def test_plan_of_held_out_images_and_views_names_them() -> None:
     held_out = replace(OF_ITEMS, items_are_queries=False, n_matched=(60, 61), n_withheld=(0, 0))
     assert held_out.lines()[1:3] == [
         "queries with a match: 60 to calibrate, 61 to evaluate (held-out images)",
-        "queries without a match: the same ones with their own label hidden",
+        "queries without a match: the same queries with their own label hidden",
     ]
     views = replace(held_out, is_labelled=False, n_matched=(60, 0))
     assert views.lines()[1] == "queries with a match: 60 to calibrate (augmented views of items)"

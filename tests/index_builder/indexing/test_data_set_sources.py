@@ -293,9 +293,7 @@ class TestParquetImages:
     def test_a_file_of_a_data_set_without_images_is_refused(self, tmp_path: Path) -> None:
         self.write(tmp_path, name="a.parquet")
         parquet.write_table(pa.table({"year": [1]}), tmp_path / "b.parquet")
-        with pytest.raises(
-            DatasetError, match=r"b.parquet has no image column; its columns are year"
-        ):
+        with pytest.raises(DatasetError, match=r"b.parquet has no image column; .* are year"):
             entries(tmp_path, tmp_path)
 
     def test_a_truncated_one(self, tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_a_bundle_from_elsewhere_is_calibrated_and_measured(where: Path, calibra
     page = (where / "report.html").read_text()
     n_wrong = stream["n_absent"] + round((1 - report["recall_at_1"]) * stream["n_present"])
     assert page.count("<li><img") == min(24, n_wrong)
-    assert f"of {n_wrong} queries whose first item is wrong" in page
+    assert f"of {n_wrong} queries with a wrong first item" in page
     assert report["recall_at_1"] > 0.9
     assert report["top1_ece"] < 0.1
     assert report["verdicts"]["matched"]["match"] > 0.5
