@@ -36,7 +36,7 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
     so they have no weights (covariate-dependent sampling). If there are enough of these two kinds,
     all other pairs count as volunteered. The correction is cross-fitted by query, and compared on
     the drawn pairs if there are enough. If it does not predict users' decisions better, nothing is
-    corrected, and the report says so.
+    corrected, and the report states this.
 
     Raises
     ------

@@ -295,8 +295,9 @@ def look_up_hidden(
     n: int,
     alike: Integers | None = None,
 ) -> tuple[RetrievedQueries, Integers]:
-    """Search B embedded queries with their label hidden; also return the rows that could be
-    searched.
+    """Search B embedded queries with their own label hidden, where enough items remain.
+
+    Also returns the rows of the queries that were searched.
 
     Parameters
     ----------

@@ -1,16 +1,15 @@
-"""``vouch-build certify`` and ``verify``: what a bundle promises, signed, and checked again.
+"""Signed certificates of a bundle's guarantees, for ``vouch-build certify`` and ``verify``.
 
 ==============  =================================================================================
-`commands`      both commands, as a terminal has them
-`content`       bundle → everything that its certificate says; both commands compute it by this
-`promised`      promises of each source of queries, and in words what is not promised
-`population`    which queries that rests on
-`since`         what happened since, by the feedback that a service kept
+`content`       bundle → statements of its certificate; both commands compute them
+`promised`      guarantees for each source of queries, and a list of missing guarantees
+`population`    description of the calibration queries
+`since`         feedback on the bundle since its calibration
 `signing`       canonical JSON, Ed25519 keys and signatures
-`files`         certificate.json and its page, written and read
-`page`          content → one page
-`verification`  a certificate against its bundle: every difference by name
+`files`         writes and reads certificate.json and its page
+`page`          content → HTML page
+`verification`  compares a certificate with its bundle, lists all differences
 ==============  =================================================================================
 
-Nothing here needs torch, a network or the gallery's vectors.
+The package needs neither torch nor a network nor the gallery's vectors.
 """

@@ -23,12 +23,12 @@ from model_store.errors import CertificateError
 SCHEMA_VERSION = 2
 
 CERTIFIED_FILES = (CALIBRATION_FILE, ARRAYS_FILE, EVALUATION_FILE)
-"""Files of a bundle that numbers come from."""
+"""Files of a bundle that the certificate's numbers come from."""
 
 
 @dataclass(frozen=True, slots=True)
 class CertifiedBundle:
-    """A verified bundle, and what it was calibrated with."""
+    """A verified bundle and its calibration."""
 
     manifest: Manifest
     calibration: Calibration
@@ -37,12 +37,12 @@ class CertifiedBundle:
 def open_certified(path: Path) -> CertifiedBundle:
     """Open the bundle at ``path``, or the current one of a directory of bundles.
 
-    Every byte is checked against the manifest; the encoder and the gallery are not opened.
+    Checks every byte against the manifest; does not open the encoder and the gallery.
 
     Raises
     ------
-    BundleError : there is none, or it is not what its manifest says.
-    CertificateError : it is not calibrated, so that it promises nothing.
+    BundleError : there is no bundle, or its files do not match the manifest.
+    CertificateError : the bundle is not calibrated, so it has no guarantees.
     """
     directory = locate(path)
     manifest = read_manifest(directory)
@@ -56,12 +56,12 @@ def open_certified(path: Path) -> CertifiedBundle:
 
 
 def content(bundle: CertifiedBundle, day: date, seen: Observed | None) -> dict[str, Any]:
-    """Return what the certificate of ``bundle`` says, as a JSON object.
+    """Return the statements of the certificate of ``bundle`` as a JSON object.
 
     Parameters
     ----------
-    day : of the certificate.
-    seen : the records of its service; None to leave them out.
+    day : date of the certificate.
+    seen : feedback records of the service; None to leave them out.
     """
     manifest, calibration = bundle.manifest, bundle.calibration
     return {
@@ -94,36 +94,35 @@ def content(bundle: CertifiedBundle, day: date, seen: Observed | None) -> dict[s
 
 
 def _valid_while(calibration: Calibration) -> list[str]:
-    """Return in sentences when the promises end."""
+    """Return sentences on how long the guarantees hold."""
     share, n_items = calibration.default_share, int(calibration.search.get("n_items", 0))
     gallery = (
         f"The promises are for {int(calibration.n_labels.sum()):,} labels. They hold while at most "
         f"{TOLERATED_CHANGES:.0%} of the {n_items:,} calibrated "
         "items have been added, replaced or removed, each of these labels has an item, and encoder "
-        "and search settings are those named here."
+        "and search settings are unchanged."
     )
     drift = (
-        "They do not hold for a caller while the drift test of the service fires for it: the "
-        "queries of that caller then differ from the calibration queries, whatever the share of "
-        "absent ones."
+        "They do not hold for a caller while the service reports drift for it: the caller's "
+        "queries then differ from the calibration queries, at any share of absent queries."
     )
     errors = (
-        "They end when reviews of matches drawn at random show that more than "
+        "They end when reviews of randomly drawn matches show that more than "
         f"{calibration.max_error:g} of the matches are wrong."
     )
     absent = (
-        f"They are for a share of {share:g} absent queries, unless a request, its key or the "
-        "operator names another: then the service computes other promises from the same "
-        "calibration queries. Served queries do not change the share."
+        f"They assume a share of {share:g} absent queries. A request, its key or the operator can "
+        "set another share: then the service computes other promises from the same calibration "
+        "queries. Served queries do not change the share."
     )
     return [gallery, drift, errors, absent]
 
 
 def _cross_fitted(calibration: Calibration) -> dict[str, Any]:
-    """Measure how true the probabilities are, by fits that have not seen their query.
+    """Measure the calibration of the cross-fitted probabilities.
 
-    At the assumed share π of absent queries and before any correction by feedback: present queries
-    weigh 1, absent ones π n_present / ((1 − π) n_absent).
+    Uses the assumed share π of absent queries, without correction by feedback. Present queries have
+    weight 1, absent queries π n_present / ((1 − π) n_absent).
     """
     evidence = calibration.evidence.of_order(calibration.order)
     absent, first = evidence.absent, evidence.first_probabilities

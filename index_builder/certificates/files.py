@@ -50,11 +50,11 @@ class Certificate(BaseModel):
 def write_certificate(
     content: dict[str, Any], key: Ed25519PrivateKey | None, directory: Path
 ) -> Path:
-    """Write certificate and page to ``directory``, signed where there is a ``key``.
+    """Write certificate and page to ``directory``; signed if there is a ``key``.
 
     Raises
     ------
-    CertificateError : they cannot be written.
+    CertificateError : the files cannot be written.
     """
     signed = None if key is None else Signature.model_validate(signature(content, key))
     certificate = Certificate(content=content, signature=signed)
@@ -75,17 +75,17 @@ def read_certificate(path: Path) -> Certificate:
 
     Raises
     ------
-    CertificateError : it is none, or not written as `write_certificate` writes it.
+    CertificateError : the file is not a certificate, or not in the format of `write_certificate`.
     """
     try:
         written = path.read_bytes()
         certificate = Certificate.model_validate(json.loads(written))
         rewritten = certificate.to_bytes()
     except (OSError, ValueError, ValidationError) as error:
-        raise CertificateError(f"{path} is no certificate: {error}") from error
+        raise CertificateError(f"{path} is not a certificate: {error}") from error
     if rewritten != written:
         raise CertificateError(
-            f"{path} was not written by `vouch-build certify`, or was changed: the same content is "
-            "written in another way."
+            f"{path} was not written by `vouch-build certify`, or was changed later: its layout "
+            "differs. Issue the certificate again."
         )
     return certificate

@@ -1,4 +1,4 @@
-"""A certificate as one page that needs nothing else: no network, no script, made to be printed."""
+"""Renders a certificate as one printable HTML page without scripts or external files."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from index_builder.metrics.pages import templates_of
 from vouch_search import plots
 
 SIZES = {"one": "one image", "few": "2 to 5 images", "many": "more than 5 images"}
-"""Size classes of labels, as people say them."""
+"""Size classes of labels, in words."""
 
 
 def page(content: Mapping[str, Any], public_key: str | None) -> str:
-    """Return the page of a certificate's ``content``; ``public_key`` is that of who signed it."""
+    """Return the page of a certificate's ``content``; ``public_key`` is the signer's key."""
     environment = templates_of("index_builder.certificates")
     environment.filters["number"] = number
     return environment.get_template("certificate.html.jinja").render(
@@ -29,14 +29,14 @@ def page(content: Mapping[str, Any], public_key: str | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """Return a number as the page prints it: whole ones with commas, others with 3 decimals."""
+    """Format a number: integers with commas, others with 3 decimals, None as a dash."""
     if value is None:
         return "–"
     return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
 
 
 def measurements(report: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Return the numbers of an evaluation, flattened, with what each is called."""
+    """Return the numbers of an evaluation as a flat list of names and values."""
     rows = []
     for name, value in report.items():
         label = prefix + name.replace("_", " ")

@@ -10,30 +10,30 @@ from numpy.typing import NDArray
 from model_store.decision import SIZE_CLASSES, Absence, Calibration
 
 ABSENCE: dict[Absence, str] = {
-    "absent_labels": "Absent calibration queries are images of labels that neither the gallery nor "
-    "anything fitted has seen.",
+    "absent_labels": "Absent calibration queries are images of labels that are not in the gallery "
+    "and were not used in any fit.",
     "hidden_labels": "Absent calibration queries are queries whose own label is hidden from the "
-    "list and from the outlier detector. They stand in for queries of truly absent labels.",
+    "results and from the outlier detector. They simulate queries of truly absent labels.",
     "hidden_trained_labels": "Absent calibration queries are queries whose own label is hidden "
-    "from the list and from the outlier detector, but not from the encoder, which was trained on "
-    "it. They say little of queries of truly absent labels.",
+    "from the results and from the outlier detector, but the encoder was trained on it. They do "
+    "not represent queries of truly absent labels well.",
     "near_misses_of_views": "Absent calibration queries are gallery items, each hidden from "
-    "its own list with its copies. They stand in for photographs of absent things, which may be "
-    "harder to tell.",
+    "its own results with its copies. They simulate photographs of absent objects, which may be "
+    "harder to reject.",
 }
-"""Explanations of each kind of absent query, for readers who rely on it."""
+"""Explanations of each kind of absent query."""
 
 QUERIES = {
     "held_out_images": "Queries are images that were held out of the gallery.",
-    "left_out_items": "Queries are items of the gallery, each searched for in the rest of it.",
-    "views_of_items": "Queries are made-up views of gallery items, since no labels say which "
-    "images belong together. Photographs that users take may be harder.",
+    "left_out_items": "Queries are items of the gallery, each searched in the rest of the gallery.",
+    "views_of_items": "Queries are augmented views of gallery items, since there are no labels. "
+    "Photographs that users take may be harder.",
 }
 """Explanations of each kind of query."""
 
 
 def population(calibration: Calibration) -> dict[str, Any]:
-    """Return how many calibration queries there are of each kind, and what they are."""
+    """Describe the calibration queries and count them by kind."""
     evidence, stream = calibration.evidence, calibration.promises().stream
     kind = calibration.report.get("queries")
     return {
@@ -67,7 +67,7 @@ def population(calibration: Calibration) -> dict[str, Any]:
 
 
 def _kind(rows: NDArray[np.bool_], n_independent: int) -> dict[str, Any]:
-    """Return how many queries in ``rows`` (n,) there are, and of how many objects or labels."""
+    """Return the number of queries in ``rows`` (n,), and of independent objects or labels."""
     return {"n": int(rows.sum()), "n_independent": n_independent}
 
 

@@ -1,4 +1,4 @@
-"""The promises of a calibration with their numbers, and a list of things it does not promise."""
+"""The guarantees of a calibration, and a list of missing guarantees."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from model_store.decision.promises import MOST_UNKNOWN
 from model_store.messages import message
 
 COVERAGES = (0.8, 0.9, 0.95)
-"""Coverages of result sets that are listed beside the default one."""
+"""Coverages of result sets to list beside the default coverage."""
 
 OTHER_QUERIES = (
-    "Nothing is promised of queries that are not such as the calibration queries, nor of a share "
-    "of absent queries other than the one named."
+    "No promise holds for queries that differ from the calibration queries, or for another share "
+    "of absent queries."
 )
 
 
 def promises(calibration: Calibration) -> list[dict[str, Any]]:
-    """Return the promises of all sources together, then those of each source."""
+    """Return the guarantees for all sources together, then for each source."""
     return [_of_source(calibration, source) for source in (None, *calibration.sources)]
 
 
 def outlier_flag(calibration: Calibration) -> dict[str, Any]:
-    """Return which rate of false alarms is promised, and the least there can be."""
+    """Return the guaranteed rate of false alarms, and the smallest possible rate."""
     n = len(calibration.outlier_scores)
     least = 1 / (n + 1)
     return {
@@ -38,7 +38,7 @@ def outlier_flag(calibration: Calibration) -> dict[str, Any]:
 
 
 def not_promised(calibration: Calibration) -> list[str]:
-    """Return in sentences what the bundle does not promise, each once."""
+    """Return sentences on missing guarantees, without duplicates."""
     sentences = [
         (f"Queries from {source}: " if source else "") + sentence
         for source in (None, *calibration.sources)
@@ -48,8 +48,8 @@ def not_promised(calibration: Calibration) -> list[str]:
     if not flag["can_flag"]:
         n, alpha, least = flag["n_queries"], flag["alpha"], flag["least_alpha"]
         sentences.append(
-            f"No query can be flagged as an outlier at a rate of {alpha:g} of false alarms: {n} "
-            f"calibration queries allow {least:.3g} at the least."
+            f"No query can be flagged as an outlier at a false-alarm rate of {alpha:g}: with {n} "
+            f"calibration queries, the lowest rate is {least:.3g}."
         )
     if calibration.max_false_match_rate is None:
         sentences.append("No limit on matches among absent queries (FPIR) was requested.")
@@ -90,7 +90,7 @@ def _coverages(calibration: Calibration) -> list[float]:
 
 
 def _held(calibration: Calibration, promised: Promises) -> list[MatchPromise]:
-    """Return the promises of those size classes that the gallery has labels of."""
+    """Return the guarantees of the size classes that occur in the gallery."""
     held = zip(promised.matches, calibration.n_labels.tolist(), strict=True)
     return [promise for promise, n_labels in held if n_labels]
 
@@ -107,22 +107,22 @@ def _match(promise: MatchPromise) -> dict[str, Any]:
 
 def _point(point: OperatingPoint) -> dict[str, Any]:
     numbers = asdict(point)
-    del numbers["threshold"]  # stands beside it
+    del numbers["threshold"]  # reported separately
     return numbers
 
 
 def _shortfalls(calibration: Calibration, promised: Promises) -> list[str]:
-    """Return what is missing for matches and for result sets of the default coverage and others."""
+    """Return the reasons for missing guarantees of matches and of result sets."""
     missing: list[str | None] = [promise.shortfall for promise in _held(calibration, promised)]
     if promised.unknown_absence is not None:
         missing.append(
-            f"No FPIR is estimated, and with a share of more than {MOST_UNKNOWN:g} absent queries "
-            f"probabilities may be far off: {promised.unknown_absence}."
+            "No FPIR is estimated, and probabilities may be far off if the share of absent queries "
+            f"exceeds {MOST_UNKNOWN:g}: {promised.unknown_absence}."
         )
     elif promised.unknown_rate is not None:
         missing.append(
-            f"With a share of more than {MOST_UNKNOWN:g} absent queries probabilities may be far "
-            f"off: {promised.unknown_rate}."
+            f"Probabilities may be far off if the share of absent queries exceeds "
+            f"{MOST_UNKNOWN:g}: {promised.unknown_rate}."
         )
     missing += [promised.sets.shortfall(coverage) for coverage in _coverages(calibration)]
     return [sentence for sentence in missing if sentence]

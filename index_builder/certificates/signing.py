@@ -12,7 +12,7 @@ from model_store.signing import is_signature, sign
 
 
 def canonical(value: Mapping[str, Any]) -> bytes:
-    """Return the bytes that are signed: sorted keys, no blanks, UTF-8; NaN is a ValueError."""
+    """Return the bytes to sign: sorted keys, no spaces, UTF-8; raises ValueError for NaN."""
     text = json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )

@@ -1,4 +1,4 @@
-"""The history of a bundle since its calibration, from the records of its service."""
+"""Feedback on a bundle since its calibration, from the records of its service."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from model_store.errors import CertificateError
 from model_store.feedback import FeedbackLog
 
 N_STEPS = 12
-"""Times at which the evidence of errors is reported, including the last one."""
+"""Number of points at which the evidence of errors is reported, including the last."""
 
 _Count = Annotated[int, Field(ge=0)]
 
@@ -32,7 +32,7 @@ class _Strict(BaseModel):
 
 
 class Said(_Strict):
-    """The served probabilities compared with users' feedback on them, see `FeedbackSummary`."""
+    """Served probabilities compared with users' feedback, see `FeedbackSummary`."""
 
     n: _Count
     probability: float
@@ -52,22 +52,22 @@ class Review(_Strict):
 
     @classmethod
     def of(cls, review: MatchReview) -> Review:
-        """Write a review."""
+        """Convert a review for the certificate."""
         return cls(wrong=review.wrong, **asdict(review.draw))
 
     def read(self) -> MatchReview:
-        """Read what `of` wrote."""
+        """Convert back to a review."""
         return MatchReview(self.wrong, MatchDraw(**self.model_dump(exclude={"wrong"})))
 
 
 class Drift(_Strict):
-    """The drift test of all queries of the service that saved it last.
+    """The drift test over all queries, as last saved by the service.
 
     Attributes
     ----------
-    n_served : queries of its present period.
+    n_served : number of queries in the current period.
     log_capital : evidence that they differ from the calibration queries, in nats.
-    alarmed : whether an alarm lasts.
+    alarmed : whether drift is currently reported.
     """
 
     n_served: _Count
@@ -76,14 +76,14 @@ class Drift(_Strict):
 
 
 class Observed(_Strict):
-    """The records of a service; the rest of the section is computed from them.
+    """Records of a service; all other values of the section are computed from them.
 
     Attributes
     ----------
-    n_asked : matches drawn at random for review.
+    n_asked : number of matches drawn at random for review.
     reviews : the reviewed matches, oldest first.
-    said : the feedback; None if there is none.
-    drift : None where none was kept.
+    said : summary of the feedback; None without feedback.
+    drift : state of the drift test; None if none was saved.
     """
 
     n_asked: _Count
@@ -93,23 +93,23 @@ class Observed(_Strict):
 
 
 def observed(feedback: Path, bundle_id: str, calibration: Calibration) -> Observed:
-    """Read what a service kept of a bundle in its ``feedback`` file.
+    """Read the records of a bundle from the service's ``feedback`` file.
 
     Raises
     ------
-    CertificateError : there is no such file, or it is none of a service.
+    CertificateError : the file does not exist, or is not a feedback file.
     """
     if not feedback.is_file():
         raise CertificateError(
-            f"There is no feedback in {feedback}. Name the file that the service was started with "
-            "(VOUCH_FEEDBACK), or certify without --feedback."
+            f"The feedback file {feedback} does not exist. Name the file of the service's setting "
+            "VOUCH_FEEDBACK, or certify without --feedback."
         )
     log = FeedbackLog(feedback)
     try:
         reviews, said = log.reviews(bundle_id), log.summary(bundle_id)
         saved = {one.caller: one.test for one in DriftStates(feedback).load(bundle_id)}
     except sqlite3.Error as error:
-        raise CertificateError(f"{feedback} is no file of feedback ({error}).") from error
+        raise CertificateError(f"{feedback} is not a feedback file ({error}).") from error
     drift = None
     test = DriftTest.of(calibration)
     if ALL_CALLERS in saved and test is not None:
@@ -126,7 +126,7 @@ def observed(feedback: Path, bundle_id: str, calibration: Calibration) -> Observ
 
 
 def since(seen: Observed, max_error: float) -> dict[str, Any]:
-    """Return what was observed, and the running test of "errors are at most ``max_error``"."""
+    """Return the records, and the sequential test of "errors are at most ``max_error``"."""
     test = ErrorTest(max_error)
     reviews = [one.read() for one in seen.reviews]
     n, estimate = len(reviews), estimate_error(reviews)

@@ -1,4 +1,4 @@
-"""A certificate against the bundle that it is of."""
+"""Compares a certificate with its bundle."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from index_builder.certificates.since import Observed
 from model_store.errors import BundleError
 
 RELATIVE = 1e-9
-"""Relative difference up to which two numbers count as equal: other releases of SciPy may differ in
-the last digits."""
+"""Maximum relative difference of equal numbers; releases of SciPy may differ in the last digits."""
 
 
 def differences(certificate: Certificate, bundle: Path, public_key: str | None = None) -> list[str]:
-    """Return everything in which a certificate does not hold, in lines; none where it does.
+    """Return all differences between a certificate and its bundle, one per line.
 
     Parameters
     ----------
-    bundle : the bundle, or a directory of bundles whose current one it is.
-    public_key : of the required signer, in hexadecimal; None for any signer or no signature.
+    bundle : the bundle, or a directory of bundles for its current one.
+    public_key : public key of the required signer, in hexadecimal; None accepts any signer and no
+        signature.
     """
     return [*_of_signature(certificate, public_key), *_of_content(certificate.content, bundle)]
 
@@ -40,7 +40,7 @@ def _of_signature(certificate: Certificate, public_key: str | None) -> Iterator[
             yield "signature: the certificate is not signed"
         return
     if not is_signed(certificate.content, signed.public_key, signed.signature):
-        yield "signature: it is not one of this content by the key beside it"
+        yield "signature: it does not fit the content and the public key in the certificate"
     if public_key is not None and signed.public_key != public_key:
         yield f"signature: by the key {signed.public_key}, wanted {public_key}"
 
@@ -73,9 +73,9 @@ def _compared(claimed: Any, computed: Any, name: str) -> Iterator[str]:  # noqa:
         for key in sorted(claimed.keys() | computed.keys()):
             inner = f"{name}.{key}" if name else key
             if key not in computed:
-                yield f"{inner}: the certificate says it, the bundle does not"
+                yield f"{inner}: only the certificate has this field"
             elif key not in claimed:
-                yield f"{inner}: the certificate leaves it out"
+                yield f"{inner}: the certificate lacks this field"
             else:
                 yield from _compared(claimed[key], computed[key], inner)
     elif isinstance(claimed, list) and isinstance(computed, list):

@@ -103,8 +103,8 @@ def test_shortfalls_are_said_in_words(tmp_path: Path) -> None:
     for words in (
         "An error of at most 0.05 among matches cannot be promised",
         "A coverage of 0.95 needs 45 independent calibration queries",
-        "No query can be flagged as an outlier at a rate of 0.05",
-        "made-up views of gallery items",
+        "No query can be flagged as an outlier at a false-alarm rate of 0.05",
+        "augmented views of gallery items",
     ):
         assert words in sentences
     page = certificate.with_name("certificate.html").read_text("utf-8")
@@ -123,7 +123,7 @@ def test_it_says_where_probabilities_may_be_far_off(
 ) -> None:
     told = said(certified(tmp_path, published(tmp_path, calibration(evidence(**changes)))))
     sentences = " ".join(told["not_promised"])
-    off = "share of more than 0.1 absent queries probabilities may be far off: "
+    off = "may be far off if the share of absent queries exceeds 0.1: "
     assert unknown in sentences.partition(off)[2]
 
 
@@ -196,7 +196,7 @@ def test_errors_since_are_those_of_the_running_test() -> None:
     [
         (["--key", "key.pub"], "no private key", 1),
         (["--feedback", "nowhere"], "no feedback in nowhere", 1),
-        (["--feedback", "key"], "no file of feedback", 1),
+        (["--feedback", "key"], "not a feedback file", 1),
         (["--date", "yesterday"], "--date 'yesterday' is no date", 2),
         (["--output", "bundles/{id}/inside"], "lies in the bundle", 2),
     ],

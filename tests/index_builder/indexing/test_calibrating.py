@@ -328,7 +328,7 @@ def test_the_advice_for_one_picture_a_label_works(
     command += ["--name", "catalogue"]
     refused = vouch_build(*command, cwd=tmp_path)
     assert refused.returncode == 1
-    assert "give --no-labels" in " ".join(refused.stderr.split())
+    assert "use --no-labels" in " ".join(refused.stderr.split())
     done = vouch_build(*command, "--no-labels", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     bundle = open_bundle(tmp_path / "bundles" / "catalogue")

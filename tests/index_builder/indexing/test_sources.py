@@ -526,7 +526,7 @@ def test_compressed_archive_is_unpacked_only_where_the_disk_has_space(
     if fits:
         assert told(entries(archive, scratch)) == [("0/x.png", "0", {})]
     else:
-        with pytest.raises(DatasetError, match=r"bomb\.tar\.xz is not unpacked"):
+        with pytest.raises(DatasetError, match=r"bomb\.tar\.xz needs more than .* unpacked"):
             entries(archive, scratch)
         assert not [*scratch.iterdir()]
 

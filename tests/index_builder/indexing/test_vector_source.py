@@ -78,7 +78,7 @@ def test_a_line_says_what_a_row_is(table: Path) -> None:
 @pytest.mark.parametrize(
     ("n", "said"),
     [
-        (3, r"items\.jsonl has 3 lines, and vectors\.npy more rows"),
+        (3, r"items\.jsonl has 3 lines, but vectors\.npy has more rows"),
         (5, r"items\.jsonl has more lines than vectors\.npy has rows \(4\)"),
     ],
 )
