@@ -180,8 +180,8 @@ def _queries(
     least = 1 if len(kept.withheld) else LEAST_LABELS
     is_too_few = len(absent) < MIN_QUERIES or len(set(absent.labels)) < least
     if kept.unlabelled is None and not kept.unseen and is_too_few:
-        absent = absent.subset([])  # the encoder was trained on these labels, as on other hidden
-        ones
+        # The encoder was trained on these labels, as on other hidden ones.
+        absent = absent.subset([])
     rows = np.flatnonzero(of_matched)
     present = joined(matched.subset(rows), withheld.subset(np.flatnonzero(of_withheld)))
     unlabelled = None

@@ -119,7 +119,7 @@ class Plan:
         if self.n_matched[0] < MIN_QUERIES:
             cause = ""
             if self.items_are_queries:
-                cause = " with another image of their label, not counting copies"
+                cause = ", not counting copies and labels with one image"
             raise DatasetError(
                 f"There are {self.n_matched[0]} queries to calibrate with{cause}; at least "
                 f"{MIN_QUERIES} are needed. {advice}."

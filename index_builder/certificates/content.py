@@ -103,8 +103,8 @@ def _valid_while(calibration: Calibration) -> list[str]:
         "and search settings are unchanged."
     )
     drift = (
-        "They do not hold for a caller while the service reports drift for it: the caller's "
-        "queries then differ from the calibration queries, at any share of absent queries."
+        "They do not hold for a caller while the service reports drift for it: its queries then "
+        "differ from the calibration queries, at any share of absent queries."
     )
     errors = (
         "They end when reviews of randomly drawn matches show that more than "

@@ -1,4 +1,4 @@
-"""``vouch-build``, a function a command.
+"""The commands of ``vouch-build``; each is a function.
 
 ::
 
@@ -14,12 +14,12 @@
     encoder        encoder
     index          index
     index_options  the options of index
-    options_class  commands whose options are the fields of a class
+    options_class  turns the fields of a class into options of a command
     live           items, compact, backup, restore
     feedback       feedback export, feedback import
     bundles        bundles, activate, rollback, doctor
     exchange       push, pull
-    doctor         what doctor examines
+    doctor         checks of the command doctor
     certify        certify, verify
     reproduce      reproduce
 """

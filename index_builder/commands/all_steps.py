@@ -39,29 +39,29 @@ from model_store.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class AllOptions:
-    """Every given option of the command."""
+    """Options of the command."""
 
     config: Annotated[
         str | None,
         typer.Option(
             "--config",
             "-c",
-            help="Instead of --images: a TOML file of the whole build, or the name of one that "
-            f"comes with Vouch: {', '.join(builtin_configs())}.",
+            help="Instead of --images: a TOML file with the configuration of the build, or a "
+            f"built-in one: {', '.join(builtin_configs())}.",
         ),
     ] = None
     images: Annotated[
         str | None,
         typer.Option(
-            help="A folder with a sub-folder of images for each label. Or another source that "
-            "`index` takes, such as a URL: it is copied to the run's directory first."
+            help="A folder with a sub-folder of images for each label; or any other source of "
+            "`index`, for example a URL, which is copied to the run directory first."
         ),
     ] = None
     encoder: Annotated[
         str | None,
         typer.Option(
-            help=f"Encoder of --images: {FORMS}, or the path of one. With --vectors, the path of "
-            "one that takes vectors. [default: MobileNetV2, which comes with Vouch]"
+            help=f"Encoder for --images: {FORMS}, or a path. For --vectors: the path of an encoder "
+            "that takes vectors. [default: MobileNetV2, which comes with Vouch]"
         ),
     ] = None
     vectors: Annotated[
@@ -73,18 +73,20 @@ class AllOptions:
     ] = None
     items: Annotated[
         Path | None,
-        typer.Option(help="With --vectors: a manifest (id, label, metadata), a line per row."),
+        typer.Option(
+            help="With --vectors: a manifest (id, label, metadata) with one line per row."
+        ),
     ] = None
     encoder_name: Annotated[
         str | None,
-        typer.Option(help="With --vectors: name of the model that made them."),
+        typer.Option(help="With --vectors: name of the model that produced the vectors."),
     ] = None
-    labels: Annotated[bool, typer.Option(help="Take the sub-folders of --images as labels.")] = True
+    labels: Annotated[bool, typer.Option(help="Use the sub-folders of --images as labels.")] = True
     name: Annotated[
         str | None, typer.Option(help="Name of the gallery. [default: the source's]")
     ] = None
     milvus: Annotated[
-        str | None, typer.Option(help="Put the gallery into this Milvus, as for `index`.")
+        str | None, typer.Option(help="Milvus server that stores the gallery; see `index`.")
     ] = None
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan of the build, and stop.")
@@ -96,7 +98,7 @@ class AllOptions:
 
     @property
     def build(self) -> BuildConfig:
-        """The requested build, once `prepare` has fetched what it reads.
+        """The requested build; `prepare` must have fetched its files.
 
         Raises
         ------
@@ -112,7 +114,7 @@ class AllOptions:
         return encoder_config(folder, self.encoder, self.name, labelled=self.labels)
 
     def _require_consistent(self) -> None:
-        """Refuse options that do not go with the source, or sources that exclude each other.
+        """Refuse several sources, and options that do not fit the source.
 
         Raises
         ------
@@ -141,7 +143,7 @@ class AllOptions:
             raise UsageError(f"{too_much} cannot be given with --{given[0]}. {place}.")
 
     def prepare(self) -> None:
-        """Copy images from elsewhere, and write the encoder that vectors only name."""
+        """Copy remote images, and write the encoder file for vectors with --encoder-name."""
         if self._copied is not None:
             from index_builder.indexing.local_copy import copy_images  # noqa: PLC0415 - slow
 
@@ -157,7 +159,7 @@ class AllOptions:
 
     @property
     def _copied(self) -> Path | None:
-        """The folder that images are copied to; None where they are in a folder already."""
+        """The folder to copy images to; None if they are already in a local folder."""
         images = self.images
         if images is None:
             return None
@@ -170,7 +172,7 @@ class AllOptions:
         return self._run(called) / "images" / called
 
     def _of_vectors(self, table: Path) -> BuildConfig:
-        """Return the build of a table of vectors, whose encoder may only be named."""
+        """Return the build of a table of vectors, with an encoder or only its name."""
         if (self.encoder is None) == (self.encoder_name is None):
             raise UsageError(
                 "--vectors needs --encoder-name, or an --encoder that takes vectors. Give one."
@@ -179,7 +181,7 @@ class AllOptions:
         return vectors_config(table, self.items, encoder, self.encoder_name, self.name)
 
     def _run(self, source: str) -> Path:
-        """Return the directory to work in, of a source that is called so."""
+        """Return the run directory for a source of this name."""
         return self.run or Path("runs") / (self.name or gallery_name(source))
 
 
@@ -187,7 +189,7 @@ class AllOptions:
 def all_command(options: AllOptions) -> None:
     """Run every step, from images or vectors to a published bundle, and print its outcome.
 
-    The plan comes first: what the build has to calibrate with, and what can be promised with it.
+    First prints the plan: the number of calibration queries, and the error bound that they support.
     """
     shown = OutcomeReport.of(options.require, options.as_json)
     built = run_all(options, shown)
@@ -198,16 +200,16 @@ def all_command(options: AllOptions) -> None:
 
 
 def run_all(options: AllOptions, shown: OutcomeReport) -> tuple[Path, Path] | None:
-    """Run every step; return the directory of bundles and the new bundle, None after a dry run.
+    """Run every step; return the directory of bundles and the new bundle. None after a dry run.
 
     Raises
     ------
-    VouchError : a step cannot be done, or the outcome is not as required.
+    VouchError : a step fails, or the outcome does not meet --require.
     """
     config = in_milvus(options.build, options.milvus)
     if options.encoder_name is None:
         require_form(config.network.encoder)
-    signing_key()  # one that cannot be read is refused now, not when all is done
+    signing_key()  # an unreadable key fails now, not at the end
     published = options.bundles or Path("bundles") / config.name
     with opened_run(config, options.run, reads_trunk=True, prepare=options.prepare) as opened:
         shown.table = opened.directory / EVALUATION_TABLE

@@ -1,4 +1,4 @@
-"""``vouch-build`` as a terminal has it: every command, in the order in which help lists them."""
+"""The program ``vouch-build``: all commands, in the order of the help."""
 
 from __future__ import annotations
 
@@ -47,17 +47,16 @@ Exit status:
 
   0    done
   1    an error, described in one line on standard error
-  2    options or arguments that the command does not have, or that contradict
-       each other
+  2    unknown or contradictory options or arguments
   3    a requirement of --require is not met
   130  interrupted by Ctrl+C
 
 `vouch-build COMMAND --help` describes a command. NO_COLOR=1 turns colours off."""
 
 app = CommandLine(
-    help="Build galleries that Vouch serves: train an encoder or bring one, embed images, "
-    "calibrate, evaluate, publish.\n\nEach step reads and writes files in a run directory; `all` "
-    "runs every step.",
+    help="Build galleries for Vouch: train or import an encoder, embed images, calibrate, "
+    "evaluate, publish.\n\nEach step reads and writes files in a run directory; `all` runs every "
+    "step.",
     epilog=STATUSES,
     add_completion=True,
 )
@@ -85,7 +84,7 @@ def vouch_build(
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Take the options that may stand before a command as well."""
+    """Apply the options that may also precede a command."""
     set_output(verbose=verbose, quiet=quiet)
 
 
@@ -125,7 +124,7 @@ _OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPE
 
 
 def run(program: str) -> None:
-    """Run the command that the arguments of this process name.
+    """Run the command from the arguments of this process.
 
     Raises
     ------
@@ -137,13 +136,13 @@ def run(program: str) -> None:
 
 
 def _status_of(program: str) -> int:
-    """Run a command; print why it cannot be done, and return its exit status."""
+    """Run a command; print its error, if any, and return the exit status."""
     try:
         return _run(program)
     except typer.Abort:
         return 1
     except typer.TyperException as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
+        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help text
             typer.echo(error.format_message(), err=True)
             return 2
         context = getattr(error, "ctx", None)
@@ -159,7 +158,7 @@ def _status_of(program: str) -> int:
             raise
         where = f"{error.filename}: " if error.filename else ""
         _explain(
-            f"{where}{error.strerror}. Make room or give permission there, or name another "
+            f"{where}{error.strerror}. Free disk space or grant permission, or name another "
             "directory; then run the same command again."
         )
         return 1
@@ -175,10 +174,10 @@ def _run(program: str) -> int:
 
 
 def _explain(why: str, hints: Sequence[str] = ()) -> None:
-    """Print why a command cannot be done, and with --verbose where that was found."""
+    """Print an error; with --verbose, also the traceback."""
     if is_verbose():
         traceback.print_exc()
-    # Escaped: a path or a table's name in brackets would be taken for markup.
+    # Escaped, because brackets in a path or a table's name would be read as markup.
     why = without_secrets(why)
     error_console.print(f"[red]error:[/red] {escape(why)}", highlight=False, soft_wrap=True)
     for hint in hints:

@@ -27,7 +27,7 @@ DirectoryArgument = Annotated[Path, typer.Argument(help="The directory of bundle
 
 
 def bundles_command(directory: DirectoryArgument) -> None:
-    """List the bundles in a directory, oldest first; name the current and the previous one."""
+    """List the bundles in a directory, oldest first, and mark the current and the previous one."""
     marks = {current_id(directory): "current", previous_id(directory): "previous"}
     for bundle_id in bundle_ids(directory):
         print(bundle_id, marks.get(bundle_id, ""))
@@ -35,20 +35,20 @@ def bundles_command(directory: DirectoryArgument) -> None:
 
 def activate_command(
     directory: DirectoryArgument,
-    bundle_id: Annotated[str, typer.Argument(help="As `vouch-build bundles` lists it.")],
+    bundle_id: Annotated[str, typer.Argument(help="Id of a bundle, from `vouch-build bundles`.")],
 ) -> None:
     """Verify a bundle, and make it the current one; running services switch to it."""
     if bundle_id not in bundle_ids(directory):
         raise BundleNotFound(
             f"There is no bundle {bundle_id!r} in {directory}. `vouch-build bundles {directory}` "
-            "lists those there are."
+            "lists all bundles."
         )
     _activate(directory, bundle_id, (SCHEMA_VERSION,))
 
 
 def _activate(directory: Path, bundle_id: str, schemas: Container[int]) -> None:
     hold = importlib.import_module("model_store.bundles.retention").Hold
-    with working("verifying"), hold(bundle_directory(directory, bundle_id)):  # it is not removed
+    with working("verifying"), hold(bundle_directory(directory, bundle_id)):  # against `prune`
         read_manifest(bundle_directory(directory, bundle_id), schemas)
         activate(directory, bundle_id)
 
@@ -57,14 +57,14 @@ def upgrade_command(
     directory: DirectoryArgument,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Change nothing; end with status 1 if a bundle is old."),
+        typer.Option("--check", help="Only check; exit status 1 if a bundle is old."),
     ] = False,
 ) -> None:
-    """Write bundles of earlier releases, with their live changes, as bundles of this release.
+    """Convert bundles of earlier releases, with their live changes, to this release.
 
-    The current bundle of the directory, and of each gallery that was created below it. A
-    calibration of an earlier release is fitted again if its bundle keeps queries. The old bundle
-    stays: `vouch-build rollback` makes it the current one again for the old release.
+    Converts the current bundle of the directory, and of each gallery that was created below it. A
+    calibration of an earlier release is fitted again if its bundle stores queries. The old bundle
+    stays; for the old release, `vouch-build rollback` makes it current again.
     """
     upgrades = importlib.import_module("model_store.bundles.upgrade")
     roots = upgrades.galleries_below(directory) or [directory]
@@ -91,20 +91,20 @@ def upgrade_command(
             if recalibrate.can_be_renewed(root):
                 with working(f"calibrating {root}"):
                     after = recalibrate.recalibrate_bundle(root, {}).name
-                print(f"{root}: {before} is {after} now, calibrated again by this release")
+                print(f"{root}: {before} was calibrated again by this release and is now {after}")
             else:
                 print(f"{root}: {before} needs no upgrade")
                 if recalibrate.is_outdated(root):
                     print(recalibrate.NOTHING_KEPT)
             continue
         print(
-            f"{root}: {done.before} (schema {done.schema}) is {done.after} now, "
-            f"{done.n_items} items, {done.n_changes} of them changed since it was built"
+            f"{root}: {done.before} (schema {done.schema}) is now {done.after}, "
+            f"{done.n_items} items, {done.n_changes} of them changed since the build"
         )
         if done.left_calibration:
             print(
-                "Its calibration is left out: it holds no evidence for guarantees. Answers are "
-                f"not_calibrated until `vouch-build calibrate {root}` has run."
+                "Its calibration is left out, because it has no evidence for guarantees. Answers "
+                f"are not_calibrated until `vouch-build calibrate {root}` has run."
             )
 
 
@@ -116,10 +116,10 @@ def absent_share_command(
     ] = None,
     reset: Annotated[bool, typer.Option("--reset", help="Use the configured share again.")] = False,
 ) -> None:
-    """Adopt the share of absent queries that a gallery's answers are for, or print it.
+    """Set or print the share of absent queries that a gallery's answers assume.
 
-    Running services follow within seconds. `GET /v1/galleries/GALLERY/calibration` says which share
-    the served queries suggest.
+    Running services apply it within seconds. `GET /v1/galleries/GALLERY/calibration` returns the
+    share that the served queries suggest.
     """
     operator = importlib.import_module("model_store.bundles.operator")
     if share is not None and reset:
@@ -132,7 +132,7 @@ def absent_share_command(
 
 
 def acknowledge_command(directory: DirectoryArgument) -> None:
-    """End the drift alarms of a gallery, and begin the tests again; services follow in seconds.
+    """End the drift alarms of a gallery and restart the tests; services follow within seconds.
 
     If queries still differ from the calibration queries, the alarms return: run
     `vouch-build calibrate` with queries like them.
@@ -143,12 +143,13 @@ def acknowledge_command(directory: DirectoryArgument) -> None:
 
 def sign_command(
     bundle: Annotated[
-        Path, typer.Argument(help="A bundle, or a directory of bundles: its current one.")
+        Path, typer.Argument(help="A bundle, or a directory of bundles for its current one.")
     ],
     key: Annotated[
         Path,
         typer.Option(
-            help="The private key; `certify --new-key` makes one.", envvar=SIGNING_KEY_VARIABLE
+            help="Private key to sign with; `certify --new-key` creates one.",
+            envvar=SIGNING_KEY_VARIABLE,
         ),
     ],
 ) -> None:
@@ -165,11 +166,13 @@ def sign_command(
 def prune_command(
     directory: DirectoryArgument,
     keep: Annotated[
-        int, typer.Option(min=1, help="Bundles to keep, the current one among them.")
+        int, typer.Option(min=1, help="Number of bundles to keep, including the current one.")
     ] = KEPT_BUNDLES,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which would go.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only list the bundles to remove.")
+    ] = False,
 ) -> None:
-    """Remove old bundles and their changes: never the current, the previous or one in use."""
+    """Remove old bundles and their changes, except the current, the previous and those in use."""
     prune = importlib.import_module("model_store.bundles.retention").prune
     for bundle_id in prune(directory, keep, dry_run=dry_run):
         print(bundle_id)
@@ -178,7 +181,7 @@ def prune_command(
 def doctor_command(
     path: Annotated[
         Path | None,
-        typer.Argument(help="A bundle, a directory of bundles, or the run of an indexing."),
+        typer.Argument(help="A bundle, a directory of bundles, or the run directory of `index`."),
     ] = None,
 ) -> None:
     """Check an installation, bundles or a run; status 1 if anything is wrong."""
@@ -198,7 +201,9 @@ def rollback_command(directory: DirectoryArgument) -> None:
     """Make the previous bundle the current one again."""
     before = previous_id(directory)
     if before is None:
-        raise BundleNotFound(f"No bundle was current in {directory} before the present one.")
+        raise BundleNotFound(
+            f"{directory} has no previous bundle. `vouch-build bundles {directory}` lists all."
+        )
     upgrades = importlib.import_module("model_store.bundles.upgrade")
     _activate(directory, before, upgrades.KNOWN_SCHEMAS)
     print(before)

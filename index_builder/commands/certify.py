@@ -16,30 +16,30 @@ from model_store.errors import UsageError
 
 def certify_command(
     bundle: Annotated[
-        Path | None, typer.Argument(help="A bundle, or a directory of bundles: its current one.")
+        Path | None, typer.Argument(help="A bundle, or a directory of bundles for its current one.")
     ] = None,
     key: Annotated[
-        Path | None, typer.Option(help="The private key to sign with. [default: not signed]")
+        Path | None, typer.Option(help="Private key to sign with. [default: not signed]")
     ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
-            help="Where to write certificate.json and .html. [default: certificates/<id>]"
+            help="Directory for certificate.json and certificate.html. [default: certificates/<id>]"
         ),
     ] = None,
     feedback: Annotated[
         Path | None,
-        typer.Option(help="The file that the service kept feedback in: what happened since."),
+        typer.Option(help="Feedback file of the service, to report errors since the calibration."),
     ] = None,
     day: Annotated[
-        str | None, typer.Option("--date", help="Of the certificate. [default: today, in UTC]")
+        str | None, typer.Option("--date", help="Date of the certificate. [default: today, in UTC]")
     ] = None,
     new_key: Annotated[
         Path | None,
         typer.Option(help="Write a new private key here, and its public key to <file>.pub."),
     ] = None,
 ) -> None:
-    """Write the guarantees of a bundle, and their evidence, as signed JSON and as a page."""
+    """Write the guarantees of a bundle and their evidence as JSON and as an HTML page."""
     if new_key is not None:
         print(importlib.import_module("model_store.signing").new_key(new_key))
         if bundle is None:
@@ -47,7 +47,7 @@ def certify_command(
         key = key or new_key
     if bundle is None:
         raise UsageError("certify needs BUNDLE, or --new-key FILE to make a key.")
-    # Imported late: other commands, and --help, need none of it.
+    # Imported late, because other commands and --help do not need it.
     contents = importlib.import_module("index_builder.certificates.content")
     files = importlib.import_module("index_builder.certificates.files")
     signing = importlib.import_module("model_store.signing")
@@ -56,8 +56,7 @@ def certify_command(
     directory = output or Path("certificates") / opened.manifest.id
     if directory.resolve().is_relative_to(locate(bundle).resolve()):
         raise UsageError(
-            f"--output {directory} lies in the bundle, whose files do not change. Name another "
-            "directory."
+            f"--output {directory} is in the bundle, which must not change. Name another directory."
         )
     seen = None
     if feedback is not None:
@@ -71,13 +70,16 @@ def certify_command(
 def verify_command(
     certificate: Annotated[Path, typer.Argument(help="A certificate.json.")],
     bundle: Annotated[
-        Path, typer.Option(help="Its bundle, or a directory of bundles: its current one.")
+        Path,
+        typer.Option(
+            help="Bundle of the certificate, or a directory of bundles for its current one."
+        ),
     ],
     public_key: Annotated[
         Path | None, typer.Option(help="Public key of the required signer. [default: any or none]")
     ] = None,
 ) -> None:
-    """Recompute a certificate from its bundle, and check its signature; status 1 if it differs."""
+    """Recompute a certificate from its bundle and check its signature; status 1 if they differ."""
     files = importlib.import_module("index_builder.certificates.files")
     signing = importlib.import_module("model_store.signing")
     verification = importlib.import_module("index_builder.certificates.verification")
@@ -90,10 +92,10 @@ def verify_command(
     if found:
         raise typer.Exit(1)
     if read.signature is None:
-        print("every number holds; the certificate is not signed")
+        print("every number is confirmed; the certificate is not signed")
     else:
-        whose = "the key that was named" if wanted else "the key that it carries itself"
-        print(f"every number holds; signed by {whose}, {read.signature.public_key}")
+        whose = "the required key" if wanted else "the key in the certificate"
+        print(f"every number is confirmed; signed by {whose}, {read.signature.public_key}")
 
 
 def _day(text: str | None) -> date:
@@ -102,4 +104,6 @@ def _day(text: str | None) -> date:
     try:
         return date.fromisoformat(text)
     except ValueError as error:
-        raise UsageError(f"--date {text!r} is no date. Give one such as 2026-01-31.") from error
+        raise UsageError(
+            f"--date {text!r} is not a date. Give a date such as 2026-01-31."
+        ) from error

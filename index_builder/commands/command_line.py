@@ -1,7 +1,7 @@
 """Conventions of all commands: help, output options, and Ctrl+C.
 
-Help has the layout of uv and ruff: an option on one line, its description below it, so that
-descriptions have the width of the terminal and no name is cut off.
+Help has the layout of uv and ruff: each option is on its own line, with its description below. So
+descriptions use the full width, and no name is cut off.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from model_store.programs import INTERRUPTED
 GLOBAL_OPTIONS = "Global options"
 
 _WIDEST, _DESCRIPTION = 100, 10
-"""Columns at most, and columns before the description of an option."""
+"""Maximum width in columns, and indentation of an option's description."""
 
 _VALUES = {"str": "TEXT", "path": "PATH", "int": "N", "float": "NUMBER"}
-"""Names for values of a type if an option has none."""
+"""Default names of option values, by type."""
 
 VerboseOption = Annotated[
     bool,
     typer.Option(
         "--verbose",
         "-v",
-        help="Show log messages of all libraries, and where an error was raised.",
+        help="Show log messages of all libraries, and tracebacks of errors.",
         rich_help_panel=GLOBAL_OPTIONS,
     ),
 ]
@@ -51,7 +51,7 @@ QuietOption = Annotated[
 
 
 class CommandLine(typer.Typer):
-    """Commands, each with ``--verbose``, ``--quiet`` and the help of this module."""
+    """A command line whose commands have ``--verbose``, ``--quiet`` and the help of this module."""
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - typer's own
         settings.setdefault("add_completion", False)
@@ -65,13 +65,13 @@ class CommandLine(typer.Typer):
         )
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[..., Any]:  # noqa: ANN401
-        """Return a decorator that adds a function as a command, as `typer.Typer.command`."""
+        """Return a decorator that adds a function as a command, like `typer.Typer.command`."""
         add = super().command(name, cls=Command, **settings)
         return lambda function: add(_with_output_options(function))
 
 
 class Command(TyperCommand):
-    """A command whose help is that of this module, and which Ctrl+C ends with one line."""
+    """A command with the help of this module; Ctrl+C ends it without a traceback."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:  # noqa: ANN401 - typer's own
         super().__init__(*args, **settings)
@@ -98,7 +98,7 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """A group of commands whose help is that of this module."""
+    """A group of commands with the help of this module."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - private types
         """Write the help of the group."""
@@ -106,18 +106,18 @@ class Group(TyperGroup):
 
 
 def given_options(values: Mapping[str, object]) -> str:
-    """Return the options that were given, as a command line has them: --max-error, --alpha.
+    """Return the given options in command-line form, for example --max-error, --alpha.
 
     Parameters
     ----------
-    values : of options by the name of their field; None, or False, where one was not given.
+    values : values by field name; None or False if the option was not given.
     """
     given = [name for name, value in values.items() if value is not None and value is not False]
     return ", ".join("--" + name.replace("_", "-") for name in given)
 
 
 def help_of(command: Command | Group, ctx: Any) -> str:  # noqa: ANN401
-    """Return the help of a command, as wide as the terminal but at most 100 columns."""
+    """Return the help of a command, in the terminal's width, at most 100 columns."""
     width = min(shutil.get_terminal_size().columns, _WIDEST)
     shown = [param for param in command.get_params(ctx) if not getattr(param, "hidden", False)]
     arguments = [param for param in shown if param.param_type_name == "argument"]
@@ -142,7 +142,7 @@ def help_of(command: Command | Group, ctx: Any) -> str:  # noqa: ANN401
 
 
 def _commands(group: Group, ctx: Any, width: int) -> Iterator[str]:  # noqa: ANN401
-    """Give the commands of each panel, in the order in which the panels were first named."""
+    """Yield the commands of each panel, in the order of definition."""
     panels: dict[str, list[Any]] = {}
     for name in group.list_commands(ctx):
         command: Any = group.get_command(ctx, name)
@@ -160,7 +160,7 @@ def _commands(group: Group, ctx: Any, width: int) -> Iterator[str]:  # noqa: ANN
 
 
 def _entry(param: Any, ctx: Any, width: int) -> Iterator[str]:  # noqa: ANN401
-    """Give the lines of one argument or option."""
+    """Yield the help lines of an argument or option."""
     if param.param_type_name == "argument":
         yield f"  {_name(_usage_of(param))}"
     else:
@@ -178,7 +178,7 @@ def _entry(param: Any, ctx: Any, width: int) -> Iterator[str]:  # noqa: ANN401
 
 
 def _notes(param: Any) -> Iterator[str]:  # noqa: ANN401
-    """Format the description of every option."""
+    """Yield notes on default, environment variable and requirement."""
     default = getattr(param.default, "value", param.default)
     if isinstance(default, bool):
         default = param.opts[0] if default and param.secondary_opts else None
@@ -186,7 +186,7 @@ def _notes(param: Any) -> Iterator[str]:  # noqa: ANN401
         yield f"[default: {default}]"
     if param.envvar:
         yield f"[env: {param.envvar}]"
-    if param.required and param.param_type_name == "option":  # usage says it of arguments
+    if param.required and param.param_type_name == "option":  # usage shows it
         yield "[required]"
 
 
@@ -211,7 +211,7 @@ def _panel_of(option: Any) -> str:  # noqa: ANN401
 
 
 def _paragraphs(text: str | None, width: int) -> Iterator[str]:
-    """Give the paragraphs of a text, each filled anew; an indented one keeps its lines."""
+    """Yield the re-wrapped paragraphs of a text; indented paragraphs keep their lines."""
     for paragraph in inspect.cleandoc(text or "").split("\n\n"):
         if paragraph.startswith(" "):
             yield paragraph
@@ -228,7 +228,7 @@ def _name(text: str) -> str:
 
 
 def _styled(text: str, *, fg: str | None = None, underline: bool | None = None) -> str:
-    """Return ``text`` in a style, unless NO_COLOR is set; typer drops it outside a terminal."""
+    """Return styled ``text``, unless NO_COLOR is set; typer removes styles outside a terminal."""
     if os.environ.get("NO_COLOR"):
         return text
     styled: str = typer.style(text, bold=True, fg=fg, underline=underline)
@@ -236,7 +236,7 @@ def _styled(text: str, *, fg: str | None = None, underline: bool | None = None) 
 
 
 def _with_output_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Add ``--verbose`` and ``--quiet`` to the parameters that typer sees of a command."""
+    """Add ``--verbose`` and ``--quiet`` to the parameters of a command."""
 
     @wraps(function)
     def called(*, verbose: bool, quiet: bool, **given: Any) -> None:  # noqa: ANN401 - typer's

@@ -1,4 +1,4 @@
-"""``vouch-build config``: the file of a build, begun, checked, and in full."""
+"""``vouch-build config``: create, check and print the configuration file of a build."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from index_builder.encoders.configured import with_dimensions
 from index_builder.output import writing
 from model_store.errors import OutputError
 
-app = CommandLine(help="Begin, check and print the file of a build.")
+app = CommandLine(help="Create, check and print the configuration file of a build.")
 
 
 @app.command("show")
 @with_options(AllOptions)
 def show_command(options: AllOptions) -> None:
-    """Print every key of a build with its value: of --config, or of options as `all` takes them.
+    """Print the whole configuration of a build, from --config or from the options of `all`.
 
-    What is printed is a configuration itself. Nothing is built.
+    The output is a valid configuration file. Nothing is built.
     """
     build = in_milvus(options.build, options.milvus)
     print(effective_file(with_dimensions(build)), end="")
@@ -34,17 +34,19 @@ def show_command(options: AllOptions) -> None:
 def init_command(
     file: Annotated[Path, typer.Argument(help="The file to write.")] = Path("vouch.toml"),
 ) -> None:
-    """Write a commented file for a build of photographs, with every key and its default."""
+    """Write a commented configuration file for photographs, with all keys and defaults."""
     with writing(str(file)):
         try:
             with file.open("x", encoding="utf-8") as opened:
                 opened.write(starting_file(file.name))
         except FileExistsError as error:
-            raise OutputError(f"{file} exists, and is not overwritten. Name another.") from error
+            raise OutputError(
+                f"{file} already exists and is not overwritten. Name another file."
+            ) from error
     print(file)
 
 
 @app.command("schema")
 def schema_command() -> None:
-    """Print the JSON schema of a build's file, by which editors complete and check it."""
+    """Print the JSON schema of a configuration file, for completion and checks in editors."""
     print(schema_file(), end="")

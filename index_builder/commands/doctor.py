@@ -1,4 +1,4 @@
-"""``vouch-build doctor``: what is wrong with an installation, a bundle or a run, and what to do."""
+"""``vouch-build doctor``: finds problems of an installation, a bundle or a run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from model_store.processors import usable_processors
 State = Literal["good", "note", "wrong"]
 
 _FOR_TRAINING = frozenset({"torch", "torchvision", "onnx", "safetensors"})
-"""Indexing, calibrating, evaluating and serving need none of them."""
+"""Packages needed only for training and export."""
 
 _NEEDED = {
     "numpy": "numpy",
@@ -64,20 +64,20 @@ _CONFINED_BY = {
     "landlock": "Run Linux 5.13 or later, with landlock among /sys/kernel/security/lsm.",
     "seccomp": "Install libseccomp (libseccomp2), or the extra `serve`, and allow seccomp.",
 }
-"""Parts of the sandbox, and what each needs."""
+"""Parts of the sandbox, with advice if a part is missing."""
 
 _REDIS_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes
     ----------
-    state : ``good``, ``wrong``, or a ``note`` of something that may be meant.
-    what : was found.
-    advice : what to do about it; empty where nothing is.
+    state : ``good``, ``wrong``, or ``note`` for something that may be intended.
+    what : description of the finding.
+    advice : how to fix it; empty if nothing is needed.
     """
 
     state: State
@@ -86,7 +86,7 @@ class Finding:
 
 
 def examine(path: Path | None) -> Iterator[Finding]:
-    """Look at the installation, or at whatever lies at ``path``."""
+    """Check the installation, or the bundle, bundles or run at ``path``."""
     if path is None:
         yield from _installation()
     elif (path / MANIFEST_FILE).is_file():
@@ -99,7 +99,7 @@ def examine(path: Path | None) -> Iterator[Finding]:
         yield Finding(
             "wrong",
             f"{path} is neither a bundle, nor a directory of bundles, nor an indexing run",
-            "Name one of them, or nothing to have the installation looked at.",
+            "Name one of them, or give no path to check the installation.",
         )
 
 
@@ -128,7 +128,7 @@ def _package(package: str, module: str) -> Finding:
         if missing and package in _FOR_TRAINING:
             return Finding(
                 "note",
-                f"{package} is not installed: nothing can be trained or exported here",
+                f"{package} is not installed; training and export need it",
                 how_to_install("build"),
             )
         return Finding("wrong", f"{package} cannot be imported: {error}", how_to_install("build"))
@@ -141,11 +141,11 @@ def _onnx_runtime() -> Iterator[Finding]:
     if both:
         yield Finding(
             "wrong",
-            "onnxruntime and onnxruntime-gpu are both installed, and overwrite each other",
+            "onnxruntime and onnxruntime-gpu are both installed and overwrite each other",
             "pip uninstall onnxruntime onnxruntime-gpu, then install Vouch again",
         )
     try:
-        import onnxruntime  # noqa: PLC0415 - it may be what is broken
+        import onnxruntime  # noqa: PLC0415 - it may be broken
     except ImportError:
         yield finding
         return
@@ -153,17 +153,18 @@ def _onnx_runtime() -> Iterator[Finding]:
     yield Finding("good", f"onnxruntime {onnxruntime.__version__}: {', '.join(providers)}")
     if Path("/dev/nvidiactl").exists() and "CUDAExecutionProvider" not in providers:
         yield Finding(
-            "note", "there is a GPU, and ONNX Runtime cannot use it", how_to_install("gpu")
+            "note", "there is a GPU, but ONNX Runtime cannot use it", how_to_install("gpu")
         )
 
 
 def _sandbox() -> Iterator[Finding]:
-    """Look, in a process that enters it, what would confine the service's decoders here.
+    """Check which parts of the sandbox of the service's decoders work on this machine.
 
-    In a process, since the builder knows no service, and a sandbox cannot be left.
+    Runs a separate process, because a sandbox cannot be left, and the builder must not import the
+    service.
     """
     if importlib.util.find_spec("fastapi") is None:
-        return  # the service is not installed here
+        return  # the service is not installed
     command = [sys.executable, "-P", "-m", "service.decoding.sandbox"]
     entered = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     missing = [part for part in _CONFINED_BY if part not in entered.stdout.split()]
@@ -176,20 +177,20 @@ def _sandbox() -> Iterator[Finding]:
 
 
 def _redis(url: str) -> Finding:
-    """Check by a plain socket that Redis answers; the builder needs no client of it."""
+    """Check with a plain socket that Redis answers; the builder has no Redis client."""
     try:
         parts = split_address(url, ("redis", "rediss", "unix"))
     except ValueError as error:
         return Finding("wrong", f"VOUCH_REDIS_URL {error}")
     where = f"Redis at {parts.hostname}:{parts.port or 6379}"
-    advice = "Start it, or correct VOUCH_REDIS_URL; without it each process caches for itself."
+    advice = "Start Redis, or correct VOUCH_REDIS_URL. Without it, each process has its own cache."
     if parts.scheme not in {"redis", "rediss"} or parts.hostname is None:
-        return Finding("note", f"{parts.scheme}:// is not looked at")
+        return Finding("note", f"VOUCH_REDIS_URL {parts.scheme}:// is not checked")
     try:
         address = (parts.hostname, parts.port or 6379)
         with socket.create_connection(address, timeout=_REDIS_TIMEOUT_S) as connection:
             if parts.scheme == "rediss":
-                return Finding("good", f"{where} takes connections")
+                return Finding("good", f"{where} accepts connections")
             connection.sendall(b"PING\r\n")
             reply = connection.recv(64)
     except OSError as error:
@@ -205,7 +206,7 @@ def _bundle(directory: Path, *, with_outcome: bool = True) -> Iterator[Finding]:
         opened = open_bundle(directory, "cpu", milvus=milvus_access())
         retriever = opened.retriever
         expected = retriever.encoder.metadata.input
-        canary = np.ones((1, *expected.shape), expected.dtype)  # a vector of zeros points nowhere
+        canary = np.ones((1, *expected.shape), expected.dtype)  # a vector of zeros has no direction
         retriever.find(retriever.embed(canary)[0], 1)
     except VouchError as error:
         yield Finding("wrong", f"bundle {name}: {error}")
@@ -215,11 +216,11 @@ def _bundle(directory: Path, *, with_outcome: bool = True) -> Iterator[Finding]:
         return
     yield Finding(
         "good",
-        f"bundle {name}: {retriever.gallery.n_items:,} items of {opened.name!r}, whole, and it "
+        f"bundle {name}: {retriever.gallery.n_items:,} items of {opened.name!r}, complete; it "
         "answers a query",
     )
     if retriever.stale is not None:
-        yield Finding("note", f"bundle {name}: its calibration does not hold", retriever.stale)
+        yield Finding("note", f"bundle {name}: its calibration is stale", retriever.stale)
     if retriever.calibration is not None and retriever.calibration.absent_outlier_scores is None:
         yield Finding("note", f"bundle {name}: drift is not tested", NOT_TESTED)
     if with_outcome:
@@ -234,9 +235,7 @@ def _bundles(root: Path) -> Iterator[Finding]:
         directory = bundle_directory(root, bundle_id)
         schema = _old_schema(directory)
         if schema is not None and bundle_id != current:
-            kept = (
-                f"bundle {bundle_id} has schema {schema}: only the release that built it reads it"
-            )
+            kept = f"bundle {bundle_id} has schema {schema}; only its own release can read it"
             yield Finding("note", kept, f"`vouch-build prune {root}` removes it.")
             continue
         yield from _bundle(directory, with_outcome=bundle_id == current)
@@ -245,21 +244,21 @@ def _bundles(root: Path) -> Iterator[Finding]:
     for partial in sorted(root.glob(".*.partial")):
         yield Finding(
             "note",
-            f"{partial} is a bundle that was never finished",
-            f"The next publish removes it, or `vouch-build prune {root}`, unless one is going on.",
+            f"{partial} is an unfinished bundle",
+            f"The next publish or `vouch-build prune {root}` removes it, unless it is in use.",
         )
 
 
 def _old_schema(directory: Path) -> int | None:
     try:
         return old_schema_of(directory)
-    except VouchError:  # `_bundle` says why
+    except VouchError:  # `_bundle` reports it
         return None
 
 
 def _pointer(root: Path, ids: list[str]) -> Generator[Finding, None, str | None]:
-    """Check that `CURRENT` names a bundle that is there, and return its id."""
-    advice = f"vouch-build activate {root} with one of: {', '.join(ids) or 'none there'}"
+    """Check that `CURRENT` names an existing bundle, and return its id."""
+    advice = f"vouch-build activate {root} with one of: {', '.join(ids) or 'no bundles'}"
     try:
         current = current_id(root)
     except PointerUnreadable as error:
@@ -270,30 +269,32 @@ def _pointer(root: Path, ids: list[str]) -> Generator[Finding, None, str | None]
             "wrong", f"{root} names no current bundle", f"vouch-build activate {root} BUNDLE"
         )
     elif current not in ids:
-        yield Finding("wrong", f"{root / CURRENT_FILE} names {current}, which is not there", advice)
+        yield Finding(
+            "wrong", f"{root / CURRENT_FILE} names {current}, which does not exist", advice
+        )
     return current
 
 
 def _changes(root: Path, bundle_id: str) -> Iterator[Finding]:
-    """Check that the log of a bundle's changes is what was acknowledged."""
+    """Check that the log of a bundle's changes is complete."""
     path = changes_path(root, bundle_id)
     beside = sorted(one.name for one in path.parent.glob(f"{path.name}*"))
     if not beside:
         return
     try:
         fingerprint = read_manifest(bundle_directory(root, bundle_id)).encoder["fingerprint"]
-    except VouchError:  # which is a finding about the bundle
+    except VouchError:  # already reported for the bundle
         return
     log = ChangesFile(path, bundle_id, str(fingerprint))
     try:
         log.verify()
-        yield Finding("good", f"changes of {bundle_id}: whole, up to change {log.last()}")
+        yield Finding("good", f"changes of {bundle_id}: complete, up to change {log.last()}")
     except VouchError as error:
         yield Finding(
             "wrong",
             f"changes of {bundle_id}: {error}",
-            "Look at the disk. Stop the services, and restore the last backup (`vouch-build "
-            f"restore`); or, to go on without these changes, move {', '.join(beside)} out of "
+            "Check the disk. Stop the services, and restore the last backup (`vouch-build "
+            f"restore`); or, to continue without these changes, move {', '.join(beside)} out of "
             f"{path.parent}.",
         )
     finally:
@@ -323,18 +324,18 @@ def _run(work: Work) -> Iterator[Finding]:
         if n_changed:
             yield Finding(
                 "note",
-                f"{n_changed:,} images lost something when they were decoded",
+                f"{n_changed:,} images lost data in decoding",
                 f"See {work.losses}.",
             )
     if state == "published":
         yield Finding("good", f"{work.directory} is finished: {summary['bundle']}")
         return
     if _is_occupied(work):
-        yield Finding("good", f"a process is at work in {work.directory}")
+        yield Finding("good", f"a process works in {work.directory}")
         return
     sound, damaged = _shards(work.store, n_blocks)
     if damaged:
-        yield Finding("note", f"{damaged} damaged shards", "They will be made again.")
+        yield Finding("note", f"{damaged} damaged shards", "The next run rebuilds them.")
     yield Finding(
         "wrong",
         f"{work.directory} is unfinished: {sound:,} of {n_blocks:,} blocks are embedded",
@@ -350,7 +351,7 @@ def _is_occupied(work: Work) -> bool:
             return False
     except Timeout:
         return True
-    except OSError:  # of another user, whose process we may not query
+    except OSError:  # the lock belongs to another user
         return False
 
 

@@ -1,4 +1,4 @@
-"""``vouch-build encoder``: an encoder that was made elsewhere, checked and ready to index with."""
+"""``vouch-build encoder``: exports and checks an encoder of another library."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ from model_store.errors import OutputError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class EncoderOptions:
-    """Every given option of the command."""
+    """Options of the command."""
 
     timm: Annotated[
-        str | None, typer.Option(help="A model of timm, or hf-hub:NAME (the extra `timm`).")
+        str | None, typer.Option(help="A timm model, or hf-hub:NAME (extra `timm`).")
     ] = None
     open_clip: Annotated[
         str | None,
-        typer.Option(help="The image tower of OpenCLIP's MODEL/PRETRAINED (`open-clip`)."),
+        typer.Option(
+            help="Image tower of an OpenCLIP model: MODEL/PRETRAINED (extra `open-clip`)."
+        ),
     ] = None
     hf: Annotated[
         str | None,
         typer.Option(
-            help="A model of transformers: a name on the hub, or a directory (`transformers`). "
-            "Code that comes with it is never run."
+            help="A transformers model: a name on the hub, or a directory (extra `transformers`). "
+            "Its own code is never run."
         ),
     ] = None
     torchvision: Annotated[str | None, typer.Option(help="A model of torchvision.")] = None
@@ -47,68 +49,72 @@ class EncoderOptions:
     vectors: Annotated[
         Path | None,
         typer.Option(
-            help="None of these: a table of vectors, whose encoder stays where it is. What is "
-            "written takes such vectors, and is named by --encoder-name."
+            help="Instead of a model: a table of vectors. The written encoder takes such vectors; "
+            "--encoder-name gives its name."
         ),
     ] = None
     encoder_name: Annotated[
-        str | None, typer.Option(help="With --vectors: the name of what made them.")
+        str | None,
+        typer.Option(help="With --vectors: name of the model that produced them."),
     ] = None
     weights: Annotated[
         str | None,
         typer.Option(
-            help="A local file of weights; for --torchvision also one of its weight names."
+            help="A local file of weights; for --torchvision, also a name of its weights."
         ),
     ] = None
     preprocess: Annotated[
         Path | None,
         typer.Option(
-            help="How images are prepared, as OpenCLIP (preprocess_cfg.json), timm (config.json) "
-            "or transformers (preprocessor_config.json) write it. [default: as the library's "
-            "model says; for --torch and --onnx, one of these beside the file]"
+            help="File of the preprocessing, from OpenCLIP (preprocess_cfg.json), timm "
+            "(config.json) or transformers (preprocessor_config.json). [default: the model's "
+            "preprocessing; for --torch and --onnx, such a file beside the model]"
         ),
     ] = None
     pooling: Annotated[
-        Pooling, typer.Option(help="Of tokens or a feature map; default: the model's own.")
+        Pooling,
+        typer.Option(help="Pooling of tokens or a feature map; default: the model's own."),
     ] = Pooling.default
     prefix_tokens: Annotated[
-        int, typer.Option(min=0, help="With --onnx: tokens before the first patch.")
+        int, typer.Option(min=0, help="With --onnx: number of tokens before the first patch.")
     ] = 0
     output: Annotated[
-        str | None, typer.Option(help="With --onnx: the output to take, where there are several.")
+        str | None,
+        typer.Option(help="With --onnx: the output to use, if there are several."),
     ] = None
     untrained: Annotated[
-        bool, typer.Option("--untrained", help="Random weights, to try the way without any.")
+        bool, typer.Option("--untrained", help="Use random weights, to test the export.")
     ] = False
-    seed: Annotated[int, typer.Option(min=0, help="Of random weights.")] = 0
+    seed: Annotated[int, typer.Option(min=0, help="Seed of random weights.")] = 0
     reduced_decoding: Annotated[
         bool,
         typer.Option(
             "--reduced-decoding",
-            help="Decode large JPEGs at a fraction of their size: up to five times faster, and "
-            "other pixels than the library's.",
+            help="Decode large JPEGs at reduced size: up to five times faster, but pixels differ "
+            "from the library's.",
         ),
     ] = False
     text: Annotated[
         bool,
         typer.Option(
             "--text",
-            help="With its text tower, for searches in words: of --open-clip, --hf, or a --torch "
-            "module with `text_tower` and `tokenizer` (the extra `text`).",
+            help="Also export the text tower, for text queries. Needs --open-clip, --hf, or a "
+            "--torch module with `text_tower` and `tokenizer` (extra `text`).",
         ),
     ] = False
     precision: Annotated[
-        Precision, typer.Option(help="Of the file; smaller numbers are measured, see the card.")
+        Precision,
+        typer.Option(help="Number format of the file. Formats below float32 are evaluated first."),
     ] = Precision.float32
     recall_tolerance: Annotated[
         float,
-        typer.Option(min=0, max=1, help="Fall of recall at 1 that smaller numbers may cost."),
+        typer.Option(min=0, max=1, help="Maximum loss of recall at 1 by a lower precision."),
     ] = 0.01
     images: Annotated[
         Path | None,
         typer.Option(
-            help="A folder of images to compare on; with smaller numbers, of labelled ones, a "
-            "sub-folder a label. [default: photographs that come with scikit-learn]"
+            help="Folder of images for the comparison. A lower precision needs labelled images, "
+            "one sub-folder for each label. [default: photographs from scikit-learn]"
         ),
     ] = None
     out: Annotated[
@@ -117,23 +123,23 @@ class EncoderOptions:
 
     @property
     def door(self) -> tuple[Door, str]:
-        """The named library, and its argument.
+        """The chosen library, and its model.
 
         Raises
         ------
-        ConfigError : none, or several.
+        UsageError : no library, or several.
         """
         named = [(door, getattr(self, door)) for door in Door if getattr(self, door) is not None]
         if len(named) != 1:
             doors = ", ".join(map(_option, Door))
             if not named:
-                raise UsageError(f"Name a model by one of {doors}; or a table by --vectors.")
+                raise UsageError(f"Name a model with one of {doors}, or a table with --vectors.")
             given = ", ".join(_option(door) for door, _ in named)
             raise UsageError(f"{given} exclude each other. Give one of {doors}.")
         return named[0]
 
     def require_consistent(self) -> None:
-        """Raise where options contradict each other.
+        """Refuse options that contradict each other.
 
         Raises
         ------
@@ -147,15 +153,14 @@ class EncoderOptions:
             )
             if self != alone:
                 raise UsageError(
-                    "--vectors only names an encoder: it takes --encoder-name and --out. Remove "
-                    "the other options."
+                    "--vectors takes only --encoder-name and --out. Remove the other options."
                 )
             return
         door, _ = self.door
         own = door in {Door.torch, Door.onnx}
         if self.untrained and (self.weights or own):
             raise UsageError(
-                "--untrained draws the weights of a library's model. Remove "
+                "--untrained draws random weights for a library's model. Remove "
                 + (_option(door) if own else "--weights")
                 + ", or --untrained."
             )
@@ -171,9 +176,9 @@ class EncoderOptions:
 def encoder_command(options: EncoderOptions) -> None:
     """Export an encoder of another library, and compare it with that library.
 
-    The directory that is written is for `index --encoder` and `all --encoder`. Nothing is written
-    unless the vectors of real images by the library and by Vouch have a cosine of 0.9999 or more.
-    An encoder that is only named (--encoder-name) takes vectors unchanged.
+    Use the written directory with `index --encoder` and `all --encoder`. The export is refused if,
+    on real images, the vectors of the library and of Vouch have a cosine below 0.9999. With
+    --encoder-name, the encoder is only a name and takes vectors unchanged.
     """
     options.require_consistent()
     if options.vectors is not None and options.encoder_name is not None:
@@ -181,7 +186,7 @@ def encoder_command(options: EncoderOptions) -> None:
 
         out = options.out or _directory(options.encoder_name)
         if out.exists() and {path.name for path in out.iterdir()} - {ENCODER_FILE}:
-            raise OutputError(f"{out} is there already, with other files in it. Name another.")
+            raise OutputError(f"{out} already exists and has other files. Name another directory.")
         print(declared(out, open_table(options.vectors), options.encoder_name).parent)
         return
     from index_builder.foreign_encoders.bundle import write_encoder  # noqa: PLC0415 - slow
@@ -225,7 +230,7 @@ def _option(door: Door) -> str:
 
 
 def _directory(name: str) -> Path:
-    """Return the directory to write, called like the last part of a model's name."""
+    """Return the directory to write, named after the last part of the model's name."""
     last = re.sub(r"\.(py|onnx)(:.*)?$", "", name.removeprefix("hf-hub:"))
     if Path(name.partition(":")[0]).exists():
         last = Path(last).name

@@ -1,4 +1,4 @@
-"""``vouch-build calibrate``, ``evaluate`` (a configuration's run, any bundle) and ``compare``."""
+"""``vouch-build calibrate``, ``evaluate`` and ``compare``."""
 
 from __future__ import annotations
 
@@ -36,31 +36,32 @@ if TYPE_CHECKING:
 
 ConfigOption = Annotated[
     str | None,
-    typer.Option("--config", "-c", help="Instead of BUNDLES: a step of this configuration."),
+    typer.Option("--config", "-c", help="Instead of BUNDLES: run the step of this configuration."),
 ]
 BundlesArgument = Annotated[
-    Path | None, typer.Argument(help="A directory of bundles; its current one is meant.")
+    Path | None, typer.Argument(help="A directory of bundles; the command uses its current one.")
 ]
 QueriesOption = Annotated[
     str | None,
     typer.Option(
         "--queries",
         "--vectors",
-        help="With BUNDLES: images as `index` takes them; of a gallery of vectors, vectors. A "
-        "manifest's column `item` names the item that a query shows, or `label` its label; with "
-        "neither it matches nothing. Columns `group` and `source` as for `index`.",
+        help="With BUNDLES: a source of query images, as for `index`; vectors for a gallery of "
+        "vectors. In a manifest, the column `item` has the id of the item that a query shows, or "
+        "`label` has its label; without both, the query has no match. Columns `group` and `source` "
+        "as for `index`.",
     ),
 ]
 ItemsOption = Annotated[
-    Path | None, typer.Option(help="Of a table of vectors: a manifest, a line for each row.")
+    Path | None, typer.Option(help="For a table of vectors: a manifest with one line per row.")
 ]
 
 WithinOption = Annotated[
     float | None,
     typer.Option(
         min=0.001,
-        help="Metres: a match is an item so near to the query, by the columns and fields "
-        "`latitude` and `longitude` (WGS84, degrees), whatever its label. Stays with the bundle.",
+        help="Maximum metres from a query to a match. Places are columns or fields `latitude` and "
+        "`longitude` (WGS84, degrees); labels are then ignored. The bundle keeps this value.",
     ),
 ]
 
@@ -71,7 +72,7 @@ _OF_LABELS = "parents", "levels", "within"
 
 @dataclass(frozen=True, slots=True)
 class CalibrateOptions:
-    """Every given option of ``calibrate``."""
+    """Options of ``calibrate``."""
 
     bundles: BundlesArgument = None
     queries: QueriesOption = None
@@ -79,17 +80,17 @@ class CalibrateOptions:
     gallery: Annotated[
         str | None,
         typer.Option(
-            help="What the gallery was made of, as `index` took it: needed where the bundle was "
-            "never calibrated, or where every query has a match."
+            help="The source that the gallery was indexed from. Needed if the bundle was never "
+            "calibrated, or if every query has a match."
         ),
     ] = None
     gallery_items: ItemsOption = None
     captions: Annotated[
         Path | None,
         typer.Option(
-            help="With BUNDLES, in place of --queries: a table (.csv, .jsonl, .parquet) with "
-            "`text`, and `id` of the item or `label` that it is about, neither where it is about "
-            "nothing in the gallery; maybe `group`, `source`. Calibrates searches in words alone."
+            help="With BUNDLES, instead of --queries: a table (.csv, .jsonl, .parquet) with the "
+            "column `text`, and `id` of the item or `label` that the text describes; without both, "
+            "the text has no match. Optional: `group`, `source`. Calibrates only text queries."
         ),
     ] = None
     parents: ParentsOption = None
@@ -105,15 +106,15 @@ class CalibrateOptions:
     feedback: Annotated[
         Path | None,
         typer.Option(
-            help="With BUNDLES alone, --config or --captions: the file that the service kept "
-            "feedback in; corrects probabilities."
+            help="Feedback file of the service, which corrects probabilities. Needs only BUNDLES, "
+            "--config or --captions."
         ),
     ] = None
     decisions: Annotated[
         Path | None,
         typer.Option(
-            help="With BUNDLES alone: the file that the service kept feedback in; queries that "
-            "were drawn at random, and decided on, are calibration queries as well."
+            help="With only BUNDLES: feedback file of the service. Randomly drawn queries with a "
+            "decision also become calibration queries."
         ),
     ] = None
     require: RequireOption = None
@@ -122,18 +123,18 @@ class CalibrateOptions:
 
 @with_options(CalibrateOptions)
 def calibrate_command(options: CalibrateOptions) -> None:
-    """Calibrate a bundle with one's own queries; or run the step of a configuration.
+    """Calibrate a bundle with your own queries, or run the step of a configuration.
 
-    A new bundle is published with the same gallery and its live changes; guarantees that are not
-    named are kept. With BUNDLES alone it is calibrated again, to the current gallery, from the
-    queries that the bundle keeps.
+    Publishes a new bundle with the same gallery and its live changes. Error bounds that are not
+    given keep their values. With only BUNDLES, recalibrates the current gallery with the queries
+    stored in the bundle.
     """
     shown = OutcomeReport.of(options.require, options.as_json)
     shown.show(_calibrated(options, shown))
 
 
 def _calibrated(options: CalibrateOptions, shown: OutcomeReport) -> Path | None:
-    """Calibrate, and return the published bundle; None of a step, which publishes nothing."""
+    """Calibrate and return the published bundle; None for a step, which publishes nothing."""
     promises = {name: getattr(options, name) for name in PROMISES}
     named = {name: value for name, value in promises.items() if value is not None}
     if options.captions is not None:
@@ -144,7 +145,7 @@ def _calibrated(options: CalibrateOptions, shown: OutcomeReport) -> Path | None:
         return _calibrate_again(options, options.bundles, named, shown.check)
     if options.decisions is not None:
         raise UsageError(
-            "--decisions calibrates BUNDLES again from the queries that it keeps. "
+            "--decisions recalibrates BUNDLES with its stored queries. "
             + (f"Remove {elsewhere}, or --decisions." if elsewhere else "Name BUNDLES.")
         )
     others = _given(options, *_OF_QUERIES, *_OF_LABELS, *PROMISES)
@@ -160,7 +161,7 @@ def _calibrated(options: CalibrateOptions, shown: OutcomeReport) -> Path | None:
         return None
     if options.feedback is not None:
         raise UsageError(
-            "--feedback corrects a calibration, --queries make a new one. Give one of them."
+            "--feedback corrects a calibration, but --queries make a new one. Give one of them."
         )
     assert options.bundles is not None  # noqa: S101 - or it is of a configuration
     with working("calibrating"):
@@ -175,19 +176,17 @@ def _calibrated(options: CalibrateOptions, shown: OutcomeReport) -> Path | None:
 def _calibrate_again(
     options: CalibrateOptions, bundles: Path, promises: Mapping[str, float], check: Check
 ) -> Path:
-    """Fit a bundle again to what it keeps, or correct it by feedback."""
+    """Recalibrate a bundle with its stored queries, or correct it by feedback."""
     of_labels = _given(options, *_OF_LABELS)
     if of_labels:
-        raise UsageError(
-            f"{of_labels} needs --queries: it decides which items are true matches of them."
-        )
+        raise UsageError(f"{of_labels} needs --queries, because it defines their true matches.")
     if options.feedback is not None and options.decisions is not None:
         raise UsageError(
-            "--feedback corrects a calibration, --decisions make a new one. Give one of them."
+            "--feedback corrects a calibration, but --decisions make a new one. Give one of them."
         )
     if options.feedback is not None and promises:
         raise UsageError(
-            f"--feedback corrects probabilities and changes no promise. Remove "
+            f"--feedback corrects probabilities, not error bounds. Remove "
             f"{given_options(promises)}, or calibrate without --feedback."
         )
     with working("calibrating"):
@@ -201,12 +200,12 @@ def _calibrate_again(
 def _calibrate_texts(
     options: CalibrateOptions, captions: Path, promises: Mapping[str, float], check: Check
 ) -> Path:
-    """Calibrate searches in words."""
+    """Calibrate text queries."""
     of_images = _given(options, "queries", *_OF_QUERIES, *_OF_LABELS, "config", "run")
     if options.bundles is None:
         raise UsageError("--captions needs BUNDLES, a directory of bundles.")
     if of_images:
-        raise UsageError(f"--captions calibrates searches in words alone. Remove {of_images}.")
+        raise UsageError(f"--captions calibrates only text queries. Remove {of_images}.")
     with working("calibrating"):
         from index_builder.indexing.text_evidence import (  # noqa: PLC0415 - slow
             calibrate_bundle_texts,
@@ -222,11 +221,11 @@ def evaluate_command(
     queries: QueriesOption = None,
     items: ItemsOption = None,
     out: Annotated[
-        Path | None, typer.Option(help="With BUNDLES: a JSON file to write it to as well.")
+        Path | None, typer.Option(help="With BUNDLES: also write the report to this JSON file.")
     ] = None,
     page: Annotated[
         Path | None,
-        typer.Option(help="With BUNDLES: an HTML file for it, with the surest errors in pictures."),
+        typer.Option(help="With BUNDLES: also write an HTML page with pictures of errors."),
     ] = None,
     within: WithinOption = None,
     config: ConfigOption = None,
@@ -234,9 +233,9 @@ def evaluate_command(
     require: RequireOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure a bundle with one's own queries; or run the step of a configuration.
+    """Evaluate a bundle on your own queries, or run the step of a configuration.
 
-    Queries that a bundle was calibrated with say nothing about it: bring others.
+    Use other queries than the calibration queries, on which results are too optimistic.
     """
     shown = OutcomeReport.of(require, as_json, to_stdout=True)
     others = given_options({"items": items, "out": out, "page": page, "within": within})
@@ -272,21 +271,30 @@ def _outcome_of(
 
 
 def compare_command(
-    old: Annotated[Path, typer.Argument(help="A directory of bundles; its current one is meant.")],
-    new: Annotated[Path, typer.Argument(help="Another, such as of another encoder.")],
+    old: Annotated[
+        Path, typer.Argument(help="A directory of bundles; the command uses its current one.")
+    ],
+    new: Annotated[Path, typer.Argument(help="The directory of bundles to compare with.")],
     queries: Annotated[
-        str, typer.Option("--queries", "--vectors", help="As for `evaluate`; new to both.")
+        str,
+        typer.Option(
+            "--queries",
+            "--vectors",
+            help="Queries as for `evaluate`, not used to calibrate either bundle.",
+        ),
     ],
     items: ItemsOption = None,
     within: WithinOption = None,
-    out: Annotated[Path | None, typer.Option(help="A JSON file to write it to as well.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Also write the report to this JSON file.")
+    ] = None,
     page: Annotated[
-        Path | None, typer.Option(help="An HTML file for it, with pictures of what changes.")
+        Path | None, typer.Option(help="Also write an HTML page, with pictures of changed answers.")
     ] = None,
 ) -> None:
-    """Compare two bundles on the same queries: guarantees, and answers that change.
+    """Compare two bundles on the same queries: error bounds and changed answers.
 
-    An answer is right that calls a true match one, or that calls nothing one where nothing is.
+    An answer is right if it names a true match, or names none for an absent query.
     """
     with working("comparing"):
         evidence = _module().Evidence(queries, items, within=within)
@@ -303,7 +311,7 @@ def compare_command(
 
 
 def _write(report: dict[str, Any], out: Path | None, drawn: str | None, page: Path | None) -> None:
-    """Write a report and its plots, if requested."""
+    """Write the report and the page, if requested."""
     for path, text in ((out, json.dumps(report, indent=1) + "\n"), (page, drawn)):
         if path is not None and text is not None:
             with writing(str(path)):
@@ -313,36 +321,34 @@ def _write(report: dict[str, Any], out: Path | None, drawn: str | None, page: Pa
 def _of_configuration(
     command: str, bundles: Path | None, queries: str | None, config: str | None, others: str
 ) -> bool:
-    """Return whether a step of a configuration is meant, and not one's own queries.
+    """Return True for a step of a configuration, False for the user's own queries.
 
     Parameters
     ----------
-    others : the options given that are for one's own queries.
+    others : given options that need the user's own queries.
 
     Raises
     ------
-    UsageError : neither is meant, or both.
+    UsageError : neither --config nor queries are given, or both.
     """
     if config is None:
         if bundles is None:
-            raise UsageError(
-                f"{command} needs BUNDLES, a directory of bundles, with --queries; or --config."
-            )
+            raise UsageError(f"{command} needs a directory of bundles and --queries, or --config.")
         if queries is None:
-            raise UsageError(f"{command} needs --queries: images, or vectors, to {command} with.")
+            raise UsageError(f"{command} needs --queries: images or vectors.")
         return False
     named = ["BUNDLES"] * (bundles is not None) + ["--queries"] * (queries is not None)
     excluded = ", ".join([*named, *([others] if others else [])])
     if excluded:
         raise UsageError(
-            f"--config runs a step of a configuration and takes no {excluded}. Remove --config, or "
-            "what it does not take."
+            f"--config runs a step of a configuration and takes no {excluded}. Remove --config or "
+            "these options."
         )
     return True
 
 
 def _given(options: CalibrateOptions, *names: str) -> str:
-    """Return which of the options ``names`` were given; "" if none was."""
+    """Return the given ones of the options ``names``; "" if there are none."""
     return given_options({name: getattr(options, name) for name in names})
 
 

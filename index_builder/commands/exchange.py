@@ -1,6 +1,6 @@
-"""The commands ``vouch-build push`` and ``vouch-build pull``; no torch is needed.
+"""The commands ``vouch-build push`` and ``vouch-build pull``; they do not need torch.
 
-What they work with is imported when they run: the help of every command needs none of it.
+Imports are late, because the help of the commands does not need them.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ ADDRESS = "A directory of bundles, s3://BUCKET/PREFIX (or gs://, az://), or hf:/
 
 def push_command(
     bundle: Annotated[
-        Path, typer.Argument(help="A bundle, or a directory of bundles: its current one.")
+        Path, typer.Argument(help="A bundle, or a directory of bundles for its current one.")
     ],
     destination: Annotated[str, typer.Argument(help=ADDRESS)],
     public: Annotated[
         bool,
         typer.Option(
             "--public",
-            help="Let all see a repository that is made on the Hub. A bundle holds thumbnails of "
-            "its images.",
+            help="Make a new repository on the Hub public. A bundle contains thumbnails of its "
+            "images.",
         ),
     ] = False,
 ) -> None:
-    """Verify a bundle, and copy it to where others pull it from.
+    """Verify a bundle, and copy it to a place for others to pull it.
 
-    After an interruption nothing has changed there; the same command continues.
+    An interruption changes nothing at the destination; the same command continues.
     """
     from index_builder.exchange.address import place_at  # noqa: PLC0415
     from model_store.bundles.changes import changes_path  # noqa: PLC0415
@@ -48,37 +48,37 @@ def push_command(
             manifest = read_manifest(directory)
         if directory != bundle and changes_path(bundle, manifest.id).exists():
             console.print(
-                "Changes of the live gallery are not in its bundle: `vouch-build compact` puts "
-                "them into one."
+                "Live changes of the gallery are not pushed. `vouch-build compact` writes them to "
+                "a new bundle."
             )
         sent = place.put(directory, manifest)
     print(sent)
 
 
 def pull_command(
-    source: Annotated[str, typer.Argument(help=f"{ADDRESS} @REVISION of the Hub may follow.")],
+    source: Annotated[str, typer.Argument(help=f"{ADDRESS} On the Hub, @REVISION may follow.")],
     directory: Annotated[
         Path | None,
         typer.Argument(
-            help="The directory of bundles to pull into. [default: bundles/ and the last part of "
-            "the source]"
+            help="The directory of bundles to pull into. [default: bundles/ followed by the last "
+            "part of the source]"
         ),
     ] = None,
     trust: Annotated[
         list[str] | None,
         typer.Option(
-            help="Public keys, one of which must have signed the bundle. [default: those of "
+            help="Public keys; one of them must have signed the bundle. [default: the keys of "
             f"{BUNDLE_KEYS_VARIABLE}]"
         ),
     ] = None,
     keep_current: Annotated[
         bool,
-        typer.Option("--keep-current", help="Do not make it the current one of the directory."),
+        typer.Option("--keep-current", help="Do not make the bundle current."),
     ] = False,
 ) -> None:
-    """Fetch a bundle, verify each byte and its signature, and make it the current one.
+    """Fetch a bundle, verify each byte and its signature, and make it current.
 
-    After an interruption there is no bundle; the same command fetches the missing files.
+    An interruption leaves no bundle; the same command fetches the missing files.
     """
     from index_builder.exchange.address import last_part, place_at  # noqa: PLC0415
     from index_builder.exchange.pull import pull  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""``vouch-build feedback``: decisions of reviewers out of the service's file, and into it."""
+"""``vouch-build feedback``: exports and imports reviewer decisions."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from index_builder.commands.command_line import CommandLine
 from index_builder.output import writing
 from model_store.errors import ConfigError, UsageError
 
-Kept = Annotated[Path, typer.Argument(help="The file that the service keeps (VOUCH_FEEDBACK).")]
+Kept = Annotated[Path, typer.Argument(help="Feedback file of the service (VOUCH_FEEDBACK).")]
 
-app = CommandLine(help="Export and import the decisions of reviewers.")
+app = CommandLine(help="Export and import reviewer decisions.")
 
 
 @app.command("export")
 def export_command(
     kept: Kept,
-    out: Annotated[Path, typer.Argument(help="A file to write, .csv or .jsonl.")],
+    out: Annotated[Path, typer.Argument(help="File to write, .csv or .jsonl.")],
     gallery: Annotated[str, typer.Option(metavar="NAME", help="Name of the gallery.")],
 ) -> None:
-    """Write all decisions on a gallery, oldest first, those taken back included."""
+    """Write all decisions on a gallery, oldest first, including withdrawn ones."""
     from model_store.feedback import FeedbackLog  # noqa: PLC0415 - slow
     from model_store.feedback.exchange import to_csv, to_jsonl  # noqa: PLC0415
 
     write = {".csv": to_csv, ".jsonl": to_jsonl}[_suffix(out)]
     if not kept.exists():
         raise ConfigError(
-            f"{kept} does not exist. Name the file that the service keeps, as in VOUCH_FEEDBACK."
+            f"{kept} does not exist. Name the file of the service's setting VOUCH_FEEDBACK."
         )
     found = FeedbackLog(kept).decided(gallery)
     with writing(str(out)):
@@ -39,9 +39,9 @@ def export_command(
 
 @app.command("import")
 def import_command(
-    kept: Kept, file: Annotated[Path, typer.Argument(help="Decisions, .csv or .jsonl.")]
+    kept: Kept, file: Annotated[Path, typer.Argument(help="File of decisions, .csv or .jsonl.")]
 ) -> None:
-    """Import decisions: all of them, or none if a line is wrong. Each counts once."""
+    """Import decisions: all of them, or none if a line is wrong. Known decisions are skipped."""
     from model_store.feedback import FeedbackLog  # noqa: PLC0415 - slow
     from model_store.feedback.exchange import from_csv, from_jsonl  # noqa: PLC0415
 
@@ -57,5 +57,5 @@ def import_command(
 def _suffix(path: Path) -> str:
     suffix = path.suffix.lower()
     if suffix not in {".csv", ".jsonl"}:
-        raise UsageError(f"{path} has no suffix .csv or .jsonl. Name a file that has one.")
+        raise UsageError(f"{path} has neither suffix .csv nor .jsonl. Name a file with one.")
     return suffix

@@ -1,4 +1,4 @@
-"""``vouch-build index``: the gallery of a configuration, or any collection of images."""
+"""``vouch-build index``: indexes a collection of images, or the gallery of a configuration."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 @with_options(IndexOptions)
 def index_command(options: IndexOptions) -> None:
-    """Embed a collection, and publish it as a bundle; or run the step of a configuration.
+    """Embed a collection and publish it as a bundle, or run the step of a configuration.
 
-    The bundle holds the encoder that embedded the collection. A collection of vectors
-    (--encoder-name) has no encoder, and is searched with vectors. After an interruption the same
-    command continues, and ends with the same bundle.
+    The bundle contains the encoder of the collection. A collection of vectors (--encoder-name) has
+    no encoder and is searched with vectors. After an interruption, the same command continues and
+    ends with the same bundle.
     """
     options.require_consistent()
     shown = OutcomeReport.of(options.require, options.as_json)
@@ -49,7 +49,7 @@ def index_command(options: IndexOptions) -> None:
 
 
 def _preview(indexing: Indexing) -> None:
-    """Print what can be known without embedding anything."""
+    """Print the estimates of a dry run."""
     with working("looking through the source"):
         from index_builder.indexing.dry_run import inspect_collection  # noqa: PLC0415
 
@@ -59,11 +59,11 @@ def _preview(indexing: Indexing) -> None:
 
 
 def run_index(indexing: Indexing, shown: OutcomeReport) -> Path:
-    """Make a bundle of a collection, and return it.
+    """Index a collection and return its bundle.
 
     Raises
     ------
-    VouchError : it cannot be made, or its outcome is not as required.
+    VouchError : indexing fails, or the outcome does not meet --require.
     """
     from index_builder.indexing.collection import index_collection  # noqa: PLC0415
     from index_builder.indexing.workdir import Work  # noqa: PLC0415
@@ -81,7 +81,7 @@ def run_index(indexing: Indexing, shown: OutcomeReport) -> Path:
 
 
 def _say(left_out: LeftOut) -> None:
-    """Print why files are missing that may have been meant."""
+    """Print why files were left out."""
     for sentence in left_out.sentences:
         console.print(f"[yellow]{escape(sentence)}[/yellow]", soft_wrap=True)
 

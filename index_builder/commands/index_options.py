@@ -1,4 +1,4 @@
-"""The options of ``vouch-build index``, and what they mean together."""
+"""The options of ``vouch-build index``, and their checks."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def promise(name: str) -> Any:  # noqa: ANN401 - typer's
 
 @dataclass(frozen=True, slots=True)
 class IndexOptions:
-    """Every given option of the command."""
+    """Options of the command."""
 
     source: Annotated[
         str | None,
@@ -151,23 +151,23 @@ class IndexOptions:
     max_bad: Annotated[
         str, typer.Option(help="Maximum number of unreadable images, or their share.")
     ] = "1%"
-    strict: Annotated[bool, typer.Option("--strict", help="The same as --max-bad 0.")] = False
+    strict: Annotated[bool, typer.Option("--strict", help="Same as --max-bad 0.")] = False
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Look through the source, and embed nothing.")
+        bool, typer.Option("--dry-run", help="Check the source and print estimates; index nothing.")
     ] = False
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes. [default: usable processors]")
+        int | None, typer.Option(min=1, help="Number of processes. [default: usable processors]")
     ] = None
     engine: Annotated[
-        Engine, typer.Option(help="This machine, or a Ray cluster (the extra `ray`).")
+        Engine, typer.Option(help="local: this machine; ray: a Ray cluster (extra `ray`).")
     ] = Engine.local
     calibrate: Annotated[
         bool,
         typer.Option(
             "--calibrate",
-            help="Fit probabilities and verdicts: with a fifth of each label's images, 2,000 at "
-            "most, which are kept out of the gallery; without labels, with augmented views of its "
-            "images. The encoder must not have been trained on the images.",
+            help="Fit probabilities and verdicts. With labels, a fifth of each label's images, at "
+            "most 2,000, become queries and are not in the gallery. Without labels, queries are "
+            "augmented views. The encoder must not have been trained on the images.",
         ),
     ] = False
     max_error: Annotated[float | None, promise("max_error")] = None
@@ -180,7 +180,7 @@ class IndexOptions:
     index: Annotated[
         Index,
         typer.Option(
-            help="Kind of index. auto searches small galleries exactly, others by size and budget."
+            help="Kind of index. auto: exact for small galleries, else by size and memory budget."
         ),
     ] = Index.auto
     memory_budget: Annotated[
@@ -189,13 +189,15 @@ class IndexOptions:
     ] = "4GiB"
     min_recall: Annotated[
         float,
-        typer.Option(min=0.01, max=1, help="Share of the ten nearest items that a search finds."),
+        typer.Option(
+            min=0.01, max=1, help="Minimum share of the ten nearest items that a search finds."
+        ),
     ] = DEFAULT_SETTINGS.min_recall
     filter_field: Annotated[
         list[str] | None,
         typer.Option(
-            help="Fields of the metadata to index for filters, such as brand.name,year. [default: "
-            "those that most items have]"
+            help="Metadata fields to index for filters, for example brand.name,year. [default: the "
+            "fields that most items have]"
         ),
     ] = None
     previews: Annotated[
@@ -203,23 +205,23 @@ class IndexOptions:
         typer.Option(
             min=THUMBNAIL_SIDE + 1,
             max=MOST_PREVIEW_SIDE,
-            help="Longest side of previews, which the bundle keeps beside thumbnails: 1024, for "
-            "example, takes 100 to 250 kB a photograph. [default: no previews]",
+            help="Longest side of previews, which the bundle stores in addition to thumbnails. "
+            "1024 takes 100 to 250 kB per photograph. [default: no previews]",
         ),
     ] = None
     milvus: Annotated[
         str | None,
         typer.Option(
-            help="Milvus that holds the gallery: http://host:19530, or a file that ends in .db. "
-            "Its token is read from VOUCH_MILVUS_TOKEN."
+            help="Milvus server that stores the gallery: http://host:19530, or a file with suffix "
+            ".db. The token comes from VOUCH_MILVUS_TOKEN."
         ),
     ] = None
     max_pixels: Annotated[
         int,
         typer.Option(
             min=1,
-            help="Maximum width × height of an image. The memory for decoding is bounded in "
-            "proportion: 1 GiB for 40 million.",
+            help="Maximum width × height of an image. The memory limit for decoding grows with it: "
+            "1 GiB for 40 million.",
         ),
     ] = ImageLimits().max_pixels
     max_bytes: Annotated[
@@ -227,7 +229,7 @@ class IndexOptions:
     ] = "20MiB"
     fetch_seconds: Annotated[
         float,
-        typer.Option(min=1, help="Timeout for fetching an image of a URL, retries included."),
+        typer.Option(min=1, help="Timeout to fetch an image from a URL, including retries."),
     ] = PATIENCE.file_s
     require: RequireOption = None
     as_json: JsonOption = False
@@ -237,7 +239,7 @@ class IndexOptions:
 
     @property
     def settings(self) -> IndexSettings:
-        """The way in which the gallery will be searched."""
+        """The settings of the search index."""
         budget = parse_bytes(self.memory_budget, "--memory-budget")
         names = tuple(as_list(self.filter_field)) if self.filter_field else None
         named_fields(names)
@@ -251,12 +253,12 @@ class IndexOptions:
 
     @property
     def promises(self) -> dict[str, float]:
-        """The promises that were named."""
+        """The given error bounds."""
         named = {name: getattr(self, name) for name in PROMISES}
         return {name: value for name, value in named.items() if value is not None}
 
     def require_consistent(self) -> None:
-        """Raise where options contradict each other.
+        """Refuse options that contradict each other.
 
         Raises
         ------
@@ -274,28 +276,26 @@ class IndexOptions:
                 )
             return
         if self.source is None:
-            raise UsageError("index needs SOURCE, the images or vectors to index; or --config.")
+            raise UsageError("index needs SOURCE, the images or vectors to index, or --config.")
         of_calibration = self._given(*PROMISES, "parents", "levels")
         if of_calibration and not self.calibrate:
             raise UsageError(
-                f"{of_calibration} needs --calibrate: it describes calibrated answers."
+                f"{of_calibration} needs --calibrate, because it applies to calibrated answers."
             )
         parse_promises(self.promises)
         if self.require is not None and not (self.calibrate or self.dry_run):
-            raise UsageError("--require needs --calibrate: it limits calibrated answers.")
+            raise UsageError("--require needs --calibrate, because it checks calibrated answers.")
         if self.encoder is not None and self.encoder_name is not None:
-            raise UsageError(
-                "--encoder and --encoder-name exclude each other: vectors are made by one of them."
-            )
+            raise UsageError("--encoder and --encoder-name exclude each other. Give one of them.")
 
     def indexing(self, source: str) -> Indexing:
-        """Return the collection, and what shall be made of it.
+        """Return the collection and the options of its index.
 
         Raises
         ------
-        ConfigError, DatasetError, BundleError : an option or a place is not as wanted.
+        ConfigError, DatasetError, BundleError : an option, the source or the encoder is invalid.
         """
-        # Imported late: --help needs none of it.
+        # Imported late, because --help does not need it.
         from index_builder.indexing.collection import Indexing  # noqa: PLC0415
         from index_builder.indexing.sources import name_of  # noqa: PLC0415
 
@@ -323,13 +323,13 @@ class IndexOptions:
         )
 
     def _given(self, *names: str) -> str:
-        """Return which of the options ``names`` have another value than by default."""
+        """Return the options among ``names`` that differ from their defaults."""
         defaults = {one.name: one.default for one in fields(self)}
         values = {name: getattr(self, name) for name in names}
         return given_options({n: v for n, v in values.items() if v != defaults[n]})
 
     def _opened(self, source: str, run: Path, storage: Storage) -> tuple[Source, Path]:
-        """Return the collection, and the file of its encoder."""
+        """Return the source, and the file of its encoder."""
         from index_builder.indexing.sources import (  # noqa: PLC0415
             is_of_vectors,
             open_source,
@@ -340,15 +340,15 @@ class IndexOptions:
         if self.encoder_name is not None:
             if is_url(source):
                 raise UsageError(
-                    f"--encoder-name needs a table of vectors on this machine, and {source} is a "
-                    "URL. Copy the table here first."
+                    f"--encoder-name needs a local table of vectors, but {source} is a URL. Copy "
+                    "the table here first."
                 )
             vectors = open_vectors(Path(source), self.items, labelled=self.labels)
             return vectors, declared(run, vectors.table, self.encoder_name)
         of_vectors = not is_url(source) and is_of_vectors(Path(source))
         if of_vectors and self.encoder is None:
             raise UsageError(
-                f"{source} holds vectors, which no encoder of images takes. Give --encoder-name "
+                f"{source} holds vectors, which an image encoder cannot take. Give --encoder-name "
                 "NAME, the name of the model that produced them."
             )
         encoder = find_encoder(resolve_encoder(self.encoder))
@@ -356,14 +356,14 @@ class IndexOptions:
             return open_vectors(Path(source), self.items, labelled=self.labels), encoder
         if self.items is not None:
             raise UsageError(
-                f"--items describes a table of vectors, and {source} holds images. Give a manifest "
-                "of the images as SOURCE instead."
+                f"--items needs a table of vectors, but {source} holds images. Give a manifest of "
+                "the images as SOURCE."
             )
         return open_source(source, self.root, labelled=self.labels, storage=storage), encoder
 
 
 def declared(run: Path, table: VectorTable, name: str) -> Path:
-    """Write the encoder that vectors come from as a file, which is kept with the run."""
+    """Write the encoder file of a table of vectors into the run directory."""
     from index_builder.vectors.declared import write_declared_encoder  # noqa: PLC0415 - slow
 
     path = run / ENCODER_FILE
@@ -372,11 +372,11 @@ def declared(run: Path, table: VectorTable, name: str) -> Path:
 
 
 def named_parents(table: Path | None, levels: str | None) -> Parents:
-    """Return where the parents of labels are written.
+    """Return the source of the parents of labels.
 
     Raises
     ------
-    ConfigError : in two places.
+    UsageError : both sources are given, or ``levels`` is invalid.
     """
     from index_builder.indexing.parents import Parents  # noqa: PLC0415 - slow
 
@@ -385,7 +385,7 @@ def named_parents(table: Path | None, levels: str | None) -> Parents:
         raise UsageError("--parents and --levels exclude each other. Give one of them.")
     if levels is not None and (not names or len(set(names)) < len(names)):
         raise UsageError(
-            f"--levels {levels!r} does not name different fields of the metadata. Give such as "
+            f"--levels {levels!r} must name different metadata fields. Example: --levels "
             "genus,family."
         )
     return Parents(table, names)
@@ -402,7 +402,7 @@ def parse_bytes(text: str, option: str) -> int:
         size = TypeAdapter(ByteSize).validate_python(text)
     except ValidationError as error:
         raise UsageError(
-            f"{option} {text!r} is no size. Give bytes, or a number with a unit: 512MiB."
+            f"{option} {text!r} is not a size. Give bytes, or a number with a unit: 512MiB."
         ) from error
     if size <= 0:
         raise UsageError(f"{option} {text!r} is not above 0. Give bytes, or 512MiB.")

@@ -1,6 +1,6 @@
-"""Commands on live galleries: items, compaction, backup and restore; no torch is needed.
+"""Commands on live galleries: items, compaction, backup and restore; they do not need torch.
 
-What they work with is imported when they run: the help of every command needs none of it.
+Imports are late, because the help of the commands does not need them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from model_store.gallery import Upsert
 
 PUT_TOGETHER = 32
-"""Items of a transaction: an interrupted command resumes after the last one."""
+"""Number of items per transaction; an interrupted command keeps finished transactions."""
 
 Root = Annotated[Path, typer.Argument(help="The directory of bundles.")]
 
@@ -35,16 +35,16 @@ def put_command(
     directory: Root,
     images: Annotated[list[Path], typer.Argument(help="Image files.")],
     item_id: Annotated[
-        str | None, typer.Option("--id", help="Of a single image. [default: the path as given]")
+        str | None, typer.Option("--id", help="Id of a single image. [default: the path as given]")
     ] = None,
-    label: Annotated[str | None, typer.Option(help="What the images show.")] = None,
-    metadata: Annotated[str, typer.Option(help="A JSON object, kept with each item.")] = "{}",
+    label: Annotated[str | None, typer.Option(help="Label of the images.")] = None,
+    metadata: Annotated[str, typer.Option(help="Metadata of each item, a JSON object.")] = "{}",
 ) -> None:
     """Put images into the current gallery; running services find them within seconds."""
     if item_id is not None and len(images) != 1:
         raise UsageError(
-            f"--id is the id of one item, and {len(images)} images were given. Give one image, or "
-            "no --id: then each item is named by its path."
+            f"--id needs a single image, but {len(images)} images were given. Without --id, the id "
+            "of each item is its path."
         )
     from index_builder.configuration.milvus import milvus_access  # noqa: PLC0415
     from model_store.bundles.bundle import open_bundle  # noqa: PLC0415
@@ -71,7 +71,7 @@ def put_command(
 
 @app.command("delete")
 def delete_command(
-    directory: Root, ids: Annotated[list[str], typer.Argument(help="Of the items.")]
+    directory: Root, ids: Annotated[list[str], typer.Argument(help="Ids of the items.")]
 ) -> None:
     """Delete items from the current gallery: all of them, or none if one is missing."""
     from index_builder.configuration.milvus import milvus_access  # noqa: PLC0415
@@ -87,7 +87,7 @@ def delete_command(
 def compact_command(directory: Root) -> None:
     """Publish the current bundle with its live changes as a new one; services switch to it.
 
-    It is calibrated again to the current gallery, from queries that the bundle keeps.
+    Recalibrates the current gallery with the queries stored in the bundle, if needed.
     """
     from index_builder.configuration.milvus import milvus_access  # noqa: PLC0415
     from index_builder.configuration.signing import signing_key  # noqa: PLC0415
@@ -113,9 +113,9 @@ def compact_command(directory: Root) -> None:
 
 
 def backup_command(
-    directory: Root, archive: Annotated[Path, typer.Argument(help="The file to write.")]
+    directory: Root, archive: Annotated[Path, typer.Argument(help="File to write.")]
 ) -> None:
-    """Write the current bundle and its live changes to one file, while it is served."""
+    """Write the current bundle and its live changes to one file; services keep running."""
     from model_store.bundles.backup import back_up  # noqa: PLC0415
 
     with working("writing"):
@@ -124,10 +124,10 @@ def backup_command(
 
 
 def restore_command(
-    archive: Annotated[Path, typer.Argument(help="A file that `backup` wrote.")],
-    directory: Annotated[Path, typer.Argument(help="The directory of bundles to make.")],
+    archive: Annotated[Path, typer.Argument(help="Backup file from `backup`.")],
+    directory: Annotated[Path, typer.Argument(help="Directory of bundles to create.")],
 ) -> None:
-    """Verify each byte of a backup, and make a directory of bundles of it."""
+    """Verify each byte of a backup, and restore it to a new directory of bundles."""
     from model_store.bundles.backup import restore  # noqa: PLC0415
 
     with working("verifying"):
@@ -175,7 +175,7 @@ def _metadata(text: str) -> dict[str, object]:
         ) from error
     if not isinstance(metadata, dict):
         raise UsageError(
-            f"--metadata {text!r} is no JSON object. Give one such as '{{\"year\": 1990}}'."
+            f"--metadata {text!r} is not a JSON object. Give an object: '{{\"year\": 1990}}'."
         )
     return metadata
 

@@ -1,4 +1,4 @@
-"""Commands whose options are the fields of a class."""
+"""Turns the fields of a class into the options of a command."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Options = TypeVar("Options")
 def with_options(
     options: type[Options],
 ) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
-    """Let typer see the fields of ``options`` as the parameters of a command.
+    """Return a decorator that makes the fields of ``options`` the parameters of a command.
 
     Parameters
     ----------
-    options : a dataclass whose annotations are typer's.
+    options : a dataclass with typer annotations.
     """
 
     def decorated(command: Callable[[Options], None]) -> Callable[..., None]:

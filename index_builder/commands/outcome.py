@@ -1,4 +1,4 @@
-"""The outcome of a build on the terminal or as JSON, and the requirements on it."""
+"""Prints the outcome of a build as text or JSON, and checks its requirements."""
 
 from __future__ import annotations
 
@@ -23,15 +23,13 @@ RequireOption = Annotated[
     str | None,
     typer.Option(
         "--require",
-        help="Limits of the outcome, such as recall_at_1>=0.8,match_share>=0.3: where one is not "
-        "met, nothing is published, and the exit status is 3. Names: the numbers of --json.",
+        help="Limits of the outcome, for example recall_at_1>=0.8,match_share>=0.3. If a limit is "
+        "not met, nothing is published, and the exit status is 3. Names are the fields of --json.",
     ),
 ]
 JsonOption = Annotated[
     bool,
-    typer.Option(
-        "--json", help="Print the outcome as one JSON object on stdout, and nothing else there."
-    ),
+    typer.Option("--json", help="Print only the outcome on stdout, as one JSON object."),
 ]
 
 _STYLES = {"fact": "", "warning": "yellow", "failure": "red"}
@@ -44,10 +42,11 @@ class OutcomeReport:
     Attributes
     ----------
     requirements : see `parse_requirements`.
-    as_json : show it as JSON on stdout, else in sentences.
-    to_stdout : whether the sentences are the command's result; else stdout is for the bundle.
-    table : the file with all numbers; named if it exists.
-    outcome : the one that was checked.
+    as_json : print JSON on stdout instead of sentences.
+    to_stdout : whether to print the sentences on stdout; otherwise stdout has only the bundle's
+        path.
+    table : file with all results; printed if it exists.
+    outcome : the checked outcome.
     """
 
     requirements: tuple[Requirement, ...]
@@ -71,7 +70,7 @@ class OutcomeReport:
 
         Raises
         ------
-        RequirementNotMet : one is not met; the outcome has been shown.
+        RequirementNotMet : a requirement is not met; the outcome has been printed.
         """
         self.outcome = outcome
         unmet = [one for one in (each.shortfall(outcome) for each in self.requirements) if one]
@@ -83,7 +82,7 @@ class OutcomeReport:
             )
 
     def show(self, bundle: Path | None = None, unmet: Sequence[str] = ()) -> None:
-        """Print the outcome that was checked, and the path of the published bundle on stdout.
+        """Print the checked outcome, and the path of the published bundle on stdout.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""The layout of help: panels for the options of long commands, and names for their values."""
+"""The layout of help: panels of options for long commands, and names of values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PANELS: dict[str, dict[str, tuple[str, ...]]] = {
         "Graph": ("pooling", "prefix_tokens", "output", "text"),
         "Images": ("preprocess", "reduced_decoding"),
         "Precision": ("precision", "recall_tolerance", "images"),
-        "Vectors in place of a model": ("vectors", "encoder_name"),
+        "Vectors instead of a model": ("vectors", "encoder_name"),
         "Output": ("out",),
     },
     "calibrate": {
@@ -45,7 +45,7 @@ PANELS: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 PANELS["show"] = PANELS["all"]
-"""Panels by command, and their options by the name of the parameter; others have no panel."""
+"""Panels by command, with the parameter names of their options."""
 
 VALUES = {
     "alpha": "SHARE",
@@ -102,4 +102,4 @@ VALUES = {
     "vectors": "FILE",
     "within": "METRES",
 }
-"""Names for the value of a parameter, in the help of all commands; others are named by type."""
+"""Names of values in the help, by parameter; other values are named by type."""

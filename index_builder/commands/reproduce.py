@@ -13,45 +13,43 @@ from index_builder.progress import working
 
 def reproduce_command(
     protocol: Annotated[
-        str, typer.Option(help="Of the literature: fashion-mnist, …; or objectives, or stereo.")
+        str, typer.Option(help="Protocol: fashion-mnist, …; or objectives, or stereo.")
     ],
-    methods: Annotated[str, typer.Option(help="Names with commas between them, or all.")] = "all",
+    methods: Annotated[str, typer.Option(help="Comma-separated names of methods, or all.")] = "all",
     objective: Annotated[
         str | None,
-        typer.Option(help="That trains the encoder: supcon, el_nivmf, … [default: contrastive]"),
+        typer.Option(help="Training objective: supcon, el_nivmf, … [default: contrastive]"),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many: 0, 1, 2, …")] = 5,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, 2, …")] = 5,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Of each training, instead of the protocol's.")
+        int | None, typer.Option(min=1, help="Epochs of each training. [default: the protocol's]")
     ] = None,
     data: Annotated[
         Path | None, typer.Option(help="Folder of data sets. [default: VOUCH_DATA_DIR]")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Of all files. [default: runs/reproduce/<protocol>[-<objective>]]"),
+        typer.Option(help="Output directory. [default: runs/reproduce/<protocol>[-<objective>]]"),
     ] = None,
     weights: Annotated[
         str | None,
-        typer.Option(help="Of the protocol's pretrained trunk, instead of torchvision's."),
+        typer.Option(help="Weights of the pretrained trunk. [default: torchvision's]"),
     ] = None,
-    device: Annotated[str, typer.Option(help="To train on: auto, cpu or cuda.")] = "auto",
+    device: Annotated[str, typer.Option(help="Device for training: auto, cpu or cuda.")] = "auto",
     precision: Annotated[
-        str, typer.Option(help="Of the training: full, mixed, or auto, which is mixed on a GPU.")
+        str, typer.Option(help="Precision of training: full, mixed, or auto (mixed on a GPU).")
     ] = "auto",
-    jobs: Annotated[
-        int, typer.Option(min=1, help="Measurements at a time, each in a separate process.")
-    ] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of parallel processes.")] = 1,
     allow_partial: Annotated[
-        bool, typer.Option("--allow-partial", help="Take less data than was published.")
+        bool, typer.Option("--allow-partial", help="Accept less data than the published protocol.")
     ] = False,
     download: Annotated[
-        bool, typer.Option("--download", help="Fetch missing data, where torchvision can.")
+        bool, typer.Option("--download", help="Download missing data, if torchvision offers it.")
     ] = False,
 ) -> None:
-    """Measure methods of the papers on a published protocol: table, report.json, report.html.
+    """Evaluate published methods on a published protocol; write a table, report.json, report.html.
 
-    After an interruption the same command continues with what is missing.
+    After an interruption, the same command continues.
     """
     with working("loading libraries"):
         reproduction = importlib.import_module("index_builder.reproduction.command")

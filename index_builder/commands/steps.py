@@ -1,4 +1,4 @@
-"""The steps of a build as commands; what they run is imported when they run."""
+"""The steps of a build as commands; their modules are imported late."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ConfigOption = Annotated[
     typer.Option(
         "--config",
         "-c",
-        help=f"A TOML file, or one that comes with Vouch: {', '.join(builtin_configs())}.",
+        help=f"A TOML file, or a built-in configuration: {', '.join(builtin_configs())}.",
     ),
 ]
 
@@ -42,9 +42,9 @@ BundlesOption = Annotated[
 SINGLE_STEPS = {
     "train": "Train the encoder: images → checkpoint.safetensors.",
     "fit": "Fit the posterior: checkpoint → posterior.safetensors.",
-    "export": "Export to ONNX, refused unless it agrees with torch.",
+    "export": "Export the encoder to ONNX; fails if it differs from torch.",
 }
-"""Steps that take a configuration and a run, and nothing else, with their help."""
+"""Steps with only the options --config and --run, and their help texts."""
 
 _WITH_TORCH = frozenset({"train_step", "fit_step", "export_step", "build_all"})
 
@@ -58,17 +58,17 @@ def opened_run(
     reads_trunk: bool = False,
     prepare: Callable[[], None] | None = None,
 ) -> Iterator[Run]:
-    """Give the run of a build, locked and with its configuration, once the build has its files.
+    """Yield the locked run of a build; checks its input files and writes its configuration.
 
     Parameters
     ----------
     to_write : see `Run.occupied`.
     reads_trunk : whether the command reads the weights or the encoder of the configuration.
-    prepare : fetches files that the build reads.
+    prepare : fetches input files; None for nothing to fetch.
 
     Raises
     ------
-    VouchError : a file is missing.
+    VouchError : an input file is missing.
     """
     opened = Run(run or Path("runs") / config.name)
     with opened.occupied(to_write=to_write):
@@ -81,18 +81,17 @@ def opened_run(
 
 
 def with_trunk(config: BuildConfig, opened: Run) -> BuildConfig:
-    """Return the build with its encoder at hand, and its dimensions in the run's configuration."""
+    """Return the build with its encoder file; writes its dimensions to the run's configuration."""
     build = with_encoder(config)
     opened.write_config(as_named(build, config))
     return build
 
 
 def step_of(name: str) -> Any:  # noqa: ANN401 - a function of `index_builder.pipeline.steps`
-    """Import a step only when it runs, and torch only for those that need it."""
+    """Import a step when it runs; imports torch only if the step needs it."""
     if name != "train_step" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
-            "Only `train` shares its work among the processes of torchrun. Run the other steps "
-            "without torchrun."
+            "Only `train` works under torchrun. Run the other steps without torchrun."
         )
     module = "steps" if name in _WITH_TORCH else "gallery_steps"
     with working("loading libraries"), _without_collection():
@@ -106,7 +105,7 @@ def _pipeline(module: str) -> ModuleType:
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Let the garbage collector rest: a fifth of torch's import is collecting what all stays."""
+    """Disable the garbage collector, which takes a fifth of the import time of torch."""
     gc.disable()
     try:
         yield

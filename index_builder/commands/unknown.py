@@ -1,4 +1,4 @@
-"""``vouch-build unknown``: names for queries that match nothing."""
+"""``vouch-build unknown``: groups queries that match nothing."""
 
 from __future__ import annotations
 
@@ -19,37 +19,45 @@ _N_SHOWN = 10
 
 def unknown_command(
     bundles: Annotated[
-        Path, typer.Argument(help="A directory of bundles; its current one is meant.")
+        Path, typer.Argument(help="A directory of bundles; the command uses its current one.")
     ],
     queries: Annotated[
         str,
         typer.Option(
             "--queries",
             "--vectors",
-            help="As for `evaluate`; the truth in a manifest is ignored.",
+            help="Queries as for `evaluate`; items and labels in a manifest are ignored.",
         ),
     ],
     items: ItemsOption = None,
     precision: Annotated[
         float,
         typer.Option(
-            min=0.5, max=1.0, help="Expected share of the pairs within groups that are the same."
+            min=0.5,
+            max=1.0,
+            help="Expected share of the pairs in a group that show the same identity.",
         ),
     ] = 0.9,
     expected_absent: Annotated[
         float | None,
         typer.Option(
-            min=0.0, max=1.0, help="Share of the queries without a match; as the bundle expects."
+            min=0.0,
+            max=1.0,
+            help="Share of queries without a match. [default: the share that the bundle assumes]",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="A JSON file for the groups.")] = None,
-    table: Annotated[Path | None, typer.Option(help="A CSV file, a line for each member.")] = None,
-    page: Annotated[Path | None, typer.Option(help="An HTML file for them, with pictures.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the groups to this JSON file.")] = None,
+    table: Annotated[
+        Path | None, typer.Option(help="Write the members of the groups to this CSV file.")
+    ] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="Write an HTML page of the groups, with pictures.")
+    ] = None,
 ) -> None:
     """Group queries without a match into probable new identities.
 
-    What two images of one identity look like is learned from the gallery's labels, of which at
-    least four need two items each.
+    The similarity of two images of one identity is learned from the gallery's labels; at least four
+    labels need two items each.
     """
     with working("grouping"):
         module = importlib.import_module("index_builder.indexing.unknown")  # slow

@@ -65,7 +65,7 @@ def test_the_index_is_the_one_that_was_asked_for(place: Path) -> None:
     ("options", "said", "status"),
     [
         (("--memory-budget", "1000", "--index", "flat"), "the budget is 1,000", 1),
-        (("--memory-budget", "lots"), "is no size", 2),
+        (("--memory-budget", "lots"), "is not a size", 2),
         (("--memory-budget", "0"), "is not above 0", 2),
     ],
 )

@@ -110,7 +110,7 @@ def test_indexing_calibrating_evaluating_and_the_doctor_need_no_torch(
     assert done.returncode == 0, done.stderr
     assert "BLOCKED" not in done.stderr
     looked_at = run(hidden + BUILD, "doctor")
-    assert "torch is not installed: nothing can be trained or exported here" in looked_at.stdout
+    assert "torch is not installed; training and export need it" in looked_at.stdout
     assert looked_at.returncode == 0, looked_at.stdout
 
 

@@ -147,7 +147,7 @@ def test_upgrade_check_fails_before_and_passes_after_the_upgrade(tmp_path: Path)
     assert current_id(root) == before
     upgraded = run("upgrade", root)
     assert upgraded.exit_code == 0
-    assert f"{before} (schema 7) is {current_id(root)} now, 48 items" in upgraded.stdout
+    assert f"{before} (schema 7) is now {current_id(root)}, 48 items" in upgraded.stdout
     assert run("upgrade", root, "--check").exit_code == 0
     assert "needs no upgrade" in run("upgrade", root).stdout
 
@@ -170,7 +170,10 @@ def test_upgrade_calibrates_again_with_the_kept_queries(
     assert checked.exit_code == 1
     assert "has a calibration of an earlier release" in checked.stdout
     upgraded = run("upgrade", root)
-    assert f"{before} is {current_id(root)} now, calibrated again" in upgraded.stdout
+    assert (
+        f"{before} was calibrated again by this release and is now {current_id(root)}"
+        in upgraded.stdout
+    )
     calibration = not_none(Calibration.load(locate(root)))
     assert calibration.outdated is None
     assert calibration.promises().gives_matches
@@ -193,5 +196,5 @@ def test_doctor_notes_the_bundle_before_an_upgrade(tmp_path: Path) -> None:
     assert "vouch-build upgrade DIR" in run("doctor", root).stdout
     run("upgrade", root)
     examined = run("doctor", root).stdout
-    assert "has schema 6: only the release that built it reads it" in examined
+    assert "has schema 6; only its own release can read it" in examined
     assert "schema version 6" not in examined

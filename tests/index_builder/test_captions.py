@@ -284,7 +284,7 @@ class TestTheCommand:
         ("arguments", "reason"),
         [
             (["--captions", "c"], "--captions needs BUNDLES"),
-            (["b", "--captions", "c", "--queries", "q"], "in words alone. Remove --queries."),
+            (["b", "--captions", "c", "--queries", "q"], "only text queries. Remove --queries."),
             (["-c", "digits", "--captions", "c"], "--captions needs BUNDLES"),
         ],
     )

@@ -87,4 +87,4 @@ def test_only_training_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("WORLD_SIZE", "2")
     done = alone("fit", "-c", "digits", cwd=tmp_path)
     assert done.returncode == 1
-    assert "Only `train` shares its work" in " ".join(done.stderr.split())
+    assert "Only `train` works under torchrun" in " ".join(done.stderr.split())

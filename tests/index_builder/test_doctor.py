@@ -106,12 +106,12 @@ def test_a_directory_of_bundles(digits_bundle: Path, tmp_path: Path) -> None:
     assert "names no current bundle" in found.stdout
     assert "The first result is right for " not in found.stdout
     (root / CURRENT_FILE).write_text("0123456789abcdef\n", encoding="ascii")
-    assert "names 0123456789abcdef, which is not there" in doctor(root).stdout
+    assert "names 0123456789abcdef, which does not exist" in doctor(root).stdout
     (root / CURRENT_FILE).write_text(digits_bundle.name + "\n", encoding="ascii")
     (root / ".0123456789abcdef.partial").mkdir()
     found = doctor(root)
     assert found.exit_code == 0
-    assert "never finished" in found.stdout
+    assert "is an unfinished bundle" in found.stdout
     assert found.stdout.count("The first result is right for ") == 1, "of the current bundle"
 
 
@@ -134,7 +134,7 @@ def test_changes_that_are_damaged(digits_bundle: Path, tmp_path: Path) -> None:
     live.commit([Delete(item_id)])
     live.close()
     found = doctor(root)
-    assert (found.exit_code, "whole, up to change 1" in found.stdout) == (0, True)
+    assert (found.exit_code, "complete, up to change 1" in found.stdout) == (0, True)
     changes_path(root, digits_bundle.name).unlink()
     found = doctor(root)
     assert found.exit_code == 1

@@ -83,7 +83,7 @@ def test_image_whose_path_is_no_id_is_named(root: Path, digits_bundle: Path) -> 
 def test_what_cannot_be_is_said(root: Path, digits_bundle: Path) -> None:
     sample = digits_bundle / "samples" / "1.png"
     for arguments, said in (
-        (("--id", "x", sample, sample), "--id is the id of one item"),
+        (("--id", "x", sample, sample), "--id needs a single image"),
         (("--metadata", "[1]", sample), "JSON object"),
         (("--metadata", "{", sample), "not JSON"),
     ):

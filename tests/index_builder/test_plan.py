@@ -59,7 +59,7 @@ def test_plan_of_held_out_images_and_views_names_them() -> None:
     ("plan", "cause"),
     [
         (replace(OF_ITEMS, n_gallery_labels=1), "has 1 label; at least two"),
-        (replace(OF_ITEMS, n_matched=(49, 0)), "49 queries to calibrate with that have another"),
+        (replace(OF_ITEMS, n_matched=(49, 0)), "49 queries to calibrate with, not counting copies"),
         (replace(OF_ITEMS, n_matched=(0, 0), is_labelled=False), "0 queries to calibrate with"),
     ],
 )

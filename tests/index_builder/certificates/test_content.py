@@ -195,10 +195,10 @@ def test_errors_since_are_those_of_the_running_test() -> None:
     ("options", "message", "status"),
     [
         (["--key", "key.pub"], "no private key", 1),
-        (["--feedback", "nowhere"], "no feedback in nowhere", 1),
+        (["--feedback", "nowhere"], "feedback file nowhere does not exist", 1),
         (["--feedback", "key"], "not a feedback file", 1),
-        (["--date", "yesterday"], "--date 'yesterday' is no date", 2),
-        (["--output", "bundles/{id}/inside"], "lies in the bundle", 2),
+        (["--date", "yesterday"], "--date 'yesterday' is not a date", 2),
+        (["--output", "bundles/{id}/inside"], "is in the bundle", 2),
     ],
 )
 def test_what_cannot_be_used_is_refused(

@@ -284,7 +284,7 @@ def test_losses_of_decoding_are_counted_listed_and_kept(
     assert row.startswith("2: 1 × The picture")
     assert "losses.jsonl" in row
     notes = [one.what for one in examine(indexing.directory)]
-    assert "2 images lost something when they were decoded" in notes
+    assert "2 images lost data in decoding" in notes
 
 
 def test_copies_are_told_by_their_pixels(at: At, drawings: Path, tmp_path: Path) -> None:
