@@ -225,7 +225,7 @@ def test_few_images_without_labels_are_refused(at: At, many: Path, tmp_path: Pat
     few.mkdir()
     for path in sorted((many / "1").iterdir())[:20]:
         (few / path.name).write_bytes(path.read_bytes())
-    with pytest.raises(CalibrationError, match="at least 50 different images, .* has 20"):
+    with pytest.raises(CalibrationError, match=r"at least 50 different images, .* has 20"):
         index_collection(replace(at(few), calibrate=True))
 
 

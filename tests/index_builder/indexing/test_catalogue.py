@@ -181,7 +181,7 @@ def test_a_run_ends_as_soon_as_too_many_images_are_bad(run: Run) -> None:
     bad = ["image 1", "image 2", "image 6"]
     run(SomeBad(bad), "3")
     assert (run.progress.n_embedded, run.progress.n_done) == (7, 10)
-    with pytest.raises(TooManyBadImages, match="2 of 10 images .*, and at most 1 may fail"):
+    with pytest.raises(TooManyBadImages, match=r"2 of 10 images .*, and at most 1 may fail"):
         run(SomeBad(), "1")  # of an earlier run
     for path in run.store.directory.glob("*"):
         if path.name != "catalogue.sqlite":

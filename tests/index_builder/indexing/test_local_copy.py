@@ -144,7 +144,7 @@ def test_one_image_in_a_hundred_may_be_missing(
     rows = [(f"{n}.png", "gone.png" if n < n_missing else "top.webp", "") for n in range(100)]
     listed = manifest(source / "list.csv", rows)
     if is_refused:
-        with pytest.raises(TooManyBadImages, match="2 of 100 images .*; at most 1 %"):
+        with pytest.raises(TooManyBadImages, match=r"2 of 100 images .*; at most 1 %"):
             copy_images(listed, folder, Storage())
     else:
         copy_images(listed, folder, Storage())
