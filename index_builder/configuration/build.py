@@ -1,4 +1,4 @@
-"""The configuration of a build: read from TOML, checked whole before anything runs."""
+"""The configuration of a build, read from TOML and fully checked before the build runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _OUTLIER_RULE = "`digits` with a folder, `none` with vectors, else `photographs`
 
 
 TRAINED_GALLERY_SHARE = 0.6
-"""Share of each label's images that a trained encoder learns from; the rest are queries."""
+"""Share of each label's images that train the encoder and are indexed; the rest are queries."""
 
 
 class DatasetConfig(Section):
@@ -53,20 +53,20 @@ class DatasetConfig(Section):
 
     kind: Literal["folder", "vectors", "digits", "fashion-mnist", "mnist"] = derived(
         ...,
-        "`folder` with a `path`, or `vectors` where it ends in .npy, .npz, .parquet or .arrow",
+        "`folder` with a `path`, or `vectors` if it ends in .npy, .npz, .parquet or .arrow",
         description="folder: one sub-folder of images for each label. vectors: a table of "
-        "embeddings that another system has made. digits come with scikit-learn; fashion-mnist and "
-        "mnist are read from VOUCH_DATA_DIR, or downloaded.",
+        "embeddings from another system. digits: data set of scikit-learn. fashion-mnist and "
+        "mnist: read from VOUCH_DATA_DIR, or downloaded.",
     )
     path: FilePath | None = Field(
         None,
         description="The folder of images, or the table of vectors. A relative path starts from "
-        "the folder of the file.",
+        "the folder of the configuration file.",
     )
     items: FilePath | None = Field(
         None,
         examples=["items.csv"],
-        description="With vectors: a manifest (id, label, metadata), a line for each row.",
+        description="With vectors: a manifest (id, label, metadata) with one line per row.",
     )
     labels: Literal["folders", "none"] = Field(
         "folders",
@@ -75,32 +75,32 @@ class DatasetConfig(Section):
     )
     withheld_labels: tuple[str, ...] = Field(
         (),
-        description="Kept out of training and gallery. Half of their images calibrate as queries "
-        "without a match, half evaluate.",
+        description="Labels kept out of training and gallery. Their images are queries without a "
+        "match: half calibrate, half evaluate.",
     )
     unseen_share: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="Share of the labels, the last by name, that train nothing: gallery and "
-        "queries are of these alone (zero-shot retrieval). 0: of all labels.",
+        description="Share of the labels, the last by name, that are not trained on. Gallery and "
+        "queries then have only these labels (zero-shot retrieval). 0: all labels.",
     )
     gallery_share: float | None = Field(
         None,
         examples=[0.6],
         gt=0,
         lt=1,
-        description="If the data has no predefined split: share of each label that is trained "
-        "on and indexed. Half of the rest calibrates, half evaluates. Left out: all images where "
-        "the last layer is fitted in closed form (each is then a query, searched for in the rest "
-        "by a layer that has not seen it), 0.6 where it is trained.",
+        description="If the data has no predefined split: share of each label that is trained on "
+        "and indexed. Half of the rest calibrates, half evaluates. If not set: 0.6 if the last "
+        "layer is trained; all images if it is fitted in closed form. Each image is then also a "
+        "query, embedded by a layer fitted without it.",
     )
     validation_share: float = Field(
         0.05,
         ge=0,
         lt=1,
-        description="Share of each label's gallery images that the encoder is not trained on: they "
-        "decide on the prior precision.",
+        description="Share of each label's gallery images that the encoder is not trained on. They "
+        "choose the prior precision.",
     )
 
     @field_validator("path", mode="before")
@@ -111,7 +111,7 @@ class DatasetConfig(Section):
         return path
 
     def contradictions(self) -> Iterator[Contradiction]:
-        """Give the keys that go with another kind."""
+        """Yield the keys that need another kind."""
         if self.kind in {"folder", "vectors"} and self.path is None:
             yield "path", f'kind = "{self.kind}" needs `path`.'
         if self.kind not in {"folder", "vectors"} and self.path is not None:
@@ -129,18 +129,21 @@ class DatasetConfig(Section):
 
 
 class OutlierConfig(Section):
-    """Images of another kind than the gallery's, to calibrate and to evaluate with."""
+    """Images of another kind than the gallery's, for calibration and evaluation."""
 
     calibration: OutlierKind = derived(
         "photographs",
         _OUTLIER_RULE,
-        description="photographs: grey crops of the two that come with scikit-learn.",
+        description="photographs: grey crops of the two photographs of scikit-learn.",
     )
     evaluation: OutlierKind = derived(
-        "photographs", _OUTLIER_RULE, description="Other images than those for calibration."
+        "photographs", _OUTLIER_RULE, description="Images other than those for calibration."
     )
     n_images: int | None = derived(
-        None, "60 with a folder, else all", ge=1, description="Images of each of the two, at most."
+        None,
+        "60 with a folder, else all",
+        ge=1,
+        description="Maximum number of images of each.",
     )
 
 
@@ -149,31 +152,33 @@ class IndexConfig(Section):
 
     kind: Literal["auto"] | IndexKind = Field(
         DEFAULT_SETTINGS.kind,
-        description="auto: exact while the directions take at most 32 MiB; then inverted lists of "
-        "8 bits a dimension (ivf_sq8) or, where those do not fit the budget, of product codes "
-        "(ivf_pq). hnsw: a graph, for as fast a search in more memory.",
+        description="auto: exact search if the directions take at most 32 MiB; otherwise inverted "
+        "lists with 8 bits per dimension (ivf_sq8), or with product codes (ivf_pq) if those exceed "
+        "the memory budget. hnsw: a graph, equally fast, but with more memory.",
     )
     milvus_uri: str | None = Field(
         None,
         examples=["http://127.0.0.1:19530"],
-        description="Address of the Milvus that holds the gallery in place of the bundle's files: "
-        "http://host:19530, or a file that ends in .db for milvus-lite.",
+        description="Address of the Milvus server that stores the gallery instead of the bundle: "
+        "http://host:19530, or a file with suffix .db for milvus-lite.",
     )
     memory_budget_bytes: int = Field(
-        DEFAULT_SETTINGS.memory_budget_bytes, gt=0, description="Memory of the index, in bytes."
+        DEFAULT_SETTINGS.memory_budget_bytes,
+        gt=0,
+        description="Maximum bytes of the index.",
     )
     min_recall: float = Field(
         DEFAULT_SETTINGS.min_recall,
         gt=0,
         le=1,
-        description="Share of the ten nearest items that a search finds, on average.",
+        description="Minimum mean share of the ten nearest items that a search finds.",
     )
     filter_fields: tuple[str, ...] | None = Field(
         None,
         examples=[["year", "brand.name"]],
-        description="Fields of the metadata to index for filters, as a filter names them: "
-        '`["year", "brand.name"]`. Left out: those that most items have, in at most 256 bytes an '
-        "item. Any other is indexed in memory when a filter first asks for it.",
+        description="Metadata fields to index for filters, for example "
+        '`["year", "brand.name"]`. If not set: the fields that most items have, in at most 256 '
+        "bytes per item. Other fields are indexed in memory at their first use in a filter.",
     )
 
     previews: int | None = Field(
@@ -181,8 +186,8 @@ class IndexConfig(Section):
         examples=[1024],
         gt=THUMBNAIL_SIDE,
         le=MOST_PREVIEW_SIDE,
-        description="Longest side, in pixels, of pictures for comparison that the bundle keeps "
-        "beside thumbnails: 100 to 250 kB a photograph at 1,024. Not with Milvus.",
+        description="Longest side of previews in pixels, which the bundle stores in addition to "
+        "thumbnails: 100 to 250 kB per photograph at 1,024. Not with Milvus.",
     )
 
     @field_validator("filter_fields")
@@ -195,7 +200,7 @@ class IndexConfig(Section):
         return names
 
     def contradictions(self) -> Iterator[Contradiction]:
-        """Give the keys that a gallery in Milvus has no use for."""
+        """Yield the keys that a gallery in Milvus does not support."""
         if self.milvus_uri is None:
             return
         from model_store.gallery.milvus.collection import require_bare  # noqa: PLC0415 - slow
@@ -208,13 +213,10 @@ class IndexConfig(Section):
         if self.previews is not None:
             yield (
                 "previews",
-                (
-                    "a gallery in Milvus takes no pictures of that size. Drop `previews` or "
-                    "`milvus_uri`."
-                ),
+                ("a gallery in Milvus stores no previews. Drop `previews` or `milvus_uri`."),
             )
         if self.kind != "auto" and self.kind not in INDEX_TYPES:
-            yield "kind", f"Milvus has {', '.join(INDEX_TYPES)}. Take one, or auto."
+            yield "kind", f"Milvus supports {', '.join(INDEX_TYPES)}. Use one of these, or auto."
 
     def settings(self, seed: int) -> IndexSettings:
         """Return the settings of an index."""
@@ -229,34 +231,34 @@ class IndexConfig(Section):
 
 
 class CalibrationConfig(Section):
-    """The promises that answers are to keep."""
+    """The error bounds of calibrated answers."""
 
     alpha: float = Field(
         0.05,
         gt=0,
         lt=1,
-        description="Highest share of in-distribution queries that are called outliers.",
+        description="Maximum share of in-distribution queries that are flagged as outliers.",
     )
     coverage: float = Field(
         0.95,
         gt=0,
         lt=1,
-        description="Share of result sets with a true match, where the gallery has one.",
+        description="Share of result sets with a true match, among queries with a match.",
     )
     max_error: float = Field(
         0.05,
         gt=0,
         lt=1,
-        description="Highest share of wrong verdicts among `match` verdicts. Where the calibration "
-        "has too few queries to bound it, no `match` is given.",
+        description="Maximum share of wrong verdicts among `match` verdicts. If the calibration "
+        "has too few queries to guarantee it, no `match` is given.",
     )
     max_false_match_rate: float | None = Field(
         None,
         examples=[0.01],
         gt=0,
         lt=1,
-        description="Highest share of `match` verdicts among absent queries (FPIR), with the "
-        "same confidence. Left out: not bounded.",
+        description="Maximum share of `match` verdicts among absent queries (FPIR), with the "
+        "same confidence. If not set: not bounded.",
     )
     delta: float = Field(
         0.1,
@@ -269,47 +271,47 @@ class CalibrationConfig(Section):
         examples=[0.02],
         gt=0,
         lt=1,
-        description="Share of absent queries among in-distribution queries, which probabilities "
-        "and guarantees are for. Left out: 0.05.",
+        description="Assumed share of absent queries among in-distribution queries, for "
+        "probabilities and guarantees. If not set: 0.05.",
     )
     order: Order = Field(
         "similarity",
-        description="Order of results where a request names none. similarity: nearest first. "
-        "probability: by match probability, items of one label nearest first.",
+        description="Default order of results. similarity: nearest first. probability: by match "
+        "probability; items of one label nearest first.",
     )
 
 
 class SampleConfig(Section):
-    """A query image that visitors of the page can search with."""
+    """A sample query image for the page."""
 
     file: FilePath = Field(
         examples=["query.jpg"],
         description="An image file; a relative path is relative to the configuration file.",
     )
     caption: str = Field(
-        min_length=1, examples=["a new photo"], description="What the image shows, for a person."
+        min_length=1, examples=["a new photo"], description="Caption of the image on the page."
     )
     label: str | None = Field(
         None,
         examples=["crab"],
-        description="The label of the gallery that it matches; left out: the gallery has no match.",
+        description="Its label in the gallery. If not set: the gallery has no match.",
     )
 
 
 class BuildConfig(EncoderConfig):
     """A whole build."""
 
-    dataset: DatasetConfig = Field(description="Give `path`, the folder of your images, or `kind`.")
+    dataset: DatasetConfig = Field(description="Set `path`, the folder of your images, or `kind`.")
     outliers: OutlierConfig = OutlierConfig()
     index: IndexConfig = IndexConfig()
     calibration: CalibrationConfig = CalibrationConfig()
     samples: tuple[SampleConfig, ...] = Field(
-        (), description="Query images for the page. Left out: a few evaluation queries."
+        (), description="Sample queries for the page. If not set: a few evaluation queries."
     )
 
     @property
     def gallery_share(self) -> float | None:
-        """Share of each label's images that is indexed; None for all, which are queries as well."""
+        """Share of each label's images that is indexed; None if all are indexed and are queries."""
         is_closed_form = self.training.epochs == 0 and self.network.last_layer == "whitening"
         if self.dataset.gallery_share is None and not (
             is_closed_form and not self.dataset.unseen_share
@@ -323,7 +325,7 @@ class BuildConfig(EncoderConfig):
         return of_build(fields, folder_of(info)) if isinstance(fields, Mapping) else fields
 
     def contradictions(self) -> Iterator[Contradiction]:
-        """Give the keys that contradict those of another table."""
+        """Yield the keys that contradict other tables."""
         yield from super().contradictions()
         if self.dataset.kind == "vectors":
             yield from self._of_vectors()
@@ -333,8 +335,8 @@ class BuildConfig(EncoderConfig):
             yield (
                 "training.objective",
                 (
-                    f'"{objective}" compares two views of each image, and there is one of each. '
-                    "Train a trunk with training.crop, such as 0.3, jitter, flip or shift."
+                    f'"{objective}" compares two views of each image, but no augmentation is set. '
+                    "Set training.crop, for example 0.3, or jitter, flip or shift."
                 ),
             )
         is_asked = "prior_chosen_by" in self.posterior.model_fields_set
@@ -349,7 +351,7 @@ class BuildConfig(EncoderConfig):
         ):
             yield (
                 "posterior.prior_chosen_by",
-                "dataset.validation_share = 0 leaves no images for it. Give a share, such as 0.05.",
+                "dataset.validation_share = 0 leaves no images for it. Set a share, such as 0.05.",
             )
 
     def _of_vectors(self) -> Iterator[Contradiction]:
@@ -357,19 +359,19 @@ class BuildConfig(EncoderConfig):
             yield (
                 "network.encoder",
                 (
-                    'kind = "vectors" needs the encoder that made them, as `vouch-build encoder '
-                    "--vectors TABLE --encoder-name NAME` writes it."
+                    'kind = "vectors" needs an encoder file. Write it with `vouch-build encoder '
+                    "--vectors TABLE --encoder-name NAME`."
                 ),
             )
         for key in ("calibration", "evaluation"):
             if getattr(self.outliers, key) != "none":
-                yield f"outliers.{key}", 'an encoder of vectors takes no images. Give "none".'
+                yield f"outliers.{key}", 'an encoder of vectors takes no images. Set "none".'
         if self.samples:
             yield "samples", "an encoder of vectors takes no images. Drop [[samples]]."
 
 
 def builtin_configs() -> list[str]:
-    """Names of the configurations that come with the package."""
+    """Return the names of the built-in configurations."""
     return sorted(entry.stem for entry in _CONFIGS.iterdir())
 
 
@@ -380,8 +382,8 @@ def load_config(source: str | Path) -> BuildConfig:
 
     Raises
     ------
-    ConfigError : no such file or name, not TOML, or keys or values that are wrong: all of them, a
-        line for each with its place.
+    ConfigError : no such file or name, the file is not TOML, or keys or values are wrong. The
+        message lists all errors, one per line.
     """
     if str(source) in builtin_configs():
         file = _CONFIGS / f"{source}.toml"
@@ -399,7 +401,7 @@ def load_config(source: str | Path) -> BuildConfig:
     except OSError as error:
         raise ConfigError(f"{source} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{source} is not UTF-8 text, as TOML is.") from error
+        raise ConfigError(f"{source} is not UTF-8 text. TOML files are UTF-8.") from error
     except tomllib.TOMLDecodeError as error:
         found = re.search(r"at line (\d+)", str(error))
         line = found[1] if found else text.count("\n") + 1
@@ -416,12 +418,12 @@ def load_config(source: str | Path) -> BuildConfig:
 
 
 def build_config(fields: Mapping[str, Any], options: Mapping[str, str]) -> BuildConfig:
-    """Return the build that options of a command line describe.
+    """Return the build for the options of a command line.
 
     Parameters
     ----------
-    fields : the tables of its file.
-    options : the option that each key comes from, such as ``--encoder`` for ``network.encoder``.
+    fields : tables as in a configuration file.
+    options : the option of each key, for example ``--encoder`` for ``network.encoder``.
 
     Raises
     ------
@@ -434,11 +436,11 @@ def build_config(fields: Mapping[str, Any], options: Mapping[str, str]) -> Build
 
 
 def in_milvus(config: BuildConfig, uri: str | None) -> BuildConfig:
-    """The same build with its gallery in the Milvus at ``uri``; None keeps it.
+    """Return the build with its gallery in the Milvus server at ``uri``; unchanged for None.
 
     Raises
     ------
-    ConfigError : the index has settings that are not for Milvus.
+    ConfigError : Milvus does not support a setting of the index.
     """
     if uri is None:
         return config
@@ -447,7 +449,7 @@ def in_milvus(config: BuildConfig, uri: str | None) -> BuildConfig:
 
 
 def parse_promises(options: Mapping[str, Any]) -> CalibrationConfig:
-    """Return what calibrated answers shall promise, the rest by default.
+    """Return the given error bounds, with defaults for the others.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Defaults that follow from other keys, so that a short file and a command line mean the same.
+"""Defaults that depend on other keys; the same for a short file and a command line.
 
 ============================  ===================================================================
 key that is left out          its value
@@ -7,17 +7,17 @@ key that is left out          its value
                               ``folder``
 ``name``                      the name of the folder or table; else the kind
 ``description``               folder or table, and the encoder
-``network.encoder``           the encoder in the box, of a folder whose network is not described
+``network.encoder``           the built-in encoder, for a folder without `trunk`
 ``network.trunk``             ``onnx`` with an `encoder`
 ``network.frozen``            true with an `encoder`
 ``network.last_layer``        ``whitening`` on a frozen trunk
-``network.embedding_dim``     of a whitened layer: 256, or as many as the trunk has features
-``training.epochs``           0 where the last layer is the whitening of pretrained features, unless
-                              [training] or ``posterior.method`` describes a training
+``network.embedding_dim``     for a whitened layer: 256, or fewer if the trunk has fewer features
+``training.epochs``           0 if the last layer is the whitening of pretrained features, unless
+                              [training] or ``posterior.method`` requires training
 ``outliers``                  60 digits with a folder, none with vectors
 ============================  ===================================================================
 
-All others have the default of their model.
+All other keys have the default of their model.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from index_builder.configuration.posterior import POST_HOC
 from index_builder.configuration.section import Section
 
 ENCODER_IN_THE_BOX = "mobilenet_v2"
-"""The encoder that comes with the package; see `index_builder.encoders`."""
+"""The built-in encoder; see `index_builder.encoders`."""
 
 WHITENED_DIM = 256
-"""The dimensions of a whitened last layer, where the trunk has so many features."""
+"""Dimensions of a whitened last layer, if the trunk has enough features."""
 
 N_FEATURES: Mapping[str, int] = {
     "small_cnn": 9216,
@@ -46,30 +46,30 @@ N_FEATURES: Mapping[str, int] = {
     "googlenet": 1024,
     "vit_b_16": 768,
 }
-"""The sizes of the features of trunks, and of the encoder in the box."""
+"""Number of features of the trunks and of the built-in encoder."""
 
 VECTOR_SUFFIXES = frozenset({".npy", ".npz", ".parquet", ".arrow"})
-"""Suffixes of tables of vectors. A build reads no images from such files."""
+"""Suffixes of tables of vectors, also in builds."""
 
 _OUTLIERS: Mapping[str, Mapping[str, Any]] = {
-    # All 900 would take a trunk at 224 pixels as long as the photographs themselves.
+    # With all 900, a trunk at 224 pixels would take as long as for the photographs.
     "folder": {"calibration": "digits", "evaluation": "digits", "n_images": 60},
     "vectors": {"calibration": "none", "evaluation": "none"},
 }
 
 _NOT_OF_TRAINING = frozenset({"epochs", "margin", "device", "precision"})
-"""Keys of [training] that mean something without a training: the Laplace posterior's margin, and
-where features are computed."""
+"""Keys of [training] that have an effect without training: the margin of the Laplace posterior, and
+the device of the features."""
 
 
 def of_build(fields: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the tables of a build with the defaults that follow from other keys.
+    """Return the tables of a build with the defaults that depend on other keys.
 
-    A value that is none of a key's is left for the models to refuse.
+    Invalid values are kept; the models refuse them later.
 
     Parameters
     ----------
-    folder : relative paths start from it.
+    folder : the folder that relative paths start from.
     """
     dataset, network, outliers = (
         _table(fields, name) for name in ("dataset", "network", "outliers")
@@ -88,7 +88,7 @@ def of_build(fields: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def of_encoder(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tables with the defaults that follow from those of the encoder."""
+    """Return tables with the defaults that depend on the tables of the encoder."""
     network, training, posterior = (
         _table(fields, name) for name in ("network", "training", "posterior")
     )
@@ -102,7 +102,7 @@ def of_encoder(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_network(network: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the table [network] with the defaults that follow from its own keys."""
+    """Return the table [network] with the defaults that depend on its own keys."""
     filled = dict(network)
     if filled.get("encoder") is not None:
         filled.setdefault("trunk", "onnx")
@@ -112,20 +112,20 @@ def of_network(network: Mapping[str, Any]) -> dict[str, Any]:
         filled.setdefault("last_layer", "whitening")
     if filled.get("last_layer") == "whitening":
         network = filled.get("encoder") or filled.get("trunk", "small_cnn")
-        # The features of other encoders are counted when they are opened.
+        # For other encoders, the number is known when they are opened.
         most = N_FEATURES.get(str(network))
         filled.setdefault("embedding_dim", most and min(WHITENED_DIM, most))
     return filled
 
 
 def gallery_name(called: str) -> str:
-    """Return the name of a folder's gallery: the characters of its name that a gallery may have."""
+    """Return the gallery name of a folder; invalid characters become hyphens."""
     name = re.sub(r"[^a-z0-9._-]+", "-", called.lower()).strip("-._")
     return name[:63] or "photographs"
 
 
 def _table(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the keys that a table names, and their values."""
+    """Return the explicitly set keys of a table, with their values."""
     value = fields.get(name)
     if isinstance(value, Section):
         return {key: getattr(value, key) for key in value.model_fields_set}
@@ -133,7 +133,7 @@ def _table(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _with(fields: Mapping[str, Any], **tables: dict[str, Any]) -> dict[str, Any]:
-    """Return ``fields`` with those ``tables`` that are not empty, if there are tables."""
+    """Return ``fields`` updated with the ``tables`` that are not empty."""
     filled = dict(fields)
     for name, table in tables.items():
         if table and isinstance(filled.get(name, table), Mapping | Section):
@@ -154,6 +154,6 @@ def _name(dataset: Mapping[str, Any], path: Path) -> str:
 
 
 def _description(path: Path, network: Mapping[str, Any]) -> str:
-    """Return what a gallery is made of, in a line."""
+    """Return a one-line description of a gallery: source and encoder."""
     encoder = Path(str(network.get("encoder") or network.get("trunk") or "small_cnn"))
     return f"{path.name}, encoder {encoder.stem if encoder.suffix == '.onnx' else encoder.name}"

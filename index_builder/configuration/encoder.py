@@ -1,4 +1,4 @@
-"""The tables of a configuration that decide what an encoder becomes, whatever it is trained on."""
+"""The tables of a configuration that define an encoder: network, training, posterior."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from index_builder.configuration.section import (
 from model_store.bundles.directory import GALLERY_NAME
 
 PHOTOGRAPH = 224
-"""Height and width that ImageNet's networks were trained at, pixels."""
+"""Height and width of the training images of ImageNet's networks, in pixels."""
 
 NAMED_WEIGHTS: Mapping[str, tuple[str, ...]] = {
     "resnet18": ("IMAGENET1K_V1", "DEFAULT"),
@@ -57,7 +57,7 @@ NAMED_WEIGHTS: Mapping[str, tuple[str, ...]] = {
         "DEFAULT",
     ),
 }
-"""Torchvision's names of weights, which importing torchvision would take seconds to tell."""
+"""Torchvision's names of weights; listed here because importing torchvision takes seconds."""
 
 WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".npz")
 
@@ -68,9 +68,9 @@ class NetworkConfig(Section):
     encoder: Annotated[str, BeforeValidator(as_text)] | None = derived(
         None,
         f"`{ENCODER_IN_THE_BOX}` with a folder",
-        description=f"A pretrained encoder, which is not trained. {ENCODER_IN_THE_BOX}: the one "
-        "that comes with Vouch. Or a model of a library, as `vouch-build all --encoder` names it "
-        "(timm:NAME). Or a path: what `vouch-build encoder` wrote, a bundle, or an .onnx file.",
+        description=f"A pretrained encoder, which is not trained further. {ENCODER_IN_THE_BOX}: "
+        "the built-in encoder. Or a library's model, as in `vouch-build all --encoder` "
+        "(timm:NAME). Or a path: the output of `vouch-build encoder`, a bundle, or an .onnx file.",
     )
     trunk: Literal[
         "small_cnn",
@@ -85,28 +85,27 @@ class NetworkConfig(Section):
     ] = derived(
         "small_cnn",
         "`onnx` with an `encoder`, else `small_cnn`",
-        description="In place of `encoder`: a network to train, from random numbers or from "
-        "`weights`. small_cnn (grey, 28 × 28) and colour_cnn (32 × 32) are the papers' own, for "
-        "characters and silhouettes; the others are torchvision's. onnx: the `encoder` named.",
+        description="Instead of `encoder`: a network to train, from random weights or from "
+        "`weights`. small_cnn (grey, 28 × 28) and colour_cnn (32 × 32) are networks of the papers, "
+        "for characters and silhouettes; the others are torchvision's. onnx: the given `encoder`.",
     )
     weights: str | None = Field(
         None,
         examples=["IMAGENET1K_V1"],
-        description="Pretrained weights of `trunk`: a name of torchvision's (IMAGENET1K_V1, "
+        description="Pretrained weights of `trunk`: a name from torchvision (IMAGENET1K_V1, "
         "downloaded), a local .safetensors, .pth, .pt or .npz file, or the checkpoint.safetensors "
         "of another run.",
     )
     frozen: bool = derived(
         False,
         "`true` with an `encoder`",
-        description="Freeze the trunk; only the last layer learns.",
+        description="Freeze the trunk; only the last layer is trained.",
     )
     last_layer: Literal["random", "whitening", "loaded"] = derived(
         "random",
         "`whitening` on a frozen trunk, else `random`",
-        description="How the last layer begins. random: with random numbers, to be trained. "
-        "whitening: as the learned whitening of the trunk's features. loaded: as the linear layer "
-        "that comes with the weights.",
+        description="Initial last layer. random: random weights, to be trained. whitening: the "
+        "learned whitening of the trunk's features. loaded: the linear layer in the weights file.",
     )
     pooling: Literal["average", "gem"] = Field(
         "average", description="Pooling of a convolutional trunk's last feature map."
@@ -115,24 +114,22 @@ class NetworkConfig(Section):
         PHOTOGRAPH,
         ge=32,
         multiple_of=32,
-        description="Side of the images that torchvision's trunks take, in pixels.",
+        description="Input size of torchvision's trunks, in pixels.",
     )
     embedding_dim: int | None = derived(
         128,
-        f"128; {WHITENED_DIM} of a whitened last layer, at most the number of features",
+        f"128; for a whitened last layer {WHITENED_DIM}, at most the number of features",
         ge=2,
         description="Dimensions of the embedding.",
     )
-    dropout: float = Field(
-        0.0, ge=0, lt=1, description="Share of the features that training drops."
-    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout rate of the features in training.")
     feature_norm: bool = Field(
         False,
         description="Normalise the features over each batch, without parameters. Batch "
         "normalisation within a pretrained trunk keeps its statistics.",
     )
     dropout_inside: bool = Field(
-        False, description="Drop the same share between the convolutions of small_cnn."
+        False, description="Apply the same dropout between the convolutions of small_cnn."
     )
 
     @model_validator(mode="before")
@@ -154,7 +151,7 @@ class NetworkConfig(Section):
         return absolute(weights, info) if weights and Path(weights).suffix else weights
 
     def contradictions(self) -> Iterator[Contradiction]:
-        """Give the keys that go with another network."""
+        """Yield the keys that need another network."""
         if self.encoder is not None:
             yield from self._with_encoder()
         else:
@@ -162,11 +159,11 @@ class NetworkConfig(Section):
 
     def _with_encoder(self) -> Iterator[Contradiction]:
         if self.trunk != "onnx":
-            yield "trunk", "`encoder` brings its own network. Drop `trunk` or `encoder`."
+            yield "trunk", "`encoder` has its own network. Drop `trunk` or `encoder`."
             return
-        another = "Drop it, or name the `trunk` that it is for."
+        another = "Drop it, or set `trunk` instead of `encoder`."
         if self.weights is not None:
-            yield "weights", f"`encoder` brings its own weights. {another}"
+            yield "weights", f"`encoder` has its own weights. {another}"
         if not self.frozen:
             yield "frozen", "an encoder is not trained. Drop `frozen`, or train a `trunk`."
         if self.last_layer == "loaded":
@@ -174,9 +171,9 @@ class NetworkConfig(Section):
         if self.feature_norm:
             yield "feature_norm", f"an encoder is not trained. {another}"
         if self.pooling != "average":
-            yield "pooling", f"`encoder` brings its own pooling. {another}"
+            yield "pooling", f"`encoder` has its own pooling. {another}"
         if self.input_size != PHOTOGRAPH:
-            yield "input_size", f"`encoder` brings its own input size. {another}"
+            yield "input_size", f"`encoder` has its own input size. {another}"
         if self.dropout_inside:
             yield "dropout_inside", 'it needs trunk = "small_cnn". Drop it.'
 
@@ -187,9 +184,12 @@ class NetworkConfig(Section):
         own = self.trunk in {"small_cnn", "colour_cnn"}
         if self.feature_norm and (self.frozen or self.dropout_inside):
             other = "frozen" if self.frozen else "dropout_inside"
-            yield "feature_norm", f"it learns from the features of each batch. Drop `{other}`."
+            yield (
+                "feature_norm",
+                f"it normalises the features of each batch. Drop `{other}`.",
+            )
         if self.weights is None and self.frozen:
-            yield "frozen", "a frozen trunk needs `weights`, or an `encoder` in its place."
+            yield "frozen", "a frozen trunk needs `weights`. Or set `encoder` instead."
         if self.weights is None and self.last_layer == "loaded":
             yield "last_layer", "a loaded last layer needs `weights`."
         if self.weights is not None:
@@ -199,20 +199,20 @@ class NetworkConfig(Section):
         if self.input_size != PHOTOGRAPH and own:
             yield "input_size", f"{self.trunk} has a fixed input size. Drop `input_size`."
         if self.dropout_inside and (self.trunk != "small_cnn" or not self.dropout):
-            yield "dropout_inside", 'it needs trunk = "small_cnn" and `dropout`, such as 0.2.'
+            yield "dropout_inside", 'it needs trunk = "small_cnn" and `dropout`, for example 0.2.'
         n_features = N_FEATURES[self.trunk]
         if self.last_layer == "whitening" and (self.embedding_dim or 0) > n_features:
             yield (
                 "embedding_dim",
                 (
-                    f"{self.trunk} has {n_features} features, and whitening adds none. Ask for "
-                    "fewer dimensions."
+                    f"{self.trunk} has {n_features} features, and whitening cannot exceed this "
+                    "number. Set fewer dimensions."
                 ),
             )
 
 
 def _of_weights(trunk: str, weights: str) -> Iterator[Contradiction]:
-    """Give what is wrong with the name of weights, which need not exist yet."""
+    """Yield the problem of an invalid name of weights. The file need not exist yet."""
     names, suffix = NAMED_WEIGHTS.get(trunk, ()), Path(weights).suffix
     files = WEIGHT_SUFFIXES if names else (".safetensors",)
     if weights not in names and suffix not in files:
@@ -222,7 +222,7 @@ def _of_weights(trunk: str, weights: str) -> Iterator[Contradiction]:
 
 
 class TrainingConfig(Section):
-    """Training: of the encoder, and of whatever the objective learns beside it."""
+    """Training of the encoder, and of the parameters of the objective."""
 
     objective: ObjectiveConfig = Field(
         ContrastiveConfig(), description="The loss that training minimises."
@@ -230,48 +230,46 @@ class TrainingConfig(Section):
     epochs: int = derived(
         10,
         "0 with pretrained features and a whitened last layer, unless [training] or "
-        "`posterior.method` describes a training; else 10",
+        "`posterior.method` requires training; else 10",
         ge=0,
-        description="Passes over the training images. 0 takes the loaded encoder or whitened.",
+        description="Passes over the training images. 0: no training; the last layer must be "
+        "whitened or loaded.",
     )
-    labels_per_batch: int = Field(10, ge=2, description="Labels in a batch of training images.")
+    labels_per_batch: int = Field(10, ge=2, description="Number of labels in a training batch.")
     images_per_label: int = Field(
         25,
         ge=2,
-        description="Images of each label in a batch. Objectives that need no positives in a batch "
-        "(cross_entropy, center, proxies, views) draw labels_per_batch × images_per_label images, "
-        "whatever their labels.",
+        description="Images of each label in a batch. Objectives without positives in a batch "
+        "(cross_entropy, center, proxies, views) draw labels_per_batch × images_per_label images "
+        "of any labels.",
     )
     optimizer: Literal["adamw", "sgd"] = Field("adamw", description="adamw or sgd.")
-    momentum: float = Field(
-        0.9, ge=0, lt=1, description="Of sgd; above 0 it is Nesterov's momentum."
-    )
-    learning_rate: float = Field(1e-3, gt=0, description="Of the encoder, at its highest.")
-    weight_decay: float = Field(1e-4, ge=0, description="Of the encoder's weights.")
+    momentum: float = Field(0.9, ge=0, lt=1, description="Nesterov momentum of sgd; 0 for none.")
+    learning_rate: float = Field(1e-3, gt=0, description="Maximum learning rate of the encoder.")
+    weight_decay: float = Field(1e-4, ge=0, description="Weight decay of the encoder's weights.")
     margin: float = Field(
         1.0,
         gt=0,
         lt=2,
-        description="Distance beyond which negatives have no effect: in the contrastive loss, and "
-        "in the Laplace posterior's curvature with any objective.",
+        description="Distance beyond which negatives have no effect. Used in the contrastive loss, "
+        "and in the curvature of the Laplace posterior with any objective.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto",
-        description="Where the trunk is trained and its features are computed; auto takes a GPU "
-        "where there is one.",
+        description="Device of the training and of the trunk's features. auto: a GPU if available.",
     )
     precision: Literal["auto", "full", "mixed"] = Field(
         "auto",
-        description="Of the trunk in training. mixed: bfloat16 where it is precise enough, twice "
-        "as fast. auto: mixed on a GPU, else full.",
+        description="Precision of the trunk in training. mixed: bfloat16 where it is precise "
+        "enough, twice as fast. auto: mixed on a GPU, else full.",
     )
     flip: bool = Field(False, description="Mirror half of the training images.")
-    shift: int = Field(0, ge=0, description="Move training images by up to so many pixels.")
+    shift: int = Field(0, ge=0, description="Shift training images by up to this number of pixels.")
     crop: float = Field(
         1.0,
         gt=0,
         le=1,
-        description="Smallest share of its area that a training image is cropped to, and enlarged.",
+        description="Minimum share of the area in a random crop of a training image.",
     )
     jitter: float = Field(
         0.0,
@@ -282,7 +280,7 @@ class TrainingConfig(Section):
 
     @property
     def augmented(self) -> bool:
-        """True where two looks at a training image are two pictures."""
+        """True if training images are augmented at random."""
         return bool(self.flip or self.shift or self.crop < 1 or self.jitter)
 
 
@@ -293,12 +291,12 @@ class EncoderConfig(Section):
         ...,
         "the name of the folder, the table or the data set",
         pattern=GALLERY_NAME,
-        description="Of the gallery, its run and its bundles.",
+        description="Name of the gallery, its run and its bundles.",
     )
     description: str = derived(
-        "", "the folder or table, and the encoder", description="Of the gallery, for people."
+        "", "the folder or table, and the encoder", description="Description of the gallery."
     )
-    seed: int = Field(0, ge=0, description="Of everything that is drawn at random.")
+    seed: int = Field(0, ge=0, description="Seed of all random numbers.")
     network: NetworkConfig = NetworkConfig()
     training: TrainingConfig = TrainingConfig()
     posterior: PosteriorConfig = LaplaceConfig()
@@ -309,19 +307,19 @@ class EncoderConfig(Section):
         return of_encoder(fields) if isinstance(fields, Mapping) else fields
 
     def changed_since(self, stored: Mapping[str, Any]) -> set[str]:
-        """Parts that differ from those of a configuration ``stored`` as JSON.
+        """Return the parts that differ from a configuration ``stored`` as JSON.
 
-        What has been added to the configuration since then had its default.
+        Keys added to the configuration since then count with their default.
         """
         now = dict(self)
         try:
             then = dict(type(self).model_validate(stored))
-        except ValidationError:  # stored results are no longer valid
+        except ValidationError:  # an outdated configuration counts as changed
             return set(now)
         return {part for part in now if now[part] != then[part]}
 
     def contradictions(self) -> Iterator[Contradiction]:
-        """Give the keys that contradict those of another table."""
+        """Yield the keys that contradict other tables."""
         yield from self._of_training()
         yield from self._of_posterior()
 
@@ -330,26 +328,29 @@ class EncoderConfig(Section):
         if training.epochs:
             for key in ("flip", "shift", "crop", "jitter"):
                 if network.frozen and getattr(training, key) != getattr(TrainingConfig(), key):
-                    yield f"training.{key}", f"a frozen trunk sees each image once. Drop `{key}`."
+                    yield f"training.{key}", f"a frozen trunk uses no augmentation. Drop `{key}`."
             return
         if network.weights is None and network.encoder is None:
             yield (
                 "training.epochs",
                 (
-                    "a network of random numbers has to be trained. Give `epochs`, such as 10, or "
-                    "a pretrained network.encoder."
+                    "a network with random weights must be trained. Set `epochs`, for example 10, "
+                    "or a pretrained network.encoder."
                 ),
             )
         elif network.last_layer == "random":
             yield (
                 "training.epochs",
                 (
-                    "a last layer of random numbers has to be trained. Give `epochs`, such as 10, "
-                    'or network.last_layer = "whitening".'
+                    "a random last layer must be trained. Set `epochs`, for example 10, or "
+                    'network.last_layer = "whitening".'
                 ),
             )
         if method not in POST_HOC:
-            yield "posterior.method", f'"{method}" is trained. Give training.epochs, such as 10.'
+            yield (
+                "posterior.method",
+                f'"{method}" needs training. Set training.epochs, such as 10.',
+            )
 
     def _of_posterior(self) -> Iterator[Contradiction]:
         network, asked = self.network, self.posterior
@@ -357,16 +358,16 @@ class EncoderConfig(Section):
             yield (
                 "network.dropout",
                 (
-                    'posterior.method = "online_laplace" takes the curvature of whole features. '
-                    "Drop `dropout`."
+                    'posterior.method = "online_laplace" needs the curvature of features without '
+                    "dropout. Drop `dropout`."
                 ),
             )
         if asked.method == "ensemble" and network.encoder is not None:
             yield (
                 "posterior.method",
                 (
-                    "the members of an ensemble train their trunks, and network.encoder stays as "
-                    "it is. Name a network.trunk, or another method."
+                    "the members of an ensemble train their trunks, but network.encoder is not "
+                    "trained. Set network.trunk, or another method."
                 ),
             )
         objective = self.training.objective
@@ -375,17 +376,17 @@ class EncoderConfig(Section):
                 "training.objective",
                 (
                     f'posterior.method = "{asked.method}" trains with its own loss. Drop '
-                    f"`objective`, or take one of {', '.join(sorted(OF_ANY_OBJECTIVE))}."
+                    f"`objective`, or use one of {', '.join(sorted(OF_ANY_OBJECTIVE))}."
                 ),
             )
         if isinstance(asked, MonteCarloDropoutConfig):
             if not network.dropout:
-                yield "posterior.method", '"mc_dropout" needs network.dropout, such as 0.2.'
+                yield "posterior.method", '"mc_dropout" needs network.dropout, for example 0.2.'
             if asked.n_passes is not None and not network.dropout_inside:
                 yield (
                     "posterior.n_passes",
                     (
-                        "the moments of dropout before the last layer are exact without passes. "
+                        "dropout before the last layer needs no passes: its moments are exact. "
                         "Drop `n_passes`, or set network.dropout_inside."
                     ),
                 )

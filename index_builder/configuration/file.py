@@ -1,4 +1,4 @@
-"""A configuration as a TOML file: the effective one of a run, and a commented one to begin with."""
+"""Writes a configuration as a TOML file: complete, or commented as a start."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ FIRST = (
     "calibration.max_false_match_rate",
     "index.previews",
 )
-"""The keys that people change first: `starting_file` has them, and their tables, at the top."""
+"""The keys that users change first; `starting_file` has them, and their tables, at the top."""
 
 EXAMPLE = "For example:"
-"""Words before a key that has no default, and stands there with some value."""
+"""Text before a key without default, whose value is an example."""
 
 _FOLDER = "photographs"
 """The folder of images that `starting_file` names."""
@@ -49,27 +49,27 @@ _WIDTH = 96
 _HEAD = """\
 #:schema {schema}
 # A build of Vouch: `vouch-build all --config {file}`.
-# A line that begins with "#" and a key has the default. Remove the "#" to change it.
-# `vouch-build config show --config {file}` prints every key with the value that it gets.
+# A commented key has its default. Remove the "#" to change it.
+# `vouch-build config show --config {file}` prints all keys with their values.
 """
 
 
 def effective_file(config: BuildConfig) -> str:
-    """Return the file of a build with every key, defaults and all.
+    """Return the file of a build with all keys, including defaults.
 
-    It means the same wherever it lies, and builds the same again.
+    Its paths are absolute, so it gives the same build from any folder.
     """
     dumped = config.model_dump(mode="json", exclude_none=True)
     order = dict.fromkeys(("name", "description", "seed", *_tables(), *dumped))
     tables = {name: dumped[name] for name in order if dumped.get(name, []) != []}
     return (
-        f"# Every key of this build, as Vouch {installed_version()} understands it.\n"
-        f"# Keys that are left out have no value.\n{tomli_w.dumps(tables)}"
+        f"# All keys of this build, for Vouch {installed_version()}.\n"
+        f"# Missing keys have no value.\n{tomli_w.dumps(tables)}"
     )
 
 
 def starting_file(called: str) -> str:
-    """Return a commented file of a build of photographs, to be edited.
+    """Return a commented file for a build of photographs, to edit.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def starting_file(called: str) -> str:
         parts.append(f"\n[{table}]")
         parts += _of_table(node, table, values[table])
     for name, node in schema["properties"].items():
-        if is_array_of_tables(node):  # none is there, so that every value is an example
+        if is_array_of_tables(node):  # the default is empty, so all values are examples
             parts.append(f"\n# {node.get('description', '')} {EXAMPLE}\n#[[{name}]]")
             keys = node["items"]["properties"]
             parts += _of_table(node["items"], name, {key: _example(keys[key]) for key in keys})
@@ -94,19 +94,19 @@ def starting_file(called: str) -> str:
 
 
 def schema_file() -> str:
-    """Return the content of `SCHEMA_FILE`, as the models give it."""
+    """Return the content of `SCHEMA_FILE`, generated from the models."""
     return json.dumps(published_schema(BuildConfig), indent=1, ensure_ascii=False) + "\n"
 
 
 def _tables() -> list[str]:
-    """Return the names of the tables, those that people change first at the front."""
+    """Return the names of the tables; tables of the keys in `FIRST` come first."""
     first = [key.partition(".")[0] for key in FIRST if "." in key]
     nodes = schema_of(BuildConfig)["properties"]
     return list(dict.fromkeys([*first, *(name for name in nodes if is_table(nodes[name]))]))
 
 
 def _of_table(node: Schema, table: str, values: Mapping[str, Any]) -> Iterator[str]:
-    """Give the keys of a table, each as a paragraph; of several tables those of the default."""
+    """Yield the keys of a table, each as a paragraph; for alternatives, the default's keys."""
     chosen, *others = variants_of(node)
     keys = list(chosen["properties"])
     for key in sorted(keys, key=lambda one: _place_among_first(f"{table}.{one}".lstrip("."))):
@@ -128,7 +128,7 @@ def _of_table(node: Schema, table: str, values: Mapping[str, Any]) -> Iterator[s
 
 
 def _paragraph(key: str, text: str, value: object, about: Schema, *, given: bool) -> str:
-    """Return a key below its meaning, behind a ``#`` unless it is ``given``."""
+    """Return a key with its description above; commented out unless ``given``."""
     if RULE in about:
         text += f" Default: {about[RULE]}."
     lines = [f"# {line}" for line in wrap(text, _WIDTH - 2, break_on_hyphens=False)]
@@ -140,7 +140,7 @@ def _paragraph(key: str, text: str, value: object, about: Schema, *, given: bool
 
 
 def _example(about: Schema) -> object:
-    """Return a value that a key may have."""
+    """Return an example value of a key."""
     if "examples" in about:
         return about["examples"][0]
     return {"number": 0.5, "integer": about.get("minimum", 1), "string": "…"}[about["type"]]

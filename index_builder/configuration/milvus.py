@@ -9,22 +9,22 @@ from model_store.errors import ConfigError
 from model_store.gallery import MilvusAccess
 
 TIMEOUT_S = 60.0
-"""The builder has time."""
+"""Timeout of the builder in seconds; longer than the service's."""
 
 
 def milvus_access(named: str | None = None) -> MilvusAccess:
-    """Return the access to Milvus that the environment and the configuration describe.
+    """Return the access to Milvus from the environment and the configuration.
 
-    The token in ``VOUCH_MILVUS_TOKEN`` is sent only to an address that the operator named.
-    ``VOUCH_MILVUS_LOG`` is the database of the log of changes, as the service reads it.
+    The token ``VOUCH_MILVUS_TOKEN`` is sent only to an address that the operator has set.
+    ``VOUCH_MILVUS_LOG`` is the database of the change log, as in the service.
 
     Parameters
     ----------
-    named : the address in the configuration, without ``VOUCH_MILVUS_URI``.
+    named : address from the configuration; ``VOUCH_MILVUS_URI`` overrides it.
 
     Raises
     ------
-    ConfigError : a variable is not an address; the message repeats nothing of it.
+    ConfigError : a variable is not an address. The message does not repeat its value.
     """
     uri, token, log = (
         os.environ.get(f"VOUCH_MILVUS_{name}") or None for name in ("URI", "TOKEN", "LOG")

@@ -1,6 +1,6 @@
-"""The table `[training.objective]` of a configuration: what training minimises.
+"""The table `[training.objective]` of a configuration: the loss of the training.
 
-The defaults are those of the papers that the objectives come from, each named in its class.
+The defaults come from the papers, which the classes name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Mining = Literal["all", "semihard", "hard"]
 
 
 OF_VIEWS = frozenset({"simclr", "mc_info_nce"})
-"""Objectives that compare two views of each image, which augmentation has to make."""
+"""Objectives that compare two augmented views of each image."""
 
 
 class _ObjectiveConfig(Section):
@@ -26,10 +26,10 @@ class _ObjectiveConfig(Section):
 
 
 class _Learning(_ObjectiveConfig):
-    """An objective that learns something beside the encoder."""
+    """An objective with separate trainable parameters."""
 
     learning_rate: float = Field(
-        1e-2, gt=0, description="Of what the objective learns beside the encoder."
+        1e-2, gt=0, description="Learning rate of the objective's own parameters."
     )
 
 
@@ -39,9 +39,9 @@ class ContrastiveConfig(_ObjectiveConfig):
     kind: Literal["contrastive"] = "contrastive"
     form: Literal["hadsell", "squared_margin", "unsquared"] = Field(
         "hadsell",
-        description="At distance d and `training.margin` m, positives and negatives pay. hadsell: "
-        "d²/2 and (m − d)₊²/2. squared_margin: d²/2 and (m² − d²)₊/2. unsquared: d and (m − d)₊, "
-        "as the Laplace paper's code.",
+        description="Loss of positives and of negatives, at distance d with `training.margin` m. "
+        "hadsell: d²/2 and (m − d)₊²/2. squared_margin: d²/2 and (m² − d²)₊/2. unsquared: d and "
+        "(m − d)₊, as in the code of the Laplace paper.",
     )
 
 
@@ -50,38 +50,38 @@ class TripletConfig(_ObjectiveConfig):
 
     kind: Literal["triplet"]
     distance: Literal["euclidean", "squared", "cosine"] = Field(
-        "euclidean", description="On the unit sphere; cosine is 1 minus the similarity."
+        "euclidean", description="Distance on the unit sphere; cosine is 1 − similarity."
     )
     form: Literal["hinge", "soft"] = Field(
-        "hinge", description="soft: log(1 + eˣ) in place of max(0, x), without a margin."
+        "hinge", description="hinge: max(0, x). soft: log(1 + eˣ), without a margin."
     )
     mining: Mining = Field(
         "all",
         description="hard: the farthest positive and the nearest negative of each anchor. "
-        "semihard: triplets whose positive is the nearer one, by less than the margin.",
+        "semihard: triplets with the positive nearer, but by less than the margin.",
     )
     margin: float | None = Field(
-        None, gt=0, description="Of the hinge; left out: 0.2. Soft triplets have none."
+        None, gt=0, description="Margin of the hinge. If not set: 0.2. Soft triplets have none."
     )
 
     def contradictions(self) -> Iterator[Contradiction]:
-        """Give the keys that need the margin, which soft triplets have not."""
+        """Yield the keys that need a margin, which soft triplets do not have."""
         if self.form == "soft" and self.margin is not None:
             yield "margin", 'form = "soft" has no margin. Drop `margin`.'
         if self.form == "soft" and self.mining == "semihard":
-            yield "mining", 'form = "soft" has no margin. Give "all" or "hard".'
+            yield "mining", 'form = "soft" has no margin. Set "all" or "hard".'
 
 
 class MarginConfig(_Learning):
     """The margin loss with distance-weighted negatives (Wu et al. 2017)."""
 
     kind: Literal["margin"]
-    margin: float = Field(0.2, ge=0, description="Either side of the boundary.")
+    margin: float = Field(0.2, ge=0, description="Margin on each side of the boundary.")
     boundary: float = Field(
-        1.2, gt=0, lt=2, description="Distance between same and different, at first; it is learned."
+        1.2, gt=0, lt=2, description="Initial boundary distance of positives; it is learned."
     )
     cutoff: float = Field(
-        0.5, gt=0, lt=1.4, description="Nearer negatives are drawn as if they were at it."
+        0.5, gt=0, lt=1.4, description="Minimum distance in the weights of negatives."
     )
 
 
@@ -90,7 +90,7 @@ class NPairsConfig(_ObjectiveConfig):
 
     kind: Literal["n_pairs"]
     norm_weight: float = Field(
-        2e-3, ge=0, description="Of the embeddings' mean squared length, which nothing else bounds."
+        2e-3, ge=0, description="Weight of the mean squared length of embeddings."
     )
 
 
@@ -98,7 +98,7 @@ class SimilaritiesConfig(_ObjectiveConfig):
     """A softmax over the cosines with all other images of a batch, in one of four forms.
 
     InfoNCE (van den Oord et al. 2018), soft nearest neighbours (Frosst et al. 2019), supervised
-    contrastive (Khosla et al. 2020) and SNCA (Wu et al. 2018), all over the others k ≠ i.
+    contrastive (Khosla et al. 2020) and SNCA (Wu et al. 2018); all sums are over k ≠ i.
     """
 
     kind: Literal["info_nce", "soft_nearest_neighbours", "supcon", "snca"]
@@ -111,7 +111,7 @@ class MultiSimilarityConfig(_ObjectiveConfig):
     kind: Literal["multi_similarity"]
     alpha: float = Field(2.0, gt=0, description="Sharpness among positives.")
     beta: float = Field(50.0, gt=0, description="Sharpness among negatives.")
-    base: float = Field(0.5, ge=-1, le=1, description="Cosine that both are compared with.")
+    base: float = Field(0.5, ge=-1, le=1, description="Reference cosine of all pairs.")
 
 
 class FastAPConfig(_ObjectiveConfig):
@@ -132,9 +132,9 @@ class CrossEntropyConfig(_Learning):
     """Classification by the recipe of Boudiaf et al. 2020, sec. 5.3."""
 
     kind: Literal["cross_entropy"]
-    dropout: float = Field(0.5, ge=0, lt=1, description="Of the embedding, in training.")
+    dropout: float = Field(0.5, ge=0, lt=1, description="Dropout rate of the embedding.")
     label_smoothing: float = Field(
-        0.1, ge=0, lt=1, description="ε, of which each other label gets ε / (K − 1)."
+        0.1, ge=0, lt=1, description="ε; each of the K − 1 other labels gets ε / (K − 1)."
     )
 
 
@@ -142,7 +142,7 @@ class CenterConfig(_Learning):
     """Cross-entropy with the center loss (Wen et al. 2016)."""
 
     kind: Literal["center"]
-    weight: float = Field(3e-3, ge=0, description="Of half the squared distance to the centre.")
+    weight: float = Field(3e-3, ge=0, description="Weight of half the squared distance.")
 
 
 class SimplifiedPairwiseConfig(_ObjectiveConfig):
@@ -157,13 +157,13 @@ class ProxyNcaConfig(_Learning):
     kind: Literal["proxy_nca"]
     distance: Literal["cosine", "squared"] = Field(
         "cosine",
-        description="cosine: minus the similarity. squared: ‖z − p‖² of vectors that are not "
-        "normalised.",
+        description="cosine: minus the similarity. squared: ‖z − p‖² without normalisation.",
     )
     temperature: float = Field(
         0.0556,
         gt=0,
-        description="Of cosines; the paper's 1/9 is of ‖z − p‖², which is twice as much.",
+        description="Temperature of cosines. The paper's 1/9 is for ‖z − p‖², which is twice as "
+        "large.",
     )
 
 
@@ -178,37 +178,38 @@ class ProxyAnchorConfig(_Learning):
 class SphereProxyConfig(_Learning):
     """Proxies that are von Mises-Fisher distributions (Kirchhof et al. 2022, App. C).
 
-    An image is one as well: its concentration is the length of its embedding. They are compared by
-    the expected likelihood, the Bhattacharyya coefficient, or KL(image ‖ proxy).
+    Images are von Mises-Fisher distributions, too, with the length of the embedding as
+    concentration. Images and proxies are compared by the expected likelihood, the Bhattacharyya
+    coefficient, or KL(image ‖ proxy).
     """
 
     kind: Literal["el_vmf", "b_vmf", "kl_vmf"]
-    temperature: float = Field(1.0, gt=0, description="At first; it is learned.")
-    concentration: float = Field(50.0, gt=0, description="Of the proxies at first.")
+    temperature: float = Field(1.0, gt=0, description="Initial temperature; it is learned.")
+    concentration: float = Field(50.0, gt=0, description="Initial concentration of proxies.")
 
 
 class NonIsotropicProxyConfig(_Learning):
     """Non-isotropic von Mises-Fisher proxies, images as points (Kirchhof et al. 2022, Eq. 4)."""
 
     kind: Literal["nivmf"]
-    temperature: float = Field(1.0, gt=0, description="At first; it is learned.")
-    concentration: float = Field(50.0, gt=0, description="In each dimension, at first.")
+    temperature: float = Field(1.0, gt=0, description="Initial temperature; it is learned.")
+    concentration: float = Field(50.0, gt=0, description="Initial concentration in each dimension.")
 
 
 class ExpectedLikelihoodConfig(NonIsotropicProxyConfig):
     """Non-isotropic proxies, images as distributions (Kirchhof et al. 2022, Eq. 5-6)."""
 
     kind: Literal["el_nivmf"]  # type: ignore[assignment]
-    n_samples: int = Field(5, ge=1, description="Draws of each image for a step of training.")
+    n_samples: int = Field(5, ge=1, description="Samples per image and training step.")
 
 
 class ProxyAnchorRegularisedConfig(ExpectedLikelihoodConfig):
     """ProxyAnchor beside EL-nivMF, with the same proxies (Kirchhof et al. 2022, Eq. 7)."""
 
     kind: Literal["panc_el_nivmf"]  # type: ignore[assignment]
-    weight: float = Field(1.0, ge=0, description="Of ProxyAnchor.")
-    margin: float = Field(0.1, ge=0, description="Of ProxyAnchor.")
-    alpha: float = Field(32.0, gt=0, description="Of ProxyAnchor.")
+    weight: float = Field(1.0, ge=0, description="Weight of ProxyAnchor.")
+    margin: float = Field(0.1, ge=0, description="Margin of ProxyAnchor.")
+    alpha: float = Field(32.0, gt=0, description="Scale α of ProxyAnchor.")
 
 
 class SimClrConfig(_ObjectiveConfig):
@@ -223,13 +224,13 @@ class MonteCarloInfoNceConfig(_ObjectiveConfig):
 
     kind: Literal["mc_info_nce"]
     concentration: float = Field(
-        20.0, gt=0, description="Of two views' directions around each other, κ of the softmax."
+        20.0, gt=0, description="Concentration κ of the softmax over two views' directions."
     )
-    n_samples: int = Field(16, ge=1, description="Draws of each view for a step of training.")
+    n_samples: int = Field(16, ge=1, description="Samples per view and training step.")
 
 
 def _table(value: Any) -> Any:  # noqa: ANN401 - a table of the file, its name alone, or a section
-    """The table of an objective of which only the kind was given."""
+    """Return the table of an objective that is given only by its kind."""
     return {"kind": value} if isinstance(value, str) else value
 
 
@@ -256,4 +257,4 @@ ObjectiveConfig = Annotated[
     Field(discriminator="kind"),
     BeforeValidator(_table),
 ]
-"""Whatever training minimises: a table, or its ``kind`` alone."""
+"""The loss of the training: a table, or only its ``kind``."""

@@ -1,4 +1,4 @@
-"""The configuration of a build of images, or of vectors, without a file."""
+"""The configuration of a build of images or vectors, without a file."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def encoder_config(
     *,
     labelled: bool = True,
 ) -> BuildConfig:
-    """The configuration of `vouch-build all --images`.
+    """Return the configuration of `vouch-build all --images`.
 
     Parameters
     ----------
-    images : one sub-folder for each label; or, not ``labelled``, images anywhere below.
-    encoder : as `NetworkConfig.encoder`; None for the encoder in the box.
-    name : of the gallery; None for the folder's.
+    images : folder with a sub-folder for each label; if not ``labelled``, any folder of images.
+    encoder : see `NetworkConfig.encoder`; None for the built-in encoder.
+    name : name of the gallery; None for the folder's name.
 
     Raises
     ------
@@ -51,14 +51,14 @@ def vectors_config(
     made_by: str | None = None,
     name: str | None = None,
 ) -> BuildConfig:
-    """The configuration of `vouch-build all --vectors`.
+    """Return the configuration of `vouch-build all --vectors`.
 
     Parameters
     ----------
-    items : a manifest with the fields of each row; None if the table has them.
-    encoder : that takes the vectors.
-    made_by : the name of what made the vectors, where ``encoder`` only declares it.
-    name : of the gallery; None for the table's.
+    items : manifest with the fields of each row; None if the table has them.
+    encoder : encoder that takes the vectors.
+    made_by : name of the model that produced the vectors; None if ``encoder`` has it.
+    name : name of the gallery; None for the table's name.
 
     Raises
     ------

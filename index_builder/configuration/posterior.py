@@ -16,45 +16,48 @@ class _LaplaceConfig(Section):
     method: str
     approximation: Literal["full", "positives", "fixed"] = Field(
         "fixed",
-        description="How the curvature is kept positive, which negative pairs make indefinite.",
+        description="How to keep the curvature positive, since negative pairs make it indefinite.",
     )
     split: Literal["euclidean", "arccos"] = Field(
         "euclidean",
-        description="Whether normalisation belongs to the network (euclidean) or to the loss "
+        description="Where embeddings are normalised: in the network (euclidean) or in the loss "
         "(arccos).",
     )
     scaling: Literal["per_anchor", "global"] = Field(
         "per_anchor",
-        description="How pairs of images are weighted. per_anchor: the pairs of every image count "
-        "the same together. global: every pair counts the same, as in the paper's Eq. 13, so that "
-        "large labels dominate. Of labels of one size the two are the same.",
+        description="Weights of pairs. per_anchor: every image has the same total weight. "
+        "global: every pair has the same weight, as in the paper's Eq. 13, so large labels "
+        "dominate. If all labels have one size, both are equal.",
     )
     structure: Literal["kronecker", "diagonal"] = Field(
         "kronecker",
-        description="What is kept of the curvature. kronecker: the covariance of the features and "
-        "that of the outputs. diagonal: each weight alone, as in the papers; it cannot know which "
-        "combinations of features the training images had.",
+        description="Structure of the curvature. kronecker: covariance of the features times "
+        "covariance of the outputs. diagonal: one value per weight, as in the papers; it ignores "
+        "combinations of features.",
     )
     prior_precision: float | None = Field(
-        None, gt=0, examples=[1.0], description="Left out: `prior_chosen_by` chooses it."
+        None,
+        gt=0,
+        examples=[1.0],
+        description="Prior precision. If not set: chosen by `prior_chosen_by`.",
     )
     prior_chosen_by: Literal["validation", "curvature", "marginal_likelihood"] = Field(
         "validation",
-        description="validation: by how well the uncertainty of a pair tells wrong first results "
-        "and absent kinds, for labels and images that the posterior was not fitted to; as "
-        "`curvature` where there are too few. curvature: a fixed fraction of the mean curvature of "
-        "the training images. marginal_likelihood: by the evidence of the training images.",
+        description="How to choose the prior precision. validation: the value whose uncertainty "
+        "best detects wrong first results and absent labels, on labels and images not used in the "
+        "fit; `curvature` if there are too few. curvature: a fixed fraction of the mean curvature "
+        "of the training images. marginal_likelihood: the evidence of the training images.",
     )
     prior_scale: Literal["isotropic", "features"] = Field(
         "isotropic",
-        description="Of a Kronecker-factored posterior. isotropic: the prior precision is the same "
-        "for all weights. features: that of a weight is in units of its feature's curvature.",
+        description="Prior of a Kronecker-factored posterior. isotropic: the same precision for "
+        "all weights. features: the precision of a weight scales with its feature's curvature.",
     )
     temperature: Annotated[float, Field(gt=0)] | Literal["validation"] = Field(
         "validation",
-        description="Of the posterior, whose variances are multiplied by it. validation: chosen by "
-        "how well sampled neighbours predict the label of images that the posterior was not fitted "
-        "to; 1 where there are no such images, or where they do not identify one.",
+        description="Factor of the posterior's variances. validation: the factor whose sampled "
+        "neighbours best predict the labels of images not used in the fit; 1 without such images, "
+        "or if they do not determine it.",
     )
 
     @property
@@ -65,26 +68,24 @@ class _LaplaceConfig(Section):
 
 
 class LaplaceConfig(_LaplaceConfig):
-    """The Laplace posterior of the last layer, fitted once training is over."""
+    """The Laplace posterior of the last layer, fitted after training."""
 
     method: Literal["laplace"] = "laplace"
 
 
 class OnlineLaplaceConfig(_LaplaceConfig):
-    """The Laplace posterior of the last layer, kept up while training."""
+    """The Laplace posterior of the last layer, updated during training."""
 
     method: Literal["online_laplace"]
     memory_factor: float = Field(
-        1e-3, gt=0, le=1, description="Share of a minibatch in the average of the curvature."
+        1e-3, gt=0, le=1, description="Weight of a minibatch in the moving average of curvature."
     )
-    n_samples: int = Field(
-        0, ge=0, description="Last layers drawn for each step; 0 takes the step at the mean."
-    )
+    n_samples: int = Field(0, ge=0, description="Sampled last layers per step; 0: the mean only.")
     initial_precision: float = Field(
-        1e6, ge=0, description="Keeps drawn layers near the mean at first; forgotten in training."
+        1e6, ge=0, description="Initial precision, which decays; keeps samples near the mean."
     )
     training_prior_precision: float = Field(
-        1.0, gt=0, description="While training; afterwards the prior is chosen as above."
+        1.0, gt=0, description="Prior precision during training; `prior_precision` applies later."
     )
 
 
@@ -93,33 +94,32 @@ class BayesianTripletConfig(Section):
 
     method: Literal["bayesian_triplet"]
     variance: Literal["isotropic", "diagonal"] = Field(
-        "diagonal", description="One variance an image, or one for each dimension."
+        "diagonal", description="One variance per image, or one per dimension."
     )
     prior: Literal["gaussian", "von_mises_fisher"] = Field(
-        "gaussian", description="What the embedding's distribution is pulled towards."
+        "gaussian", description="Prior distribution of an embedding."
     )
     prior_variance: float | None = Field(
-        None, gt=0, description="Of each dimension; left out: 1 / embedding_dim."
+        None, gt=0, description="Prior variance per dimension. If not set: 1 / embedding_dim."
     )
-    kl_weight: float = Field(1e-6, ge=0, description="Of the divergence from the prior.")
+    kl_weight: float = Field(1e-6, ge=0, description="Weight of the divergence from the prior.")
     normalised: bool = Field(
         True,
-        description="Compare embeddings on the unit sphere. false: unnormalised, as in the "
-        "Gaussian "
-        "form of the paper's supplement; what is served is their direction.",
+        description="Compare embeddings on the unit sphere. false: unnormalised in training, as in "
+        "the Gaussian form of the paper's supplement; the service still compares directions.",
     )
-    margin: float = Field(0.0, ge=0, description="In squared distance, by which positives lead.")
+    margin: float = Field(0.0, ge=0, description="Margin of positives, in squared distance.")
     mining: Literal["all", "semihard", "hard"] = Field(
-        "all", description="Which triplets within the miner's margin train."
+        "all", description="Triplets to train on, among those within the margin."
     )
-    n_triplets: int = Field(5000, ge=1, description="Drawn from a minibatch, at most.")
+    n_triplets: int = Field(5000, ge=1, description="Maximum triplets per minibatch.")
 
     def contradictions(self) -> Iterator[Contradiction]:
-        """Give the keys that the von Mises-Fisher prior does not go with."""
+        """Yield the keys that the von Mises-Fisher prior does not support."""
         if self.prior == "von_mises_fisher" and self.variance == "diagonal":
             yield "prior", 'the von Mises-Fisher prior needs variance = "isotropic".'
         if self.prior == "von_mises_fisher" and not self.normalised:
-            yield "normalised", "the von Mises-Fisher prior is one on the sphere. Drop it."
+            yield "normalised", "the von Mises-Fisher prior needs the unit sphere. Drop it."
 
     @property
     def name(self) -> str:
@@ -129,7 +129,7 @@ class BayesianTripletConfig(Section):
 
 
 class DeterministicConfig(Section):
-    """No posterior: every image's embedding is certain."""
+    """No posterior: embeddings have no variance."""
 
     method: Literal["deterministic"]
 
@@ -140,14 +140,14 @@ class DeterministicConfig(Section):
 
 
 class MonteCarloDropoutConfig(Section):
-    """Dropout that stays on: what the network says with parts of it missing (Gal 2016)."""
+    """Monte Carlo dropout: embeddings with dropout at inference (Gal 2016)."""
 
     method: Literal["mc_dropout"]
     n_passes: int | None = Field(
         None,
         ge=2,
-        description="Through small_cnn, with network.dropout_inside; left out: 20. Dropout on the "
-        "features alone needs none.",
+        description="Forward passes through small_cnn, with network.dropout_inside. If not set: "
+        "20. Dropout on the features needs no passes.",
     )
 
     @property
@@ -157,10 +157,10 @@ class MonteCarloDropoutConfig(Section):
 
 
 class EnsembleConfig(Section):
-    """Encoders trained apart from each other, and how far they disagree."""
+    """Independently trained encoders; the variance is their disagreement."""
 
     method: Literal["ensemble"]
-    n_members: int = Field(5, ge=2, description="Each trained as the encoder alone would be.")
+    n_members: int = Field(5, ge=2, description="Number of encoders, trained separately.")
 
     @property
     def name(self) -> str:
@@ -174,9 +174,8 @@ class EmbeddingNormConfig(Section):
     method: Literal["embedding_norm"]
     temperature: Annotated[float, Field(gt=0)] | Literal["validation"] = Field(
         "validation",
-        description="By which the length is divided. validation: chosen by how well sampled "
-        "neighbours predict the label of images that the encoder was not trained on; 1 where there "
-        "are no such images.",
+        description="Divisor of the length. validation: the value whose sampled neighbours best "
+        "predict the labels of images that the encoder was not trained on; 1 without such images.",
     )
 
     @property
@@ -186,20 +185,20 @@ class EmbeddingNormConfig(Section):
 
 
 class LossPredictionConfig(Section):
-    """An uncertainty that is trained to say how badly an image will be found."""
+    """An uncertainty trained to predict the retrieval loss of an image."""
 
     method: Literal["loss_prediction"]
     form: Literal["ranking", "squared"] = Field(
         "ranking",
-        description="ranking: the head orders images by their loss, as pretrained visual "
-        "uncertainties do. squared: it predicts the loss itself.",
+        description="ranking: the head ranks images by loss, as in pretrained visual "
+        "uncertainties. squared: it predicts the loss.",
     )
-    epochs: int = Field(5, ge=1, description="Of the head, over the training images.")
+    epochs: int = Field(5, ge=1, description="Epochs of the head.")
     learning_rate: float = Field(1e-3, gt=0)
     temperature: Annotated[float, Field(gt=0)] | Literal["validation"] = Field(
         "validation",
-        description="By which a predicted loss is multiplied to be a variance. validation: chosen "
-        "as that of embedding_norm.",
+        description="Factor from predicted loss to variance. validation: chosen as for "
+        "embedding_norm.",
     )
 
     @property
@@ -212,7 +211,7 @@ class FaceEmbeddingConfig(Section):
     """Probabilistic face embeddings: variances learned for a fixed encoder."""
 
     method: Literal["pfe"]
-    epochs: int = Field(5, ge=1, description="Of the variances, over the training images.")
+    epochs: int = Field(5, ge=1, description="Epochs of the variances.")
     learning_rate: float = Field(1e-3, gt=0)
 
     @property
@@ -225,8 +224,8 @@ class HedgedInstanceConfig(Section):
     """Hedged instance embeddings: means and variances learned together."""
 
     method: Literal["hib"]
-    kl_weight: float = Field(1e-4, ge=0, description="Of the divergence from the prior.")
-    n_samples: int = Field(8, ge=1, description="Of each embedding, for a step of training.")
+    kl_weight: float = Field(1e-4, ge=0, description="Weight of the divergence from the prior.")
+    n_samples: int = Field(8, ge=1, description="Samples per embedding and training step.")
 
     @property
     def name(self) -> str:
@@ -237,14 +236,14 @@ class HedgedInstanceConfig(Section):
 POST_HOC = frozenset(
     {"laplace", "embedding_norm", "loss_prediction", "deterministic", "mc_dropout", "pfe"}
 )
-"""Methods whose encoder is trained with `training.objective` alone, once; the rest comes after."""
+"""Methods that train the encoder once with `training.objective`, and fit the rest afterwards."""
 
 OF_ANY_OBJECTIVE = POST_HOC | {"ensemble"}
-"""Methods whose encoders are trained with `training.objective`; others bring their own loss."""
+"""Methods that train encoders with `training.objective`; others have their own loss."""
 
 
 def _method(value: Any) -> str:  # noqa: ANN401 - a table of the file, or a section already made
-    """Method of a posterior table; one that names none is the post-hoc Laplace posterior."""
+    """Return the method of a posterior table; the default is the post-hoc Laplace posterior."""
     if isinstance(value, dict):
         return str(value.get("method", "laplace"))
     return str(getattr(value, "method", None))
@@ -263,4 +262,4 @@ PosteriorConfig = Annotated[
     | Annotated[HedgedInstanceConfig, Tag("hib")],
     Discriminator(_method),
 ]
-"""The method by which the encoder learns its uncertainty."""
+"""The method of the encoder's uncertainty."""

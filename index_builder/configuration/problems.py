@@ -1,4 +1,4 @@
-"""Errors of a configuration in its own words: place, value, accepted values, a suggestion."""
+"""Error messages for a configuration: key, value, accepted values and a suggestion."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from index_builder.configuration.schema import (
 from index_builder.configuration.section import RULE, Contradictions
 
 LONGEST_VALUE = 60
-"""Characters of a value that a message repeats."""
+"""Maximum number of characters of a value in a message."""
 
 
 _PART = r"""(?:[\w-]+|"[^"]*"|'[^']*')"""
@@ -37,21 +37,21 @@ _KEY = re.compile(rf"\s*({_PART}(?:\s*\.\s*{_PART})*)\s*=")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the question whether another name was meant; empty where none is close."""
+    """Return a question that suggests a similar name; empty if there is none."""
     close = get_close_matches(name, list(known), 1)
     return f" Did you mean {close[0]}?" if close else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong.
+    """One error of a configuration.
 
     Attributes
     ----------
     place : the dotted key.
-    received : its value, as TOML has it; None where there is none to show.
-    advice : what was wanted.
-    is_table : whether the place is that of a table.
+    received : the value in TOML notation; None if there is none.
+    advice : accepted values, or how to fix the error.
+    is_table : whether the key is a table.
     """
 
     place: str
@@ -61,15 +61,14 @@ class Problem:
 
 
 class Problems:
-    """Everything that is wrong with a configuration.
+    """All errors of a configuration.
 
     Parameters
     ----------
-    model : the configuration was read as.
+    model : the model of the configuration.
     fields : the configuration.
-    error : pydantic's; None for none.
-    typed : whether a value of another type is wrong even where it can be read as one of the key's,
-        as the text "3" can as a number.
+    error : the validation error of pydantic; None if there is none.
+    typed : whether to refuse values that pydantic would convert, such as the text "3" for a number.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class Problems:
 
         Parameters
         ----------
-        options : the option that a key comes from.
+        options : the option of each key.
         """
         said = []
         for problem in self.found:
@@ -164,7 +163,7 @@ class Problems:
         return Problem(".".join(place), received, f"{what} {advice}", is_one)
 
     def _of_several(self, place: Sequence[str], node: Schema) -> Problem:
-        """Return what is wrong with the name of one of several tables."""
+        """Return the error of an unknown or missing name of an alternative table."""
         value = self._value(place)
         tags = [tag for tag in map(tags_of, variants_of(node)) if tag is not None]
         key, names = tags[0][0], [name for _, values in tags for name in values]
@@ -180,7 +179,7 @@ class Problems:
         return Problem(name, _written(asked), f"wanted one of {wanted}.{_meant(asked, names)}")
 
     def _value(self, place: Sequence[str]) -> object:
-        """Return what the configuration has at a place; None where it has nothing."""
+        """Return the value at a place; None if there is none."""
         value: object = self._fields
         for part in place:
             if isinstance(value, BaseModel):
@@ -193,7 +192,7 @@ class Problems:
 
 
 def _mistyped(fields: Mapping[str, Any], table: Schema, inside: str = "") -> Iterator[Problem]:
-    """Give the keys whose values have another type than theirs."""
+    """Yield the keys with values of a wrong type."""
     chosen, *others = variants_of(table)
     for one in others:
         key, names = tags_of(one) or ("", [])
@@ -213,7 +212,7 @@ def _mistyped(fields: Mapping[str, Any], table: Schema, inside: str = "") -> Ite
 def lines_of(text: str) -> dict[str, int]:
     """Return the line of each table and key of a TOML file, by its dotted name.
 
-    The tables of a list are numbered from 1, such as ``samples.1``.
+    Tables of a list are numbered from 1, for example ``samples.1``.
     """
     found: dict[str, int] = {}
     table, numbers = "", Counter[str]()
@@ -235,7 +234,7 @@ def _dotted(name: str) -> str:
 
 
 def _line_of(place: str, lines: Mapping[str, int]) -> int | None:
-    """Return the line of a key; where there is none, of its table."""
+    """Return the line of a key, or of its table if the key is missing."""
     while place:
         if place in lines:
             return lines[place]
@@ -244,7 +243,7 @@ def _line_of(place: str, lines: Mapping[str, int]) -> int | None:
 
 
 def _walked(schema: Schema, location: Sequence[int | str]) -> tuple[list[str], Schema, Schema]:
-    """Return the key that pydantic's location is of, its schema, and that of its table."""
+    """Return the key at a location of pydantic, its schema, and the schema of its table."""
     place: list[str] = []
     node = table = schema
     for part in location:
@@ -259,7 +258,7 @@ def _walked(schema: Schema, location: Sequence[int | str]) -> tuple[list[str], S
             node = node["items"]
             continue
         if not is_table(node) or not isinstance(part, str):
-            break  # a place in a list, or one of several types
+            break  # an index in a list, or an alternative type
         place.append(part)
         table, node = node, node.get("properties", {}).get(part, {})
     return place, node, table
@@ -283,7 +282,7 @@ def _missing(node: Schema) -> str:
 
 
 def _wanted(node: Schema, value: object) -> str:
-    """Return the values that a key takes, and the one that may be meant."""
+    """Return the accepted values of a key, and a suggestion."""
     return f"wanted {accepted(node)}.{_meant(value, choices_of(node))}"
 
 
@@ -293,7 +292,7 @@ def _meant(value: object, names: Sequence[str]) -> str:
 
 
 def _written(value: object) -> str | None:
-    """Return a value as the file has it, cut off; None for none, and for a table."""
+    """Return a value in TOML notation, shortened; None for a table or no value."""
     if value is None or isinstance(value, Mapping | BaseModel):
         return None
     try:

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from model_store.decision import Outcome
 
 Check = Callable[["Outcome"], object]
-"""Called with the outcome of a build before it is published; raises to prevent that."""
+"""Called with the outcome of a build before it is published; raises to refuse it."""
 
 _COMPARISON = re.compile(r"\s*([a-z_0-9]+)\s*(>=|<=)\s*(\S+)\s*")
 _COUNTS = frozenset({"n_queries"})
-"""Numbers that are no shares."""
+"""Outcome numbers that are counts, not shares."""
 
 
 def accept_any(_: Outcome) -> None:
@@ -29,7 +29,7 @@ def accept_any(_: Outcome) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """A limit of one number of an outcome.
+    """A limit for one number of an outcome.
 
     Attributes
     ----------
@@ -43,9 +43,9 @@ class Requirement:
     limit: float
 
     def shortfall(self, outcome: Outcome) -> str | None:
-        """Return how an outcome fails the requirement; None where it is met.
+        """Return how an outcome fails the requirement; None if it is met.
 
-        A number that is not known meets no requirement.
+        An unknown number meets no requirement.
         """
         value = outcome.numbers()[self.name]
         wanted = f"(wanted {self.operator} {self.limit:g})"
@@ -60,7 +60,8 @@ def parse_requirements(text: str) -> tuple[Requirement, ...]:
 
     Raises
     ------
-    UsageError : one is no comparison, names no number of an outcome, or its limit is no share.
+    UsageError : a requirement is not a comparison, its name is unknown, or its limit is out of
+        range.
     """
     return tuple(_parsed(one) for one in text.split(","))
 
@@ -69,15 +70,15 @@ def _parsed(text: str) -> Requirement:
     found = _COMPARISON.fullmatch(text)
     if found is None:
         raise UsageError(
-            f"--require {text.strip()!r} is no comparison. Write NAME>=NUMBER or NAME<=NUMBER, "
-            "such as recall_at_1>=0.8."
+            f"--require {text.strip()!r} is not a comparison. Write NAME>=NUMBER or NAME<=NUMBER, "
+            "for example recall_at_1>=0.8."
         )
     name, operator, number = found.groups()
     if name not in OUTCOME_NUMBERS:
         near = difflib.get_close_matches(name, OUTCOME_NUMBERS, 1)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise UsageError(
-            f"--require {name!r} is no number of an outcome.{hint} Accepted: "
+            f"--require {name!r} is not a number of the outcome.{hint} Accepted: "
             f"{', '.join(OUTCOME_NUMBERS)}."
         )
     try:
@@ -86,6 +87,6 @@ def _parsed(text: str) -> Requirement:
         limit = math.nan
     most = math.inf if name in _COUNTS else 1.0
     if not 0 <= limit <= most:
-        wanted = "a number from 0 on" if name in _COUNTS else "a share between 0 and 1"
-        raise UsageError(f"--require {name}{operator}{number}: wanted {wanted}, such as 0.8.")
+        wanted = "a number of at least 0" if name in _COUNTS else "a share between 0 and 1"
+        raise UsageError(f"--require {name}{operator}{number}: wanted {wanted}, for example 0.8.")
     return Requirement(name, operator, limit)

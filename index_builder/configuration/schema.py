@@ -1,6 +1,7 @@
-"""The JSON schema of a configuration's file, from its models.
+"""The JSON schema of a configuration file, generated from the models.
 
-It is written to `SCHEMA_FILE` for editors, and read here for errors, ``config init`` and tables.
+It is written to `SCHEMA_FILE` for editors. Error messages, ``config init`` and the documentation
+also use it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from model_store.bundles.directory import GALLERY_NAME
 Schema = Mapping[str, Any]
 
 SCHEMA_FILE = Path(__file__).with_name("build.schema.json")
-"""The shipped schema of a build's file."""
+"""The published schema of a configuration file."""
 
 _PATTERNS = {
     GALLERY_NAME: "up to 64 lower-case letters, digits, `.`, `_` and `-`, the first a letter or "
@@ -28,11 +29,11 @@ _PATTERNS = {
 }
 
 _DIALECT = "http://json-schema.org/draft-07/schema#"
-"""The newest dialect that Taplo, which editors check TOML with, knows."""
+"""The newest dialect that Taplo supports; editors use Taplo to check TOML."""
 
 
 class _Untitled(GenerateJsonSchema):
-    """A schema without the titles that say a key's name again."""
+    """Generates a schema without titles, which would repeat the keys."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ANN401, ARG002 - pydantic's
         return False
@@ -42,8 +43,8 @@ class _Untitled(GenerateJsonSchema):
 def schema_of(model: type[BaseModel]) -> Schema:
     """Return the schema of a model's tables.
 
-    There are no references in it, and no nulls, which TOML does not have. A key whose default
-    follows from others has it in words, as `RULE`, and is not required.
+    It has no references, and no nulls, because TOML has none. If a default depends on other keys,
+    the key is not required, and `RULE` describes the default in words.
     """
     schema = model.model_json_schema(schema_generator=_Untitled)
     found: Schema = _plain(schema, schema.get("$defs", {}))
@@ -56,9 +57,9 @@ def published_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def keys_of(schema: Schema, table: str = "") -> Iterator[tuple[str, str, Schema, Schema]]:
-    """Give each key of a schema: its table, its name, its own schema, and that of its table.
+    """Yield each key of a schema: its table, name and schema, and the schema of its table.
 
-    A table that is one of several, such as [posterior], has its keys once for each of these.
+    For a table with alternatives, such as [posterior], yields the keys of each alternative.
     """
     for variant in variants_of(schema):
         for name, node in variant.get("properties", {}).items():
@@ -73,7 +74,7 @@ def keys_of(schema: Schema, table: str = "") -> Iterator[tuple[str, str, Schema,
 
 
 def variants_of(schema: Schema) -> list[Schema]:
-    """Return the tables that a table may be: itself, as a rule."""
+    """Return the alternatives of a table; usually only the table itself."""
     several = [one for one in schema.get("oneOf", ()) if "properties" in one]
     return several or [schema]
 
@@ -89,7 +90,7 @@ def is_array_of_tables(node: Schema) -> bool:
 
 
 def tags_of(variant: Schema) -> tuple[str, list[str]] | None:
-    """Return the key that says which of several tables a table is, and its values."""
+    """Return the key that selects an alternative table, and its values."""
     for key in ("kind", "method"):
         node = variant.get("properties", {}).get(key, {})
         if "const" in node:
@@ -100,7 +101,7 @@ def tags_of(variant: Schema) -> tuple[str, list[str]] | None:
 
 
 def fits(value: object, node: Schema) -> bool:
-    """Return whether a value of a file has one of a key's types."""
+    """Return whether a value has a type that the key accepts."""
     kind = node.get("type")
     if "anyOf" in node:
         return any(fits(value, one) for one in node["anyOf"])
@@ -115,13 +116,13 @@ def fits(value: object, node: Schema) -> bool:
 
 
 def choices_of(node: Schema) -> list[str]:
-    """Return the texts that a key takes."""
+    """Return the accepted texts of a key."""
     own = [*node.get("enum", ()), *([node["const"]] if "const" in node else [])]
     return own + [name for one in node.get("anyOf", ()) for name in choices_of(one)]
 
 
 def accepted(node: Schema) -> str:
-    """Return the values that a key takes, in words."""
+    """Return the accepted values of a key, in words."""
     if is_table(node) or is_array_of_tables(node):
         return "a table" if is_table(node) else "a list of tables"
     choices = [json.dumps(name, ensure_ascii=False) for name in choices_of(node)]
@@ -141,7 +142,7 @@ def accepted(node: Schema) -> str:
 
 
 def bounds_of(node: Schema) -> str:
-    """Return the bounds of a number in words; empty where there are none."""
+    """Return the bounds of a number in words; empty without bounds."""
     words = {
         "exclusiveMinimum": "above",
         "minimum": "of at least",
@@ -192,14 +193,14 @@ def _plain(node: Any, definitions: Schema) -> Any:  # noqa: ANN401 - JSON
 
 
 def _without_rules(node: Any) -> Any:  # noqa: ANN401 - JSON
-    """Return a schema that states the rules of `RULE` in descriptions."""
+    """Return a schema with the rules of `RULE` moved into the descriptions."""
     if isinstance(node, list):
         return [_without_rules(one) for one in node]
     if not isinstance(node, Mapping):
         return node
     plain = {key: _without_rules(value) for key, value in node.items() if key != RULE}
     tags = [tag for tag in map(tags_of, variants_of(node)) if tag is not None]
-    if "oneOf" in node and tags[0][0] == "kind":  # the name alone is enough
+    if "oneOf" in node and tags[0][0] == "kind":  # the name is enough
         names = [name for _, values in tags for name in values]
         plain["anyOf"] = [{"type": "string", "enum": names}, *plain.pop("oneOf")]
     if isinstance(node.get(RULE), str):

@@ -1,4 +1,4 @@
-"""The base of all tables of a configuration, and the paths in them."""
+"""The base class of all tables of a configuration, and their paths."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from pydantic import (
 )
 
 RULE = "rule"
-"""The key in a field's JSON schema of the rule that its default follows."""
+"""Key in a field's JSON schema: a description of its derived default."""
 
 Contradiction = tuple[str, str]
-"""A key within its table, such as ``epochs`` or ``training.epochs``, and why it cannot stay so."""
+"""A key within its table, such as ``epochs`` or ``training.epochs``, and the reason why its value
+is refused."""
 
 
 class Contradictions(ValueError):
-    """Values that are allowed alone and not together.
+    """Values that contradict each other.
 
     Attributes
     ----------
-    found : each with its key.
+    found : the contradictions, each with its key.
     """
 
     def __init__(self, found: Iterable[Contradiction]) -> None:
@@ -36,12 +37,12 @@ class Contradictions(ValueError):
 
 
 class Section(BaseModel):
-    """A frozen table of the file; unknown keys are errors, so a typing slip is not ignored."""
+    """A frozen table of the file; unknown keys are errors, so misspelt keys are found."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def contradictions(self) -> Iterator[Contradiction]:
-        """Give the keys of this table whose values contradict each other."""
+        """Yield the keys of this table with contradictory values."""
         yield from ()
 
     @model_validator(mode="after")
@@ -53,13 +54,13 @@ class Section(BaseModel):
 
 
 def derived(default: Any, rule: str, **constraints: Any) -> Any:  # noqa: ANN401 - a field's
-    """Return a field whose default follows from other keys; see `configuration.defaults`.
+    """Return a field with a default that depends on other keys; see `configuration.defaults`.
 
     Parameters
     ----------
-    default : of the key; ``...`` where something always is.
-    rule : the default in words, for people.
-    constraints : as pydantic's ``Field`` takes them.
+    default : fallback of the key; ``...`` if the derived default always exists.
+    rule : description of the default.
+    constraints : arguments of pydantic's ``Field``.
     """
     return Field(default, json_schema_extra={RULE: rule}, **constraints)
 
@@ -70,12 +71,12 @@ def as_text(value: object) -> object:
 
 
 def absolute(path: str | Path, info: ValidationInfo) -> str:
-    """Return a path that means the same in any working directory.
+    """Return an absolute path.
 
     Parameters
     ----------
-    info : of the validation, whose context has the ``folder`` of the file that is read. Paths of a
-        file are relative to its folder, others to the working directory.
+    info : validation info; its context has the ``folder`` of the configuration file. Paths in a
+        file are relative to this folder, other paths to the working directory.
     """
     return str((folder_of(info) / Path(path).expanduser()).absolute())
 
@@ -91,4 +92,4 @@ def _absolute_path(path: Path, info: ValidationInfo) -> Path:
 
 
 FilePath = Annotated[Path, AfterValidator(_absolute_path)]
-"""A path that is made absolute."""
+"""A path that is converted to an absolute path."""

@@ -1,4 +1,4 @@
-"""The key that the builder signs bundles with, and those it trusts, from the environment."""
+"""The builder's signing key and trusted public keys, from the environment."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ BUNDLE_KEYS_VARIABLE = "VOUCH_BUNDLE_KEYS"
 
 
 def signing_key() -> Ed25519PrivateKey | None:
-    """Read the private key whose file ``VOUCH_SIGNING_KEY`` names; None where it names none.
+    """Read the private key from the file ``VOUCH_SIGNING_KEY``; None if it is not set.
 
     Raises
     ------
-    SigningKeyError : there is no such key.
+    SigningKeyError : a key file is missing or invalid.
     """
     path = os.environ.get(SIGNING_KEY_VARIABLE)
     return read_private_key(Path(path)) if path else None
 
 
 def trusted_keys(named: Sequence[Path] = ()) -> list[str]:
-    """Read the public keys in the files ``named``, or in those of ``VOUCH_BUNDLE_KEYS``.
+    """Read the public keys from the files ``named``, or from the files in ``VOUCH_BUNDLE_KEYS``.
 
     Raises
     ------
-    ConfigError : the variable is not a list of files, as the service reads it.
-    SigningKeyError : there is no such key.
+    ConfigError : the variable is not a list of files.
+    SigningKeyError : a key file is missing or invalid.
     """
     text = os.environ.get(BUNDLE_KEYS_VARIABLE)
     if named or not text:
@@ -42,7 +42,7 @@ def trusted_keys(named: Sequence[Path] = ()) -> list[str]:
         files = split_list(text)
     except ValueError as error:
         raise ConfigError(
-            f"{BUNDLE_KEYS_VARIABLE} is {text[:200]!r}. Give files of public keys with commas "
-            "between them, such as publisher.pub,archive.pub."
+            f"{BUNDLE_KEYS_VARIABLE} is {text[:200]!r}. Give files of public keys, separated by "
+            "commas, for example publisher.pub,archive.pub."
         ) from error
     return [read_public_key(Path(file)) for file in files]

@@ -124,7 +124,7 @@ TYPOS = [
     ('name = "My Photos"\n' + FOLDER, "1: name", '"My Photos"', "up to 64 lower-case letters"),
     ('[dataset]\npath = "s3://a/b"', "2: dataset.path", '"s3://a/b"', "all --images URL"),
     ("[dataset]\nlabels = 'none'", "1: dataset.kind", "", 'one of "folder", "vectors", "digits"'),
-    ('name = "x"', "[dataset]", "", "missing. Give `path`"),
+    ('name = "x"', "[dataset]", "", "missing. Set `path`"),
 ]
 
 
@@ -164,8 +164,8 @@ CONTRADICTIONS = [
     (DIGITS + '[network]\nweights = "w.npz"', "5: network.weights", "a file (.safetensors)"),
     (DIGITS + "[network]\ninput_size = 64", "5: network.input_size", "Drop `input_size`"),
     (DIGITS + '[network]\npooling = "gem"', "5: network.pooling", "Drop `pooling`"),
-    (FOLDER + '[network]\npooling = "gem"', "4: network.pooling", "name the `trunk`"),
-    (FOLDER + '[network]\nweights = "w.pth"', "4: network.weights", "name the `trunk`"),
+    (FOLDER + '[network]\npooling = "gem"', "4: network.pooling", "set `trunk`"),
+    (FOLDER + '[network]\nweights = "w.pth"', "4: network.weights", "set `trunk`"),
     (
         FOLDER + '[network]\ntrunk = "resnet18"\nencoder = "timm:x"',
         "4: network.trunk",
@@ -177,7 +177,7 @@ CONTRADICTIONS = [
         "6: network.embedding_dim",
         "small_cnn has 9216 features",
     ),
-    (DIGITS + "[training]\nepochs = 0", "5: training.epochs", "has to be trained"),
+    (DIGITS + "[training]\nepochs = 0", "5: training.epochs", "must be trained"),
     (
         DIGITS + '[network]\nweights = "w.safetensors"\n[training]\nepochs = 0',
         "7: training.epochs",
@@ -187,7 +187,7 @@ CONTRADICTIONS = [
     (
         DIGITS + '[training]\nobjective = "simclr"',
         "5: training.objective",
-        "Train a trunk with training.crop",
+        "Set training.crop",
     ),
     (
         DIGITS + 'validation_share = 0.0\n[posterior]\nprior_chosen_by = "validation"',
@@ -199,7 +199,7 @@ CONTRADICTIONS = [
         "5: network.dropout",
         "Drop `dropout`",
     ),
-    (DIGITS + '[posterior]\nmethod = "mc_dropout"', "5: posterior.method", "such as 0.2"),
+    (DIGITS + '[posterior]\nmethod = "mc_dropout"', "5: posterior.method", "example 0.2"),
     (
         DIGITS + '[network]\ndropout = 0.2\n[posterior]\nmethod = "mc_dropout"\nn_passes = 9',
         "8: posterior.n_passes",
@@ -211,11 +211,11 @@ CONTRADICTIONS = [
         "7: network.dropout_inside",
         '"small_cnn"',
     ),
-    (FOLDER + '[posterior]\nmethod = "ensemble"', "4: posterior.method", "Name a network.trunk"),
+    (FOLDER + '[posterior]\nmethod = "ensemble"', "4: posterior.method", "Set network.trunk"),
     (
         FOLDER + '[training]\nepochs = 0\n[posterior]\nmethod = "hib"',
         "6: posterior.method",
-        "Give training.epochs",
+        "Set training.epochs",
     ),
     (
         DIGITS + '[training]\nobjective = "supcon"\n[posterior]\nmethod = "hib"',
@@ -236,7 +236,7 @@ CONTRADICTIONS = [
     (
         '[dataset]\npath = "v.npy"\n[network]\nencoder = "e"\n[outliers]\nevaluation = "digits"',
         "6: outliers.evaluation",
-        'Give "none"',
+        'Set "none"',
     ),
     (
         DIGITS + '[index]\nmilvus_uri = "http://m:19530"\npreviews = 800',

@@ -124,7 +124,7 @@ def test_config_init_overwrites_nothing(tmp_path: Path) -> None:
     (tmp_path / "vouch.toml").write_text("mine")
     done = vouch_build("config", "init", cwd=tmp_path)
     assert done.returncode == 1
-    assert "vouch.toml exists" in done.stderr
+    assert "vouch.toml already exists" in done.stderr
     assert (tmp_path / "vouch.toml").read_text() == "mine"
 
 

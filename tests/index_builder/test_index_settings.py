@@ -91,7 +91,7 @@ def test_a_configuration_says_which(tmp_path: Path) -> None:
         "hnsw", 1_000_000, 0.9, 4, ("brand.name",), 800
     )
     path.write_text(path.read_text() + 'milvus_uri = "http://milvus.example"\n')
-    with pytest.raises(ConfigError, match="takes no pictures of that size"):
+    with pytest.raises(ConfigError, match="stores no previews"):
         load_config(path).index.settings(4)
 
 

@@ -35,18 +35,21 @@ def test_requirements_list_what_is_not_met(text: str, said: list[str]) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "no comparison"),
-        ("recall_at_1>0.8", "no comparison. Write NAME>=NUMBER"),
-        ("recall_at_1>=0.8,", "'' is no comparison"),
+        ("", "not a comparison"),
+        ("recall_at_1>0.8", "not a comparison. Write NAME>=NUMBER"),
+        ("recall_at_1>=0.8,", "'' is not a comparison"),
         (
             "recal_at_1>=0.8",
-            r"'recal_at_1' is no number .* Did you mean recall_at_1\? Accepted: n_",
+            r"'recal_at_1' is not a number .* Did you mean recall_at_1\? Accepted: n_",
         ),
-        ("speed>=0.8", r"'speed' is no number of an outcome. Accepted: n_queries, recall_at_1,"),
+        (
+            "speed>=0.8",
+            r"'speed' is not a number of the outcome. Accepted: n_queries, recall_at_1,",
+        ),
         ("recall_at_1>=80", "recall_at_1>=80: wanted a share between 0 and 1"),
         ("recall_at_1>=nan", "wanted a share between 0 and 1"),
         ("match_share>=most", "wanted a share between 0 and 1"),
-        ("n_queries>=-1", "wanted a number from 0 on"),
+        ("n_queries>=-1", "wanted a number of at least 0"),
     ],
 )
 def test_requirement_that_cannot_be_checked_is_refused(text: str, said: str) -> None:
