@@ -1,21 +1,21 @@
-"""Encoders that were made elsewhere: from a library, a module or an ONNX graph to Vouch's contract.
+"""Converts encoders of libraries, torch modules and ONNX graphs to Vouch's encoder contract.
 
 ::
 
-    doors             what each door takes, and the library behind it
+    doors             the sources of encoders, with their options and libraries
     choices           pooling and precision
-    input_format      how a network wants its images
-    preprocess_files  that, from the files which encoders are published with
-    foreign_module    a network of torch, with its library's own way from an image to a vector
+    input_format      the image preprocessing of a network
+    preprocess_files  reads the preprocessing from published files
+    foreign_module    a torch network with the reference pipeline of its library
     pooling           tokens or a feature map → one vector
     timm_models, open_clip_models, transformers_models, torchvision_models, torch_modules
-                      one door each
-    hub               the Hugging Face Hub that they fetch from, and its absence
+                      one source each
+    hub               downloads from the Hugging Face Hub
     text_towers       text towers of torch, and their tokenizers
     onnx_graphs       a foreign ONNX graph, wrapped without torch
-    precision         half precision and int8, and what they cost
-    parity            the library's vectors of real images against Vouch's
-    texts             the same of texts
-    bundle            the directory that is written
-    card              its origin
+    precision         float16 and int8, and their loss of recall
+    parity            compares Vouch's image vectors with the library's
+    texts             compares text vectors and tokens
+    bundle            writes the directory of an encoder
+    card              the card with its origin
 """

@@ -1,11 +1,11 @@
-"""The directory of an encoder: its ONNX file, and a card that says where it comes from.
+"""Writes the directory of an encoder: its ONNX file, and a card with its origin.
 
 ::
 
     <encoder>/
       encoder.onnx        see `model_store.encoder.onnx`
-      text_encoder.onnx   see `model_store.encoder.text`, of an encoder with a text tower
-      tokenizer.json      of that tower
+      text_encoder.onnx   the text tower, if any; see `model_store.encoder.text`
+      tokenizer.json      the tokenizer of the text tower
       encoder.json        the card
 """
 
@@ -48,12 +48,11 @@ class EncoderSource:
 
     Attributes
     ----------
-    write : write its ONNX file in float32, checked on images (n, H, W, 3) against the network it
-        was made of.
-    reference : its library's own way from an image to a vector.
-    input_format : how it wants its images.
-    origin : names and versions.
-    text : its text tower, if requested.
+    write : writes the ONNX file in float32; checks it against the network on images (n, H, W, 3).
+    reference : the library's own pipeline from an image to a vector.
+    input_format : the preprocessing of images.
+    origin : names and versions, for the card.
+    text : the text tower, if requested.
     """
 
     write: Callable[[Path, NDArray[np.uint8]], None]
@@ -65,7 +64,7 @@ class EncoderSource:
 
 @dataclass(frozen=True, slots=True)
 class WrittenEncoder:
-    """An encoder that was written, and its agreement with its source."""
+    """A written encoder, and its agreement with its source."""
 
     directory: Path
     dim: int
@@ -76,7 +75,7 @@ class WrittenEncoder:
 
     @property
     def rows(self) -> list[tuple[str, str]]:
-        """For a table."""
+        """Rows of a summary table."""
         size = self.input_format.preprocessing
         rows = [
             ("dimensions", f"{self.dim:,}"),
@@ -114,13 +113,14 @@ def write_encoder(
 
     Parameters
     ----------
-    precision, recall_tolerance : of the file; see `index_builder.foreign_encoders.precision`.
+    precision, recall_tolerance : see `index_builder.foreign_encoders.precision`.
 
     Raises
     ------
-    ParityError : it disagrees with its source, or smaller numbers cost too much; nothing is left.
+    ParityError : the encoder disagrees with its source, or the precision costs too much recall.
+        Nothing is written.
     EncoderSourceError : the graph cannot be run.
-    OutputError : there is no room, or something else is there.
+    OutputError : the disk is full, or ``directory`` has other files.
     """
     with replacing_encoder(directory) as staging:
         exact, path = staging / "float32.onnx", staging / ENCODER_FILE
@@ -132,7 +132,7 @@ def write_encoder(
             exact.rename(path)
             cost = None
         else:
-            # What it costs is measured on images that had no part in it.
+            # The loss is measured on images that were not used to quantise.
             reduce_precision(exact, path, precision, pixels[::2])
             cost = precision_cost(exact, path, pixels[1::2], labels_of(images[1::2]))
             require_recall(cost, recall_tolerance)
@@ -164,4 +164,4 @@ def _opened(path: Path) -> OnnxEncoder:
     try:
         return OnnxEncoder(path, "cpu")
     except Exception as error:  # ONNX Runtime's
-        raise EncoderSourceError(f"ONNX Runtime does not take the graph: {error}") from error
+        raise EncoderSourceError(f"ONNX Runtime cannot load the graph: {error}") from error

@@ -1,4 +1,4 @@
-"""The directory of an encoder, written atomically, and the card with its origin."""
+"""Writes the directory of an encoder atomically, with a card of its origin."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ CARD_FORMAT = "vouch-encoder/1"
 
 @contextmanager
 def replacing_encoder(directory: Path) -> Iterator[Path]:
-    """Yield a directory to write an encoder to, which takes the place of ``directory`` at the end.
+    """Yield a temporary directory for an encoder, which replaces ``directory`` at the end.
 
     Raises
     ------
-    OutputError : there is no room, or ``directory`` holds something else than an encoder.
+    OutputError : the disk is full, or ``directory`` has other files than an encoder.
     """
     is_there = directory.exists() and (directory.is_file() or any(directory.iterdir()))
     if is_there and not (directory / CARD_FILE).is_file():
-        raise OutputError(f"{directory} is there already, and is no encoder's. Name another.")
+        raise OutputError(f"{directory} exists and is not an encoder's directory. Name another.")
     staging = directory.with_name(f".{directory.name}{PARTIAL}")
     shutil.rmtree(staging, ignore_errors=True)
     try:
@@ -50,7 +50,7 @@ def write_card(directory: Path, card: Mapping[str, Any]) -> None:
 
 
 def is_encoder(directory: Path, origin: Mapping[str, str]) -> bool:
-    """Return whether ``directory`` has an undamaged encoder whose origin has these values."""
+    """Return whether ``directory`` has an undamaged encoder with this origin."""
     try:
         card = json.loads((directory / CARD_FILE).read_text(encoding="utf-8"))
         content = (directory / ENCODER_FILE).read_bytes()

@@ -1,4 +1,4 @@
-"""The choices of a user of a foreign encoder, without torch."""
+"""Options of foreign encoders; this module does not import torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Door(StrEnum):
-    """The kinds of encoders that are brought, as options call them."""
+    """The sources of foreign encoders, named as on the command line."""
 
     timm = "timm"
     open_clip = "open_clip"
@@ -17,7 +17,7 @@ class Door(StrEnum):
 
 
 class Pooling(StrEnum):
-    """The way from a network's last tokens, or from its feature map, to one vector."""
+    """The pooling of a network's last tokens, or of its feature map, to one vector."""
 
     default = "default"
     class_token = "class_token"  # noqa: S105 - not a password
@@ -26,7 +26,7 @@ class Pooling(StrEnum):
 
 
 class Precision(StrEnum):
-    """The numbers that an exported encoder computes with."""
+    """The number format of an exported encoder."""
 
     float32 = "float32"
     float16 = "float16"
@@ -35,7 +35,7 @@ class Precision(StrEnum):
 
 
 GEM_EXPONENT = 3.0
-"""The exponent of the generalised mean that Radenović et al. 2019 begin with."""
+"""The initial exponent of the generalised mean in Radenović et al. 2019."""
 
 GEM_FLOOR = 1e-6
-"""The value that smaller and negative features count as."""
+"""The minimum of a feature; smaller and negative features are raised to it."""

@@ -35,13 +35,13 @@ EXTRAS = {
     "transformers": "transformers",
     "tokenizers": "text",
 }
-"""The optional extras of Vouch that bring these modules."""
+"""The optional extras of Vouch that install these modules."""
 
 _REPOSITORY = re.compile(r"[\w.-]*\w[\w.-]*(/[\w.-]+)?")
-"""The name of a repository on the Hugging Face Hub, which no absolute path has."""
+"""The name of a repository on the Hugging Face Hub; an absolute path does not match."""
 
 PREPROCESS_FILES = ("preprocess_cfg.json", "preprocessor_config.json", "config.json")
-"""Looked for beside an ONNX file, and one folder above."""
+"""Names of preprocessing files, searched beside the model and one folder above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,12 @@ class EncoderChoices:
 
     Attributes
     ----------
-    weights : a file, or torchvision's name for weights.
-    preprocess : the file that says how images are prepared.
+    weights : a file, or a name of torchvision's weights.
+    preprocess : the preprocessing file; None to search for it.
     pooling, n_prefix, output : see `index_builder.foreign_encoders.onnx_graphs`.
     untrained, seed : random weights, drawn from the seed.
-    reduced_decoding : let JPEGs be decoded at a fraction of their size.
-    text : bring the text tower too.
+    reduced_decoding : whether to decode large JPEGs at reduced size.
+    text : whether to export the text tower, too.
     """
 
     weights: str | None = None
@@ -70,16 +70,16 @@ class EncoderChoices:
 
     @property
     def brings_weights(self) -> bool:
-        """True where no weights have to be fetched: they are in a file, or random."""
+        """True if no weights must be fetched: they are in a file, or random."""
         return self.untrained or self.weights is not None
 
     def input_format(self, beside: Path) -> InputFormat:
-        """Read how images are prepared: from the file named, or from one beside another.
+        """Read the preprocessing from the given file, or from a file near ``beside``.
 
         Raises
         ------
-        ConfigError : there is none.
-        EncoderSourceError : it cannot be read.
+        ConfigError : there is no preprocessing file.
+        EncoderSourceError : the file cannot be read.
         """
         if self.preprocess is not None:
             return self.decoded(read_preprocess_file(self.preprocess))
@@ -88,12 +88,12 @@ class EncoderChoices:
                 if (folder / name).is_file():
                     return self.decoded(read_preprocess_file(folder / name))
         raise ConfigError(
-            "Nothing says how the network wants its images. Give `--preprocess FILE`: OpenCLIP's "
+            "The preprocessing of the network is unknown. Give `--preprocess FILE`: OpenCLIP's "
             "preprocess_cfg.json, timm's config.json, or preprocessor_config.json of transformers."
         )
 
     def decoded(self, found: InputFormat) -> InputFormat:
-        """Return how images are prepared, with the requested decoding."""
+        """Return the input format with the requested decoding."""
         if not self.reduced_decoding:
             return found
         return replace(found, preprocessing=replace(found.preprocessing, decoding="reduced"))
@@ -124,7 +124,7 @@ def open_clip_source(name: str, choices: EncoderChoices) -> EncoderSource:
 def transformers_source(name: str, choices: EncoderChoices) -> EncoderSource:
     """Open a model of transformers."""
     if choices.weights is not None:
-        raise ConfigError("--hf takes a directory with its weights: drop --weights.")
+        raise ConfigError("--hf takes a directory that includes the weights. Drop --weights.")
     hub = HubModel(name, is_local=Path(name).is_dir() or not _REPOSITORY.fullmatch(name))
     module = _library("transformers", "transformers_models", hub)
     with hub.fetched():
@@ -138,7 +138,7 @@ def torchvision_source(name: str, choices: EncoderChoices) -> EncoderSource:
 
 
 def torch_source(place: str, choices: EncoderChoices) -> EncoderSource:
-    """Open a module of the user's own."""
+    """Open a torch module from the user's file."""
     module = _library("torch", "torch_modules")
     input_format = choices.input_format(Path(place.rpartition(":")[0]))
     return _exported(module.torch_network(place, input_format), choices)
@@ -175,7 +175,7 @@ DOORS: dict[Door, Open] = {
 
 
 def _of_torch(create: Callable[..., ForeignNetwork], choices: EncoderChoices) -> EncoderSource:
-    """Create a library's model, its random weights from a separate generator."""
+    """Create a library's model; random weights come from a separate generator."""
     import torch  # noqa: PLC0415 - slow
 
     from index_builder.networks.initialisation import drawn_from  # noqa: PLC0415 - torch
@@ -186,7 +186,7 @@ def _of_torch(create: Callable[..., ForeignNetwork], choices: EncoderChoices) ->
 
 
 def _exported(network: ForeignNetwork, choices: EncoderChoices) -> EncoderSource:
-    """Return what will be written of a network of torch."""
+    """Return the source of an encoder from a torch network."""
     from index_builder.foreign_encoders.foreign_module import (  # noqa: PLC0415 - torch
         ContractModule,
         plain_transform,
@@ -196,7 +196,7 @@ def _exported(network: ForeignNetwork, choices: EncoderChoices) -> EncoderSource
 
     input_format = choices.decoded(network.input_format)
     reference = network.reference
-    if choices.preprocess is not None:  # of weights that were trained otherwise
+    if choices.preprocess is not None:  # for weights with other preprocessing
         input_format, reference = choices.decoded(read_preprocess_file(choices.preprocess)), None
     reference = reference or reference_of(plain_transform(input_format), network.module)
     module = ContractModule(network.module, input_format)
@@ -220,17 +220,17 @@ def _text_tower(network: ForeignNetwork, choices: EncoderChoices) -> TextSource:
 
     Raises
     ------
-    EncoderSourceError : it has none, or images are not embedded where its texts are.
+    EncoderSourceError : the network has no text tower, or the pooling changes the image vectors.
     """
     if network.text is None:
         raise EncoderSourceError(
-            f"{network.origin['name']} has no text tower. Leave out --text, or name a model of "
+            f"{network.origin['name']} has no text tower. Leave out --text, or name a model for "
             "images and texts, such as CLIP or SigLIP."
         )
     if choices.pooling is not Pooling.default:
         raise EncoderSourceError(
-            f"With --pooling {choices.pooling} images are not embedded where texts are. Leave out "
-            "--pooling or --text."
+            f"With --pooling {choices.pooling}, image vectors cannot be compared with texts. "
+            "Leave out --pooling or --text."
         )
     _library("tokenizers", "text_towers")
     return network.text()
@@ -241,7 +241,7 @@ def _library(name: str, module: str, hub: HubModel | None = None) -> Any:  # noq
 
     Parameters
     ----------
-    hub : where the library will fetch a model from.
+    hub : the model that the library will fetch; None for none.
 
     Raises
     ------
@@ -259,7 +259,7 @@ def _library(name: str, module: str, hub: HubModel | None = None) -> Any:  # noq
 
 
 def _require_any_batch(path: Path, pixels: NDArray[np.uint8]) -> None:
-    """Refuse a graph that is made for batches of one size."""
+    """Refuse a graph with a fixed batch size."""
     try:
         encoder = OnnxEncoder(path, "cpu")
         for n in (1, 2, 3):

@@ -1,4 +1,4 @@
-"""A network of torch that was made elsewhere, as Vouch's contract wants it."""
+"""Wraps a foreign torch network in Vouch's encoder contract."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from index_builder.foreign_encoders.texts import TextSource
 
 @dataclass(frozen=True)
 class ForeignNetwork:
-    """A network, and what its library makes of an image.
+    """A network, and the reference pipeline of its library.
 
     Attributes
     ----------
-    module : standardised images (B, 3, H, W) → features (B, F); or embedding mean, variance and
-        features, where it knows its own uncertainty.
-    input_format : how it wants its images.
-    reference : what Vouch's answer is compared with; None if the library has none.
+    module : standardised images (B, 3, H, W) → features (B, F); or → embedding mean, variance and
+        features, if the network predicts its uncertainty.
+    input_format : the preprocessing of images.
+    reference : the library's pipeline, to compare with; None if there is none.
     origin : names and versions, for the card.
-    text : open its text tower; None where it has none.
+    text : opens the text tower; None without one.
     """
 
     module: nn.Module
@@ -39,12 +39,12 @@ class ForeignNetwork:
 
 
 class ContractModule(nn.Module):
-    """A foreign network between Vouch's input and its three outputs.
+    """A foreign network with Vouch's input and its three outputs.
 
     Parameters
     ----------
-    network : see `ForeignNetwork.module`. Without its own uncertainty, its features are the
-        mean, and the variance is zero.
+    network : see `ForeignNetwork.module`. If it does not predict its uncertainty, the features are
+        the mean, and the variance is zero.
     """
 
     mean: Tensor
@@ -57,19 +57,23 @@ class ContractModule(nn.Module):
         self.register_buffer("std", torch.tensor(input_format.std).view(3, 1, 1))
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Embedding mean and variance, and features, of ``images`` (B, H, W, 3) uint8."""
+        """Return embedding mean, variance and features of ``images`` (B, H, W, 3) uint8."""
         scaled = images.permute(0, 3, 1, 2).to(torch.float32) / 255
         found = self.network((scaled - self.mean) / self.std)
         if isinstance(found, tuple):
             mean, variance, features = found
             return mean, variance, features
-        return found, torch.zeros_like(found), found * 1.0  # each output has its own name
+        return (
+            found,
+            torch.zeros_like(found),
+            found * 1.0,
+        )  # needs another name
 
 
 def reference_of(
     transform: Callable[[Image.Image], Tensor], network: Callable[[Tensor], Any]
 ) -> Reference:
-    """Return the way through a library's ``transform`` and ``network``."""
+    """Return the pipeline of a library's ``transform`` and ``network``."""
 
     def vector(image: Image.Image) -> NDArray[np.float32]:
         with torch.inference_mode():
@@ -82,7 +86,7 @@ def reference_of(
 
 
 def plain_transform(input_format: InputFormat) -> Callable[[Image.Image], Tensor]:
-    """Return the way from an image to a network's input for one without a library, by NumPy."""
+    """Return the preprocessing in NumPy, for a network without a library."""
 
     def transform(image: Image.Image) -> Tensor:
         pixels = input_format.preprocessing(np.asarray(image))
@@ -92,5 +96,5 @@ def plain_transform(input_format: InputFormat) -> Callable[[Image.Image], Tensor
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of a library's complaint, which may have hundreds."""
+    """Return the first line of a library's error message, which may have hundreds."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""The Hugging Face Hub behind the libraries of models: without it, one error within seconds."""
+"""Fetches models from the Hugging Face Hub; fails within seconds if it is unreachable."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _ENDPOINT = "https://huggingface.co"
 
 
 class HubModel:
-    """A model that a library fetches; the hub must answer at once.
+    """A model that a library fetches from the hub.
 
     Parameters
     ----------
-    name : of the model.
-    is_local : whether nothing has to be fetched.
+    name : the model's name.
+    is_local : True if nothing must be fetched.
     """
 
     def __init__(self, name: str, *, is_local: bool) -> None:
@@ -33,9 +33,9 @@ class HubModel:
             self._probe = Probe(os.environ.get("HF_ENDPOINT", _ENDPOINT))
 
     def require_any(self) -> None:
-        """Refuse in vain work: the hub does not answer, and there is no model in its cache.
+        """Fail early if the hub does not answer and its cache is empty.
 
-        This comes before torch and the library are imported, which takes seconds.
+        Call this before importing torch and the library, which takes seconds.
 
         Raises
         ------
@@ -50,9 +50,9 @@ class HubModel:
 
     @contextmanager
     def fetched(self) -> Iterator[None]:
-        """Let the library fetch the model, without log lines and without retries in vain.
+        """Let the library fetch the model, without log messages and useless retries.
 
-        Where the hub does not answer, the model comes from its cache on this machine.
+        If the hub does not answer, the model comes from the local cache.
 
         Raises
         ------
@@ -79,14 +79,14 @@ class HubModel:
         if self._probe is not None:
             why = f"there is no network, or {self._probe.url} does not answer"
         return EncoderSourceError(
-            f"Cannot fetch {self._name!r}: {why}, and the model is not in the cache of the hub on "
-            "this machine. Give a local file or directory in its place. Or fetch the model into "
-            "the cache (HF_HOME), and set HF_HUB_OFFLINE=1."
+            f"Cannot fetch {self._name!r}: {why}, and the model is not in the local cache of the "
+            "hub. Give a local file or directory instead. Or fetch the model into the cache "
+            "(HF_HOME), and set HF_HUB_OFFLINE=1."
         )
 
 
 def _is_of_the_hub(error: BaseException) -> bool:
-    """Return whether huggingface_hub raised an error, or a library that did not find its files."""
+    """Return whether an error comes from huggingface_hub, or from missing files."""
     found: BaseException | None = error
     while found is not None:
         of_the_hub = type(found).__module__.partition(".")[0] == "huggingface_hub"

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from model_store.images import Preprocessing
 
 Channels = tuple[float, float, float]
-"""One number for red, green and blue each."""
+"""One number each for red, green and blue."""
 
 IMAGENET_MEAN: Channels = (0.485, 0.456, 0.406)
 IMAGENET_STD: Channels = (0.229, 0.224, 0.225)
@@ -22,8 +22,8 @@ class InputFormat:
 
     Attributes
     ----------
-    preprocessing : to the input's size.
-    mean, std : a network takes (x / 255 − mean) / std of a pixel x.
+    preprocessing : resizes and crops to the input size.
+    mean, std : a pixel x becomes (x / 255 − mean) / std.
     """
 
     preprocessing: Preprocessing
@@ -37,11 +37,11 @@ class InputFormat:
 
 
 def channels(values: object) -> Channels:
-    """Return three numbers for one, or for three.
+    """Return three numbers from one number, or from three.
 
     Raises
     ------
-    ValueError : it is neither.
+    ValueError : ``values`` is neither.
     """
     if isinstance(values, int | float):
         return (float(values),) * 3

@@ -1,4 +1,4 @@
-"""A foreign ONNX graph, brought to Vouch's contract by nodes before and behind it."""
+"""Adds nodes before and after a foreign ONNX graph, to meet Vouch's encoder contract."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from model_store.images.containers import text_in_place_of_image
 
 _PREFIX = "foreign/"
 _MOST_BYTES = 2**31 - 1
-"""The most that a file of protocol buffers may hold."""
+"""Maximum size of a protocol buffer file."""
 
 _ROUNDING = 1e-5
-"""A difference of unit vectors that is smaller is none."""
+"""Smaller differences of unit vectors count as rounding."""
 
 _OTHER_MODELS = (
     (0, b"PK\x03\x04", "a ZIP archive, such as a checkpoint of PyTorch"),
@@ -40,26 +40,26 @@ _OTHER_MODELS = (
     (0, b"\x89HDF", "HDF5, such as a model of Keras"),
     (0, b"ftrtNGN", "a TensorRT engine"),
 )
-"""Places and beginnings of the files of models that are not ONNX, with their names."""
+"""Offsets and magic bytes of other model formats, with their names."""
 
 _LEAST_OPSET = 9
-"""Version of ONNX's operators that the nodes around the graph need."""
+"""Minimum version of ONNX's operators for the added nodes."""
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 _AXES_ARE_INPUT = 18
-"""The version of ONNX's operators from which on ReduceMean takes its axes as an input."""
+"""From this operator version, ReduceMean takes its axes as an input."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignGraph:
-    """A graph, and which of its outputs is the vector of an image.
+    """A graph, and the output that gives an image's vector.
 
     Attributes
     ----------
-    model : unchanged.
-    images, found : its input, and the output that the vector is made of.
-    pooling : of tokens or of a feature map.
-    n_prefix : the tokens before the first patch.
+    model : the unchanged model.
+    images, found : the image input, and the output to take the vector from.
+    pooling : pooling of tokens or of a feature map.
+    n_prefix : number of tokens before the first patch.
     """
 
     model: onnx.ModelProto
@@ -70,12 +70,12 @@ class ForeignGraph:
 
     @property
     def channels_last(self) -> bool:
-        """True for a graph that takes (B, H, W, 3), false for (B, 3, H, W)."""
+        """True if the graph takes (B, H, W, 3), False for (B, 3, H, W)."""
         return _shape(self.images)[1] != 3
 
     @property
     def rank(self) -> int:
-        """The number of the output's sides: 2 for a vector, 3 for tokens, 4 for a feature map."""
+        """Number of output dimensions: 2 for a vector, 3 for tokens, 4 for a feature map."""
         return len(_shape(self.found))
 
 
@@ -84,13 +84,13 @@ def read_graph(path: Path, output: str | None, pooling: Pooling, n_prefix: int) 
 
     Parameters
     ----------
-    output : name of the output to take; None where only one can be meant.
-    n_prefix : the tokens before the first patch: class token and registers.
+    output : name of the output to take; None if only one fits.
+    n_prefix : number of tokens before the first patch: class token and registers.
 
     Raises
     ------
-    EncoderSourceError : it is no ONNX file, or not what can be wrapped; the message names its
-        inputs and outputs, and what was wanted.
+    EncoderSourceError : the file is not ONNX, or the graph cannot be wrapped. The message lists its
+        inputs and outputs, and the wanted ones.
     """
     try:
         with path.open("rb") as file:
@@ -100,11 +100,11 @@ def read_graph(path: Path, output: str | None, pooling: Pooling, n_prefix: int) 
     _require_no_other_file(path, head)
     try:
         model = onnx.load(path)
-    except Exception as error:  # protocol buffers' and the system's
+    except Exception as error:  # errors of protocol buffers and of the system
         if type(error).__name__ == "DecodeError":  # whose message names no cause
             raise EncoderSourceError(
-                f"{path.name} is no whole ONNX graph ({path.stat().st_size:,} bytes). Copy or "
-                "export it again."
+                f"{path.name} is not a complete ONNX graph ({path.stat().st_size:,} bytes). Copy "
+                "or export it again."
             ) from error
         raise EncoderSourceError(f"{path} cannot be read as ONNX: {error}") from error
     _require_opset(path, model)
@@ -118,8 +118,7 @@ def read_graph(path: Path, output: str | None, pooling: Pooling, n_prefix: int) 
     if len(shape) != 4 or 3 not in {shape[1], shape[3]} or _element(inputs[0]) not in _FLOATS:
         raise EncoderSourceError(
             f"{there} Wanted one input: images, (batch, 3, height, width) or "
-            "(batch, height, width, 3), in floating point of 32 or 16 bits. Export it with such an "
-            "input."
+            "(batch, height, width, 3), in float32 or float16. Export it with such an input."
         )
     if isinstance(shape[0], int) and shape[0] > 1:
         raise EncoderSourceError(
@@ -131,7 +130,7 @@ def read_graph(path: Path, output: str | None, pooling: Pooling, n_prefix: int) 
 
 
 def _require_no_other_file(path: Path, head: bytes) -> None:
-    """Refuse a file that is not ONNX by the name of its content.
+    """Refuse a file that is not ONNX, and name its format.
 
     Raises
     ------
@@ -147,12 +146,12 @@ def _require_no_other_file(path: Path, head: bytes) -> None:
         name = text.name
     if name:
         raise EncoderSourceError(
-            f"{path.name} is no ONNX graph: it is {name}. {advice or 'Name the exported graph.'}"
+            f"{path.name} is not an ONNX graph, but {name}. {advice or 'Name the exported graph.'}"
         )
 
 
 def _require_opset(path: Path, model: onnx.ModelProto) -> None:
-    """Refuse operators that are older than what is added to the graph.
+    """Refuse operators that are too old for the added nodes.
 
     Raises
     ------
@@ -161,7 +160,7 @@ def _require_opset(path: Path, model: onnx.ModelProto) -> None:
     version = min((one.version for one in model.opset_import if not one.domain), default=0)
     if 0 < version < _LEAST_OPSET:
         raise EncoderSourceError(
-            f"{path.name} is of opset {version}; at least {_LEAST_OPSET} is needed. Export it with "
+            f"{path.name} has opset {version}; at least {_LEAST_OPSET} is needed. Export it with "
             "opset_version=17, for example."
         )
 
@@ -169,7 +168,7 @@ def _require_opset(path: Path, model: onnx.ModelProto) -> None:
 def _vector(
     outputs: Sequence[onnx.ValueInfoProto], name: str | None, pooling: Pooling, there: str
 ) -> onnx.ValueInfoProto:
-    """Return the output that is the vector of an image, or that it is pooled from."""
+    """Return the output that is an image's vector, or is pooled to it."""
     plain = pooling is Pooling.default
     ranks = {2} if plain else {3, 4}
     fitting = [
@@ -182,17 +181,17 @@ def _vector(
             "a vector, (batch, F)"
             if plain
             else "tokens, (batch, N, F), or a feature map, (batch, F, H, W)"
-        ) + ", in floating point of 32 or 16 bits"
+        ) + ", in float32 or float16"
         called = "" if name is None else f" called {name!r}"
         raise EncoderSourceError(
             f"{there} Wanted one output{called} that is {wanted}; there are {len(fitting)}. "
-            "`--output NAME` chooses one, `--pooling` makes a vector of tokens or of a feature map."
+            "`--output NAME` selects one; `--pooling` pools tokens or a feature map to a vector."
         )
     return fitting[0]
 
 
 def graph_reference(graph: ForeignGraph, input_format: InputFormat) -> Reference:
-    """Return the way through the graph as it came, prepared and pooled by NumPy.
+    """Return a pipeline with the unchanged graph; preprocessing and pooling are in NumPy.
 
     Raises
     ------
@@ -203,7 +202,7 @@ def graph_reference(graph: ForeignGraph, input_format: InputFormat) -> Reference
     try:
         session = open_graph(model.SerializeToString(), "cpu")
     except Exception as error:  # ONNX Runtime's
-        raise EncoderSourceError(f"ONNX Runtime does not take the graph. {error}") from error
+        raise EncoderSourceError(f"ONNX Runtime cannot load the graph. {error}") from error
     type_of_input = np.float16 if _element(graph.images) == TensorProto.FLOAT16 else np.float32
 
     def vector(image: Image.Image) -> NDArray[np.float32]:
@@ -216,8 +215,8 @@ def graph_reference(graph: ForeignGraph, input_format: InputFormat) -> Reference
             (found,) = session.run([graph.found.name], feed)
         except Exception as error:  # ONNX Runtime's
             raise EncoderSourceError(
-                f"The graph does not run on one image. {reason_of(error)} Export it with a "
-                "dynamic batch dimension, where that is the reason."
+                f"The graph does not run on one image. {reason_of(error)} If the batch size is "
+                "fixed, export it with a dynamic batch dimension."
             ) from error
         return _pooled(found[0].astype(np.float32), graph)
 
@@ -225,11 +224,11 @@ def graph_reference(graph: ForeignGraph, input_format: InputFormat) -> Reference
 
 
 def require_telling(reference: Reference, input_format: InputFormat) -> None:
-    """Refuse a graph whose vectors cannot tell images apart.
+    """Refuse a graph that gives invalid or equal vectors.
 
     Raises
     ------
-    EncoderSourceError : it gives numbers that are not finite, zeros, or one vector for all images.
+    EncoderSourceError : a vector is not finite or zero, or all images have one vector.
     """
     shape = input_format.preprocessing.shape
     noise = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
@@ -238,12 +237,12 @@ def require_telling(reference: Reference, input_format: InputFormat) -> None:
     if not np.isfinite(vectors).all():
         raise EncoderSourceError(
             "The graph gives numbers that are not finite (NaN or infinity). Check its weights and "
-            "its preprocessing; where it is in half precision, export it in float32."
+            "its preprocessing. If it is in half precision, export it in float32."
         )
     if not vectors.any(axis=1).all():
         raise EncoderSourceError(
-            "The graph gives a vector of zeros, which points nowhere. Check its weights, and that "
-            "the right output was chosen (`--output`)."
+            "The graph gives a vector of zeros, which has no direction. Check its weights and the "
+            "chosen output (`--output`)."
         )
     directions = vectors.astype(np.float64)
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
@@ -251,7 +250,7 @@ def require_telling(reference: Reference, input_format: InputFormat) -> None:
     if apart <= _ROUNDING:
         raise EncoderSourceError(
             "The graph gives vectors of the same direction for different images. Check its "
-            "weights, and that the right output was chosen (`--output`)."
+            "weights and the chosen output (`--output`)."
         )
 
 
@@ -273,11 +272,11 @@ def _pooled(found: NDArray[np.float32], graph: ForeignGraph) -> NDArray[np.float
 
 
 def wrapped(graph: ForeignGraph, input_format: InputFormat, dim: int) -> onnx.ModelProto:
-    """Return the graph between Vouch's input and outputs; the variance is zero.
+    """Return the graph with Vouch's input and outputs; the variance is zero.
 
     Parameters
     ----------
-    dim : F, of the vector.
+    dim : F, the size of the vector.
 
     Raises
     ------
@@ -309,13 +308,13 @@ def wrapped(graph: ForeignGraph, input_format: InputFormat, dim: int) -> onnx.Mo
     if whole.ByteSize() > _MOST_BYTES:
         raise EncoderSourceError(
             f"The graph has {whole.ByteSize():,} bytes; at most {_MOST_BYTES:,} fit into one file. "
-            "Give it in half precision."
+            "Export it in half precision."
         )
     return whole
 
 
 def require_size(graph: ForeignGraph, input_format: InputFormat) -> None:
-    """Refuse preprocessing to another size than the graph takes.
+    """Refuse preprocessing to a size that the graph does not take.
 
     Raises
     ------
@@ -327,8 +326,8 @@ def require_size(graph: ForeignGraph, input_format: InputFormat) -> None:
     fixed = [(a, b) for a, b in zip(wanted, given, strict=True) if isinstance(a, int) and a != b]
     if fixed:
         raise EncoderSourceError(
-            f"The graph takes images of {wanted[0]} × {wanted[1]} pixels, and the preprocessing "
-            f"makes {given[0]} × {given[1]}. Give the file that belongs to the graph."
+            f"The graph takes images of {wanted[0]} × {wanted[1]} pixels, but the preprocessing "
+            f"gives {given[0]} × {given[1]}. Give the preprocessing file of this graph."
         )
 
 
@@ -349,7 +348,7 @@ def _front(graph: ForeignGraph) -> list[onnx.NodeProto]:
 
 
 def _back(graph: ForeignGraph, opset: int) -> list[onnx.NodeProto]:
-    """Return the nodes from the graph's output to Vouch's three."""
+    """Return the nodes from the graph's output to Vouch's three outputs."""
     mean, variance, features = OUTPUT_NAMES
     nodes = [
         helper.make_node(
@@ -405,7 +404,7 @@ def _pooling_nodes(graph: ForeignGraph, found: str, opset: int) -> list[onnx.Nod
 
 
 def _constants(graph: ForeignGraph, input_format: InputFormat) -> list[TensorProto]:
-    """Return what the added nodes compute with."""
+    """Return the constants of the added nodes."""
     std = np.array(input_format.std)
     values: dict[str, NDArray[Any]] = {
         "vouch/scale": (1 / (255 * std)).astype(np.float32),

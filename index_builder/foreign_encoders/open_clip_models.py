@@ -1,4 +1,4 @@
-"""Encoders of OpenCLIP: the image tower of a model by its name and its pretrained weights."""
+"""Encoders of OpenCLIP: the image tower of a pretrained model."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from model_store.errors import EncoderSourceError
 
 
 class ImageTower(nn.Module):
-    """The image tower of a model, as its ``encode_image`` computes it."""
+    """The image tower of a model; the same as its ``encode_image``."""
 
     def __init__(self, visual: nn.Module) -> None:
         super().__init__()
         self.visual = visual
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features (B, F) of ``images`` (B, 3, H, W), standardised."""
+        """Return features (B, F) of standardised ``images`` (B, 3, H, W)."""
         found: Tensor = self.visual(images)
         return found
 
 
 class PooledTower(nn.Module):
-    """A vision transformer of OpenCLIP whose last tokens are pooled, without its projection."""
+    """A vision transformer of OpenCLIP with pooled last tokens, without its projection."""
 
     def __init__(self, visual: nn.Module, pooling: Pooling) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class PooledTower(nn.Module):
         self.pooling = pooling
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features (B, F) of ``images`` (B, 3, H, W), standardised."""
+        """Return features (B, F) of standardised ``images`` (B, 3, H, W)."""
         visual: Any = self.visual
         found = visual.forward_intermediates(
             images,
@@ -72,22 +72,22 @@ def open_clip_network(
 
     Parameters
     ----------
-    name : ``MODEL/PRETRAINED``, as OpenCLIP lists them; ``MODEL`` alone with ``weights`` or
+    name : ``MODEL/PRETRAINED`` from OpenCLIP's list; only ``MODEL`` with ``weights`` or
         ``untrained``.
-    weights : a local file.
-    untrained : random weights.
+    weights : a local file; None for OpenCLIP's weights.
+    untrained : whether to use random weights.
 
     Raises
     ------
-    EncoderSourceError : there is no such model, or its weights cannot be had or do not fit.
+    EncoderSourceError : the model does not exist, or its weights cannot be loaded.
     """
     architecture, _, pretrained = name.partition("/") if ":" not in name else (name, "", "")
     source = str(weights) if weights is not None else pretrained
     if not (source or untrained or ":" in name):
         tags = ", ".join(open_clip.list_pretrained_tags_by_model(architecture)) or "none"
         raise EncoderSourceError(
-            f"Name the weights of {architecture!r}: {architecture}/PRETRAINED, of {tags}; or give "
-            "`--weights FILE`."
+            f"Name the weights of {architecture!r}: {architecture}/PRETRAINED, one of {tags}; or "
+            "give `--weights FILE`."
         )
     try:
         model = open_clip.create_model(
@@ -95,10 +95,10 @@ def open_clip_network(
         ).eval()
         settings = open_clip.get_model_preprocess_cfg(model)
         input_format = from_open_clip(settings)
-    except Exception as error:  # OpenCLIP, its hub and torch raise whatever they like
+    except Exception as error:  # OpenCLIP, its hub and torch raise many error types
         raise EncoderSourceError(
-            f"OpenCLIP gives no {name!r}: {first_line(error)} `--weights FILE` takes local "
-            "weights, `--untrained` random ones."
+            f"OpenCLIP cannot load {name!r}: {first_line(error)} `--weights FILE` takes local "
+            "weights, `--untrained` random weights."
         ) from error
     network, transform = _tower(model.visual, pooling), _transform(settings)
     whole = model.encode_image if pooling is Pooling.default else network
@@ -108,14 +108,14 @@ def open_clip_network(
 
 
 class TextTower(nn.Module):
-    """The text tower of a model, as its ``encode_text`` computes it."""
+    """The text tower of a model; the same as its ``encode_text``."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """Features (B, D) of texts as ``token_ids`` (B, L)."""
+        """Return features (B, D) of texts given as ``token_ids`` (B, L)."""
         model: Any = self.model
         found: Tensor = model.encode_text(token_ids)
         return found
@@ -126,15 +126,15 @@ _CLEANING: dict[str, Cleaning] = {
     "_clean_whitespace": "whitespace",
     "_clean_canonicalize": "canonicalize",
 }
-"""The cleaning by the name of OpenCLIP's function."""
+"""Text cleaning, by the name of OpenCLIP's function."""
 
 
 def _text(model: nn.Module, name: str) -> TextSource:
-    """Open the text tower of a model, with the tokenizer that OpenCLIP names for it.
+    """Open the text tower of a model, with OpenCLIP's tokenizer for it.
 
     Raises
     ------
-    EncoderSourceError : the tokenizer cannot be had, or does what no file can say.
+    EncoderSourceError : the tokenizer cannot be loaded, or cannot be stored in a file.
     """
     from index_builder.foreign_encoders.text_towers import (  # noqa: PLC0415 - an extra
         clip_tokenizer,
@@ -144,9 +144,9 @@ def _text(model: nn.Module, name: str) -> TextSource:
 
     try:
         theirs: Any = open_clip.get_tokenizer(name if ":" in name else name.partition("/")[0])
-    except Exception as error:  # OpenCLIP, transformers and the hub raise whatever they like
+    except Exception as error:  # OpenCLIP, transformers and the hub raise many error types
         raise EncoderSourceError(
-            f"OpenCLIP gives no tokenizer of {name!r}: {first_line(error)}"
+            f"OpenCLIP cannot load the tokenizer of {name!r}: {first_line(error)}"
         ) from error
     tokenizer = None
     if isinstance(theirs, SimpleTokenizer) and theirs.reduction_fn is None:
@@ -156,8 +156,8 @@ def _text(model: nn.Module, name: str) -> TextSource:
     cleaning = _CLEANING.get(theirs.clean_fn.__name__)
     if tokenizer is None or cleaning is None:
         raise EncoderSourceError(
-            f"The tokenizer of {name!r}, a {type(theirs).__name__}, does what a file of the "
-            "`tokenizers` library cannot say. Leave out --text."
+            f"The tokenizer of {name!r}, a {type(theirs).__name__}, cannot be stored as a file of "
+            "the `tokenizers` library. Leave out --text."
         )
 
     def ids(text: str) -> NDArray[np.int64]:
@@ -181,8 +181,8 @@ def _tower(visual: nn.Module, pooling: Pooling) -> nn.Module:
         return PooledTimmModel(trunk, pooling)
     if not isinstance(visual, VisionTransformer):
         raise EncoderSourceError(
-            f"The image tower is a {type(visual).__name__}, whose tokens cannot be had; only "
-            "`--pooling default` is possible."
+            f"The image tower is a {type(visual).__name__}, which gives no access to its tokens. "
+            "Use `--pooling default`."
         )
     return PooledTower(visual, pooling)
 

@@ -1,4 +1,4 @@
-"""A library's own vectors of real images against those that Vouch computes."""
+"""Compares the vectors of real images from Vouch and from the library."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from model_store.errors import EncoderSourceError, ImageError, ParityError
 from model_store.images import Preprocessing, decode_image
 
 Reference = Callable[[Image.Image], NDArray[np.float32]]
-"""A library's own way from an upright RGB image to its vector (D,)."""
+"""A library's own pipeline from an upright RGB image to its vector (D,)."""
 
 MIN_COSINE = 0.9999
-"""Between both vectors, of each image."""
+"""Minimum cosine between both vectors of an image."""
 
 MIN_CENTRED_COSINE = 0.999
-"""The same of vectors less their mean over all images, which encoders whose vectors all point much
-the same way agree on however wrong they are."""
+"""Minimum cosine between both vectors after subtracting the mean over all images. Without this,
+even wrong vectors agree if all vectors have nearly one direction."""
 
 _ROUNDING = 1e-4
-"""A difference between images that is smaller, of the largest number, may be rounding."""
+"""Smaller differences between images, relative to the largest number, may be rounding."""
 
 MIN_IMAGES = 5
-"""Export is checked at batches of up to five."""
+"""Minimum number of images, because the export is checked with batches of up to five."""
 
 MOST_IMAGES = 32
-"""To compare on; of more it takes minutes, and says nothing new."""
+"""Maximum number of images to compare; more take minutes and add nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class ParityImage:
 
     Attributes
     ----------
-    name : of its file.
-    data : its bytes.
-    label : the first folder above it; None of what lies in none.
+    name : name of the file.
+    data : content of the file.
+    label : the first sub-folder; None without one.
     """
 
     name: str
@@ -54,7 +54,7 @@ class ParityImage:
 
     @property
     def upright(self) -> Image.Image:
-        """As a library's pipeline is given it: RGB, turned as its EXIF says."""
+        """The upright RGB image, as input of a library's pipeline."""
         return ImageOps.exif_transpose(Image.open(BytesIO(self.data))).convert("RGB")
 
 
@@ -64,10 +64,10 @@ class Parity:
 
     Attributes
     ----------
-    n_images : images, or texts, that were compared.
-    smallest_cosine, smallest_centred_cosine : of any of them; see `MIN_CENTRED_COSINE`. The second
-        is None where all embeddings are equal, as those of some untrained encoders are.
-    worst : the image with the smallest cosine.
+    n_images : number of compared images or texts.
+    smallest_cosine, smallest_centred_cosine : minima over all of them; see `MIN_CENTRED_COSINE`.
+        The second is None if all embeddings are equal, as from some untrained encoders.
+    worst : name of the image with the smallest cosine.
     """
 
     n_images: int
@@ -77,7 +77,7 @@ class Parity:
 
     @property
     def holds(self) -> bool:
-        """True where both cosines are large enough."""
+        """True if both cosines are large enough."""
         centred = self.smallest_centred_cosine
         return self.smallest_cosine >= MIN_COSINE and (
             centred is None or centred >= MIN_CENTRED_COSINE
@@ -85,15 +85,15 @@ class Parity:
 
 
 def parity_images(folder: Path | None, most: int = MOST_IMAGES) -> list[ParityImage]:
-    """Return real images: some of a folder's, or photographs that come with scikit-learn.
+    """Return real images from a folder, or the photographs of scikit-learn.
 
     Parameters
     ----------
-    most : of a folder's images, evenly over their names.
+    most : maximum number of the folder's images, evenly spread over the names.
 
     Raises
     ------
-    EncoderSourceError : the folder holds fewer than `MIN_IMAGES` that can be read.
+    EncoderSourceError : the folder has fewer than `MIN_IMAGES` readable images.
     """
     if folder is None:
         return list(_sample_images())
@@ -111,14 +111,13 @@ def parity_images(folder: Path | None, most: int = MOST_IMAGES) -> list[ParityIm
         found.append(ParityImage(name.as_posix(), data, label))
     if len(found) < MIN_IMAGES:
         raise EncoderSourceError(
-            f"{folder} holds {len(found)} images that can be read; {MIN_IMAGES} are needed to "
-            "compare on."
+            f"{folder} has {len(found)} readable images; the comparison needs {MIN_IMAGES}."
         )
     return found[:most]
 
 
 def labels_of(images: Sequence[ParityImage]) -> list[str] | None:
-    """Return the images' labels; None if they are no usable labels."""
+    """Return the images' labels; None if they are not usable."""
     labels = [one.label for one in images if one.label is not None]
     if len(labels) < len(images) or not 1 < len(set(labels)) < len(labels):
         return None
@@ -127,7 +126,7 @@ def labels_of(images: Sequence[ParityImage]) -> list[str] | None:
 
 @cache
 def _sample_images() -> tuple[ParityImage, ...]:
-    """Two photographs, whole, and cut to other shapes and sizes."""
+    """Return two photographs, whole and cropped to other shapes."""
     from sklearn.datasets import load_sample_images  # noqa: PLC0415 - slow
 
     found = []
@@ -141,7 +140,7 @@ def _sample_images() -> tuple[ParityImage, ...]:
 
 
 def prepared(images: Sequence[ParityImage], preprocessing: Preprocessing) -> NDArray[np.uint8]:
-    """Return images as the encoder takes them, (n, H, W, 3)."""
+    """Return preprocessed images (n, H, W, 3)."""
     decoded = (decode_image(one.data, None, preprocessing.smallest_side) for one in images)
     return np.stack([preprocessing(one.pixels) for one in decoded])
 
@@ -152,21 +151,21 @@ def require_parity(
     images: Sequence[ParityImage],
     pixels: NDArray[np.uint8],
 ) -> Parity:
-    """Compare the mean embedding of each image with the library's vector of it.
+    """Compare the mean embedding of each image with the library's vector.
 
     Parameters
     ----------
-    pixels : the same images as the encoder takes them, see `prepared`.
+    pixels : the same images after preprocessing, see `prepared`.
 
     Raises
     ------
-    ParityError : for some image a cosine is below `MIN_COSINE` or `MIN_CENTRED_COSINE`.
+    ParityError : a cosine of an image is below `MIN_COSINE` or `MIN_CENTRED_COSINE`.
     """
     ours = encoder.encode(pixels, at_once=4).mean
     theirs = np.stack([reference(one.upright) for one in images])
     if ours.shape != theirs.shape:
         raise ParityError(
-            f"The exported encoder gives vectors of {ours.shape[1]} numbers, its source of "
+            f"The exported encoder gives vectors of {ours.shape[1]} numbers, but its source gives "
             f"{theirs.shape[1]}. Nothing was written."
         )
     for whose, vectors in (("source of the encoder", theirs), ("exported encoder", ours)):
@@ -180,9 +179,9 @@ def require_parity(
     parity = agreement(ours, theirs, [one.name for one in images])
     if not parity.holds:
         raise ParityError(
-            f"The vectors of the exported encoder and those of its source differ: the smallest "
-            f"cosine is {parity.smallest_cosine:.6f}, of {parity.worst!r} (wanted {MIN_COSINE}), "
-            f"and {parity.smallest_centred_cosine} of vectors less their mean (wanted "
+            f"The vectors of the exported encoder differ from those of its source: the smallest "
+            f"cosine is {parity.smallest_cosine:.6f}, for {parity.worst!r} (wanted {MIN_COSINE}), "
+            f"and {parity.smallest_centred_cosine} after subtracting the mean (wanted "
             f"{MIN_CENTRED_COSINE}). Nothing was written."
         )
     return parity
@@ -195,7 +194,7 @@ def _is_sound(vector: NDArray[np.float32]) -> bool:
 def agreement(
     ours: NDArray[np.float32], theirs: NDArray[np.float32], names: Sequence[str]
 ) -> Parity:
-    """Compare two encoders' vectors (n, D) of the same n images or texts, with their ``names``."""
+    """Compare two encoders' vectors (n, D) of the same n images or texts."""
     one, other = ours.astype(np.float64), theirs.astype(np.float64)
     cosines = _cosines(one, other)
     spread = other - other.mean(0)
@@ -207,7 +206,7 @@ def agreement(
 
 
 def _cosines(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the cosine of each row of ``a`` with that of ``b``; -1 for what is no number."""
+    """Return the cosine of each row of ``a`` with the row of ``b``; −1 instead of NaN."""
     norms = np.sqrt((a * a).sum(1) * (b * b).sum(1))
     with np.errstate(invalid="ignore", divide="ignore"):
         cosines: NDArray[np.float64] = np.nan_to_num((a * b).sum(1) / norms, nan=-1.0)

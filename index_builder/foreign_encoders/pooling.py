@@ -1,4 +1,4 @@
-"""From a network's tokens, or its feature map, to one vector an image."""
+"""Pools a network's tokens or feature map to one vector per image."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def pooled(found: Tensor, pooling: Pooling, n_prefix: int = 0) -> Tensor:
 
     Parameters
     ----------
-    pooling : another than ``default``. The generalised mean counts negative values as zero.
-    n_prefix : the tokens before the first patch: class token and registers.
+    pooling : any except ``default``. The generalised mean raises negative values to `GEM_FLOOR`.
+    n_prefix : number of tokens before the first patch: class token and registers.
 
     Raises
     ------

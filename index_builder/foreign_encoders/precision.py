@@ -1,4 +1,4 @@
-"""Smaller numbers in an exported encoder, and what they cost: half precision and int8."""
+"""Reduces an exported encoder to float16 or int8, and measures the loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-# ONNX Runtime reports its use to its maker unless `model_store.encoder.onnx` was imported first.
+# `model_store.encoder.onnx` must be imported first; it disables ONNX Runtime's telemetry.
 from onnxruntime.quantization import (
     CalibrationDataReader,
     CalibrationMethod,
@@ -34,15 +34,15 @@ _BATCH = 4
 
 @dataclass(frozen=True, slots=True)
 class PrecisionCost:
-    """The loss by smaller numbers, on the same images.
+    """The loss by a lower precision, on the same images.
 
     Attributes
     ----------
-    n_images : it was measured on.
-    smallest_cosine, mean_cosine : of both embeddings of an image.
-    recall_at_1, recall_at_1_float32 : share of the images whose nearest other image has their
-        label; without labels, whose nearest is the float32 encoder's, which has then 1.
-    bytes, bytes_float32 : of the files.
+    n_images : number of images.
+    smallest_cosine, mean_cosine : minimum and mean cosine of both embeddings of an image.
+    recall_at_1, recall_at_1_float32 : share of images whose nearest other image has the same label.
+        Without labels: share with the same nearest image as in float32, which then has 1.
+    bytes, bytes_float32 : sizes of the files.
     """
 
     n_images: int
@@ -55,7 +55,7 @@ class PrecisionCost:
 
 
 class _Batches(CalibrationDataReader):  # type: ignore[misc] # ONNX Runtime has no types
-    """Images for the ranges of a static quantisation."""
+    """Batches of images for the ranges of a static quantisation."""
 
     def __init__(self, images: NDArray[np.uint8]) -> None:
         starts = range(0, len(images), _BATCH)
@@ -70,14 +70,14 @@ class _Batches(CalibrationDataReader):  # type: ignore[misc] # ONNX Runtime has 
 def reduce_precision(
     path: Path, reduced: Path, precision: Precision, images: NDArray[np.uint8]
 ) -> None:
-    """Write the encoder in ``path`` to ``reduced``, with smaller numbers.
+    """Write the encoder in ``path`` to ``reduced``, with a lower precision.
 
     Parameters
     ----------
-    images : (n, H, W, 3), which decide on the ranges of ``int8_static``.
+    images : (n, H, W, 3) images for the ranges of ``int8_static``.
     """
-    # Seven bits of weights would suit x86 processors without VNNI, on which sums of eight may
-    # overflow (`int8_sums_overflow`); they cost MobileNetV2 a tenth of its recall everywhere.
+    # On x86 processors without VNNI, sums of 8-bit weights may overflow (`int8_sums_overflow`).
+    # Weights of seven bits would avoid this, but cost MobileNetV2 a tenth of its recall everywhere.
     with TemporaryDirectory() as scratch:
         prepared = Path(scratch) / "prepared.onnx"
         if precision is Precision.float16:
@@ -95,8 +95,8 @@ def reduce_precision(
 
 def _quantise(path: Path, reduced: Path, precision: Precision, images: NDArray[np.uint8]) -> None:
     if precision is Precision.int8_dynamic:
-        # Products of matrices alone: of a convolution's input one range is too coarse (MobileNetV2
-        # keeps a third of its recall), and its kernel is slower than that of float32.
+        # Only matrix products: for a convolution's input, one range is too coarse (MobileNetV2
+        # keeps a third of its recall), and the int8 kernel is slower than float32.
         operators = ["MatMul", "Gemm"]
         quantize_dynamic(path, reduced, operators, per_channel=True, weight_type=QuantType.QInt8)
         return
@@ -113,24 +113,24 @@ def _quantise(path: Path, reduced: Path, precision: Precision, images: NDArray[n
 def precision_cost(
     path: Path, reduced: Path, images: NDArray[np.uint8], labels: list[str] | None
 ) -> PrecisionCost:
-    """Compare an encoder with its reduced one.
+    """Compare an encoder with its reduced version.
 
     Parameters
     ----------
     images : (n, H, W, 3).
-    labels : n of them; None if there are no labels.
+    labels : n labels; None without labels.
 
     Raises
     ------
-    ParityError : the smaller numbers cannot hold what the network computes.
+    ParityError : values of the network exceed the range of the number format.
     """
     exact, small = _encoded(path, images), _encoded(reduced, images)
     lost = ~(np.isfinite(small.mean).all(1) & small.mean.any(1))
     if lost.any():
         raise ParityError(
-            f"{int(lost.sum())} of {len(images)} images no longer have an embedding: what the "
-            "network computes is too large or too small for such numbers (those of float16 end at "
-            "65,504). Take another --precision. Nothing was written."
+            f"{int(lost.sum())} of {len(images)} images no longer have an embedding: values of the "
+            "network are too large or too small for this number format (float16 ends at 65,504). "
+            "Choose another --precision. Nothing was written."
         )
     a, b = exact.directions.astype(np.float64), small.directions.astype(np.float64)
     cosines = (a * b).sum(1)
@@ -153,11 +153,11 @@ def precision_cost(
 
 
 def require_recall(cost: PrecisionCost, tolerance: float) -> None:
-    """Refuse an encoder that has lost too much.
+    """Refuse an encoder that has lost too much recall.
 
     Parameters
     ----------
-    tolerance : the fall of recall at 1 that is accepted.
+    tolerance : maximum loss of recall at 1.
 
     Raises
     ------
@@ -177,7 +177,7 @@ def _encoded(path: Path, images: NDArray[np.uint8]) -> Embeddings:
 
 
 def _nearest(directions: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the nearest other row of each."""
+    """Return the index of the nearest other row of each row."""
     similarities = directions @ directions.T
     np.fill_diagonal(similarities, -np.inf)
     nearest: NDArray[np.int64] = similarities.argmax(1)

@@ -1,7 +1,7 @@
-"""The files that say how a published encoder wants its images.
+"""Reads the preprocessing files of published encoders.
 
-Three kinds are known by their keys: OpenCLIP's and Immich's ``preprocess_cfg.json``, timm's
-``config.json``, and ``preprocessor_config.json`` of transformers.
+The keys identify three formats: ``preprocess_cfg.json`` of OpenCLIP and Immich, ``config.json`` of
+timm, and ``preprocessor_config.json`` of transformers.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from model_store.images.resize import Fit, Resample
 
 OPEN_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 OPEN_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-"""The defaults of OpenCLIP, where a configuration is silent."""
+"""The defaults of OpenCLIP, for missing keys."""
 
 _RESAMPLES: tuple[Resample, ...] = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
-"""Pillow's numbers for them."""
+"""Interpolations in the order of Pillow's numbers."""
 
 _OPEN_CLIP_FITS: Mapping[str, Fit] = {"shortest": "cover", "longest": "pad", "squash": "stretch"}
 _TIMM_FITS: Mapping[str, Fit] = {"center": "cover", "border": "pad", "squash": "stretch"}
@@ -37,11 +37,11 @@ _UNSUPPORTED = ("do_pad", "rescale_offset", "include_top", "do_thumbnail", "do_a
 
 
 def read_preprocess_file(path: Path) -> InputFormat:
-    """Read how an encoder wants its images.
+    """Read the preprocessing of an encoder.
 
     Raises
     ------
-    EncoderSourceError : the file is of no known kind, or asks for a step that Vouch does not have.
+    EncoderSourceError : the format is unknown, or a step is not supported.
     """
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
@@ -52,7 +52,7 @@ def read_preprocess_file(path: Path) -> InputFormat:
     except (KeyError, TypeError, ValueError, IndexError) as error:
         found = sorted(fields) if isinstance(fields, dict) else type(fields).__name__
         raise EncoderSourceError(
-            f"{path} does not say how images are prepared ({error}). It holds {found}; wanted "
+            f"{path} is not a known preprocessing file ({error}). It holds {found}; wanted "
             "OpenCLIP's preprocess_cfg.json, timm's config.json, or preprocessor_config.json of "
             "transformers."
         ) from error
@@ -76,13 +76,13 @@ def from_open_clip(fields: Mapping[str, Any]) -> InputFormat:
 
     Raises
     ------
-    KeyError, TypeError, ValueError : it is something else.
+    KeyError, TypeError, ValueError : the fields have another format.
     """
     height, width = _height_and_width(fields["size"])
     if fields.get("mode", "RGB") != "RGB":
         raise ValueError(f"the mode is {fields['mode']!r}, wanted RGB")
     grey = int(fields.get("fill_color", 0))
-    # As OpenCLIP has it: whatever is not bilinear is bicubic.
+    # As in OpenCLIP: everything except bilinear means bicubic.
     bilinear = fields.get("interpolation") == "bilinear"
     return InputFormat(
         Preprocessing(
@@ -98,11 +98,11 @@ def from_open_clip(fields: Mapping[str, Any]) -> InputFormat:
 
 
 def from_timm(fields: Mapping[str, Any]) -> InputFormat:
-    """Read timm's ``pretrained_cfg``, or what `timm.data.resolve_model_data_config` returns.
+    """Read timm's ``pretrained_cfg``, or the result of `timm.data.resolve_model_data_config`.
 
     Raises
     ------
-    KeyError, TypeError, ValueError : it is something else.
+    KeyError, TypeError, ValueError : the fields have another format.
     """
     n_channels, height, width = fields["input_size"]
     if n_channels != 3:
@@ -130,11 +130,11 @@ def from_transformers(fields: Mapping[str, Any]) -> InputFormat:
 
     Raises
     ------
-    KeyError, TypeError, ValueError : it is something else, or has a step that Vouch has not.
+    KeyError, TypeError, ValueError : the fields have another format, or a step is not supported.
     """
     unknown = [name for name in _UNSUPPORTED if fields.get(name)]
     if unknown:
-        raise ValueError(f"it asks for {', '.join(unknown)}")
+        raise ValueError(f"{', '.join(unknown)} is not supported")
     factor = fields.get("rescale_factor", 1 / 255) if fields.get("do_rescale", True) else 1.0
     scale = 255 * factor
     mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
@@ -150,15 +150,15 @@ def from_transformers(fields: Mapping[str, Any]) -> InputFormat:
 
 def _resized_by_transformers(fields: Mapping[str, Any]) -> Preprocessing:
     if not fields.get("do_resize", True):
-        raise ValueError("do_resize is false, so that images have no common size")
+        raise ValueError("do_resize is false, so images have no common size")
     resample = _RESAMPLES[int(fields.get("resample", 2))]
     size = fields["size"]
-    if not isinstance(size, dict):  # one number, as old files have it
+    if not isinstance(size, dict):  # one number, in old files
         cropped = bool(fields.get("do_center_crop"))
         size = {"shortest_edge": size} if cropped else {"height": size, "width": size}
     if size.get("height") is not None:
         if fields.get("do_center_crop"):
-            raise ValueError("it stretches images and then crops them")
+            raise ValueError("stretching and then cropping is not supported")
         return Preprocessing(int(size["height"]), int(size["width"]), "stretch", resample)
     shortest = int(size["shortest_edge"])
     if fields.get("crop_pct") is not None:  # ConvNeXt's
@@ -169,7 +169,7 @@ def _resized_by_transformers(fields: Mapping[str, Any]) -> Preprocessing:
     elif fields.get("do_center_crop"):
         height, width = _height_and_width(fields["crop_size"])
     else:
-        raise ValueError("images keep their shape, and have no common size")
+        raise ValueError("images keep their shape, so they have no common size")
     return Preprocessing(
         height,
         width,
@@ -181,7 +181,7 @@ def _resized_by_transformers(fields: Mapping[str, Any]) -> Preprocessing:
 
 
 def _height_and_width(size: object) -> tuple[int, int]:
-    """Read a size, which is one number, two, or two with names."""
+    """Read a size: one number, two numbers, or two named numbers."""
     if isinstance(size, Mapping):
         return int(size["height"]), int(size["width"])
     if isinstance(size, list | tuple):
@@ -191,7 +191,7 @@ def _height_and_width(size: object) -> tuple[int, int]:
 
 
 def _resample(name: str) -> Resample:
-    """Return the interpolation that timm calls ``name``; of a random one, its bilinear half."""
+    """Return timm's interpolation ``name``; bilinear for a random one."""
     known: dict[str, Resample] = {one: one for one in _RESAMPLES}
     return known["bilinear" if name == "random" else name]
 

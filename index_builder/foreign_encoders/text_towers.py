@@ -1,4 +1,4 @@
-"""Text towers of torch, and their tokenizers, as `model_store.encoder.text` wants them."""
+"""Exports text towers of torch and their tokenizers; see `model_store.encoder.text`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from model_store.encoder.contract import (
 from model_store.encoder.text import TEXT_ENCODER_FILE, TOKENIZER_FILE
 
 _WORDS_OF_CLIP = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
-"""Pieces of a text that CLIP merges bytes within."""
+"""Pattern of CLIP's words; bytes are merged only within a word."""
 
 
 def text_source(
@@ -41,13 +41,13 @@ def text_source(
     *,
     reads_mask: bool = False,
 ) -> TextSource:
-    """Return what will be written of a text tower.
+    """Return the source of a text tower.
 
     Parameters
     ----------
-    tower : token ids (B, L) int64, and their attention mask where it ``reads_mask``, to embedding
-        mean (B, D), or to mean and variance where it knows its own uncertainty.
-    tokenizer : pads and truncates to L.
+    tower : token ids (B, L) int64 → embedding mean (B, D), or → mean and variance if the tower
+        predicts its uncertainty. If ``reads_mask``, it also takes the attention mask.
+    tokenizer : tokenizer that pads and truncates to L.
     cleaning, ids, reference : see `TextSource`.
     """
 
@@ -73,7 +73,7 @@ def text_source(
 
 
 class _Contract(nn.Module):
-    """A tower whose outputs are a tuple of float32."""
+    """A tower with a tuple of float32 tensors as output."""
 
     def __init__(self, tower: nn.Module) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class _Contract(nn.Module):
 
 
 def clip_tokenizer(simple: Any) -> Tokenizer:  # noqa: ANN401 - OpenCLIP's
-    """Return OpenCLIP's ``SimpleTokenizer``, but for its cleaning, in the `tokenizers` library."""
+    """Convert OpenCLIP's ``SimpleTokenizer``, without its cleaning, to the `tokenizers` library."""
     ranks: dict[tuple[str, str], int] = simple.bpe_ranks
     merges = sorted(ranks, key=lambda pair: ranks[pair])
     tokenizer = Tokenizer(
@@ -117,9 +117,9 @@ def clip_tokenizer(simple: Any) -> Tokenizer:  # noqa: ANN401 - OpenCLIP's
 
 
 def library_tokenizer(tokenizer: Any, context_length: int) -> Tokenizer | None:  # noqa: ANN401
-    """Return a copy of the tokenizer behind one of transformers, to a context length.
+    """Return a copy of the backend of a transformers tokenizer, for a context length.
 
-    None where that is not of the `tokenizers` library.
+    None if the backend is not from the `tokenizers` library.
     """
     behind = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(behind, Tokenizer) or tokenizer.pad_token_id is None:

@@ -1,4 +1,4 @@
-"""A library's own vectors of texts against those that Vouch computes; see `parity` for images."""
+"""Compares the vectors of texts from Vouch and from the library; see `parity` for images."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ PARITY_TEXTS = (
     "schÃ¶n ＦＵＬＬ ﬁne",
     "a very long description of nothing in particular, " * 60,
 )
-"""Texts of several scripts, an empty one, one that is longer than any context, and what libraries
-clean each in their own way: entities, ligatures, wrongly decoded characters."""
+"""Texts in several scripts, an empty text, a text longer than any context, and characters that
+libraries clean differently: entities, ligatures, wrongly decoded characters."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class TextSource:
 
     Attributes
     ----------
-    write : write its ONNX file to a directory, with its metadata, and its tokenizer; given the
-        fingerprint of the encoder of images.
-    cleaning : what a text goes through before it is tokenized.
-    ids : its library's own way from a text to the tokens (L,).
-    reference : its library's own way from a text to a vector (D,).
+    write : writes the ONNX file, with metadata, and the tokenizer to a directory; takes the
+        fingerprint of the image encoder.
+    cleaning : cleaning of a text before tokenizing.
+    ids : the library's own pipeline from a text to tokens (L,).
+    reference : the library's own pipeline from a text to a vector (D,).
     """
 
     write: Callable[[Path, str], None]
@@ -60,7 +60,7 @@ class TextSource:
 
 @dataclass(frozen=True, slots=True)
 class WrittenText:
-    """A text tower that was written, and its agreement with its source."""
+    """A written text tower, and its agreement with its source."""
 
     fingerprint: str
     context_length: int
@@ -75,22 +75,22 @@ def write_text_encoder(
 
     Parameters
     ----------
-    image_encoder, dim : fingerprint and D of the encoder of images.
+    image_encoder, dim : fingerprint and D of the image encoder.
 
     Raises
     ------
-    ParityError : some text has other tokens, or another vector, than its library gives it.
-    EncoderSourceError : the graph cannot be run, or its vectors are no neighbours of images'.
+    ParityError : tokens or vector of a text differ from the library's.
+    EncoderSourceError : the graph cannot be run, or its vectors have another size than images'.
     """
     source.write(directory, image_encoder)
     try:
         encoder = OnnxTextEncoder(directory)
     except Exception as error:  # ONNX Runtime's
-        raise EncoderSourceError(f"ONNX Runtime does not take the text tower: {error}") from error
+        raise EncoderSourceError(f"ONNX Runtime cannot load the text tower: {error}") from error
     if encoder.dim != dim:
         raise EncoderSourceError(
-            f"The text tower gives vectors of {encoder.dim} numbers, the image tower of {dim}: "
-            "they cannot be compared."
+            f"The text tower gives vectors of {encoder.dim} numbers, but the image tower gives "
+            f"{dim}. They cannot be compared."
         )
     return WrittenText(
         encoder.fingerprint, encoder.context_length, source.cleaning, _parity(encoder, source)
@@ -103,8 +103,8 @@ def _parity(encoder: OnnxTextEncoder, source: TextSource) -> Parity:
         wanted = source.ids(text)
         if not np.array_equal(ours, wanted):
             raise ParityError(
-                f"The text {text[:50]!r} has the tokens {_some(ours)} and those of its library "
-                f"are {_some(wanted)}. Nothing was written."
+                f"The text {text[:50]!r} has the tokens {_some(ours)}, but {_some(wanted)} in its "
+                "library. Nothing was written."
             )
     together = encoder.encode(tokens).mean
     alone = [encoder.encode(encoder.tokenize([text])).mean[0] for text in PARITY_TEXTS]
@@ -113,10 +113,10 @@ def _parity(encoder: OnnxTextEncoder, source: TextSource) -> Parity:
         parity = agreement(vectors, theirs, PARITY_TEXTS)
         if not parity.holds:
             raise ParityError(
-                "The vectors of the exported text tower and those of its source differ: the "
-                f"smallest cosine is {parity.smallest_cosine:.6f}, of {parity.worst[:50]!r} "
-                f"(wanted {MIN_COSINE}), and {parity.smallest_centred_cosine} of vectors less "
-                f"their mean (wanted {MIN_CENTRED_COSINE}). Nothing was written."
+                "The vectors of the exported text tower differ from those of its source: the "
+                f"smallest cosine is {parity.smallest_cosine:.6f}, for {parity.worst[:50]!r} "
+                f"(wanted {MIN_COSINE}), and {parity.smallest_centred_cosine} after subtracting "
+                f"the mean (wanted {MIN_CENTRED_COSINE}). Nothing was written."
             )
     return parity
 

@@ -1,4 +1,4 @@
-"""Encoders of timm: any model by its name, or from the Hugging Face hub by ``hf-hub:``."""
+"""Encoders of timm: any model of timm, or ``hf-hub:NAME`` from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from model_store.errors import EncoderSourceError
 
 
 class PooledTimmModel(nn.Module):
-    """A model of timm whose tokens, or whose feature map, are pooled otherwise."""
+    """A model of timm with another pooling of its tokens or feature map."""
 
     def __init__(self, model: nn.Module, pooling: Pooling) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class PooledTimmModel(nn.Module):
         self._channels_last = str(getattr(model, "output_fmt", "NCHW")) == "NHWC"
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features (B, F) of ``images`` (B, 3, H, W), standardised."""
+        """Return features (B, F) of standardised ``images`` (B, 3, H, W)."""
         model: Any = self.model
         found: Tensor = model.forward_features(images)
         if found.ndim == 4 and self._channels_last:
@@ -43,13 +43,13 @@ def timm_network(
 
     Parameters
     ----------
-    name : timm's, or ``hf-hub:`` and a repository.
-    weights : a local file; None for those that timm downloads.
-    untrained : random weights.
+    name : name of a timm model, or ``hf-hub:`` and a repository.
+    weights : a local file; None for timm's weights.
+    untrained : whether to use random weights.
 
     Raises
     ------
-    EncoderSourceError : there is no such model, or its weights cannot be had or do not fit.
+    EncoderSourceError : the model does not exist, or its weights cannot be loaded.
     """
     local = {} if weights is None else {"checkpoint_path": str(weights)}
     try:
@@ -58,10 +58,10 @@ def timm_network(
         ).eval()
         settings = timm.data.resolve_model_data_config(model)
         input_format = from_timm(settings)
-    except Exception as error:  # timm, its hub and torch raise whatever they like
+    except Exception as error:  # timm, its hub and torch raise many error types
         raise EncoderSourceError(
-            f"timm gives no {name!r}: {first_line(error)} `--weights FILE` takes local weights, "
-            "`--untrained` random ones."
+            f"timm cannot load {name!r}: {first_line(error)} `--weights FILE` takes local weights, "
+            "`--untrained` random weights."
         ) from error
     network = model if pooling is Pooling.default else PooledTimmModel(model, pooling)
     transform = timm.data.create_transform(**settings, is_training=False)

@@ -1,4 +1,4 @@
-"""Encoders from your own module: ``module.py:factory``."""
+"""Encoders from the user's own torch module: ``module.py:factory``."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from model_store.errors import EncoderSourceError
 
 
 def torch_network(place: str, input_format: InputFormat) -> ForeignNetwork:
-    """Call a factory of the user's own for a module.
+    """Create a module by calling the user's factory.
 
-    It maps standardised images (B, 3, H, W) float32 to features (B, F), or to embedding mean
-    (B, D), embedding variance (B, D) and features (B, F).
+    The module maps standardised images (B, 3, H, W) float32 to features (B, F), or to embedding
+    mean (B, D), embedding variance (B, D) and features (B, F).
 
-    Its text tower, if it has one, is its attribute ``text_tower``: a module from token ids (B, L)
-    int64 to vectors (B, D), or to their mean and variance. Then ``tokenizer`` is a `Tokenizer` of
-    the `tokenizers` library that pads and truncates to L.
+    An optional attribute ``text_tower`` is a module from token ids (B, L) int64 to vectors (B, D),
+    or to their mean and variance. It needs an attribute ``tokenizer``: a `Tokenizer` of the
+    `tokenizers` library that pads and truncates to L.
 
     Parameters
     ----------
@@ -35,11 +35,11 @@ def torch_network(place: str, input_format: InputFormat) -> ForeignNetwork:
 
     Raises
     ------
-    EncoderSourceError : there is none, it fails, or it returns no module of this kind.
+    EncoderSourceError : the factory does not exist, fails, or does not return such a module.
     """
     file, _, factory = place.rpartition(":")
     if not (file and factory.isidentifier() and Path(file).is_file()):
-        raise EncoderSourceError(f"{place!r} is no FILE.py:FACTORY, or there is no such file.")
+        raise EncoderSourceError(f"{place!r} is not FILE.py:FACTORY, or the file does not exist.")
     try:
         module = _called(Path(file), factory)
     except Exception as error:  # the user's own code
@@ -58,11 +58,11 @@ def torch_network(place: str, input_format: InputFormat) -> ForeignNetwork:
 
 
 def _text(module: nn.Module) -> TextSource:
-    """Open the text tower of a module of the user's own.
+    """Open the text tower of the user's module.
 
     Raises
     ------
-    EncoderSourceError : its tokenizer is none, or of no fixed length.
+    EncoderSourceError : the tokenizer is missing, or has no fixed length.
     """
     from tokenizers import Tokenizer  # noqa: PLC0415 - an extra
 
@@ -78,7 +78,7 @@ def _text(module: nn.Module) -> TextSource:
     length = (tokenizer.padding or {}).get("length")
     if length is None or length != (tokenizer.truncation or {}).get("max_length"):
         raise EncoderSourceError(
-            "The tokenizer has to pad and truncate to one length: call enable_padding(length=L) "
+            "The tokenizer must pad and truncate to one length: call enable_padding(length=L) "
             "and enable_truncation(L)."
         )
 
@@ -96,11 +96,11 @@ def _text(module: nn.Module) -> TextSource:
 
 
 def _called(file: Path, factory: str) -> object:
-    """Import ``file`` under a separate name, with its folder to import from, and call."""
+    """Import ``file`` under a separate name, with its folder on the path, and call the factory."""
     name = f"vouch_encoder_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise ImportError("it is no Python file")
+        raise ImportError("it is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     sys.path.insert(0, str(file.resolve().parent))
@@ -113,7 +113,7 @@ def _called(file: Path, factory: str) -> object:
 
 
 def _require_vectors(module: nn.Module, input_format: InputFormat) -> None:
-    """Try the module on two grey images."""
+    """Check the module's output on two grey images."""
     preprocessing = input_format.preprocessing
     images = torch.zeros(2, 3, preprocessing.height, preprocessing.width)
     try:

@@ -1,4 +1,4 @@
-"""Encoders of torchvision: any of its classification models, without the classifier."""
+"""Encoders of torchvision: its classification models without the classifier."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from model_store.errors import EncoderSourceError, WeightsError
 from model_store.images import Preprocessing
 
 _TOKENS = "encoder.ln"
-"""The node of torchvision's vision transformers that holds the last tokens."""
+"""The node with the last tokens in torchvision's vision transformers."""
 
 
 class PooledTorchvisionModel(nn.Module):
@@ -39,7 +39,7 @@ class PooledTorchvisionModel(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features (B, F) of ``images`` (B, 3, H, W), standardised."""
+        """Return features (B, F) of standardised ``images`` (B, 3, H, W)."""
         found = self.model(images)
         return pooled(found[_TOKENS], self.pooling, 1) if self._of_tokens else self._mapped(found)
 
@@ -50,18 +50,18 @@ class PooledTorchvisionModel(nn.Module):
 def torchvision_network(
     name: str, weights: str | None, pooling: Pooling, *, untrained: bool
 ) -> ForeignNetwork:
-    """Create a classification model of torchvision up to what its last linear layer takes.
+    """Create a classification model of torchvision without its last linear layer.
 
     Parameters
     ----------
-    name : torchvision's.
-    weights : one of its names for them, or a file; see `load_weights`. None for its default.
-    untrained : random weights.
+    name : name of a torchvision model.
+    weights : a name of torchvision's weights, or a file; see `load_weights`. None for the default.
+    untrained : whether to use random weights.
 
     Raises
     ------
-    EncoderSourceError : there is no such model.
-    WeightsError : the weights cannot be had or do not fit.
+    EncoderSourceError : the model does not exist.
+    WeightsError : the weights cannot be loaded, or do not fit.
     """
     try:
         entries = models.get_model_weights(name)
@@ -130,5 +130,5 @@ def _network(model: nn.Module, pooling: Pooling) -> nn.Module:
         if linear:
             part[linear[-1]] = nn.Identity()
             return model
-    # A classifier of convolutions, as SqueezeNet has.
+    # SqueezeNet has a convolutional classifier.
     return PooledTorchvisionModel(model, Pooling.mean)

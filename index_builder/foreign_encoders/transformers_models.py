@@ -23,11 +23,11 @@ from index_builder.foreign_encoders.texts import TextSource
 from model_store.errors import EncoderSourceError
 
 _CLASS_TOKENS = ("cls_token", "class_embedding", "distillation_token")
-"""The last parts of the names of parameters that are a token before the patches."""
+"""Suffixes of the names of parameters that are tokens before the patches."""
 
 
 class VisionModel(nn.Module):
-    """A model's vector of an image: pooled by the model itself, or from its last hidden state."""
+    """A model's vector of an image: its own pooling, or pooled from its last hidden state."""
 
     def __init__(self, model: nn.Module, pooling: Pooling) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class VisionModel(nn.Module):
         self._n_prefix = _n_prefix(model)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features (B, F) of ``images`` (B, 3, H, W), standardised."""
+        """Return features (B, F) of standardised ``images`` (B, 3, H, W)."""
         model: Any = self.model
         if self.pooling is Pooling.default and hasattr(model, "get_image_features"):
             return _pooler_output(model.get_image_features(pixel_values=images))
@@ -57,27 +57,27 @@ def transformers_network(repository: str, pooling: Pooling, *, untrained: bool) 
 
     Parameters
     ----------
-    repository : a name on the hub, or a local directory with configuration and weights.
-    untrained : random weights; the configuration and the processor still exist.
+    repository : name on the hub, or local directory with configuration and weights.
+    untrained : whether to use random weights; configuration and processor are still loaded.
 
     Raises
     ------
-    EncoderSourceError : it is not available, needs its own code, or is no vision model.
+    EncoderSourceError : the model is not available, needs its own code, or is not a vision model.
     """
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
-        # Its image processors are exact in Pillow; those on tensors round otherwise.
+        # The image processors in Pillow are exact; those for tensors round differently.
         processor = transformers.AutoImageProcessor.from_pretrained(
             repository, trust_remote_code=False, backend="pil"
         )
         model = _model(repository, untrained=untrained)
         input_format = from_transformers(processor.to_dict())
-    except Exception as error:  # transformers, its hub and torch raise whatever they like
+    except Exception as error:  # transformers, its hub and torch raise many error types
         raise EncoderSourceError(
-            f"transformers gives no image model {repository!r}: {first_line(error)} Name a "
+            f"transformers cannot load the image model {repository!r}: {first_line(error)} Name a "
             "repository of the hub, or a directory with config.json, preprocessor_config.json and "
-            "model.safetensors. Code that comes with a repository is never run."
+            "model.safetensors. Code in a repository is never run."
         ) from error
     network = VisionModel(model, pooling)
 
@@ -94,14 +94,14 @@ def transformers_network(repository: str, pooling: Pooling, *, untrained: bool) 
 
 
 class TextTower(nn.Module):
-    """A model's vector of a text, as its ``get_text_features`` computes it."""
+    """A model's vector of a text; the same as its ``get_text_features``."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, token_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Features (B, D) of texts as ``token_ids`` and maybe ``attention_mask`` (B, L)."""
+        """Return features (B, D) of ``token_ids`` and optional ``attention_mask`` (B, L)."""
         model: Any = self.model
         masks = {} if attention_mask is None else {"attention_mask": attention_mask}
         return _pooler_output(model.get_text_features(input_ids=token_ids, **masks))
@@ -112,22 +112,22 @@ def _text(model: Any, repository: str) -> TextSource:  # noqa: ANN401 - of trans
 
     Raises
     ------
-    EncoderSourceError : the tokenizer cannot be had, or is none of the `tokenizers` library.
+    EncoderSourceError : the tokenizer cannot be loaded, or is not from the `tokenizers` library.
     """
     try:
         theirs: Any = transformers.AutoTokenizer.from_pretrained(
             repository, trust_remote_code=False
         )
-    except Exception as error:  # transformers and its hub raise whatever they like
+    except Exception as error:  # transformers and its hub raise many error types
         raise EncoderSourceError(
-            f"transformers gives no tokenizer of {repository!r}: {first_line(error)}"
+            f"transformers cannot load the tokenizer of {repository!r}: {first_line(error)}"
         ) from error
     config = getattr(model.config, "text_config", model.config)
     length = min(int(config.max_position_embeddings), int(theirs.model_max_length))
     tokenizer = library_tokenizer(theirs, length)
     if tokenizer is None:
         raise EncoderSourceError(
-            f"The tokenizer of {repository!r}, a {type(theirs).__name__}, is none of the "
+            f"The tokenizer of {repository!r}, a {type(theirs).__name__}, is not from the "
             "`tokenizers` library, or has no padding. Leave out --text."
         )
     tower = TextTower(model)
@@ -153,7 +153,7 @@ def _text(model: Any, repository: str) -> TextSource:  # noqa: ANN401 - of trans
 
 
 def _model(repository: str, *, untrained: bool) -> nn.Module:
-    """Load a model in evaluation mode, its attention as plain products of matrices."""
+    """Load a model in evaluation mode, with attention as plain matrix products."""
     options = {"attn_implementation": "eager", "trust_remote_code": False}
     auto: Any = transformers.AutoModel
     if untrained:
@@ -165,7 +165,7 @@ def _model(repository: str, *, untrained: bool) -> nn.Module:
 
 
 def _n_prefix(model: nn.Module) -> int:
-    """Return how many tokens stand before the patches."""
+    """Return the number of tokens before the patches."""
     parameters = [name.rpartition(".")[2] for name, _ in model.named_parameters()]
     config = getattr(model.config, "vision_config", model.config)
     registers = int(getattr(config, "num_register_tokens", 0) or 0)
@@ -173,6 +173,6 @@ def _n_prefix(model: nn.Module) -> int:
 
 
 def _pooler_output(found: Any) -> Tensor:  # noqa: ANN401 - of transformers
-    """Return the vector of what ``get_image_features`` returns: it itself, in older releases."""
+    """Return the vector from ``get_image_features``; older releases return it directly."""
     vector: Tensor = getattr(found, "pooler_output", found)
     return vector

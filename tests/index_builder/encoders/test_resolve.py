@@ -50,7 +50,7 @@ class TestEncoderInTheBox:
     def test_another_directory_of_that_name_is_left_alone(self, tmp_path: Path) -> None:
         (tmp_path / "mobilenet_v2").mkdir()
         (tmp_path / "mobilenet_v2" / "mine.txt").write_text("mine", "utf-8")
-        with pytest.raises(OutputError, match="is no encoder's"):
+        with pytest.raises(OutputError, match="is not an encoder's directory"):
             resolve_encoder(None, tmp_path)
         assert [path.name for path in (tmp_path / "mobilenet_v2").iterdir()] == ["mine.txt"]
 

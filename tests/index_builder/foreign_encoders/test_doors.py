@@ -241,7 +241,7 @@ def nothing():
             ("failing", "failing\\(\\) of .* fails: RuntimeError: no licence"),
             ("nothing", "returns a int; wanted a torch.nn.Module"),
             ("absent", "AttributeError"),
-            ("", "is no FILE.py:FACTORY"),
+            ("", "is not FILE.py:FACTORY"),
         ],
     )
     def test_a_module_that_is_none(
@@ -260,12 +260,12 @@ class TestWhatCannotBeHad:
     @pytest.mark.parametrize(
         ("door", "name", "choices", "reason"),
         [
-            ("timm", "no_such_net", {}, "timm gives no 'no_such_net': Unknown model"),
+            ("timm", "no_such_net", {}, "timm cannot load 'no_such_net': Unknown model"),
             ("timm", "test_vit", {"weights": "/no/file"}, "There is no file /no/file"),
             ("open_clip", "ViT-B-32", {}, "Name the weights of 'ViT-B-32': .*openai"),
-            ("open_clip", "Nothing/openai", {}, "OpenCLIP gives no 'Nothing/openai'"),
-            ("hf", "/no/folder", {}, "transformers gives no image model '/no/folder'"),
-            ("hf", "/no/folder", {"weights": "/a"}, "drop --weights"),
+            ("open_clip", "Nothing/openai", {}, "OpenCLIP cannot load 'Nothing/openai'"),
+            ("hf", "/no/folder", {}, "transformers cannot load the image model '/no/folder'"),
+            ("hf", "/no/folder", {"weights": "/a"}, "Drop --weights"),
             ("torchvision", "no_such_net", {}, "torchvision has no model 'no_such_net'"),
         ],
     )
@@ -289,7 +289,7 @@ class TestWhatCannotBeHad:
         choices = EncoderChoices(weights=str(tmp_path / "w.pth"))
         with pytest.raises(VouchError, match="The weights do not fit resnet50"):
             DOORS[Door.torchvision]("resnet50", choices)
-        with pytest.raises(EncoderSourceError, match="timm gives no 'test_vit'"):
+        with pytest.raises(EncoderSourceError, match="timm cannot load 'test_vit'"):
             DOORS[Door.timm]("test_vit", choices)
 
     def test_code_that_comes_with_a_repository_is_not_run(self, tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ class TestWhatCannotBeHad:
         config |= {"model_type": "mine", "auto_map": {"AutoConfig": "m.C", "AutoModel": "m.M"}}
         (place / "config.json").write_text(json.dumps(config))
         (place / "m.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-        with pytest.raises(EncoderSourceError, match="Code that comes with a repository is never"):
+        with pytest.raises(EncoderSourceError, match="Code in a repository is never"):
             DOORS[Door.hf](str(place), EncoderChoices())
         assert not (tmp_path / "ran").exists()
 

@@ -81,7 +81,7 @@ def test_model_that_is_not_cached_is_refused_without_retries_and_log_lines(
 def test_random_weights_need_no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Probe, "__init__", lambda *_: pytest.fail("asked the hub"))
     assert DOORS[Door.timm]("test_vit", EncoderChoices(untrained=True)).origin["name"] == "test_vit"
-    with pytest.raises(EncoderSourceError, match=r"timm gives no 'test_vat': Unknown model"):
+    with pytest.raises(EncoderSourceError, match=r"timm cannot load 'test_vat': Unknown model"):
         DOORS[Door.timm]("test_vat", EncoderChoices(untrained=True))
 
 

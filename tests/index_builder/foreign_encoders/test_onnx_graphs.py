@@ -184,7 +184,7 @@ class TestWhatCannotBeWrapped:
         outputs: dict[str, list[int | str | None]] = {"vector": ["n", 5], "other": ["n", 5]}
         shape: list[int | str | None] = ["n", 3, SIDE, SIDE]
         graph = save(tmp_path / "a.onnx", nodes, shape, outputs, constants={"weights": WEIGHTS})
-        with pytest.raises(EncoderSourceError, match=r"there are 2. `--output NAME` chooses one"):
+        with pytest.raises(EncoderSourceError, match=r"there are 2. `--output NAME` selects one"):
             brought(graph)
         with pytest.raises(EncoderSourceError, match=r"one output called 'map' .* there are 0"):
             brought(graph, output="map")
@@ -235,7 +235,7 @@ class TestWhatCannotBeWrapped:
             (b"\x18\0\0\0ORTM" + bytes(60), "the ORT format"),
             (b'\x40\0\0\0\0\0\0\0{"a":{}}', "safetensors"),
             (b'{"error": "not found"}', "is JSON"),
-            (b"\xff" * 60, "no whole ONNX graph"),
+            (b"\xff" * 60, "not a complete ONNX graph"),
         ],
     )
     def test_file_that_is_no_graph_is_named(
@@ -265,7 +265,7 @@ class TestWhatCannotBeWrapped:
         model.graph.node[0].domain = "somebody.else"
         model.opset_import.append(helper.make_opsetid("somebody.else", 1))
         onnx.save(model, graph)
-        with pytest.raises(EncoderSourceError, match="ONNX Runtime does not take the graph"):
+        with pytest.raises(EncoderSourceError, match="ONNX Runtime cannot load the graph"):
             brought(graph)
 
     def test_nothing_says_how_images_are_prepared(self, tmp_path: Path) -> None:
@@ -415,7 +415,7 @@ def test_an_encoder_takes_the_place_of_one_and_of_nothing_else(tmp_path: Path) -
     second, _ = brought(graph)
     assert (second.directory / "encoder.onnx").read_bytes() == content
     (second.directory / "encoder.json").unlink()
-    with pytest.raises(OutputError, match="is no encoder's"):
+    with pytest.raises(OutputError, match="is not an encoder's directory"):
         brought(graph)
 
 

@@ -175,13 +175,13 @@ class TestWhatHasNoTower:
 
     def test_a_tokenizer_that_cannot_be_had(self, tmp_path: Path) -> None:
         name = open_clip_model(tmp_path / "model", hf_tokenizer_name="/no/tokenizer")
-        with pytest.raises(EncoderSourceError, match="OpenCLIP gives no tokenizer"):
+        with pytest.raises(EncoderSourceError, match="OpenCLIP cannot load the tokenizer"):
             DOORS[Door.open_clip](name, EncoderChoices(untrained=True, text=True))
 
     def test_one_that_drops_tokens_at_random(self, tmp_path: Path) -> None:
         options = {"reduction_mask": "random"}
         name = open_clip_model(tmp_path / "model", tokenizer_kwargs=options)
-        with pytest.raises(EncoderSourceError, match="cannot say"):
+        with pytest.raises(EncoderSourceError, match="cannot be stored as a file"):
             DOORS[Door.open_clip](name, EncoderChoices(untrained=True, text=True))
 
     def test_the_library_is_not_installed(
@@ -279,7 +279,7 @@ def no_tower():
     @pytest.mark.parametrize(
         ("factory", "reason"),
         [
-            ("other_space", "vectors of 7 numbers, the image tower of 6"),
+            ("other_space", "vectors of 7 numbers, but the image tower gives 6"),
             ("any_length", "pad and truncate to one length"),
             ("no_tokenizer", "`tokenizer` a int; wanted"),
             ("no_tower", "mine.py:no_tower has no text tower"),
