@@ -1,4 +1,4 @@
-"""Ctrl+C, which a terminal sends to every process of a command."""
+"""Handling of Ctrl+C, which a terminal sends to every process of a command."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def children_unreached() -> Iterator[None]:
-    """Start processes that Ctrl+C does not reach; the process that starts them ends them.
+    """Processes started in this context ignore Ctrl+C; their parent must end them.
 
-    A process that imports its modules when it is interrupted would print a traceback.
+    Otherwise, a process that is interrupted during its imports prints a traceback.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -21,6 +21,6 @@ def children_unreached() -> Iterator[None]:
 
 
 def end_silently() -> None:
-    """Let Ctrl+C end this process, which was started by `children_unreached`, silently."""
+    """Let Ctrl+C silently end this process, which `children_unreached` has started."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -1,4 +1,4 @@
-"""Errors of reading and writing, in words; and reports as tables for people."""
+"""Error messages for reading and writing, and reports as Markdown tables."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from model_store.errors import DatasetError, OutputError
 T = TypeVar("T")
 
 CALIBRATION_TABLE = "calibration.md"
-"""All numbers of a calibration, for people; in the run."""
+"""File in the run directory with all results of a calibration."""
 
 
 @contextmanager
 def writing(what: str, kept: str = "") -> Iterator[None]:
-    """Report write failures with their remedy.
+    """Convert write errors to `OutputError` with advice.
 
     Parameters
     ----------
-    kept : what is not lost, a sentence.
+    kept : a sentence on the work that is kept.
 
     Raises
     ------
@@ -34,17 +34,17 @@ def writing(what: str, kept: str = "") -> Iterator[None]:
     except (OSError, sqlite3.OperationalError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise OutputError(
-            f"Cannot write {what}: {why}. {kept or 'Nothing was begun.'} Make room or give "
-            "permission there, or name another directory; then run the same command again."
+            f"Cannot write {what}: {why}. {kept or 'Nothing was begun.'} Free disk space or grant "
+            "permission, or name another directory; then run the same command again."
         ) from error
 
 
 def read_from(entries: Iterable[T], scratch: Path) -> Iterator[T]:
-    """Give what a source has, and report what cannot be read; it is no error of writing.
+    """Yield the entries of a source; convert read errors to `DatasetError`.
 
     Parameters
     ----------
-    scratch : where the source writes what it unpacks.
+    scratch : directory of unpacked files; errors there are write errors.
 
     Raises
     ------
@@ -57,13 +57,13 @@ def read_from(entries: Iterable[T], scratch: Path) -> Iterator[T]:
         if not name or Path(name).is_relative_to(scratch):
             raise
         raise DatasetError(
-            f"{name} cannot be read: {error.strerror}. Give permission there, or name a source "
-            "without it."
+            f"{name} cannot be read: {error.strerror}. Grant permission, or name a source without "
+            "this file."
         ) from error
 
 
 def write_table(path: Path, title: str, report: Mapping[str, Any]) -> None:
-    """Write all numbers of a report as a table in Markdown.
+    """Write all numbers of a report as a Markdown table.
 
     Raises
     ------
@@ -77,13 +77,13 @@ def write_table(path: Path, title: str, report: Mapping[str, Any]) -> None:
 
 
 def _rows(report: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Flatten a report into lines of a table."""
+    """Flatten a report into rows of a table."""
     rows = []
     for name, value in report.items():
         label = f"{prefix}{name.replace('_', ' ')}"
         if isinstance(value, Mapping):
             rows += _rows(value, f"{label}: ")
-        elif isinstance(value, list):  # an interval is printed, a curve is not
+        elif isinstance(value, list):  # prints intervals, but no curves
             if len(value) == 2 and all(isinstance(one, float) for one in value):
                 rows.append((label, f"{value[0]:.4f} to {value[1]:.4f}"))
         elif isinstance(value, float):

@@ -33,19 +33,19 @@ console = Console(stderr=True)
 """Notes, tables and progress; silent with ``--quiet``."""
 
 error_console = Console(stderr=True)
-"""Errors, which are printed always."""
+"""Errors; always printed."""
 
 
 @dataclass
 class _Output:
-    """The amount of output while a command runs."""
+    """The verbosity of a running command."""
 
     active: bool = False
     verbose: bool = False
     quiet: bool = False
 
     def shows(self, logger: str, level: int) -> bool:
-        """Return whether a message is shown: warnings of Vouch are, and errors of others."""
+        """Return whether to show a message: warnings of Vouch, and errors of other libraries."""
         if not self.active or self.verbose or level >= logging.ERROR:
             return True
         package = logger.removeprefix("vouch_search.").partition(".")[0]  # as installed
@@ -56,18 +56,18 @@ _output = _Output()
 
 
 class _Logger(logging.Logger):
-    """A logger of a library, which may have its own handlers and level."""
+    """A logger that also restricts libraries with their own handlers and levels."""
 
     def isEnabledFor(self, level: int) -> bool:  # noqa: N802 - logging's
-        """Return whether a message would be shown."""
+        """Return whether to show messages of this level."""
         return super().isEnabledFor(level) and _output.shows(self.name, level)
 
 
 @contextmanager
 def messages_shown() -> Iterator[None]:
-    """Show warnings of Vouch and errors of other libraries, until `set_output` says otherwise.
+    """Show warnings of Vouch and errors of other libraries; `set_output` changes this.
 
-    Libraries that are imported later follow, whatever they set up themselves.
+    This also applies to libraries that are imported later and configure their own logging.
     """
     _output.active, _output.verbose, _output.quiet, console.quiet = True, False, False, False
     handler = RichHandler(console=console, show_time=False, show_path=False)
@@ -85,12 +85,12 @@ def messages_shown() -> Iterator[None]:
 
 
 def set_output(*, verbose: bool = False, quiet: bool = False) -> None:
-    """Show more, or less, from now on.
+    """Change the verbosity.
 
     Parameters
     ----------
-    verbose : messages of all loggers, those of other libraries too.
-    quiet : results and errors only.
+    verbose : show messages of all loggers, also of other libraries.
+    quiet : show only results and errors.
     """
     if verbose:
         _output.verbose = True
@@ -100,18 +100,18 @@ def set_output(*, verbose: bool = False, quiet: bool = False) -> None:
 
 
 def is_verbose() -> bool:
-    """Return whether more than usual is to be shown."""
+    """Return whether --verbose is set."""
     return _output.verbose
 
 
 def say_what_is_next(bundles: Path) -> None:
-    """Tell how to serve what was just published in the directory ``bundles``."""
+    """Print the command that serves the directory ``bundles``."""
     command = shlex.join(["vouch-serve", "--bundle", str(bundles)])
     console.print(f"Next: {command}", soft_wrap=True, markup=False, highlight=False)
 
 
 class RateColumn(ProgressColumn):
-    """A progress column with the number of steps done in a second."""
+    """A progress column with the number of steps per second."""
 
     def render(self, task: Task) -> Text:
         """Return the rate of ``task`` as text."""
@@ -136,13 +136,13 @@ def progress_bar() -> Progress:
 
 
 def track(items: Iterable[T], description: str, total: int) -> Iterator[T]:
-    """Pass ``items`` on, moving a bar of ``total`` steps."""
+    """Yield ``items`` and advance a progress bar of ``total`` steps."""
     with progress_bar() as bar:
         yield from bar.track(items, total=total, description=description)
 
 
 def track_parts(n_items: int, size: int, description: str) -> Iterator[int]:
-    """Give the start of each part of ``size`` items, moving a bar of ``n_items`` steps."""
+    """Yield the start of each part of ``size`` items, and advance a bar of ``n_items`` steps."""
     with progress_bar() as bar:
         task = bar.add_task(description, total=n_items)
         for start in range(0, n_items, size):
@@ -151,7 +151,7 @@ def track_parts(n_items: int, size: int, description: str) -> Iterator[int]:
 
 
 def waiting_for(items: Iterable[T], what: str) -> Iterator[T]:
-    """Pass ``items`` on; while the next one is awaited, `working` shows ``what``."""
+    """Yield ``items``; while waiting for the next one, `working` shows ``what``."""
     remaining = iter(items)
     while True:
         with working(what):
@@ -163,7 +163,7 @@ def waiting_for(items: Iterable[T], what: str) -> Iterator[T]:
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """Show ``what`` and the time it has taken so far, on a terminal, for work without a count.
+    """Show ``what`` and the elapsed time on a terminal, for work without a count.
 
     Bars of `track` appear below it.
     """
@@ -177,9 +177,9 @@ def working(what: str) -> Iterator[None]:
 
 @contextmanager
 def timed_step(name: str) -> Iterator[None]:
-    """Show that a step is at work, and print the time it took once it is done.
+    """Show that a step is running, and print its duration at the end.
 
-    A log file has a line at the start as well, so that a step that hangs is seen.
+    Outside a terminal, also prints a line at the start, so a hanging step is visible.
     """
     started = time.perf_counter()
     if not console.is_terminal:
@@ -191,7 +191,7 @@ def timed_step(name: str) -> Iterator[None]:
 
 
 def in_words(seconds: float) -> str:
-    """Return a duration as people read it: 3.2 s, 4 min 10 s, 2 h 5 min."""
+    """Format a duration: 3.2 s, 4 min 10 s, 2 h 5 min."""
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,8 +1,8 @@
-"""A last layer in closed form: features whitened by how images of one label differ.
+"""Fits a last layer in closed form, which whitens the differences within labels.
 
-The layer is fitted to labels, so images that it was fitted to are more similar than new ones.
-`cross_fitted_whitenings` gives layers that have not seen some of the images, in the coordinates of
-the layer that has seen all of them: their embeddings can be searched for in the served gallery.
+Images that the layer was fitted to are more similar than new images. `cross_fitted_whitenings`
+returns layers fitted without some of the images, in the coordinates of the layer fitted to all. So
+their embeddings can be searched in the served gallery.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Features = NDArray[np.floating[Any]]
 Codes = NDArray[np.integer[Any]]
 
 _ROUNDING = 1e-10
-"""Share of the largest eigenvalue below which a direction of the features is rounding."""
+"""Directions with a smaller share of the largest eigenvalue count as rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class _Sums:
 
     Attributes
     ----------
-    counts : (C,) images of each label.
-    features : (C, F) sums of their features.
+    counts : (C,) number of images of each label.
+    features : (C, F) sums of features by label.
     products : (F, F), Σ φ φᵀ over all images.
     """
 
@@ -66,12 +66,13 @@ class _Sums:
     ) -> Floats:
         """Return the layer (D, F), see `learned_whitening`; `n_features` counts for λ.
 
-        Its rows are the leading solutions of T v = μ (C + λ I) v with vᵀ (C + λ I) v = 1, for T the
-        scatter of all images: what whitening by C + λ I and the principal directions after it give.
+        Its rows are the leading solutions of T v = μ (C + λ I) v with vᵀ (C + λ I) v = 1, where T
+        is the scatter of all images. This equals whitening by C + λ I, followed by principal
+        directions.
 
         Parameters
         ----------
-        dtype : of the decomposition; float32 takes a third of the time.
+        dtype : number type of the decomposition; float32 takes a third of the time.
         """
         from scipy.linalg import eigh  # noqa: PLC0415 - slow
 
@@ -94,22 +95,21 @@ class _Sums:
 
 
 def learned_whitening(blocks: Iterable[Features], codes: Codes, embedding_dim: int) -> Floats:
-    """Weight W (D, F) of a layer h = W φ that whitens the differences within labels.
+    """Return the weight W (D, F) of a layer h = W φ that whitens the differences within labels.
 
-    After Radenović et al. 2019, sec. 3.3: with C the covariance within labels, φ is divided by
-    (C + λ I)^½, and the D directions in which whole images then vary most are kept. λ is the mean
-    eigenvalue of C: with fewer images than features most eigenvalues are estimated as zero, and
-    dividing by them would blow up noise. There is no centring: that the features of all images
-    share a direction is itself a feature, and the cosine of images of labels that trained nothing
-    is the better for it.
+    Follows Radenović et al. 2019, sec. 3.3. C is the covariance within labels; φ is divided by (C +
+    λ I)^½, and the D directions with the largest variance over all images are kept. λ is the mean
+    eigenvalue of C: with fewer images than features, most eigenvalues are estimated as zero, and
+    dividing by them would amplify noise. Features are not centred: their common direction is
+    informative, and improves cosines for labels that were not trained on.
 
-    At most N / 2 directions are kept: with more, single images decide on the last of them. The
-    other rows are zero.
+    At most N / 2 directions are kept, because single images would determine further ones. The other
+    rows are zero.
 
     Parameters
     ----------
     blocks : (n, F) features in row order; read once.
-    codes : (N,) labels as numbers from 0; some label has two images that differ.
+    codes : (N,) label codes from 0; at least one label has two different images.
     embedding_dim : D ≤ F.
 
     Returns
@@ -119,7 +119,7 @@ def learned_whitening(blocks: Iterable[Features], codes: Codes, embedding_dim: i
 
     Raises
     ------
-    ValueError : D is larger than F, or there are more or fewer features than labels.
+    ValueError : D is larger than F, or the number of features differs from the number of labels.
     """
     _, codes = np.unique(codes, return_inverse=True)
     n_labels = int(codes.max(initial=0)) + 1
@@ -136,7 +136,7 @@ def learned_whitening(blocks: Iterable[Features], codes: Codes, embedding_dim: i
         blocks = [features @ basis]
     weight = np.zeros((embedding_dim, n_features))
     kept = _Sums.of(blocks, codes, n_labels).layer(n_kept, n_features)
-    weight[: len(kept)] = kept if basis is None else kept @ basis.T  # of copies there are fewer
+    weight[: len(kept)] = kept if basis is None else kept @ basis.T  # fewer rows for copies
     largest = np.take_along_axis(weight, np.abs(weight).argmax(axis=1)[:, None], axis=1)
     return weight * np.sign(largest)
 
@@ -144,17 +144,17 @@ def learned_whitening(blocks: Iterable[Features], codes: Codes, embedding_dim: i
 def cross_fitted_whitenings(
     features: Features, codes: Codes, left_out: Sequence[NDArray[np.int64]], weight: Features
 ) -> Iterator[NDArray[np.float32]]:
-    """Yield a layer (D, F) for each fold, fitted to all images but those that it leaves out.
+    """Yield a layer (D, F) for each fold, fitted to all images except the left-out ones.
 
-    The principal directions of two fits differ by a rotation even where the fits agree. Each layer
-    is therefore turned to ``weight`` by the rotation R that minimises Σ ‖R W_k φ − W φ‖² over the
-    images that both have seen (orthogonal Procrustes, Schönemann 1966). It preserves cosines.
+    The principal directions of two equal fits may differ by a rotation. Each layer is therefore
+    aligned with ``weight`` by the rotation R that minimises Σ ‖R W_k φ − W φ‖² over the common
+    images (orthogonal Procrustes, Schönemann 1966). R preserves cosines.
 
     Parameters
     ----------
-    features, codes : (N, F) and (N,) what ``weight`` was fitted to.
-    left_out : for each fold, the images that its layer shall not see.
-    weight : (D, F), the layer that has seen all images.
+    features, codes : (N, F) features and (N,) label codes that ``weight`` was fitted to.
+    left_out : for each fold, the indices of the images to leave out.
+    weight : (D, F), the layer fitted to all images.
     """
     n_features = features.shape[1]
     n_kept = int(np.any(weight != 0, axis=1).sum())
@@ -166,15 +166,15 @@ def cross_fitted_whitenings(
     sums = _Sums.of([rows], codes, n_labels)
     for fold in left_out:
         rest = sums - _Sums.of([rows[fold]], codes[fold], n_labels)
-        layer = rest.layer(n_kept, n_features, np.float32)  # as exact as what it embeds
+        layer = rest.layer(n_kept, n_features, np.float32)  # features are float32, too
         turned = _nearest_rotation(whole @ rest.products @ layer.T) @ layer
         yield (turned if basis is None else turned @ basis.T).astype(np.float32)
 
 
 def _nearest_rotation(products: Floats) -> Floats:
-    """Return U Vᵀ of U S Vᵀ = ``products`` (D, D), without the directions that are rounding.
+    """Return U Vᵀ of U S Vᵀ = ``products`` (D, D), without directions that are only rounding.
 
-    By the eigenvectors of M Mᵀ, in half the time of a singular value decomposition.
+    Uses the eigenvectors of M Mᵀ, which take half the time of a singular value decomposition.
     """
     values, left = np.linalg.eigh(products @ products.T)
     kept = values > _ROUNDING**2 * values[-1]
@@ -183,7 +183,7 @@ def _nearest_rotation(products: Floats) -> Floats:
 
 
 def _span(features: Features) -> Floats:
-    """Return an orthonormal basis (F, r) of N ≤ F rows: sums of products are smaller there."""
+    """Return an orthonormal basis (F, r) of N ≤ F rows, to compute with smaller matrices."""
     rows = np.asarray(features, dtype=np.float64)
     values, vectors = np.linalg.eigh(rows @ rows.T)
     kept = values > _ROUNDING * values[-1]

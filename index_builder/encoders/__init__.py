@@ -1,10 +1,10 @@
-"""Encoders that a user names in one option, and the encoder that comes with the package.
+"""Finds or exports the encoder of a specification; contains the built-in encoder.
 
 ::
 
-    resolve       a specification (``timm:NAME``, a path, or none) → the directory of an encoder
+    resolve       specification (``timm:NAME``, a path, or none) → directory of the encoder
     configured    the encoder of a configuration
-    mobilenet_v2  the encoder in the box: its weights as an ONNX file, without torch
+    mobilenet_v2  writes the built-in encoder as an ONNX file, without torch
 
-`ORIGIN.md` says where its weights come from, and under which licence.
+`ORIGIN.md` names the origin and the licence of its weights.
 """

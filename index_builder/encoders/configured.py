@@ -1,4 +1,4 @@
-"""The encoder of a configuration: from its specification to the file that a build opens."""
+"""Finds the encoder file of a configuration."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from index_builder.encoders.resolve import resolve_encoder
 
 
 def with_encoder(config: BuildConfig) -> BuildConfig:
-    """Return the build with the path of its encoder, which is exported if it is not yet.
+    """Return the build with the path of its encoder; exports the encoder if needed.
 
     Raises
     ------
-    VouchError : there is no such encoder; see `resolve_encoder`.
+    VouchError : the encoder does not exist; see `resolve_encoder`.
     """
     spec = config.network.encoder
     if spec is None:
@@ -25,13 +25,13 @@ def with_encoder(config: BuildConfig) -> BuildConfig:
 
 
 def as_named(build: BuildConfig, config: BuildConfig) -> BuildConfig:
-    """Return ``build`` with the specification of its encoder that ``config`` has."""
+    """Return ``build`` with the encoder specification of ``config``."""
     named = {"encoder": config.network.encoder}
     return build.model_copy(update={"network": build.network.model_copy(update=named)})
 
 
 def with_dimensions(config: BuildConfig) -> BuildConfig:
-    """Return the build with the dimensions of its embedding, where its encoder exists by now."""
+    """Return the build with its embedding dimension, if the encoder file exists."""
     network = config.network
     if network.embedding_dim is not None or not Path(str(network.encoder)).exists():
         return config

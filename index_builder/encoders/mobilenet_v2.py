@@ -1,10 +1,10 @@
-"""The encoder in the box: MobileNetV2, trained on ImageNet, as an ONNX file of Vouch's contract.
+"""The built-in encoder: MobileNetV2, trained on ImageNet, as an ONNX file.
 
-Sandler et al. 2018, up to the spatial mean of the last feature map: the network that `vouch-build
-encoder --torchvision mobilenet_v2 --weights FILE.npz` writes, with int8 weights and activations.
-ONNX Runtime computes all convolutions with integers, so an image has the same bits alone, in a
-batch, and on every processor. The graph is written node by node, because torch takes seconds to
-import and to export.
+The network of Sandler et al. 2018, up to the spatial mean of the last feature map, with int8
+weights and activations. In float32, `vouch-build encoder --torchvision mobilenet_v2 --weights
+FILE.npz` writes the same network. ONNX Runtime computes all convolutions with integers, so an
+embedding has the same bits in every batch and on every processor. The graph is written node by
+node, because torch takes seconds to import and to export.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ N_FEATURES = 1280
 WEIGHTS_FILE = "mobilenet_v2_imagenet_int8.npz"
 
 PREPROCESSING = Preprocessing(224, 224, "cover", decoding="reduced", resized_side=232)
-"""The preprocessing of torchvision's preset for MobileNetV2; large JPEGs are decoded at a fraction
-of their size, because the whole of a 12-megapixel photograph takes 25 times as long as encoding."""
+"""The preprocessing of torchvision's preset for MobileNetV2. Large JPEGs are decoded at reduced
+size, because full decoding of a 12-megapixel photograph takes 25 times as long as encoding."""
 
 OPSET = 18
 IR_VERSION = 8
@@ -62,28 +62,28 @@ RANGES: Mapping[str, float] = {
     "features.16": 30.3,
     "features.17.conv.2": 9.77,
 }
-"""The largest magnitude that int8 holds of each projection, and of each sum of a block: of 100
-photographs of Caltech-101 one value in 10,000 is larger (`tests.benchmarks.bench_encoders`)."""
+"""The int8 range of each projection, and of each block's sum. On 100 photographs of Caltech-101,
+one value in 10,000 is larger (`tests.benchmarks.bench_encoders`)."""
 
 RELU6 = 6.0
-"""The largest activation, which quantisation clips as ReLU6 does."""
+"""The maximum activation; quantisation clips as ReLU6 does."""
 
 _N_BLOCKS = 17
 _STRIDED = {2, 4, 7, 14}
 """Numbers of the inverted residual blocks that halve height and width."""
 
 _HALF_RANGE = 127.5
-"""A pixel x is x / 127.5 − 1 for the network."""
+"""The network takes a pixel x as x / 127.5 − 1."""
 
 _ZERO = 128
-"""The number of uint8 that stands for 0 where values have both signs."""
+"""The uint8 value of 0, if values have both signs."""
 
 Weights = Mapping[str, NDArray[Any]]
-"""The arrays of the .npz file by their names; see `ORIGIN.md`."""
+"""The arrays of the .npz file, by name; see `ORIGIN.md`."""
 
 
 def read_weights() -> Weights:
-    """Read the weights that come with the package."""
+    """Read the weights in the package."""
     content = (resources.files("index_builder.encoders") / WEIGHTS_FILE).read_bytes()
     with np.load(BytesIO(content), allow_pickle=False) as file:
         return {name: file[name] for name in file.files}
@@ -93,7 +93,7 @@ def encoder_file(weights: Weights) -> bytes:
     """Return the content of the encoder's ONNX file; the same weights give the same bytes."""
     graph = _Graph(weights)
     mean, variance, features = OUTPUT_NAMES
-    # In float32: eight bits of a mean would tell images less apart.
+    # In float32, because an int8 mean would separate images less well.
     graph.add("GlobalAveragePool", [graph.feature_map()], "pooled")
     graph.add("Flatten", ["pooled"], features)
     graph.add("Identity", [features], mean)
@@ -121,14 +121,14 @@ def encoder_file(weights: Weights) -> bytes:
 
 @dataclass
 class _Graph:
-    """Nodes and constants of the network, in the order in which they are computed.
+    """Nodes and constants of the network, in the order of computation.
 
-    Each activation is quantised and dequantised: ONNX Runtime makes one integer operator of these
-    nodes and the convolution between them.
+    Each activation is quantised and dequantised. ONNX Runtime merges these nodes and the
+    convolution between them into one integer operator.
 
     Attributes
     ----------
-    scales : the step of each activation that is quantised, by its name.
+    scales : quantisation step of each activation, by name.
     """
 
     weights: Weights
@@ -148,7 +148,7 @@ class _Graph:
         return output
 
     def feature_map(self) -> str:
-        """Add everything from the images to the last feature map (B, 1280, 7, 7)."""
+        """Add all nodes from the images to the last feature map (B, 1280, 7, 7)."""
         self._described("pixels", 1 / _HALF_RANGE, _ZERO)
         self.add("Transpose", [INPUT_NAME], "pixels.q", perm=[0, 3, 1, 2])
         last = self._convolved("features.0.0", "pixels", stride=2)
@@ -172,10 +172,10 @@ class _Graph:
         return self._quantised(block)
 
     def _convolved(self, layer: str, last: str, stride: int = 1) -> str:
-        """Add a convolution and its ReLU6, which a projection, one of `RANGES`, does not have."""
+        """Add a convolution and its ReLU6; a projection, listed in `RANGES`, has no ReLU6."""
         weight, scale = self.weights[f"{layer}.q"], self.weights[f"{layer}.scale"]
         bias = self.weights[f"{layer}.bias"].astype(np.float64)
-        if last == "pixels":  # whose middle, 127.5, is none of the numbers of uint8
+        if last == "pixels":  # their middle, 127.5, is not a uint8 value
             sums = (weight * scale.astype(np.float64).reshape(-1, 1, 1, 1)).sum((1, 2, 3))
             bias += (_ZERO / _HALF_RANGE - 1) * sums
         step = np.float32(self.scales[last]) * scale
@@ -185,7 +185,7 @@ class _Graph:
             self._of_channels(f"{layer}.bias", np.round(bias / step).astype(np.int32), step),
         ]
         padding = [0, 0, 0, 0]
-        if weight.shape[-1] == 3:  # TensorFlow pads a strided convolution at the end alone
+        if weight.shape[-1] == 3:  # TensorFlow pads a strided convolution only at the end
             padding = [1, 1, 1, 1] if stride == 1 else [0, 0, 1, 1]
         group = len(weight) if weight.shape[1] == 1 else 1
         self.add("Conv", inputs, layer, strides=[stride, stride], pads=padding, group=group)
@@ -201,7 +201,7 @@ class _Graph:
         return name
 
     def _dequantised(self, name: str) -> str:
-        """Add the dequantisation of an activation for one more operator that takes it."""
+        """Add a dequantisation of an activation, as input of one more operator."""
         inputs = [f"{name}.q", f"{name}.scale", f"{name}.zero"]
         return self.add("DequantizeLinear", inputs, f"{name}.{len(self.nodes)}")
 
@@ -214,7 +214,7 @@ class _Graph:
         return self.add("DequantizeLinear", inputs, name, axis=0)
 
     def _described(self, name: str, scale: float, zero: int) -> None:
-        """Add the scale of an activation, and the number of uint8 that stands for 0."""
+        """Add the scale of an activation, and the uint8 value of 0."""
         self.scales[name] = scale
         self._constant(f"{name}.scale", np.float32(scale))
         self._constant(f"{name}.zero", np.uint8(zero))

@@ -1,4 +1,4 @@
-"""From the specification of an encoder to its directory, which is written the first time."""
+"""Returns the directory of a specified encoder; writes it at first use."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from model_store.files import lock_between_processes
 from model_store.installation import installed_version
 
 ENCODERS = Path("encoders")
-"""The directory that encoders are written to, in the working directory."""
+"""Directory for written encoders, in the working directory."""
 
 WEIGHTS_SHA256 = "b8385e2ad30f6789e50a7c1873275495bcef4cf55da7dd6b5f2b5028e23da301"
-"""The SHA-256 of the weights of the encoder in the box."""
+"""The SHA-256 of the weights of the built-in encoder."""
 
 LIBRARIES: Mapping[str, Door] = {
     "timm": Door.timm,
@@ -30,37 +30,38 @@ LIBRARIES: Mapping[str, Door] = {
     "transformers": Door.hf,
     "torchvision": Door.torchvision,
 }
-"""The libraries that a specification may begin with."""
+"""The libraries that a specification may name."""
 
 FORMS = (
     "timm:NAME, open_clip:MODEL/PRETRAINED, transformers:NAME, torchvision:NAME or "
     "torchvision:NAME/WEIGHTS"
 )
-"""The specifications of encoders that are fetched and exported, for messages and help."""
+"""Forms of specifications of library encoders, for messages and help."""
 
 
 def resolve_encoder(spec: str | None, directory: Path = ENCODERS) -> Path:
-    """Return the place of an encoder, which `find_encoder` takes.
+    """Return the path of an encoder, for `find_encoder`.
 
-    An encoder of a library is exported once, and read from ``directory`` from then on. The encoder
-    in the box is written there again when it is missing or damaged.
+    An encoder of a library is exported to ``directory`` once, and then reused. The built-in encoder
+    is rewritten if it is missing or damaged.
 
     Parameters
     ----------
-    spec : one of `FORMS`; or the path of an encoder; `ENCODER_IN_THE_BOX` or None for that.
-    directory : where exported encoders are kept.
+    spec : one of `FORMS`, or the path of an encoder; `ENCODER_IN_THE_BOX` or None for the built-in
+        encoder.
+    directory : directory of exported encoders.
 
     Raises
     ------
-    ConfigError : there is no such library or path, or the library is not installed.
-    EncoderSourceError, WeightsError : the library cannot give the model or its weights.
+    ConfigError : the library or path does not exist, or the library is not installed.
+    EncoderSourceError, WeightsError : the library cannot load the model or its weights.
     ParityError : the exported encoder disagrees with the library.
     OutputError : the encoder cannot be written to ``directory``.
     """
     if spec in {None, ENCODER_IN_THE_BOX}:
         origin = _origin_in_the_box()
         return _written(directory / ENCODER_IN_THE_BOX, origin, _write_encoder_in_the_box)
-    assert spec is not None  # noqa: S101 - the encoder in the box is written
+    assert spec is not None  # noqa: S101 - None is handled above
     require_form(spec)
     if Path(spec).expanduser().exists():
         return Path(spec).expanduser()
@@ -75,14 +76,14 @@ def resolve_encoder(spec: str | None, directory: Path = ENCODERS) -> Path:
     def write(path: Path) -> None:
         _export(path, spec, door, model, weights)
 
-    if Path(model).expanduser().is_dir():  # its content may change under the same name
+    if Path(model).expanduser().is_dir():  # its content may change
         write(target)
         return target
     return _written(target, {"spec": spec}, write)
 
 
 def require_form(spec: str | None) -> None:
-    """Refuse what is neither a path nor one of `FORMS`, before any data are read.
+    """Refuse a specification that is neither a path nor one of `FORMS`, before reading data.
 
     Raises
     ------
@@ -96,12 +97,12 @@ def require_form(spec: str | None) -> None:
 
 
 def file_name(name: str) -> str:
-    """Return the name of a directory for an encoder called ``name``."""
+    """Return a directory name for the encoder ``name``."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:120] or "encoder"
 
 
 def _written(target: Path, origin: Mapping[str, str], write: Callable[[Path], None]) -> Path:
-    """Return ``target``, written first unless it has an encoder of that ``origin``."""
+    """Return ``target``; write it first unless it has an encoder of this ``origin``."""
     if is_encoder(target, origin):
         return target
     with writing(f"the encoder in {target}"):
@@ -117,7 +118,7 @@ def _written(target: Path, origin: Mapping[str, str], write: Callable[[Path], No
 
 
 def _write_encoder_in_the_box(target: Path) -> None:
-    """Write the encoder in the box to ``target``, by 0.2 seconds of computing."""
+    """Write the built-in encoder to ``target``; takes 0.2 seconds."""
     from index_builder.encoders import mobilenet_v2  # noqa: PLC0415 - onnx, which is slow
 
     content = mobilenet_v2.encoder_file(mobilenet_v2.read_weights())
@@ -134,7 +135,7 @@ def _write_encoder_in_the_box(target: Path) -> None:
 
 
 def _origin_in_the_box() -> dict[str, str]:
-    """Return the origin of the encoder in the box: another release may write another graph."""
+    """Return the origin of the built-in encoder, including the release, which writes the graph."""
     return {
         "name": ENCODER_IN_THE_BOX,
         "weights": WEIGHTS_SHA256,
@@ -156,10 +157,10 @@ def _export(target: Path, spec: str, door: Door, model: str, weights: str | None
 
 
 def _unknown(spec: str, library: str) -> str:
-    """Return what is wrong with a specification."""
+    """Return the error message for an unknown specification."""
     close = get_close_matches(library, LIBRARIES, 1) if library else ["timm"]
     meant = f" Did you mean {close[0]}:{spec.rpartition(':')[2]}?" if close else ""
     return (
-        f"There is no encoder {spec!r}: it is no path, and none of {FORMS}.{meant} Leave out "
-        "--encoder for the encoder that comes with Vouch."
+        f"There is no encoder {spec!r}: it is neither a path nor one of {FORMS}.{meant} Leave out "
+        "--encoder for the built-in encoder."
     )

@@ -1,12 +1,12 @@
-"""Bundles brought to other places, and from them.
+"""Copies bundles to other places, and from there.
 
 ::
 
-    address     the place that a text names
+    address     parses the address of a place
     place       the interface of a place
     folder      a bundle, or a directory of bundles, on this machine
     bucket      S3, Google Cloud Storage, Azure
     hub         a repository of the Hugging Face Hub
-    model_card  a bundle and its evaluation in words, for the Hub
-    pull        a bundle elsewhere → a directory of bundles
+    model_card  the model card of a bundle, for the Hub
+    pull        copies a bundle into a directory of bundles
 """

@@ -1,4 +1,4 @@
-"""The place that a text names."""
+"""Parses the address of a place."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ ADDRESSES = (
 
 
 def place_at(address: str, *, public: bool = False) -> Place:
-    """Return the place that ``address`` names.
+    """Return the place at ``address``.
 
     Parameters
     ----------
-    public : whether a repository that is made on the Hub can be seen by all.
+    public : whether a new repository on the Hub is public.
 
     Raises
     ------
-    TransferError : no such kind of place, or the extra that it needs is not installed.
+    TransferError : the scheme is unknown, or its extra is not installed.
     """
     scheme, separator, rest = address.partition("://")
     if not separator:
@@ -37,14 +37,14 @@ def place_at(address: str, *, public: bool = False) -> Place:
     if scheme == "hf":
         repository, _, revision = rest.partition("@")
         return Hub(repository.strip("/"), revision or None, public=public)
-    raise TransferError(f"No bundles are kept at {scheme}://; wanted {ADDRESSES}.")
+    raise TransferError(f"{scheme}:// is not supported; wanted {ADDRESSES}.")
 
 
 def last_part(address: str) -> str:
-    """Return the last name in an address, such as ``digits`` of ``hf://owner/digits@main``."""
+    """Return the last name in an address: ``digits`` for ``hf://owner/digits@main``."""
     if address.startswith("hf://"):
         address = address.partition("@")[0]
     name = Path(address.partition("://")[2] or Path(address).resolve()).name
     if not name:
-        raise TransferError(f"{address!r} names nothing that can be pulled; wanted {ADDRESSES}.")
+        raise TransferError(f"{address!r} is not the address of a bundle; wanted {ADDRESSES}.")
     return name

@@ -1,8 +1,8 @@
-"""Bundles in a bucket of S3, of Google Cloud Storage, or of Azure.
+"""Bundles in a bucket of S3, Google Cloud Storage or Azure.
 
-A bucket, or a prefix in it, is a directory of bundles as a disk has it: ``<id>/…`` and `CURRENT`.
-The manifest of a bundle is written after its files and `CURRENT` after all, so that no reader finds
-half a bundle. Credentials come from the environment, as the clients of the clouds read them.
+A bucket, or a prefix in it, is laid out like a directory of bundles: ``<id>/…`` and `CURRENT`. The
+manifest is written after the other files, and `CURRENT` last, so no reader finds an incomplete
+bundle. Credentials come from the usual environment variables of each cloud.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 _CHUNK = 2**20
 _LONGEST = timedelta(days=1)
-"""The time that one file may take."""
+"""Timeout for one file."""
 
 
 class Bucket:
-    """A directory of bundles in a bucket, or one bundle in it.
+    """A directory of bundles in a bucket, or a single bundle.
 
     Parameters
     ----------
@@ -51,18 +51,18 @@ class Bucket:
                 f"Reaching {url} needs obstore. {how_to_install('remote')}"
             ) from error
         self._url, self._obstore, self._errors = url, obstore, exceptions
-        # A large file may take long; a service that is not there is soon given up.
+        # Large files may take long, but an unreachable service fails soon.
         client = client_config(10, _LONGEST)
         patience: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
         with self._reached("be opened"):
             self._store = store.from_url(url, client_options=client, retry_config=patience)
 
     def read(self, name: str) -> bytes | None:
-        """Return a file of the bundle that the URL names, or `CURRENT`."""
+        """Return a file of the bundle at the URL, or of its current bundle."""
         return self._read(self._bundle + name)
 
     def fetch(self, name: str, size: int, directory: Path) -> None:
-        """Copy a file of that bundle."""
+        """Copy a file of the bundle to ``directory``."""
         written = 0
         with self._reached("be read"):
             found = self._obstore.get(self._store, self._bundle + name)
@@ -71,12 +71,12 @@ class Bucket:
                     written += file.write(chunk)
                     if written > size:
                         raise TransferError(
-                            f"{self._url} holds more of {name} than its manifest says. Push the "
+                            f"{name} at {self._url} is larger than in its manifest. Push the "
                             "bundle again."
                         )
 
     def put(self, directory: Path, manifest: Manifest) -> str:
-        """Copy a bundle into the bucket, and let `CURRENT` name it."""
+        """Copy a bundle into the bucket, and make it current."""
         prefix = f"{manifest.id}/"
         with self._reached("be written"):
             there = {
@@ -85,7 +85,7 @@ class Bucket:
                 for one in page
             }
             for name in track(sorted(manifest.files), "sending", len(manifest.files)):
-                # A file has its name once all of it is there; what bears the id is of this bundle.
+                # Uploads are atomic, so an existing file of the right size is complete.
                 if there.get(prefix + name) != manifest.files[name]["bytes"]:
                     self._obstore.put(self._store, prefix + name, directory / name)
             for name in (SIGNATURE_FILE, MANIFEST_FILE):
@@ -96,7 +96,7 @@ class Bucket:
 
     @cached_property
     def _bundle(self) -> str:
-        """The prefix of the one bundle that is meant."""
+        """The prefix of the bundle: empty if the URL is a bundle, else the current one."""
         if is_bundle_id(self._url.rpartition("/")[2]):
             return ""
         content = self._read(CURRENT_FILE)
@@ -105,8 +105,8 @@ class Bucket:
         named = (content or b"").decode("ascii", errors="replace").strip()
         if not is_bundle_id(named):
             raise TransferError(
-                f"There is no bundle at {self._url}: neither a {CURRENT_FILE} that names one nor "
-                f"{MANIFEST_FILE}. `vouch-build push` puts one there."
+                f"There is no bundle at {self._url}: neither a valid {CURRENT_FILE} nor "
+                f"{MANIFEST_FILE} exists. `vouch-build push` copies a bundle there."
             )
         return f"{named}/"
 
@@ -117,12 +117,12 @@ class Bucket:
             except (FileNotFoundError, self._errors.NotFoundError):
                 return None
             except self._errors.PermissionDeniedError:
-                # So S3 calls what is not there to those who may not list.
+                # S3 returns this for a missing file if listing is not permitted.
                 if path.endswith(SIGNATURE_FILE):
                     return None
                 raise
             if found.meta["size"] > MOST_BYTES:
-                raise TransferError(f"{path} at {self._url} is larger than any bundle has it.")
+                raise TransferError(f"{path} at {self._url} is too large for a bundle.")
             return bytes(found.bytes())
 
     @contextmanager
@@ -132,7 +132,7 @@ class Bucket:
             yield
         except (self._errors.BaseError, FileNotFoundError, ValueError) as error:
             raise TransferError(
-                f"{self._url} cannot {what} ({type(error).__name__}: {redacted(error)}). Is there "
-                "such a bucket, and do the credentials in the environment (AWS_…, GOOGLE_…, "
-                "AZURE_…) allow it? The same command resumes from here."
+                f"{self._url} cannot {what} ({type(error).__name__}: {redacted(error)}). Check "
+                "that the bucket exists, and that the credentials in the environment (AWS_…, "
+                "GOOGLE_…, AZURE_…) permit it. The same command resumes from here."
             ) from error

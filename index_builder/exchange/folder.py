@@ -1,4 +1,4 @@
-"""A bundle, or a directory of bundles, on this machine or on a share."""
+"""A bundle, or a directory of bundles, on a local disk or a network share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from model_store.errors import TransferError
 
 
 class Folder:
-    """A bundle, or a directory of bundles whose `CURRENT` names it."""
+    """A bundle, or the current bundle of a directory of bundles."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -35,10 +35,10 @@ class Folder:
             raise TransferError(f"{name} in {self._path} cannot be copied: {error}.") from error
 
     def put(self, directory: Path, manifest: Manifest) -> str:  # noqa: ARG002 - is read again
-        """Copy a bundle there, as a pull would."""
+        """Copy a bundle into this directory of bundles."""
         return str(pull(Folder(directory), self._path))
 
     @cached_property
     def _bundle(self) -> Path:
-        """The one bundle that is meant, whatever becomes current in between."""
+        """The bundle; it stays the same if another one becomes current."""
         return locate(self._path)

@@ -1,8 +1,8 @@
-"""A bundle as a repository of the Hugging Face Hub, with its model card.
+"""A bundle as a repository of the Hugging Face Hub, with a model card.
 
-The bundle's files are the repository's, and `README.md` is its card. A push is one commit, and a
-pull reads one commit, so that no reader finds half a bundle. Tokens are huggingface_hub's:
-``HF_TOKEN``, or what ``hf auth login`` has kept.
+The repository has the bundle's files, and the model card as `README.md`. A push is one commit, and
+a pull reads one commit, so no reader finds an incomplete bundle. The token is ``HF_TOKEN``, or the
+token of ``hf auth login``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Hub:
     ----------
     repository : ``owner/name``.
     revision : a branch, a tag or a commit; None for the main branch.
-    public : whether a repository that a push makes can be seen by all.
+    public : whether a new repository is public.
 
     Raises
     ------
@@ -59,12 +59,12 @@ class Hub:
         self._library = huggingface_hub
         self._api = huggingface_hub.HfApi()
         self._failures = (
-            httpx2.HTTPError,  # all that the Hub answers, and that it does not answer
+            httpx2.HTTPError,  # error answers and no answer of the Hub
             errors.EntryNotFoundError,
             errors.HFValidationError,
             errors.FileMetadataError,
-            RuntimeError,  # an upload that broke off
-            ConnectionError,  # the same, from the storage that large files lie in
+            RuntimeError,  # an interrupted upload
+            ConnectionError,  # an interrupted upload of a large file
             TimeoutError,
         )
 
@@ -73,7 +73,7 @@ class Hub:
         if name not in self._sizes:
             return None
         if self._sizes[name] > MOST_BYTES:
-            raise TransferError(f"{name} at {self} is larger than any bundle has it.")
+            raise TransferError(f"{name} at {self} is too large for a bundle.")
         with self._reached("read"):
             path = self._library.hf_hub_download(self._repository, name, revision=self._commit)
             return Path(path).read_bytes()
@@ -82,17 +82,17 @@ class Hub:
         """Copy a file of the repository."""
         if self._sizes.get(name) != size:
             raise TransferError(
-                f"{self} has {self._sizes.get(name)} bytes of {name}, its manifest says {size}. "
+                f"{name} at {self} has {self._sizes.get(name)} bytes, but {size} in its manifest. "
                 "Push the bundle again."
             )
         with self._reached("read"):
             self._library.hf_hub_download(
                 self._repository, name, revision=self._commit, local_dir=directory
             )
-        shutil.rmtree(directory / ".cache")  # huggingface_hub's own notes
+        shutil.rmtree(directory / ".cache")  # metadata of huggingface_hub
 
     def put(self, directory: Path, manifest: Manifest) -> str:
-        """Make the repository, if there is none, and the bundle its next commit."""
+        """Create the repository if needed, and commit the bundle."""
         changes: list[CommitOperationAdd | CommitOperationDelete] = [
             self._library.CommitOperationAdd(name, directory / name)
             for name in file_names(directory)
@@ -113,11 +113,11 @@ class Hub:
         return str(commit.commit_url)
 
     def _pushed_before(self) -> set[str]:
-        """Return the files of the bundle that lies there now; of no others it is known whose."""
+        """Return the files of the previous bundle; other files of the repository are not ours."""
         try:
             content = self.read(MANIFEST_FILE)
             before = None if content is None else parse_manifest(content, str(self))
-        except BundleError:  # of another release, or damaged
+        except BundleError:  # from another release, or damaged
             return set()
         if before is None:
             return set()
@@ -148,9 +148,9 @@ class Hub:
             why = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
             message = " ".join(str(why).split())[:500]
             raise TransferError(
-                f"{self} cannot be {what} ({type(why).__name__}: {message}). Is there such a "
-                "repository, and may the token do that? `hf auth login` keeps one. The same "
-                "command resumes from here."
+                f"{self} cannot be {what} ({type(why).__name__}: {message}). Check that the "
+                "repository exists, and that the token permits it (`hf auth login` sets one). The "
+                "same command resumes from here."
             ) from error
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The model card of a bundle: its evaluation, in words and as the Hub reads it."""
+"""The model card of a bundle: metadata for the Hub, and the evaluation as text."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _MEASURED = {
     "error_auroc.match_probability": "AUROC: match probability against wrong first results",
     "no_match_auroc.no_match_probability": "AUROC: P(no match) against absent labels",
     "outlier_auroc.near.outlier_score": "AUROC: outlier score against unknown labels",
-    "outlier_auroc.far.outlier_score": "AUROC: outlier score against another world",
+    "outlier_auroc.far.outlier_score": "AUROC: outlier score against other image types",
     "outlier_auroc.corrupted.outlier_score": "AUROC: outlier score against corrupted images",
 }
-"""Places in the evaluation, and what is measured there."""
+"""Keys of the evaluation, with the name of each measurement."""
 
 
 def model_card(manifest: Manifest, repository: str) -> str:
-    """Return the `README.md` of a repository: YAML for the Hub, then Markdown for people.
+    """Return the `README.md` of a repository: YAML for the Hub, then Markdown.
 
-    Numbers are those of the bundle's evaluation; what was not measured is not in it.
+    All numbers come from the bundle's evaluation; missing ones are left out.
 
     Parameters
     ----------
-    repository : ``owner/name``, as the commands in the card have it.
+    repository : ``owner/name``, for the commands in the card.
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData  # noqa: PLC0415 - an extra
 
@@ -56,9 +56,9 @@ def model_card(manifest: Manifest, repository: str) -> str:
     holds = "an encoder, a gallery of images with their thumbnails"
     if "vectors" in manifest.encoder:
         made_by = _plain(str(manifest.encoder["vectors"]["made_by"]))
-        holds = f"a gallery of vectors that `{made_by}` has made"
+        holds = f"a gallery of vectors from `{made_by}`"
     about = (
-        f"A bundle of Vouch, image search that says how sure it is: {holds}, and the "
+        f"A bundle of Vouch, image search that reports its uncertainty: {holds}, and the "
         "calibration of its probabilities."
     )
     use = (
@@ -77,7 +77,7 @@ def model_card(manifest: Manifest, repository: str) -> str:
 def _facts(manifest: Manifest) -> str:
     encoder, calibration = manifest.encoder, manifest.calibration
     calibrated = (
-        "none: its verdict is always `not_calibrated`"
+        "none: the verdict is always `not_calibrated`"
         if calibration is None
         else f"{calibration['n_queries']} queries, errors of `match` at most "
         f"{calibration['max_error']:g} with confidence {1 - calibration['delta']:g}"
@@ -92,7 +92,7 @@ def _facts(manifest: Manifest) -> str:
 
 def _evaluation(metrics: Mapping[str, Any], measured: Mapping[str, float]) -> str:
     if not measured:
-        return "Nothing was measured when the bundle was built."
+        return "The bundle was built without an evaluation."
     head = f"Measured on {metrics['n_queries']} queries that were used for nothing else."
     rows = [f"| {_MEASURED[place]} | {value:.3f} |" for place, value in measured.items()]
     false_alarms = metrics.get("false_alarm_rate") or {}
@@ -103,7 +103,7 @@ def _evaluation(metrics: Mapping[str, Any], measured: Mapping[str, float]) -> st
 
 
 def _measured(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The measures of `_MEASURED` that an evaluation has."""
+    """Yield the measurements of `_MEASURED` that an evaluation has."""
     for place in _MEASURED:
         value: Any = metrics
         for key in place.split("."):
@@ -113,5 +113,5 @@ def _measured(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _plain(text: str) -> str:
-    """Return text that Markdown shows literally, in one line."""
+    """Return text as one line, escaped for Markdown."""
     return " ".join(text.replace("<", "&lt;").replace("[", "\\[").split())

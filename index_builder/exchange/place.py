@@ -1,4 +1,4 @@
-"""The interface of a place where a bundle lies, or is to lie."""
+"""The interface of a place that stores a bundle."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Protocol
 from model_store.bundles.manifest import Manifest
 
 MOST_BYTES = 2**26
-"""Read of a manifest or a signature at most: far more than any bundle has."""
+"""Maximum bytes of a manifest or signature; far more than any bundle has."""
 
 
 class Place(Protocol):
-    """A remote location. Bundles become visible there atomically.
+    """A place that stores a bundle. Bundles become visible there atomically.
 
-    What cannot be reached, read or written is a `TransferError`.
+    All methods raise `TransferError` if the place cannot be reached, read or written.
     """
 
     def read(self, name: str) -> bytes | None:
-        """Return a small file of the bundle there; None where there is none of that name."""
+        """Return a small file of the bundle; None if it does not exist."""
 
     def fetch(self, name: str, size: int, directory: Path) -> None:
-        """Copy a file of the bundle there to ``directory / name``; it need not be the right one.
+        """Copy a file of the bundle to ``directory / name``; the caller verifies it.
 
         Parameters
         ----------
-        size : its declared bytes; no more are written.
+        size : size in the manifest, in bytes; no more bytes are written.
         """
 
     def put(self, directory: Path, manifest: Manifest) -> str:
-        """Copy the bundle in ``directory`` there, and return where it lies then.
+        """Copy the bundle in ``directory`` to this place, and return its new address.
 
-        Files that an interrupted copy has left there are not sent again.
+        Files from an interrupted copy are not sent again.
         """

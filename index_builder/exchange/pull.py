@@ -1,4 +1,4 @@
-"""A bundle elsewhere → a directory of bundles here, by one rename."""
+"""Copies a bundle into a local directory of bundles, with one atomic rename."""
 
 from __future__ import annotations
 
@@ -37,15 +37,16 @@ def pull(
     *,
     activated: bool = True,
 ) -> Path:
-    """Bring the bundle that lies at ``place`` into the directory of bundles ``root``.
+    """Copy the bundle at ``place`` into the directory of bundles ``root``.
 
-    It gets its name by one rename, once every byte is here and verified. What an interrupted pull
-    has left is verified too, and what is whole is not fetched again.
+    It becomes visible by one rename, after every byte is verified. Complete files from an
+    interrupted pull are verified and not fetched again.
 
     Parameters
     ----------
-    trusted : public keys, one of which must have signed it; none: unsigned bundles are accepted.
-    activated : whether it becomes the current bundle.
+    trusted : public keys; one of them must have signed the bundle. Empty: unsigned bundles are
+        accepted.
+    activated : whether the bundle becomes the current one.
 
     Returns
     -------
@@ -53,17 +54,17 @@ def pull(
 
     Raises
     ------
-    TransferError : nothing is there, or the way to it is broken.
-    BundleError : it is not what its manifest says, or no trusted key has signed it.
-    OutputError : there is no room for it here.
+    TransferError : there is no bundle, or the place cannot be reached.
+    BundleError : the files do not match the manifest, or no trusted key has signed it.
+    OutputError : the disk is full.
     """
     content = place.read(MANIFEST_FILE)
     if content is None:
-        raise TransferError(f"There is no bundle there: no {MANIFEST_FILE} was found.")
+        raise TransferError(f"There is no bundle at this address: no {MANIFEST_FILE} was found.")
     manifest = parse_manifest(content, "the bundle there")
     signature = place.read(SIGNATURE_FILE)
     target = bundle_directory(root, manifest.id)
-    with writing(f"the bundle to {root}", "What was fetched is kept."):
+    with writing(f"the bundle to {root}", "Fetched files are kept."):
         root.mkdir(parents=True, exist_ok=True)
         with lock_between_processes(root / PULL_LOCK):
             if target.exists():
@@ -76,9 +77,9 @@ def pull(
                 _sign(root, partial, manifest, signature, trusted)
                 _fetch(place, manifest, partial)
                 _, hold = seal(partial, manifest)
-                for left in root.glob(".*.pulling"):  # of bundles that were not fetched to the end
+                for left in root.glob(".*.pulling"):  # left by interrupted pulls
                     shutil.rmtree(left, ignore_errors=True)
-        with hold:  # it is not removed before it is the current one
+        with hold:  # protected until it is current
             if activated:
                 activate(root, manifest.id)
     return target
@@ -91,7 +92,7 @@ def _sign(
     signature: bytes | None,
     trusted: Collection[str],
 ) -> None:
-    """Put the signature into ``directory``, before anything large is fetched for nothing."""
+    """Verify and store the signature in ``directory`` before large files are fetched."""
     if signature is None:
         if trusted:
             require_signature(directory, manifest, trusted)
@@ -110,7 +111,7 @@ def _sign(
 
 
 def _fetch(place: Place, manifest: Manifest, directory: Path) -> None:
-    """Make the files in ``directory`` those of the manifest, and verify them."""
+    """Fetch missing files to ``directory``, remove others, and verify all files."""
     for name in file_names(directory):
         if name not in manifest.files and name != SIGNATURE_FILE:
             (directory / name).unlink()

@@ -6,8 +6,8 @@
     inputs            the files that a build needs
     steps             train, fit, export, and all of them (torch)
     gallery_steps     index, calibrate, evaluate, publish (no torch)
-    checkpoints       what train and fit left, read back
+    checkpoints       reads the results of train and fit
     export            encoder and posterior → ONNX
     joined_graph      a trunk and a head as one graph
-    sample_queries    queries that a visitor can try
+    sample_queries    sample queries for the page
 """

@@ -1,4 +1,4 @@
-"""Reading the checkpoints of the steps `train` and `fit`: encoders, with or without posterior."""
+"""Reads the results of the steps `train` and `fit`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ TRAINING_REPORT = "training.json"
 
 
 def members_of(config: EncoderConfig, run: Run) -> list[tuple[EncoderConfig, Run]]:
-    """Return the encoders that a build trains: the configuration and the run of each.
+    """Return configuration and run of each encoder that a build trains.
 
-    One encoder alone has the run of the build; members of an ensemble have runs within it.
+    A single encoder uses the build's run; members of an ensemble have runs inside it.
     """
     configs = method_of(config).members(config)
     if len(configs) == 1:
@@ -27,12 +27,12 @@ def members_of(config: EncoderConfig, run: Run) -> list[tuple[EncoderConfig, Run
 
 
 def trained_members(config: EncoderConfig, run: Run) -> list[Trained]:
-    """Read the encoders that `train` left.
+    """Read the encoders from the step `train`.
 
     Raises
     ------
-    StepNotReady : they are not trained.
-    ConfigError : they were trained with another configuration.
+    StepNotReady : the encoders are not trained.
+    ConfigError : the encoders were trained with another configuration.
     """
     run.require(run.directory / TRAINING_REPORT, "train")
     _require_unchanged(config, run)
@@ -45,12 +45,12 @@ def trained_members(config: EncoderConfig, run: Run) -> list[Trained]:
 
 
 def load_fitted(config: EncoderConfig, run: Run) -> ProbabilisticEncoder:
-    """Read what `fit` left: images to mean, variance and features.
+    """Read the encoder with its posterior from the step `fit`.
 
     Raises
     ------
-    StepNotReady : it is not fitted.
-    ConfigError : it was trained with another configuration.
+    StepNotReady : the posterior is not fitted.
+    ConfigError : the encoder was trained with another configuration.
     """
     encoders = [member.encoder for member in trained_members(config, run)]
     run.require(run.directory / POSTERIOR_REPORT, "fit")
@@ -67,6 +67,6 @@ def _require_unchanged(config: EncoderConfig, run: Run) -> None:
     changed = [part for part in parts if part in differing]
     if changed:
         raise ConfigError(
-            f"{run.directory} was trained with another `{'`, `'.join(changed)}` than the "
-            "configuration has now. Run `vouch-build train` again, or name another --run."
+            f"{run.directory} was trained with other values of `{'`, `'.join(changed)}` than the "
+            "configuration. Run `vouch-build train` again, or name another --run."
         )

@@ -1,4 +1,4 @@
-"""From a trained encoder and its posterior to the ONNX contract of `model_store.encoder.onnx`."""
+"""Exports a trained encoder and its posterior to ONNX; see `model_store.encoder.onnx`."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ from model_store.errors import ParityError
 from model_store.files import replacing
 
 OPSET = 18
-"""Version of ONNX's operators; every ONNX Runtime since 1.14 has it."""
+"""Version of ONNX's operators, supported since ONNX Runtime 1.14."""
 
 PARITY_BATCHES = (1, 2, 5)
-"""Batch sizes at which the exported file must agree with torch: the exporter's own (2), one below
-(a graph specialised to a batch of one is a known failure) and one above."""
+"""Batch sizes at which the exported file must agree with torch: the exporter's batch size (2), a
+smaller one (exporters may specialise a graph to one image), and a larger one."""
 
 PARITY_TOLERANCES = dict(zip(OUTPUT_NAMES, (1e-5, 1e-4, 1e-5), strict=True))
-"""Largest difference allowed, relative to the largest value of the output. Float32 sums in another
-order differ by 1e-6; a variance is a small difference of such sums, and differs by up to 1e-5."""
+"""Maximum difference, relative to the largest value of the output. Float32 sums in another order
+differ by 1e-6. A variance is a small difference of such sums, and differs by up to 1e-5."""
 
 
 def export_encoder(
@@ -63,11 +63,11 @@ def export_encoder(
     ----------
     encoder : images (B, H, W, 3) uint8 to embedding mean, embedding variance and features; see
         `index_builder.posteriors.encoders`.
-    images : at least 5 real ones, (n, H, W, 3) uint8, or vectors, on which parity is measured.
+    images : at least 5 real images, (n, H, W, 3) uint8, or vectors, to measure parity.
 
     Raises
     ------
-    ParityError : the file disagrees with torch, at any of `PARITY_BATCHES`; nothing is left behind.
+    ParityError : the file disagrees with torch at one of `PARITY_BATCHES`. No file is left.
     """
     file = _graph(encoder, images)
     onnx.helper.set_model_props(file, {METADATA_KEY: metadata.to_json()})
@@ -77,7 +77,7 @@ def export_encoder(
         for name, difference in differences.items():
             if not difference <= PARITY_TOLERANCES[name]:
                 raise ParityError(
-                    f"{name} of the exported encoder differs from the trained one's by "
+                    f"{name} of the exported encoder differs from the trained one by "
                     f"{difference:.2e} of its largest value; at most {PARITY_TOLERANCES[name]:.0e} "
                     "is accepted. Nothing was written."
                 )
@@ -85,16 +85,16 @@ def export_encoder(
 
 
 def export_trunk(encoder: MetricEncoder, path: Path, metadata: str, images: Inputs) -> None:
-    """Write the trunk of ``encoder`` as ONNX to ``path``: images to features.
+    """Write the trunk of ``encoder``, from images to features, as ONNX to ``path``.
 
     Parameters
     ----------
     metadata : see `trunk_metadata`.
-    images : as for `export_encoder`.
+    images : see `export_encoder`.
 
     Raises
     ------
-    ParityError : the file disagrees with torch; nothing is left behind.
+    ParityError : the file disagrees with torch. No file is left.
     """
     file = _trunk_graph(encoder, torch.from_numpy(images[:2]))
     onnx.helper.set_model_props(file, {TRUNK_KEY: metadata})
@@ -113,10 +113,10 @@ def export_trunk(encoder: MetricEncoder, path: Path, metadata: str, images: Inpu
 
 
 def export_head(encoder: Path, trunk: Path, path: Path, images: Inputs) -> bool:
-    """Write what the exported ``encoder`` makes of features to ``path``, and return whether.
+    """Write the part of ``encoder`` after its features to ``path``; return whether it was written.
 
-    It is not where the encoder's graph has no such part, or where an image's embedding by way of
-    ``trunk`` would differ in a single bit.
+    It is not written if the embedding depends on more than the features, or if an embedding by
+    ``trunk`` and head would differ in a single bit.
     """
     path.unlink(missing_ok=True)
     file = onnx.utils.Extractor(onnx.load(encoder)).extract_model(
@@ -124,7 +124,7 @@ def export_head(encoder: Path, trunk: Path, path: Path, images: Inputs) -> bool:
     )
     served = OnnxEncoder(encoder, "cpu", threads=1)
     if any(served.metadata.input_name in node.input for node in file.graph.node):
-        return False  # an embedding is made of more than the features
+        return False  # the embedding depends on more than the features
     metadata = head_metadata(served.fingerprint, trunk.read_bytes())
     onnx.helper.set_model_props(file, {HEAD_KEY: metadata})
     staged = path.with_suffix(".partial")
@@ -174,16 +174,16 @@ def traced(
     *,
     is_whole: bool = True,
 ) -> onnx.ModelProto:
-    """Return the graph of ``module``: of two ``examples`` to its ``outputs``, of any n.
+    """Return the graph of ``module``, from two ``examples``; it accepts any batch size.
 
-    By tracing: half a second of computing for MobileNetV2, and a quarter of optimising. The
-    exporter by `torch.export` takes eleven, more than encoding a thousand photographs does; it is
-    for modules with an operator that tracing does not know.
+    Tracing takes half a second for MobileNetV2, and optimising a quarter. The exporter with
+    `torch.export` takes eleven seconds, so it is used only for modules with operators that tracing
+    does not support.
 
     Parameters
     ----------
-    is_whole : whether it is a whole network. That is optimised; for a few operators it is not worth
-        the second that importing the optimiser takes.
+    is_whole : whether the module is a whole network. Only then is the graph optimised, because
+        importing the optimiser takes a second.
     """
     module.eval()
     with TemporaryDirectory() as scratch, warnings.catch_warnings():
@@ -211,10 +211,11 @@ def traced(
 
 
 def optimised(file: onnx.ModelProto) -> onnx.ModelProto:
-    """Fold constants and simplify; untouched, a traced graph takes a fifth longer to run.
+    """Fold constants and simplify; otherwise a traced graph takes a fifth longer to run.
 
-    As `onnxscript.optimizer.optimize`, but without its rule that joins two slices of one tensor: it
-    compares all pairs of nodes, which for a vision transformer takes nine tenths of the time.
+    The same as `onnxscript.optimizer.optimize`, except for the rule that joins two slices of one
+    tensor. This rule compares all pairs of nodes, which takes nine tenths of the time for a vision
+    transformer.
     """
     from onnxscript import ir, optimizer, rewriter  # noqa: PLC0415 - slow
     from onnxscript.rewriter.rules.common import slice_split_rule  # noqa: PLC0415 - slow
@@ -222,7 +223,7 @@ def optimised(file: onnx.ModelProto) -> onnx.ModelProto:
     rules = [rule for rule in rewriter._DEFAULT_REWRITE_RULES if rule is not slice_split_rule]
     model = ir.serde.deserialize_model(file)
     optimizer.inline(model)
-    for _ in range(2):  # what is simplified leaves more to fold
+    for _ in range(2):  # simplification allows more folding
         optimizer.fold_constants_ir(model, onnx_shape_inference=True)
         rewriter.RewritePass(rules)(model)
         ir.passes.common.RemoveUnusedNodesPass()(model)
@@ -239,7 +240,7 @@ def optimised(file: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def parity(encoder: nn.Module, exported: OnnxEncoder, images: Inputs) -> dict[str, float]:
-    """Compare the file with torch: each output's largest difference over its largest value."""
+    """Return the largest difference from torch of each output, relative to its largest value."""
     worst = dict.fromkeys(OUTPUT_NAMES, 0.0)
     for size in PARITY_BATCHES:
         with torch.inference_mode():
@@ -254,9 +255,9 @@ def parity(encoder: nn.Module, exported: OnnxEncoder, images: Inputs) -> dict[st
 
 
 def _strip_traces(file: onnx.ModelProto) -> None:
-    """Drop the exporter's notes on where in the source each node came from.
+    """Remove the exporter's source locations of the nodes.
 
-    They hold paths of the machine that built the file, and would make its hash depend on them.
+    They contain paths of the build machine, so the file's hash would depend on them.
     """
     graphs = [file.graph, *file.functions]
     for graph in graphs:

@@ -1,4 +1,4 @@
-"""The steps of a build that need no torch: an exported encoder's gallery, to a published bundle."""
+"""The steps of a build without torch: index, calibrate, evaluate, publish."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from model_store.retriever import Retriever
 from model_store.threads import one_blas_thread
 
 _OF_POSTERIOR = ("method", "prior_share", "norm_correlation", "temperature")
-"""Keys of the posterior's report that the bundle keeps."""
+"""Keys of the posterior's report to store in the bundle."""
 
 
 def index_step(config: BuildConfig, run: Run) -> None:
@@ -74,12 +74,13 @@ def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) 
 
     Parameters
     ----------
-    feedback : a file that the service kept feedback in; match probabilities are corrected by it.
+    feedback : the service's feedback file, which corrects match probabilities; None for no
+        correction.
     """
     if feedback is not None and not feedback.exists():
         raise ConfigError(
-            f"There is no feedback in {feedback}. Name the file that the service was started with "
-            "(VOUCH_FEEDBACK), or calibrate without --feedback."
+            f"The feedback file {feedback} does not exist. Name the file of the service's setting "
+            "VOUCH_FEEDBACK, or calibrate without --feedback."
         )
     encoder = _exported(run)
     gallery = _indexed(run)
@@ -88,7 +89,7 @@ def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) 
     chosen = whole_groups(splits.gallery.groups, order, N_DETECTOR_IMAGES)
     images = splits.gallery.subset(chosen)
     views, unseen = not splits.labelled, splits.gallery_unseen
-    with one_blas_thread():  # the sums of one thread are the same on every machine
+    with one_blas_thread():  # one thread gives the same sums on every machine
         items = _item_queries(config, run, splits, images, encoder)
         calibration = calibrate_gallery(
             encoder,
@@ -124,11 +125,11 @@ def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) 
 def _item_queries(
     config: BuildConfig, run: Run, splits: Splits, images: LabelledImages, encoder: StoredEncoder
 ) -> ItemQueries | None:
-    """Return items as queries, by layers that have not seen them; None where images are held out.
+    """Return items as queries, embedded by layers fitted without them; None if images are held out.
 
     Parameters
     ----------
-    images : of the gallery, in random order.
+    images : gallery images in random order.
     """
     if not splits.items_are_queries:
         return None
@@ -143,7 +144,7 @@ def evaluate_step(config: BuildConfig, run: Run) -> dict[str, Any]:
     run.require(run.staging / CALIBRATION_FILE, "calibrate")
     with one_blas_thread():  # as the service searches
         report = evaluate(_opened(run), splits_of(config).evaluation, config.seed)
-    if (run.directory / POSTERIOR_REPORT).exists():  # not of an encoder that came from elsewhere
+    if (run.directory / POSTERIOR_REPORT).exists():  # missing for a foreign encoder
         posterior = run.read_json(POSTERIOR_REPORT)
         report["posterior"] = {name: posterior[name] for name in _OF_POSTERIOR if name in posterior}
     run.write_json(EVALUATION_FILE, report)
@@ -153,7 +154,7 @@ def evaluate_step(config: BuildConfig, run: Run) -> dict[str, Any]:
 
 
 def publish_step(config: BuildConfig, run: Run, bundles: Path) -> Path:
-    """The staged parts → a bundle in ``bundles``, which becomes the current one there."""
+    """The staged parts → a bundle in ``bundles``, which becomes current."""
     report = run.require(run.staging / EVALUATION_FILE, "evaluate")
     retriever = open_parts(run.staging, "cpu", milvus=_access(run))
     of_images = retriever.encoder.metadata.takes_images
@@ -166,13 +167,13 @@ def publish_step(config: BuildConfig, run: Run, bundles: Path) -> Path:
 
 
 def plan_of(config: BuildConfig) -> Plan:
-    """Count the queries that a build will have, from its current data."""
-    _loaded.cache_clear()  # a folder may have changed since it was last read
+    """Count the queries of a build, from its current data."""
+    _loaded.cache_clear()  # a folder may have changed since the last read
     return Plan.of_splits(splits_of(config), config.calibration)
 
 
 def splits_of(config: BuildConfig) -> Splits:
-    """The data of a build: the steps of one process share it, since a folder is slow to check."""
+    """Return the data of a build; cached for all steps of a process, since reading is slow."""
     return _loaded(SplitChoices.of(config))
 
 
@@ -186,13 +187,13 @@ def _loaded(choices: SplitChoices) -> Splits:
 
 
 def _exported(run: Run) -> StoredEncoder:
-    """The encoder that `export_step` left, which knows what earlier steps have seen."""
+    """Return the encoder of `export_step`, with the run's cache of embeddings."""
     path = run.require(run.staging / ENCODER_FILE, "export")
     return _stored(run, open_encoder(path))
 
 
 def _opened(run: Run) -> Retriever:
-    """Put the staged parts together, with an encoder that knows what earlier steps have seen."""
+    """Open the staged parts, with the run's cache of embeddings."""
 
     def stored(path: Path, provider: ProviderChoice, threads: int) -> Encoder:
         return _stored(run, OnnxEncoder(path, provider, threads))
@@ -201,20 +202,20 @@ def _opened(run: Run) -> Retriever:
 
 
 def _indexed(run: Run) -> Gallery:
-    """The gallery that `index_step` left."""
+    """Return the gallery of `index_step`."""
     if not (run.staging / MILVUS_FILE).exists():
         run.require(run.staging / ITEMS_FILE, "index")
     return open_gallery(run.staging, _access(run))
 
 
 def _access(run: Run) -> MilvusAccess:
-    """The access to the Milvus that `index_step` of this run has written to."""
+    """Return the access to the Milvus server that `index_step` has written to."""
     is_there = (run.staging / MILVUS_FILE).exists()
     return milvus_access(MilvusDescription.load(run.staging).uri if is_there else None)
 
 
 def _stored(run: Run, encoder: Encoder) -> StoredEncoder:
-    """Return the encoder of a run, which knows what the steps of that run have seen."""
+    """Return ``encoder`` with the run's cache of embeddings."""
     on_cpu = encoder.provider == PROVIDERS["cpu"]
     halves = Halves.of(run.trunk, run.head, encoder.fingerprint) if on_cpu else None
     return StoredEncoder(encoder, VectorFile(run.vectors), halves)

@@ -1,4 +1,4 @@
-"""The files that a build needs, looked for before torch is imported or data are read."""
+"""Checks the input files of a build before torch is imported and data are read."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from model_store.installation import how_to_install
 
 
 def require_inputs(config: BuildConfig, *, reads_trunk: bool) -> None:
-    """Raise where a file that the configuration names is missing.
+    """Check that all files of the configuration exist.
 
     Parameters
     ----------
-    reads_trunk : whether the weights of its trunk are read, too.
+    reads_trunk : whether to check the weights of the trunk, too.
 
     Raises
     ------
-    DatasetError : there is no such folder or table, or no such label in the folder.
-    WeightsError : there is no file of weights.
+    DatasetError : the folder or table does not exist, or a withheld label has no sub-folder.
+    WeightsError : the file of weights does not exist.
     ConfigError : the client of Milvus is not installed.
     """
     dataset, weights = config.dataset, config.network.weights
     for path in (dataset.path, dataset.items):
         if path is not None and not path.exists():
-            raise DatasetError(f"{path} does not exist. Name the folder or file that has the data.")
+            raise DatasetError(f"{path} does not exist. Name the folder or file with the data.")
     if dataset.kind == "folder" and dataset.path is not None:
         _require_labels(dataset.path, dataset.withheld_labels)
     if reads_trunk and weights is not None and Path(weights).suffix and not Path(weights).is_file():
@@ -40,7 +40,7 @@ def require_inputs(config: BuildConfig, *, reads_trunk: bool) -> None:
 
 
 def _require_labels(folder: Path, withheld: tuple[str, ...]) -> None:
-    """Raise where a withheld label has no sub-folder."""
+    """Check that each withheld label has a sub-folder."""
     if not folder.is_dir():
         raise DatasetError(f"{folder} is not a folder. `vouch-build all --images` takes others.")
     missing = [name for name in withheld if not (folder / name).is_dir()]

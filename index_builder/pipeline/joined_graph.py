@@ -1,4 +1,4 @@
-"""A trunk and a head as one ONNX graph."""
+"""Joins a trunk and a head to one ONNX graph."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ _FEATURES = OUTPUT_NAMES[2]
 
 
 def joined(trunk: onnx.ModelProto, head: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the graph of ``trunk``, its input to features, followed by that of ``head``.
+    """Return the graph of ``trunk``, from input to features, followed by ``head``.
 
-    Its features are those of the trunk, to the last bit, and its operators of the trunk's version.
+    Its features are bit-identical to the trunk's, and its operators have the trunk's version.
 
     Parameters
     ----------
-    head : from features to embedding mean and variance, of an operator version that is not newer.
+    head : graph from features to embedding mean and variance. Its operator version must not be
+        newer than the trunk's.
     """
     # A trunk that was cut out of an encoder may compute its features from an embedding mean.
     trunk = _prefixed(trunk, "trunk/", {trunk.graph.input[0].name, _FEATURES})
@@ -43,7 +44,7 @@ def joined(trunk: onnx.ModelProto, head: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _prefixed(model: onnx.ModelProto, prefix: str, kept: set[str]) -> onnx.ModelProto:
-    """Return ``model`` with a prefix before every name but those that are ``kept``."""
+    """Return ``model`` with a prefix before every name except those in ``kept``."""
     model = compose.add_prefix(model, prefix)
     outer = {prefix + name: name for name in kept}
     for node in model.graph.node:

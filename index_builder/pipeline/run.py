@@ -1,4 +1,4 @@
-"""The directory of one build: what each step leaves for the next."""
+"""The run directory of a build, with the files of all steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POSTERIOR_REPORT = "posterior.json"
 CONFIG_FILE = "config.toml"
 
 EVALUATION_TABLE = "evaluation.md"
-"""All numbers of an evaluation, for people."""
+"""File with all results of an evaluation, as a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +29,16 @@ class Run:
     ::
 
         <run>/
-          lock                    held by the command that works here
-          config.toml             every key of the build, as the last command understood it
+          lock                    held by the running command
+          config.toml             complete configuration of the last command
           checkpoint.safetensors  training.json     train
           objective.safetensors
-          trunk.onnx                                train, of a trunk that is only read
-          members/<number>/                         train, of an ensemble, instead
+          trunk.onnx                                train, for a frozen trunk
+          members/<number>/                         train, for an ensemble
           posterior.safetensors   posterior.json    fit
-          head.onnx                                 export, of such a trunk
-          images/                                   all, of a source that is no folder here
-          vectors.sqlite                            what was computed of images, by any step
+          head.onnx                                 export, for a frozen trunk
+          images/                                   all, for a source that is copied
+          vectors.sqlite                            cache of embeddings of all steps
           index/                                    index, while it works
           calibration.md                            calibrate
           evaluation.json  evaluation.md            evaluate
@@ -54,7 +54,7 @@ class Run:
 
     @property
     def objective(self) -> Path:
-        """The file with the tensors that the objective learned beside the encoder."""
+        """The file with the parameters of the objective."""
         return self.directory / "objective.safetensors"
 
     @property
@@ -64,21 +64,21 @@ class Run:
 
     @property
     def trunk(self) -> Path:
-        """The graph of a trunk that nothing trains; see `index_builder.vectors.halves`."""
+        """The graph of a frozen trunk; see `index_builder.vectors.halves`."""
         return self.directory / "trunk.onnx"
 
     @property
     def head(self) -> Path:
-        """The graph from such a trunk's features to embeddings."""
+        """The graph from a frozen trunk's features to embeddings."""
         return self.directory / "head.onnx"
 
     @property
     def vectors(self) -> Path:
-        """Features and embeddings of images that some step has seen; see `VectorFile`."""
+        """Cache of features and embeddings of all steps; see `VectorFile`."""
         return self.directory / "vectors.sqlite"
 
     def member(self, number: int) -> Run:
-        """Return the run of an ensemble's member, which is laid out as that of an encoder alone."""
+        """Return the run of an ensemble's member; it has the files of a single encoder."""
         return Run(self.members / str(number))
 
     @property
@@ -88,21 +88,22 @@ class Run:
 
     @property
     def staging(self) -> Path:
-        """The bundle in the making; `publish` copies it."""
+        """The unfinished bundle; `publish` copies it."""
         return self.directory / "bundle"
 
     @contextmanager
     def occupied(self, *, to_write: bool = True) -> Iterator[None]:
-        """Lock the run directory; of the processes of ``torchrun``, the first stands for all.
+        """Lock the run directory; under ``torchrun``, only the first process locks it.
 
         Parameters
         ----------
-        to_write : whether it must be possible to write here; who may not only reads, alone or not.
+        to_write : whether write access is required. Without it, a read-only directory is used
+            without a lock.
 
         Raises
         ------
-        RunInUse : another process does.
-        OutputError : the directory cannot be made, or written to.
+        RunInUse : another process works there.
+        OutputError : the directory cannot be created or written.
         """
         from index_builder.indexing.workdir import occupied  # noqa: PLC0415 - slow
 
@@ -113,14 +114,14 @@ class Run:
             yield
 
     def write_config(self, config: BuildConfig) -> None:
-        """Write the configuration of the build, as a file that builds the same again."""
+        """Write the complete configuration of the build, to repeat it."""
         if _is_first():
             self.directory.mkdir(parents=True, exist_ok=True)
             with replacing(self.directory / CONFIG_FILE) as partial:
                 partial.write_text(effective_file(config), encoding="utf-8")
 
     def require(self, path: Path, step: str) -> Path:
-        """Return ``path``, or say which step makes it.
+        """Return ``path``, or raise with the name of the step that creates it.
 
         Raises
         ------
@@ -131,7 +132,7 @@ class Run:
         return path
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Read a report that a step has written."""
+        """Read the report of a step."""
         content: dict[str, Any] = json.loads((self.directory / name).read_text(encoding="utf-8"))
         return content
 
@@ -142,17 +143,17 @@ class Run:
 
 
 def _is_first() -> bool:
-    """Return whether this process is the one that writes, among those of ``torchrun``."""
+    """Return whether this process writes files; under ``torchrun``, only the first does."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write ``content`` for people and programs, atomically."""
+    """Write ``content`` as formatted JSON, atomically."""
     with replacing(path) as partial:
         partial.write_text(json_text(content), encoding="utf-8")
 
 
 def forget(*paths: Path) -> None:
-    """Remove what stands for a finished step, before what it was made of is written anew."""
+    """Remove the results of a finished step before its inputs are rewritten."""
     for path in paths:
         path.unlink(missing_ok=True)

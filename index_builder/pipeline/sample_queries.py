@@ -1,4 +1,4 @@
-"""Query images that come with a bundle, for a visitor who has none at hand."""
+"""Sample query images in a bundle, for users of the page."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from model_store.images import decode_image
 N_MATCHED = 4
 
 _Sample = tuple[NDArray[np.uint8], str, bool]
-"""Pixels, caption, and whether the gallery holds a true match."""
+"""Pixels, caption, and whether the gallery has a true match."""
 
 
 def write_samples(
     directory: Path, splits: Splits, configured: Sequence[SampleConfig]
 ) -> tuple[SampleQuery, ...]:
-    """Write the configured samples below ``directory``; without any, a few evaluation queries.
+    """Write the configured samples below ``directory``, or a few evaluation queries.
 
     Raises
     ------
@@ -48,15 +48,15 @@ def read_samples(configured: Sequence[SampleConfig], splits: Splits) -> list[_Sa
 
     Raises
     ------
-    ConfigError : a file is missing or no image, or a label is not in the gallery.
+    ConfigError : a file is missing or is not an image, or a label is not in the gallery.
     """
     known = set(splits.gallery.labels)
     samples: list[_Sample] = []
     for number, sample in enumerate(configured, start=1):
         if sample.label is not None and sample.label not in known:
             raise ConfigError(
-                f"samples.{number}.label is {sample.label!r}, which is no label of the gallery. "
-                f"Give one of {', '.join(sorted(known))}; or leave `label` out."
+                f"samples.{number}.label is {sample.label!r}, which is not a label of the gallery. "
+                f"Set one of {', '.join(sorted(known))}; or leave `label` out."
             )
         try:
             pixels = decode_image(sample.file.read_bytes()).pixels
@@ -72,7 +72,7 @@ def read_samples(configured: Sequence[SampleConfig], splits: Splits) -> list[_Sa
 
 
 def _evaluation_queries(splits: Splits) -> list[_Sample]:
-    """Return a few evaluation queries: some that belong, two that do not."""
+    """Return a few evaluation queries: some with a match, two without."""
     queries = splits.evaluation
     chosen = [
         (queries.matched, position, _caption(label, labelled=splits.labelled), True)

@@ -1,4 +1,4 @@
-"""The steps of a build: each reads what earlier steps left in the run directory, and adds to it."""
+"""The steps of a build; each reads the files of earlier steps in the run directory."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ __all__ = [
 N_PARITY_IMAGES = max(PARITY_BATCHES)
 
 MIN_POSITIVES = 2
-"""Images of a label that make a positive pair."""
+"""Number of images of a label in a positive pair."""
 
 
 def train_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
     """Images → checkpoint.safetensors, objective.safetensors and training.json.
 
-    Each member of an ensemble has them. An interrupted one resumes with its current member. Under
-    ``torchrun`` its processes train together, and the first one writes.
+    Each member of an ensemble has these files. An interrupted ensemble resumes with its current
+    member. Under ``torchrun``, all processes train together, and the first one writes.
     """
     with process_group() as group:
         if len(members_of(config, run)) > 1:
@@ -90,9 +90,9 @@ def train_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
 
 
 def _train_members(config: EncoderConfig, splits: Splits, run: Run, group: Group) -> None:
-    """Train what is missing of an ensemble; one that is whole is trained anew.
+    """Train the missing members of an ensemble; a complete ensemble is trained anew.
 
-    All members have the same images: a member's seed decides how it is trained, not on what.
+    All members have the same images; their seeds differ.
     """
     started = time.perf_counter()
     report = run.directory / TRAINING_REPORT
@@ -100,7 +100,7 @@ def _train_members(config: EncoderConfig, splits: Splits, run: Run, group: Group
         forget(report, run.directory / POSTERIOR_REPORT, run.posterior)
         shutil.rmtree(run.members, ignore_errors=True)
     for number, (member, place) in enumerate(members_of(config, run), start=1):
-        group.wait()  # all see the same members finished
+        group.wait()  # all processes see the same finished members
         finished = place.directory / TRAINING_REPORT
         if finished.exists() and not member.changed_since(
             place.read_json(TRAINING_REPORT)["config"]
@@ -141,7 +141,7 @@ def _train_alone(config: EncoderConfig, splits: Splits, run: Run, group: Group) 
             _whiten(encoder, images, labels)
     objective = method_of(config).objective(config, encoder, labels, generator)
     if objective.sampling == "views" and not splits.labelled:
-        objective.sampling = "pairs"  # each image comes with a view of it, whose label is the image
+        objective.sampling = "pairs"  # an image and its view have the same label
     history = []
     if config.training.epochs:
         place_for_training(encoder, config.training)
@@ -214,7 +214,7 @@ def export_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
 def build_all(
     config: BuildConfig, run: Run, bundles: Path, check: Check = accept_any
 ) -> tuple[Path, dict[str, Any]]:
-    """Every step in turn, into a clean staging directory.
+    """Run all steps in order, with an empty staging directory.
 
     Parameters
     ----------
@@ -241,39 +241,38 @@ def build_all(
 
 
 def _require_enough(images: LabelledImages) -> None:
-    """Refuse what nothing can be learned from, before anything is computed."""
+    """Refuse too few images for training, before any computation."""
     most = max(Counter(images.labels).values(), default=0)
     if len(images) < N_PARITY_IMAGES or most < MIN_POSITIVES:
         raise DatasetError(
-            f"There are {len(images)} images to learn from, at most {most} of one label; wanted "
-            f"{N_PARITY_IMAGES} or more, and a label with {MIN_POSITIVES}. Add images; or, where "
-            'each is its own class, give --no-labels (dataset.labels = "none").'
+            f"There are {len(images)} training images, at most {most} of one label; wanted "
+            f"at least {N_PARITY_IMAGES}, and a label with {MIN_POSITIVES}. Add images; or, if "
+            'each is its own class, use --no-labels (dataset.labels = "none").'
         )
 
 
 def _require_input(encoder: MetricEncoder, images: LabelledImages) -> None:
-    """Refuse images where the encoder takes vectors, and vectors of other encoders."""
+    """Refuse data of a wrong kind: images for an encoder of vectors, or other vectors."""
     expected, shape = encoder.preprocessing, images.pixels(0).shape
     wanted = "images"
     if isinstance(expected, VectorInput):
         wanted = f"vectors of {expected.made_by!r}, {expected.shape[0]:,} numbers each"
     if len(shape) != len(expected.shape) or (len(shape) == 1 and shape != expected.shape):
         found = "images" if len(shape) == 3 else f"vectors of {shape[0]:,} numbers"
-        raise DatasetError(f"The encoder takes {wanted}; the data are {found}.")
+        raise DatasetError(f"The encoder takes {wanted}, but the data are {found}.")
     if isinstance(expected, VectorInput) and expected.with_variance:
         raise DatasetError(
-            f"The vectors of {expected.made_by!r} have a variance, whose place a posterior that is "
-            "fitted to them would take. Leave `variance` out of the table; or keep it, with "
-            "`vouch-build index`."
+            f"The vectors of {expected.made_by!r} already have a variance, but a build fits one. "
+            "Leave `variance` out of the table, or use `vouch-build index` to keep it."
         )
 
 
 def _store_features(
     config: EncoderConfig, run: Run, encoder: MetricEncoder, images: LabelledImages
 ) -> None:
-    """Let what a trunk that nothing trains makes of images be computed once, for all steps.
+    """Cache the features of a frozen trunk, so that all steps compute them once.
 
-    By ONNX Runtime, as the gallery is: not where torch has a GPU.
+    Uses ONNX Runtime, like the gallery; not used if torch has a GPU.
     """
     if not config.network.frozen or trunk_device(config.training).type != "cpu":
         run.trunk.unlink(missing_ok=True)
@@ -287,12 +286,12 @@ def _store_features(
 
 
 def _whiten(encoder: MetricEncoder, images: LabelledImages, labels: Tensor) -> None:
-    """Make the learned whitening of the features of ``images`` the last layer."""
+    """Set the last layer to the learned whitening of the features of ``images``."""
     dim, n_features = encoder.last_layer.out_features, encoder.trunk.n_features
     if dim > n_features:
         raise ConfigError(
-            f"network.embedding_dim = {dim}, but the trunk has {n_features} features; whitening "
-            "adds none. Ask for fewer dimensions."
+            f"network.embedding_dim = {dim}, but the trunk has only {n_features} features. Set "
+            "fewer dimensions."
         )
     blocks = (block.numpy() for block in feature_blocks(encoder, images))
     with one_blas_thread():

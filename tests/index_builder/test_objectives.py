@@ -273,4 +273,4 @@ def test_the_length_of_an_embedding_is_served_as_its_concentration(tmp_path: Pat
     assert run.read_json("posterior.json")["method"].startswith("laplace_positives")
     (tmp_path / "build.toml").write_text(EL_NIVMF.replace("n_samples = 3", "n_samples = 4"))
     done = vouch_build("fit", "--config", "build.toml", cwd=tmp_path)
-    assert "trained with another `training`" in " ".join(done.stderr.split())
+    assert "trained with other values of `training`" in " ".join(done.stderr.split())

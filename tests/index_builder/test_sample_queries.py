@@ -78,7 +78,9 @@ def test_write_samples_without_configuration_takes_evaluation_queries(
 
 def test_a_sample_of_a_withheld_label_cannot_match(config: BuildConfig, splits: Splits) -> None:
     sample = config.samples[0].model_copy(update={"label": "3"})
-    with pytest.raises(ConfigError, match=r"samples.1.label is '3', which is no label of the gal"):
+    with pytest.raises(
+        ConfigError, match=r"samples.1.label is '3', which is not a label of the gal"
+    ):
         read_samples([sample], splits)
 
 

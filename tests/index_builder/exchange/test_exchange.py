@@ -245,7 +245,7 @@ def test_a_card_says_of_vectors_and_of_what_was_not_measured(bundle: Path) -> No
     card = model_card(manifest, "me/vectors")
     assert "model-index" not in card
     assert "thumbnails" not in card
-    for said in ("vectors that `dinov2` has made", "`not_calibrated`", "Nothing was measured"):
+    for said in ("vectors from `dinov2`", "`not_calibrated`", "without an evaluation"):
         assert said in card
 
 
