@@ -396,7 +396,7 @@ def test_whitening_adds_no_dimensions(digits_config: BuildConfig, tmp_path: Path
     too_many = {"last_layer": "whitening", "embedding_dim": 10_000}
     network = digits_config.network.model_copy(update=too_many)
     config = digits_config.model_copy(update={"network": network})
-    with pytest.raises(ConfigError, match="embedding_dim = 10000, but the trunk has 1024"):
+    with pytest.raises(ConfigError, match="embedding_dim = 10000, but the trunk has only 1024"):
         train_step(config, Run(tmp_path), splits_of(config))
 
 
@@ -435,7 +435,7 @@ def test_brackets_in_an_error_are_not_taken_for_markup(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), "error: No space left on device. Make"),
+        (OSError(errno.ENOSPC, "No space left on device"), "error: No space left on device. Free"),
         (PermissionError(errno.EACCES, "Permission denied", "a[b]"), "error: a[b]: Permission"),
     ],
 )

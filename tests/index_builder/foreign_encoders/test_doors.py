@@ -395,7 +395,7 @@ class TestTheCommand:
             (["--onnx", "a.onnx", "--untrained"], "Remove --onnx, or --untrained"),
             (["--onnx", "a.onnx", "--weights", "b"], "Remove --weights"),
             (["--onnx", "missing.onnx"], "There is no file missing.onnx"),
-            (["--timm", "test_vit", "--images", "/nowhere"], "holds 0 images"),
+            (["--timm", "test_vit", "--images", "/nowhere"], "has 0 readable images"),
         ],
     )
     def test_options_that_contradict(self, arguments: list[str], reason: str) -> None:

@@ -194,7 +194,7 @@ class TestWhatCannotBeWrapped:
 
     def test_a_map_that_nobody_pools(self, tmp_path: Path) -> None:
         with pytest.raises(
-            EncoderSourceError, match=r"map float \(n, 5, 2, 2\).*`--pooling` makes"
+            EncoderSourceError, match=r"map float \(n, 5, 2, 2\).*`--pooling` pools"
         ):
             brought(feature_map(tmp_path / "a.onnx"))
 
@@ -203,7 +203,7 @@ class TestWhatCannotBeWrapped:
         (tmp_path / "big.json").write_text('{"size": 16}')
         choices = EncoderChoices(preprocess=tmp_path / "big.json")
         with pytest.raises(
-            EncoderSourceError, match=r"takes images of 8 × 8 pixels.* makes 16 × 16"
+            EncoderSourceError, match=r"takes images of 8 × 8 pixels.* gives 16 × 16"
         ):
             onnx_source(str(graph), choices)
 
@@ -228,13 +228,13 @@ class TestWhatCannotBeWrapped:
         ("content", "said"),
         [
             (b"", "is empty"),
-            (b"no graph", "is plain text. Name the exported graph"),
+            (b"no graph", "but plain text. Name the exported graph"),
             (b"\x08\x07", "has the inputs none"),
             (b"\x80\x04\x95" + bytes(50), "a pickle"),
             (b"\x1c\0\0\0TFL3" + bytes(60), "TensorFlow Lite"),
             (b"\x18\0\0\0ORTM" + bytes(60), "the ORT format"),
             (b'\x40\0\0\0\0\0\0\0{"a":{}}', "safetensors"),
-            (b'{"error": "not found"}', "is JSON"),
+            (b'{"error": "not found"}', "but JSON"),
             (b"\xff" * 60, "not a complete ONNX graph"),
         ],
     )
@@ -250,7 +250,7 @@ class TestWhatCannotBeWrapped:
         model = onnx.load(graph)
         model.opset_import[0].version = 8
         onnx.save(model, graph)
-        with pytest.raises(EncoderSourceError, match="of opset 8; at least 9 is needed"):
+        with pytest.raises(EncoderSourceError, match="has opset 8; at least 9 is needed"):
             brought(graph)
 
     def test_a_truncated_one(self, tmp_path: Path) -> None:
@@ -404,7 +404,7 @@ def test_graph_of_a_fixed_batch_or_of_doubles_is_refused_with_advice(tmp_path: P
     with pytest.raises(EncoderSourceError, match=r"exactly 4 images.* dynamic batch"):
         brought(graph)
     graph = linear(tmp_path / "b.onnx", kind=TensorProto.DOUBLE)
-    with pytest.raises(EncoderSourceError, match=r"double .* of 32 or 16 bits"):
+    with pytest.raises(EncoderSourceError, match=r"double .* in float32 or float16"):
         brought(graph)
 
 
