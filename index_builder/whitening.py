@@ -114,8 +114,7 @@ def learned_whitening(blocks: Iterable[Features], codes: Codes, embedding_dim: i
 
     Returns
     -------
-    (D, F) float64; the largest entry of each row is positive, so that the same features give the
-    same W.
+    (D, F) float64; the largest entry of each row is positive, so W is unique.
 
     Raises
     ------

@@ -86,7 +86,7 @@ def calibrate_texts(
     config: CalibrationConfig,
     seed: int,
 ) -> Calibration:
-    """Search with every caption, and fit the decision layer for texts to what is found.
+    """Search with every caption, and fit the decision layer for texts to the results.
 
     Absent queries are captions without a match. If there are none, they are the other captions,
     with their label hidden from the result list and the outlier detector. The detector is fitted to

@@ -66,7 +66,7 @@ class Answers:
 
     @property
     def uncertainties(self) -> NDArray[np.float64]:
-        """`Answer.uncertainty` of each query, (B,); 0 where the encoder gives no variance."""
+        """`Answer.uncertainty` of each query, (B,); 0 if the encoder gives no variance."""
         return np.array([answer.uncertainty or 0 for answer in self.answers], dtype=float)
 
     @property

@@ -83,7 +83,7 @@ class Kept:
         return Embeddings(self.mean.whole(), self.variance.whole(), self.features.whole())
 
     def images(self) -> LabelledImages:
-        """Return the queries as images whose pixels are their embeddings; see `KeptVectors`."""
+        """Return the queries as inputs of `KeptVectors`."""
         return as_vectors(self.ids, self.labels, self.groups, self.sources, self.embeddings())
 
 

@@ -146,7 +146,7 @@ def whole_groups(
 
 
 def group_numbers(*collections: LabelledImages) -> NDArray[np.int64]:
-    """Number the groups of the images of all ``collections`` in turn.
+    """Return the group numbers of all images of the ``collections``, in order.
 
     Images of one group share a number. Without groups, exact copies share a number.
     """

@@ -145,9 +145,7 @@ class IndexOptions:
         Path | None,
         typer.Option("--bundles", help="Directory to publish into. [default: bundles/<name>]"),
     ] = None
-    resume: Annotated[
-        bool, typer.Option(help="Continue with what an interrupted run has embedded.")
-    ] = True
+    resume: Annotated[bool, typer.Option(help="Reuse the embeddings of an interrupted run.")] = True
     max_bad: Annotated[
         str, typer.Option(help="Maximum number of unreadable images, or their share.")
     ] = "1%"

@@ -27,7 +27,7 @@ class _LaplaceConfig(Section):
         "per_anchor",
         description="Weights of pairs. per_anchor: every image has the same total weight. "
         "global: every pair has the same weight, as in the paper's Eq. 13, so large labels "
-        "dominate. If all labels have one size, both are equal.",
+        "dominate. For labels of equal size, both are the same.",
     )
     structure: Literal["kronecker", "diagonal"] = Field(
         "kronecker",

@@ -118,7 +118,7 @@ class Problems:
         return _together(said, f"There are {len(said)} errors:")
 
     def _described(self, error: Any) -> Iterator[Problem]:  # noqa: ANN401 - pydantic's dictionary
-        """Convert one of pydantic's errors to a sentence about the file."""
+        """Convert an error of pydantic to errors of the file."""
         place, node, table = _walked(self._schema, error["loc"])
         name, kind = ".".join(place), error["type"]
         received = None if name == "" else _written(self._value(place))

@@ -58,7 +58,7 @@ def plan_of(catalogue: Catalogue, promises: CalibrationConfig, *, of_images: boo
 
     Raises
     ------
-    CalibrationError : too few queries, a single label, or vectors without labels.
+    CalibrationError : too few queries, only one label, or vectors without labels.
     """
     found = catalogue.contents
     if not of_images and found.n_labels == 0:

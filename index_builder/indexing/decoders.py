@@ -43,7 +43,7 @@ class Decoders(Protocol):
         """Start to prepare ``block``."""
 
     def result(self, future: Future[PreparedBlock], block: Block) -> PreparedBlock:
-        """Return the decoded images of ``block``, whose future is done."""
+        """Return the decoded images of ``block``; the future must be done."""
 
     def close(self) -> None:
         """Cancel all blocks that have not begun, and end the workers."""
@@ -61,7 +61,7 @@ class DecoderThreads:
         return self._threads.submit(self._prepare, block)
 
     def result(self, future: Future[PreparedBlock], block: Block) -> PreparedBlock:  # noqa: ARG002 - of the protocol
-        """Return the decoded images of ``block``, whose future is done."""
+        """Return the decoded images of ``block``; the future must be done."""
         return future.result()
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ class DecoderProcesses:
                 return self._pool.submit(self._prepare, block)
 
     def result(self, future: Future[PreparedBlock], block: Block) -> PreparedBlock:
-        """Return the decoded images of ``block``, whose future is done.
+        """Return the decoded images of ``block``; the future must be done.
 
         If a decoder crashed, the images are decoded again one by one.
         """

@@ -80,7 +80,7 @@ def rendered(template: str, **content: Any) -> str:  # noqa: ANN401 - whatever i
 
 
 def _error(evaluation: Evaluation, gallery: Gallery, row: int) -> dict[str, Any]:
-    """Describe a query whose first item is wrong."""
+    """Describe a query with a wrong first item."""
     answer: Answer = evaluation.answers[row]
     first = answer.matches[0]
     label = evaluation.queries.labels[row]

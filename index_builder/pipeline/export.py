@@ -113,7 +113,7 @@ def export_trunk(encoder: MetricEncoder, path: Path, metadata: str, images: Inpu
 
 
 def export_head(encoder: Path, trunk: Path, path: Path, images: Inputs) -> bool:
-    """Write the part of ``encoder`` after its features to ``path``; return whether it was written.
+    """Write the head of ``encoder``, from features on, to ``path``; return whether it was written.
 
     It is not written if the embedding depends on more than the features, or if an embedding by
     ``trunk`` and head would differ in a single bit.
@@ -174,7 +174,7 @@ def traced(
     *,
     is_whole: bool = True,
 ) -> onnx.ModelProto:
-    """Return the graph of ``module``, from two ``examples``; it accepts any batch size.
+    """Trace ``module`` with two ``examples``; the graph accepts any batch size.
 
     Tracing takes half a second for MobileNetV2, and optimising a quarter. The exporter with
     `torch.export` takes eleven seconds, so it is used only for modules with operators that tracing

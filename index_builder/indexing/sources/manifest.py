@@ -101,8 +101,8 @@ def lines_of(path: Path, texts: Collection[str] = COLUMNS) -> Iterator[Line]:
 def require_names(fields: Mapping[str, Any], origin: str, known: frozenset[str] = COLUMNS) -> None:
     """Refuse probably misspelt names of known fields: `` label``, ``Labels``, ``lable``.
 
-    They would silently become metadata. Beside a field with the exact name, they are accepted as
-    metadata.
+    They would silently become metadata. If a field with the exact name also exists, they are
+    accepted as metadata.
 
     Raises
     ------
