@@ -104,7 +104,7 @@ class EncoderOptions:
     ] = False
     precision: Annotated[
         Precision,
-        typer.Option(help="Number format of the file. Formats below float32 are evaluated first."),
+        typer.Option(help="Number format of the file. Below float32, the recall loss is measured."),
     ] = Precision.float32
     recall_tolerance: Annotated[
         float,
