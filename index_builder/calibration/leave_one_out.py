@@ -24,8 +24,9 @@ ENOUGH_WITH_PARENTS = 2000
 queries without a confident label, at most half of all."""
 
 N_FOLDS = 20
-"""Number of gallery folds for outlier scores. A detector must not know the scored image, whose
-distance would be zero; without one fold, it is almost as good as with all images."""
+"""Number of gallery folds for outlier scores. A detector must not be fitted to the image that it
+scores, whose distance would then be zero. With 20 folds, it is almost as good as a detector fitted
+to all images."""
 
 
 @dataclass(frozen=True, slots=True)

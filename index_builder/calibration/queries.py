@@ -25,8 +25,8 @@ Integers = NDArray[np.int64]
 Names = tuple[str, ...]
 
 LEAST_LABELS = 10
-"""Minimum number of withheld labels. With fewer, hidden labels are added: with few labels, the rest
-of a gallery is easier to separate from a hidden label than from a truly new one."""
+"""Minimum number of withheld labels. If there are fewer, absent queries with hidden labels are
+added. In a gallery with few labels, hidden labels are easier to detect than truly new labels."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,8 +115,8 @@ def export_trunk(encoder: MetricEncoder, path: Path, metadata: str, images: Inpu
 def export_head(encoder: Path, trunk: Path, path: Path, images: Inputs) -> bool:
     """Write the head of ``encoder``, from features on, to ``path``; return whether it was written.
 
-    It is not written if the embedding depends on more than the features, or if an embedding by
-    ``trunk`` and head would differ in a single bit.
+    It is not written if the embedding depends on more than the features, or if trunk and head would
+    not reproduce it bit for bit.
     """
     path.unlink(missing_ok=True)
     file = onnx.utils.Extractor(onnx.load(encoder)).extract_model(

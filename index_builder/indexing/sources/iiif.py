@@ -130,8 +130,8 @@ def _bodies(body: object) -> Iterator[Json]:
 def image_url(image: Json, canvas: Json) -> str:
     """Return the URL to fetch an image from.
 
-    For a service of level 1 or 2, the URL gives one side of the size, which both levels and both
-    versions of the Image API accept. A service never enlarges an image.
+    For a service of level 1 or 2, the URL gives only one side of the size. Both levels and both
+    versions of the Image API accept this. A service never enlarges an image.
     """
     for service in _list(image.get("service")):
         version, level = _version_and_level(service)
