@@ -1,4 +1,4 @@
-"""Settings of the service: ``VOUCH_*`` environment variables, and nothing else reads them."""
+"""Settings of the service, which only this module reads from ``VOUCH_*`` variables."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def _check_rate(text: str) -> str:
 
 
 RateText = Annotated[str, AfterValidator(_check_rate)]
-"""A rate as people write it, known to be one."""
+"""A valid rate, such as ``600/minute``."""
 
 
 def _check_otlp_endpoint(url: str) -> str:
-    """Refuse what no traces can be sent to, or by."""
+    """Check the collector's address, and that OpenTelemetry is installed."""
     require_no_user(split_address(url, ("http", "https")), "OTEL_EXPORTER_OTLP_HEADERS")
     try:
         import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
@@ -64,7 +64,7 @@ def _check_otlp_endpoint(url: str) -> str:
 
 
 def _check_redis_url(url: SecretStr) -> SecretStr:
-    """Refuse what cannot be Redis, without repeating it: it may hold a password."""
+    """Check the address of Redis; errors do not repeat it, because it may hold a password."""
     text = url.get_secret_value()
     parts = split_address(text, ("redis", "rediss", "unix"))
     number = parts.path.removeprefix("/")
@@ -74,7 +74,7 @@ def _check_redis_url(url: SecretStr) -> SecretStr:
     try:
         redis.ConnectionPool.from_url(text).make_connection()
     except (AttributeError, TypeError, ValueError, errors.RedisError):
-        raise ValueError("has an option that Redis does not have or cannot use") from None
+        raise ValueError("has an unknown or invalid Redis option") from None
     return url
 
 
@@ -90,7 +90,7 @@ def _check_milvus_log(url: SecretStr) -> SecretStr:
 
 
 def _check_origin(text: str) -> str:
-    """Refuse what is no origin, and would be something else in a header."""
+    """Check that a text is a web origin, because it is written into headers."""
     if not re.fullmatch(r"https?://(\*\.)?[\w.-]+(:\d+)?", text, re.ASCII):
         raise ValueError("must be an origin, such as https://images.example")
     return text
@@ -106,7 +106,7 @@ def read_prefix(text: str) -> str:
 
     Raises
     ------
-    ValueError : it is no prefix, or begins with a path of the service.
+    ValueError : it is not a path prefix, or begins with a path of the service.
     """
     if len(text) > _MAX_PREFIX or not _PREFIX.fullmatch(text) or "/.." in text:
         raise ValueError("must be a path, such as /vouch")
@@ -116,7 +116,7 @@ def read_prefix(text: str) -> str:
 
 
 ImageKept = Literal["none", "thumbnail", "original"]
-"""The part of an image that is kept for reviewers."""
+"""The version of an image that is kept for reviewers."""
 
 OnDrift = Literal["warn", "withhold"]
 """The effect of drift on the verdict `match`."""
@@ -125,7 +125,7 @@ Origin = Annotated[str, AfterValidator(_check_origin)]
 
 
 def _check_record_url(text: str) -> str:
-    """Refuse what a browser would not open, or could be led elsewhere by an item."""
+    """Check that a URL template has a fixed host, which an item's values cannot change."""
     if not re.match(r"https?://[^\s/{}]+/", text):
         raise ValueError("must begin with http(s)://host/, such as https://a.example/{id}")
     return text
@@ -137,16 +137,16 @@ RecordUrl = Annotated[str, AfterValidator(_check_record_url)]
 
 Item = TypeVar("Item")
 List = Annotated[tuple[Item, ...], NoDecode, BeforeValidator(as_list)]
-"""Values with commas between them; a JSON list is taken as well."""
+"""Values separated by commas, or a JSON list."""
 
 
 PREFIX = "VOUCH_"
 
 
 def _secrets_problem(folder: Path) -> str:
-    """Return why a folder of secrets cannot be used, without its content; empty where it can.
+    """Return why a folder of secrets cannot be used, without its content; else an empty text.
 
-    Otherwise unknown or unreadable files in it would be ignored.
+    Without this check, unknown or unreadable files in it would be ignored.
     """
     own = {f"{PREFIX.lower()}{name}" for name in Settings.model_fields}
     try:
@@ -154,7 +154,7 @@ def _secrets_problem(folder: Path) -> str:
             return "must be a directory with a file for each secret"
         of_ours = [one for one in folder.iterdir() if one.name.lower().startswith(PREFIX.lower())]
     except (OSError, ValueError):
-        return "must be a directory with a file for each secret, which the service can read"
+        return "must be a directory that the service can read, with a file for each secret"
     if unknown := sorted(path.name for path in of_ours if path.name.lower() not in own):
         return f"{folder} has files that name no setting: {', '.join(unknown)}"
     for path in sorted(of_ours):
@@ -217,8 +217,8 @@ class Settings(BaseSettings):
     )
     galleries: Path | None = Field(
         None,
-        description="Directory for galleries that are created over HTTP. [default: none can be "
-        "created]",
+        description="Directory for galleries that are created over HTTP. [default: galleries "
+        "cannot be created]",
         examples=["/srv/vouch/galleries"],
     )
     max_galleries: int = Field(
@@ -227,25 +227,25 @@ class Settings(BaseSettings):
     open_galleries: int = Field(
         1_000,
         ge=1,
-        description="Maximum number of created galleries that are open, fewer if few files may be "
-        "open. A new one closes the one that was idle longest.",
+        description="Maximum number of created galleries that are open; lower if the limit on "
+        "open files is low. Opening one more closes the gallery that was idle longest.",
     )
     compact_after: int = Field(
         10_000,
         ge=0,
-        description="Items put into a gallery before it is compacted into a new bundle; 0 compacts "
-        "on request only.",
+        description="Number of written items after which a gallery is compacted into a new "
+        "bundle; 0 compacts on request only.",
     )
     keep_bundles: int = Field(
         KEPT_BUNDLES,
         ge=1,
-        description="Bundles that are kept of a gallery, the current one included. Older ones that "
-        "were compacted or written to are removed with their changes.",
+        description="Number of bundles kept of a gallery, including the current one. Older "
+        "bundles that were compacted or written to are removed with their changes.",
     )
     recalibrate: bool = Field(
         True,
-        description="Recalibrate a gallery whose calibration is stale or lacks new labels, from "
-        "queries that its bundle keeps. Needs vouch-build beside the service.",
+        description="Recalibrate a gallery whose calibration is stale or lacks new labels, with "
+        "the queries that its bundle keeps. Needs vouch-build beside the service.",
     )
     bundle_keys: List[Path] = Field(
         (),
@@ -262,8 +262,7 @@ class Settings(BaseSettings):
         0.1,
         gt=0,
         le=1,
-        description="Share of the queries with images that a shadow bundle also answers, unless "
-        "the request that starts it names another share.",
+        description="Default share of the queries with images that a shadow bundle also answers.",
     )
     secrets_dir: Annotated[Path, AfterValidator(_check_secrets)] | None = Field(
         None,
@@ -280,8 +279,8 @@ class Settings(BaseSettings):
     )
     published_host: str | None = Field(
         None,
-        description="Address at which clients reach the service, if it is not `host`: that of the "
-        "machine that publishes the port of a container.",
+        description="Address at which clients reach the service, if it is not `host`. For a "
+        "container: the address of the machine that publishes its port.",
         examples=["192.0.2.10"],
     )
     tls_cert: Path | None = Field(
@@ -296,7 +295,7 @@ class Settings(BaseSettings):
     )
     allowed_hosts: List[str] = Field(
         (),
-        description="Host names that requests may name, beside those of this machine, such as "
+        description="Host names allowed in requests, besides the names of this machine, such as "
         "search.example,*.shop.example; * allows any. [default: any; without keys on loopback, "
         "none]",
         examples=["search.example,*.shop.example"],
@@ -338,13 +337,13 @@ class Settings(BaseSettings):
     )
     frame_ancestors: List[Origin] = Field(
         (),
-        description="Web origins whose pages may show the page in a frame.",
+        description="Web origins that may show the service's page in a frame.",
         examples=["https://shop.example"],
     )
     image_origins: List[Origin] = Field(
         (),
-        description="Web origins from which the page may load images: those that `image_url` in "
-        "the metadata of items names, and those of dropped links.",
+        description="Web origins from which the service's page may load images, for `image_url` "
+        "in the metadata of items and for dropped links.",
         examples=["https://images.example"],
     )
     record_urls: Annotated[dict[str, RecordUrl], NoDecode, BeforeValidator(as_mapping)] = Field(
@@ -357,17 +356,19 @@ class Settings(BaseSettings):
     max_in_flight: int = Field(
         64,
         ge=1,
-        description="Maximum number of concurrent requests, three quarters of them for one caller; "
-        "more get 503.",
+        description="Maximum number of concurrent requests; one caller can use three quarters. "
+        "Further requests get 503.",
     )
     max_connections: int = Field(
         1_000,
         ge=1,
-        description="Maximum number of open connections, and three quarters of the files that may "
-        "be open. A new one closes the one that was idle longest.",
+        description="Maximum number of open connections, at most three quarters of the limit on "
+        "open files. A further connection closes the one that was idle longest.",
     )
     deadline_s: float = Field(
-        10.0, gt=0, description="Seconds from the end of an upload to its answer; then 504."
+        10.0,
+        gt=0,
+        description="Timeout for an answer in seconds, from the end of the upload; then 504.",
     )
     min_upload_bytes_per_s: float = Field(
         8_000,
@@ -378,15 +379,15 @@ class Settings(BaseSettings):
     keep_alive_s: int = Field(
         75,
         ge=1,
-        description="Seconds for which an idle connection is kept, longer than the proxy in front "
-        "keeps it: nginx and AWS 60, Azure 240, Google 600.",
+        description="Timeout of idle connections in seconds; set it above that of the proxy in "
+        "front: nginx and AWS 60, Azure 240, Google 600.",
     )
     drain_s: float = Field(
         0,
         ge=0,
         description="Seconds between SIGTERM and the end of listening. /readyz answers 503 during "
-        "this time, "
-        "so that load balancers look elsewhere. A second signal ends the service at once.",
+        "this time, so that load balancers choose another replica. A second signal ends the "
+        "service at once.",
     )
     max_image_bytes: int = Field(
         ImageLimits().max_bytes, gt=0, description="Maximum size of an image file in bytes."
@@ -395,7 +396,7 @@ class Settings(BaseSettings):
         ImageLimits().max_pixels, gt=0, description="Maximum width × height of an image in pixels."
     )
     max_batch_bytes: int = Field(
-        100 * 2**20, gt=0, description="Maximum size of all images of a batch in bytes."
+        100 * 2**20, gt=0, description="Maximum total size of the images in a batch in bytes."
     )
 
     provider: ProviderChoice = Field(
@@ -404,7 +405,7 @@ class Settings(BaseSettings):
         "the CPU; any other must be available.",
     )
     encoder_threads: int = Field(
-        0, ge=0, description="CPU threads of one encoding; 0 takes all that the quota allows."
+        0, ge=0, description="CPU threads of one encoding; 0 uses the whole CPU quota."
     )
     max_batch: int = Field(
         8,
@@ -430,8 +431,8 @@ class Settings(BaseSettings):
         1,
         ge=1,
         le=64,
-        description="Worker processes that answer on one port, each a whole service with its own "
-        "encoder, decoders, search threads and limits. More than one need `redis_url`.",
+        description="Number of worker processes on one port. Each has its own encoder, decoders, "
+        "search threads and limits. More than one needs `redis_url`.",
     )
     workers: int = Field(
         3, ge=1, description="Search threads; one client can use all but one of them."
@@ -444,8 +445,9 @@ class Settings(BaseSettings):
     )
     decoder_sandbox: SandboxMode = Field(
         "available",
-        description="Confinement of decoders by the kernel (seccomp, Landlock). required: they do "
-        "not start without it; available: as far as the kernel can, see /readyz; off: none.",
+        description="Confinement of decoders by the kernel (seccomp, Landlock). required: "
+        "decoders do not start without it; available: whatever the kernel offers, see /readyz; "
+        "off: none.",
     )
     decode_timeout_s: float = Field(
         DecodingBudget().cpu_s,
@@ -485,8 +487,8 @@ class Settings(BaseSettings):
 
     milvus_uri: Annotated[str, AfterValidator(_check_milvus_uri)] | None = Field(
         None,
-        description="Address of Milvus. Galleries in Milvus need it: the address in a bundle is "
-        "not used. [default: none]",
+        description="Address of Milvus. Galleries in Milvus need it; the address in a bundle is "
+        "ignored. [default: none]",
         examples=["http://milvus.example:19530"],
     )
     milvus_token: SecretStr | None = Field(
@@ -496,47 +498,48 @@ class Settings(BaseSettings):
     )
     milvus_log: Annotated[SecretStr, AfterValidator(_check_milvus_log)] | None = Field(
         None,
-        description="PostgreSQL that keeps the log of changes to galleries in Milvus, for services "
-        "on several machines: postgresql://user:password@host/database. [default: a file beside "
-        "the bundles]",
+        description="PostgreSQL database for the change log of galleries in Milvus, if the "
+        "service runs on several machines: postgresql://user:password@host/database. [default: a "
+        "file beside the bundles]",
         examples=["postgresql://vouch:password@db.example/vouch"],
     )
     milvus_timeout_s: float = Field(5.0, gt=0, description="Milvus timeout in seconds.")
 
     feedback: Path | None = Field(
         None,
-        description="SQLite file for feedback and reviews. [default: none is kept]",
+        description="SQLite file for feedback and reviews. [default: feedback is not stored]",
         examples=["/srv/vouch/feedback.sqlite3"],
     )
     query_retention_s: int = Field(
         0,
         ge=0,
-        description="Seconds for which a reviewer can decide on an answered query, if feedback is "
-        "kept. Its embedding is kept in that file, and no image. 0: while it is cached.",
+        description="Seconds for which a reviewer can decide on an answered query. Needs "
+        "`feedback`; its file then stores the query's embedding, but no image. 0: while the query "
+        "is cached.",
     )
     audit_share: float = Field(
         0.05,
         ge=0,
         le=1,
-        description="Share of the verdicts `match` that are drawn at random for review, if "
-        "feedback is kept; share of all answers if `review_reasons` has random. Doubtful answers "
-        "are drawn more often, each with a known probability of at least half of this share.",
+        description="Share of the verdicts `match` drawn at random for review; share of all "
+        "answers if `review_reasons` has random. Needs `feedback`. Doubtful answers are drawn "
+        "more often, each with a known probability of at least half of this share.",
     )
     on_drift: OnDrift = Field(
         "warn",
-        description="Answers to a caller whose recent queries differ from the calibration queries. "
-        "warn: the verdict, without a guarantee. withhold: never match.",
+        description="Verdicts for a caller whose recent queries differ from the calibration "
+        "queries. warn: without a guarantee. withhold: never `match`.",
     )
     review_reasons: List[CaseReason] = Field(
         (),
-        description="Queries with images that are kept for review, by reason: ambiguous, absent, "
-        "alien, contradicted, random. [default: none]",
+        description="Reasons for which queries with images are kept for review: ambiguous, "
+        "absent, alien, contradicted, random. [default: none]",
         examples=["ambiguous,absent"],
     )
     review_image: ImageKept = Field(
         "thumbnail",
-        description="Image that is kept for review: thumbnail (160 pixels, no metadata), original "
-        "(the uploaded file), or none.",
+        description="Version of the image that is kept for review: thumbnail (160 pixels, no "
+        "metadata), original (the uploaded file), or none.",
     )
     review_retention_s: int = Field(
         2_592_000, gt=0, description="Seconds until a query that is kept for review is deleted."
@@ -548,7 +551,7 @@ class Settings(BaseSettings):
         2**30, ge=0, description="Maximum size of the images kept for review in bytes."
     )
     reviewers: int = Field(
-        1, ge=1, le=9, description="Reviewers who must agree before a decision counts."
+        1, ge=1, le=9, description="Number of reviewers who must agree before a decision counts."
     )
 
     canary_period_s: float = Field(
@@ -563,11 +566,11 @@ class Settings(BaseSettings):
     @field_validator("port", mode="before")
     @classmethod
     def _without_service_link(cls, port: object) -> object:
-        """Ignore the variable that Kubernetes sets in all pods for a Service named vouch."""
+        """Ignore VOUCH_PORT as Kubernetes sets it in pods for a Service named vouch."""
         if isinstance(port, str) and SERVICE_LINK.match(port):
             logger.warning(
-                "VOUCH_PORT=%s names a Service of Kubernetes, and no port: %d is taken. Set "
-                "enableServiceLinks: false, or --port.",
+                "VOUCH_PORT=%s is an address of a Kubernetes Service, not a port. Port %d is "
+                "used. Set enableServiceLinks: false, or --port.",
                 port,
                 DEFAULT_PORT,
             )
@@ -576,14 +579,14 @@ class Settings(BaseSettings):
 
     @property
     def secrets(self) -> frozenset[str]:
-        """Texts that no message shows: secret settings, and the passwords in them."""
+        """Texts that no message may show: secret settings, and the passwords in them."""
         values = (getattr(self, name) for name in type(self).model_fields)
         texts = [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
         return frozenset(texts).union(*map(passwords_in, texts))
 
     @property
     def milvus(self) -> MilvusAccess:
-        """The address and token for galleries in Milvus, and where their changes are logged."""
+        """The address, token, timeout and change log for galleries in Milvus."""
         token, log = (
             secret.get_secret_value() if secret else None
             for secret in (self.milvus_token, self.milvus_log)
@@ -592,12 +595,12 @@ class Settings(BaseSettings):
 
     @property
     def compacts_after(self) -> int:
-        """`compact_after`; 0 where a compacted bundle needs a signature and could have none."""
+        """`compact_after`; 0 if compacted bundles need a signature, but there is no signing key."""
         return 0 if self.bundle_keys and self.signing_key is None else self.compact_after
 
     @property
     def recalibrates(self) -> bool:
-        """`recalibrate`; false where a new bundle needs a signature and could have none."""
+        """`recalibrate`; false if new bundles need a signature, but there is no signing key."""
         return self.recalibrate and not (self.bundle_keys and self.signing_key is None)
 
     @property
@@ -607,7 +610,7 @@ class Settings(BaseSettings):
 
     @property
     def decoding_budget(self) -> DecodingBudget:
-        """The limits on what the decoding of one image may cost."""
+        """The limits on CPU time and memory for decoding one image."""
         return DecodingBudget(self.decode_timeout_s, self.decoder_memory_bytes)
 
 
@@ -627,7 +630,7 @@ _FIRST_OF_GROUP = {
 
 
 def settings_in_groups() -> dict[str, list[str]]:
-    """Return the names of the settings by the title of their group, in the order of the help."""
+    """Return the names of the settings by group title, in the order of the help."""
     groups: dict[str, list[str]] = {}
     title = ""
     for name in Settings.model_fields:

@@ -2,11 +2,11 @@
 
 ::
 
-    bundles      the bundle that answers, and whether its calibration holds
-    queries      queries, before any neighbour is looked at
+    bundles      the bundle that answers, and the state of its calibration
+    queries      the query: its uncertainty, outlier test and input
     search       options, results and verdicts
-    texts        queries in words
-    filters      filters, and how they were carried out
+    texts        text queries
+    filters      filters, and how the items that pass were found
     vectors      vectors in place of images, neighbours of other stores
     items        the items of a gallery
     changes      changes of a gallery
@@ -14,13 +14,13 @@
     created      galleries created, described, renamed and dropped; usage
     feedback     users' feedback on matches
     review       queries kept for review
-    unknown      those of them that matched nothing, in groups
-    shadow       a bundle that is tried beside the one that is served
+    unknown      kept queries without a match, in groups
+    shadow       comparisons of a shadow bundle with the served bundle
     operations   liveness and readiness
-    problems     errors, as RFC 9457 has them
-    reasons      the code of a reason, beside its sentence
-    requests     the base of what clients send
-    keywords     the options of searches as keyword arguments of Python
+    problems     errors in the format of RFC 9457
+    reasons      codes and parameters of reasons, for programs
+    requests     the base class of requests
+    keywords     search options as Python keyword arguments
 """
 
 from model_store.verdicts import CaseReason

@@ -10,22 +10,23 @@ from service.schemas.reasons import HasReason
 
 CalibrationStatus = Literal["valid", "drifting", "stale", "missing"]
 """`drifting`: the caller's recent queries differ from the calibration queries, or a label has lost
-its last item since; verdicts are given without a guarantee. `stale`: fitted for another gallery or
-search than is served now, or reviews show too many errors; its numbers are shown without a
-guarantee."""
+its last item since the calibration. Verdicts have no guarantee. `stale`: the calibration was fitted
+for another gallery or search, or reviews show too many errors. Its numbers have no guarantee."""
 
 
 class CalibrationState(HasReason):
     """The state of a bundle's calibration.
 
     A stale calibration still gives probabilities, but no verdict `match` and no guarantee. A
-    missing one gives no probabilities. The status `drifting` is of the caller's own queries, or of
-    a label that has lost its last item.
+    missing one gives no probabilities. The status `drifting` depends on the caller's own queries,
+    or on a label that has lost its last item.
     """
 
     status: CalibrationStatus
     n_queries: int
-    reason: str | None = Field(description="Why it is stale or drifting, and what to do.")
+    reason: str | None = Field(
+        description="Why the calibration is stale or drifting, and what to do."
+    )
 
 
 class BundleState(BaseModel):
@@ -39,18 +40,19 @@ class BundleList(BaseModel):
     """The bundles of a gallery."""
 
     serving: str
-    bundles: list[str] = Field(description="Those that can be activated, oldest first.")
+    bundles: list[str] = Field(description="Bundles that can be activated, oldest first.")
     refused: str | None = Field(
-        description="Why the bundle that `CURRENT` names is not served; null where it is."
+        description="Why the service refuses the bundle in `CURRENT`; null if it serves that "
+        "bundle."
     )
 
 
 class Activation(BaseModel):
-    """The bundle that is served from now on."""
+    """The result of activating a bundle."""
 
     gallery: str
     bundle_id: str
-    previous_id: str = Field(description="What was served before.")
+    previous_id: str = Field(description="Bundle that was served before.")
     persisted: bool = Field(
-        description="Whether a restart serves the same: `CURRENT` could be written."
+        description="Whether a restart serves this bundle too: `CURRENT` could be written."
     )

@@ -13,10 +13,10 @@ from service.schemas.problems import Problem
 from service.schemas.requests import RequestModel
 
 MAX_METADATA_BYTES = 16 * 2**10
-"""As JSON. Larger data belong into a separate store, under the item's id."""
+"""Maximum size as JSON. Keep larger data in another store, under the item's id."""
 
 MAX_CHANGES = 32
-"""Items of a batch, as of a batch of searches."""
+"""Maximum number of items in a batch."""
 
 
 def _check_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
@@ -44,19 +44,19 @@ LabelText = Annotated[
 ]
 Label = Annotated[
     LabelText | None,
-    Field(description="What the item shows; calibrated matches share it."),
+    Field(description="What the item shows; a true match has the same label as the query."),
 ]
 Metadata = Annotated[dict[str, Any], AfterValidator(_check_metadata)]
 
 
 def _checked_json(text: object) -> object:
-    """Refuse a document if Pydantic would drop a part of it."""
+    """Refuse JSON that repeats a name; Pydantic would keep only the last value."""
     if isinstance(text, str):
         try:
             read_json(text)
         except RepeatedName as error:
             raise ValueError(str(error)) from None
-        except (ValueError, RecursionError):  # Pydantic says better what is wrong
+        except (ValueError, RecursionError):  # Pydantic gives a better message
             pass
     return text
 
@@ -66,16 +66,16 @@ class ItemOptions(RequestModel):
 
     label: Label = None
     metadata: Annotated[Json[Metadata], BeforeValidator(_checked_json)] = Field(
-        default={}, description="A JSON object of yours, 16 KiB at most."
+        default={}, description="Your own JSON object, at most 16 KiB."
     )
 
 
 class BatchEntry(RequestModel):
-    """One item of a batch; its image is the file at the same place."""
+    """One item of a batch; its image is the file at the same position."""
 
     id: ItemId
     label: Label = None
-    metadata: Metadata = Field(default={}, description="A JSON object of yours, 16 KiB at most.")
+    metadata: Metadata = Field(default={}, description="Your own JSON object, at most 16 KiB.")
 
 
 class BatchOptions(RequestModel):
@@ -96,21 +96,21 @@ class BatchOptions(RequestModel):
 
 
 class ItemWritten(BaseModel):
-    """A change that was made: on the disk, and found by every search from now on."""
+    """A change that is on the disk; every later search finds it."""
 
-    request_id: str = Field(description="Of the request that made it.")
+    request_id: str = Field(description="Id of the request.")
     gallery: str
     id: str
-    existed: bool = Field(description="Whether there was an item of that id before.")
-    version: int = Field(description="How many changes the gallery has seen.")
+    existed: bool = Field(description="Whether an item with this id existed before.")
+    version: int = Field(description="Number of changes to the gallery so far.")
 
 
 class BatchItemWritten(BaseModel):
     """The outcome of one item of a batch: written, or a problem."""
 
-    index: int = Field(description="Its place in the batch, from 0.")
+    index: int = Field(description="Position of the item in the batch, from 0.")
     id: str
-    status: int = Field(description="What this item alone would have been answered.")
+    status: int = Field(description="HTTP status that a request with this item alone would get.")
     written: ItemWritten | None
     problem: Problem | None
 
@@ -118,6 +118,6 @@ class BatchItemWritten(BaseModel):
 class BatchWritten(BaseModel):
     """The outcome of a batch: items without a problem were written together."""
 
-    request_id: str = Field(description="Of the request that made it.")
+    request_id: str = Field(description="Id of the request.")
     gallery: str
     items: list[BatchItemWritten] = Field(description="In the order of the batch.")

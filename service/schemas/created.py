@@ -17,25 +17,25 @@ Name = Annotated[
         "a letter or a digit.",
     ),
 ]
-Title = Annotated[str, Field(max_length=200, description="For people.")]
-Description = Annotated[str, Field(max_length=4000, description="What it holds, for people.")]
+Title = Annotated[str, Field(max_length=200, description="Title to display.")]
+Description = Annotated[str, Field(max_length=4000, description="Description to display.")]
 
 
 class NewGallery(RequestModel):
-    """A gallery that is to be there."""
+    """A gallery to create."""
 
     name: Name
     like: str | None = Field(
         None,
-        description="The gallery whose encoder it has; left out: the first that the service was "
-        "started with.",
+        description="Gallery whose encoder the new gallery uses. Default: the first gallery that "
+        "the service was started with.",
     )
     title: Title = ""
     description: Description = ""
 
 
 class GalleryChange(RequestModel):
-    """A new title or description of a gallery; the one that is left out is kept."""
+    """A new title or description of a gallery; an omitted field does not change."""
 
     title: Title | None = None
     description: Description | None = None
@@ -54,33 +54,41 @@ class GalleryDropped(BaseModel):
 
 
 class SearchUsage(BaseModel):
-    """The searches of a period that a key allows."""
+    """The search quota of a key, and its use."""
 
     limit: int
     used: int = Field(
-        description="Counted in Redis for all replicas; without it by this process, since it began."
+        description="Searches in this period. Redis counts them for all replicas; without Redis, "
+        "each process counts its own."
     )
     period_s: int
     resets_in_s: float
 
 
 class GalleryUsage(BaseModel):
-    """The galleries that a key may have created."""
+    """The quota of created galleries of a key, and its use."""
 
     limit: int
     used: int
 
 
 class Usage(BaseModel):
-    """The scope, galleries and quotas of the caller, and how much of them is used."""
+    """The scope, galleries and quotas of the caller, and their use."""
 
-    key: str | None = Field(description="Its id; null without a key.")
+    key: str | None = Field(description="Id of the key; null without a key.")
     name: str | None
     scope: str
     galleries: list[str] | None = Field(
-        description="That the key is for, `*` for any letters; null: all."
+        description="Galleries that the key can use; `*` matches any characters. Null: all "
+        "galleries."
     )
-    rate_limit: str | None = Field(description="Of requests of any kind; null: none.")
-    searches: SearchUsage | None = Field(description="Null: without limit.")
-    created_galleries: GalleryUsage | None = Field(description="Null: without limit.")
-    max_items: int | None = Field(description="In each gallery; null: without limit.")
+    rate_limit: str | None = Field(
+        description="Rate limit for requests of any kind; null: no limit."
+    )
+    searches: SearchUsage | None = Field(description="Search quota; null: no limit.")
+    created_galleries: GalleryUsage | None = Field(
+        description="Quota of created galleries; null: no limit."
+    )
+    max_items: int | None = Field(
+        description="Maximum number of items in each gallery; null: no limit."
+    )

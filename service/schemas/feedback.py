@@ -21,33 +21,38 @@ class ItemOfQuery(RequestModel):
 
     id: ItemId
     label: Label = None
-    metadata: Metadata = Field({}, description="A JSON object of yours, 16 KiB at most.")
+    metadata: Metadata = Field({}, description="Your own JSON object, at most 16 KiB.")
 
 
 class FeedbackRequest(RequestModel):
-    """A reviewer's decision on an earlier query; with `correct`, short for one on an item found."""
+    """A reviewer's decision on an earlier query; `correct` is its short form for a found item."""
 
     query_id: str = Field(pattern="^[0-9a-f]{64}$", description="`query.id` of an answer.")
     decision: DecisionKind | None = Field(
         None,
-        description="`this_item`, `not_this_item`: of an item that the query found; "
-        "`none_of_these`: nothing in the gallery matches; `that_item`: it is this item, found or "
-        "not; `new`: nothing matches, and it ought to be in the gallery.",
+        description="`this_item`, `not_this_item`: an item that the query found is a match, or is "
+        "none. `that_item`: this item is the match, whether the query found it or not. "
+        "`none_of_these`: nothing in the gallery matches. `new`: nothing matches, and the gallery "
+        "should get a new item.",
     )
     item_id: str | None = Field(
         None,
         min_length=1,
         max_length=4096,
-        description="Of the item; left out with `none_of_these` and `new`.",
+        description="Id of the item; omit it with `none_of_these` and `new`.",
     )
     correct: bool | None = Field(
-        None, description="In place of `decision`: true for `this_item`, false for `not_this_item`."
+        None,
+        description="In place of `decision`: true means `this_item`, false means `not_this_item`.",
     )
-    reviewer: str | None = Field(None, min_length=1, max_length=200, description="Who decides.")
+    reviewer: str | None = Field(
+        None, min_length=1, max_length=200, description="Name of the reviewer."
+    )
     comment: str | None = Field(None, min_length=1, max_length=2000)
     item: ItemOfQuery | None = Field(
         None,
-        description="With `new`: what the query becomes, by the same request (scope `write`).",
+        description="Only with `new`: the item that the query becomes in the same request (needs "
+        "scope `write`).",
     )
 
     @model_validator(mode="after")
@@ -57,56 +62,66 @@ class FeedbackRequest(RequestModel):
         if (self.item_id is None) != (self.decision in {"none_of_these", "new"}):
             raise ValueError("give `item_id`, but not with `none_of_these` or `new`")
         if self.item is not None and self.decision != "new":
-            raise ValueError("`item` is what a query becomes: give it with `new` alone")
+            raise ValueError("`item` needs the decision `new`: leave it out of other decisions")
         return self
 
     @property
     def decided(self) -> DecisionKind:
-        """The decision, however it was given."""
+        """The decision, from `decision` or from `correct`."""
         if self.decision is not None:
             return self.decision
         return "this_item" if self.correct else "not_this_item"
 
 
 class FeedbackAnswer(BaseModel):
-    """The feedback that was stored, for checking probabilities and for the next calibration."""
+    """The stored feedback; it checks probabilities and is used in the next calibration."""
 
-    number: int = Field(description="Of the decision: `DELETE …/feedback/{number}` takes it back.")
+    number: int = Field(
+        description="Number of the decision; `DELETE …/feedback/{number}` undoes it."
+    )
     query_id: str
     decision: DecisionKind
     item_id: str | None
     correct: bool | None = Field(
-        description="Of the item; null where none of the gallery was named."
+        description="Whether the item is a match; null if the decision names no item of the "
+        "gallery."
     )
-    rank: int | None = Field(description="Of the item; null where it was not found.")
-    match_probability: float | None = Field(description="What was served for the pair.")
+    rank: int | None = Field(
+        description="Rank of the item in the answer; null if the query did not find it."
+    )
+    match_probability: float | None = Field(
+        description="Match probability that was served for the item."
+    )
     audited: bool = Field(
-        description="Whether one of its pairs was drawn at random for review, and counts in "
-        "`errors_over_time` of `GET …/calibration`."
+        description="Whether the answer was drawn at random for review; its feedback then counts "
+        "in `errors_over_time` of `GET …/calibration`."
     )
-    item: ItemWritten | None = Field(None, description="What the query has become, if it has.")
+    item: ItemWritten | None = Field(None, description="Item that the query has become; else null.")
 
 
 class Decision(BaseModel):
-    """A decision that is kept."""
+    """A stored decision."""
 
     number: int
     query_id: str
     decision: DecisionKind
     item_id: str | None
-    label: str | None = Field(description="Of the item, at the time of the decision.")
+    label: str | None = Field(description="Label of the item at the time of the decision.")
     reviewer: str | None
     comment: str | None
-    bundle: str = Field(description="What answered.")
+    bundle: str = Field(description="Bundle that answered the query.")
     decided_at: datetime
-    undone_at: datetime | None = Field(description="When it was taken back; null: it holds.")
+    undone_at: datetime | None = Field(
+        description="When the decision was undone; null: it is valid."
+    )
     selection: Selection = Field(
-        description="How the query was chosen for review: the review queue gave it, `drawn` at "
-        "random or `ordered` by its verdict; or it was `volunteered`."
+        description="How the query was chosen for review. `drawn`: at random by the review queue. "
+        "`ordered`: by the review queue, for its verdict. `volunteered`: without the review queue."
     )
     draw_probability: float | None = Field(
         None,
-        description="With which the query was drawn; its inverse is the weight of the decision.",
+        description="Probability with which the query was drawn; its inverse is the weight of the "
+        "decision.",
     )
 
 
@@ -114,11 +129,13 @@ class DecisionList(BaseModel):
     """Decisions on a gallery, in the order in which they were made."""
 
     decisions: list[Decision]
-    next_after: int | None = Field(description="To go on with, as `after`; null: these are all.")
+    next_after: int | None = Field(
+        description="Value of `after` for the next page; null on the last page."
+    )
 
 
 class FeedbackSummary(BaseModel):
-    """The served probabilities compared with users' feedback on them."""
+    """Served match probabilities compared with users' feedback."""
 
     n: int
     probability: float = Field(description="Mean of the probabilities.")
@@ -128,46 +145,48 @@ class FeedbackSummary(BaseModel):
 class ErrorsOverTime(BaseModel):
     """The error rate of verdict `match`, from reviews of answers that were drawn at random.
 
-    Doubtful matches are drawn more often, so that the rate is not `n_wrong` / `n_reviewed`: each
-    review counts by the inverse of its probability, beside the predicted errors of all matches.
-    It is valid however often it is read, if the decision to review an answer does not depend on
-    whether the match is right: compare `n_reviewed` with `n_asked`.
+    Doubtful matches are drawn more often, so the rate is not `n_wrong` / `n_reviewed`. The estimate
+    combines the predicted errors of all matches with the reviews, each weighted by the inverse of
+    its draw probability. It stays valid however often it is read. It assumes that the decision to
+    review a match does not depend on whether it is right: compare `n_reviewed` with `n_asked`.
     """
 
     max_error: float = Field(description="Share of matches that may be wrong.")
     audit_share: float = Field(description="Share of matches drawn for review.")
-    n_asked: int = Field(description="Matches drawn, with this bundle.")
-    n_reviewed: int = Field(description="Reviewed ones among them.")
-    n_wrong: int = Field(description="Of them are wrong.")
+    n_asked: int = Field(description="Matches of this bundle drawn for review.")
+    n_reviewed: int = Field(description="Drawn matches that were reviewed.")
+    n_wrong: int = Field(description="Reviewed matches that are wrong.")
     error: float | None = Field(
         None, description="Estimate of the error rate of all matches; null without a review."
     )
     error_interval: tuple[float, float] = Field(
-        description="95 % confidence sequence of the error rate, if that does not change: it holds "
-        "the rate at every time, for many reviews. [0, 1] below 30 reviews."
+        description="95 % confidence sequence for a constant error rate: asymptotically, it holds "
+        "the rate at every time. [0, 1] below 30 reviews."
     )
     log_evidence: float = Field(
-        description="Against an error rate of at most `max_error`, in nats (an e-process). At 4.6, "
-        "which a rate within it ever reaches with probability 1/100 at most, `alarm` is raised."
+        description="Evidence in nats (an e-process) that the error rate exceeds `max_error`. At "
+        "4.6 `alarm` is raised; a lower error rate reaches 4.6 with probability 1/100 at most."
     )
     alarm: bool = Field(
-        description="Whether the evidence ever was that strong; the calibration is stale then."
+        description="Whether the evidence has ever reached 4.6; the calibration is then stale."
     )
 
 
 class FeedbackCorrection(BaseModel):
-    """The change of match probabilities that users' feedback on earlier matches made."""
+    """The correction of match probabilities by users' feedback on earlier matches."""
 
     n: int = Field(description="Pairs with feedback.")
     confirmed: int
-    n_drawn: int = Field(0, description="Of the pairs, those drawn at random for review.")
-    n_ordered: int = Field(0, description="Of the pairs, those that the review queue chose.")
-    n_others: int = Field(description="Further pairs, served with other probabilities: left aside.")
-    applied: bool = Field(
-        description="Whether the correction predicts feedback better than none, "
-        "cross-fitted; else nothing is corrected."
+    n_drawn: int = Field(0, description="Pairs that were drawn at random for review.")
+    n_ordered: int = Field(0, description="Pairs that the review queue chose for their verdict.")
+    n_others: int = Field(
+        description="Pairs left out, because they were served with other probabilities."
     )
-    slope: float = Field(description="On log-odds; 1 where nothing is corrected.")
-    intercept: float = Field(description="On log-odds; 0 where nothing is corrected.")
+    applied: bool = Field(
+        description="Whether probabilities are corrected: the correction predicts feedback better "
+        "than no correction (cross-fitted)."
+    )
+    slope: float = Field(description="Slope on the log-odds; 1 without correction.")
+    intercept: float = Field(description="Intercept on the log-odds; 0 without correction.")
     log_loss_before: float
-    log_loss_after: float = Field(description="Cross-fitted.")
+    log_loss_after: float = Field(description="Log loss after the correction, cross-fitted.")

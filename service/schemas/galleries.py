@@ -1,4 +1,4 @@
-"""Galleries, and what their probabilities rest on."""
+"""Schemas of galleries and of their calibration reports."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ class GalleryName(BaseModel):
     """A gallery in the list of galleries."""
 
     name: str
-    title: str = Field(description="For people; empty where there is none.")
-    n_items: int | None = Field(description="Null for a created gallery without recent requests.")
+    title: str = Field(description="Title to display; empty without one.")
+    n_items: int | None = Field(
+        description="Number of items; null for a created gallery without recent requests."
+    )
     bundle_id: str
 
 
@@ -30,20 +32,20 @@ class GalleryList(BaseModel):
 
 
 class EncoderState(BaseModel):
-    """The encoder that answers."""
+    """The encoder of a gallery."""
 
     fingerprint: str
-    provider: str = Field(description="The execution provider that really runs.")
+    provider: str = Field(description="Execution provider in use.")
     dim: int
     posterior: str
 
 
 class TextState(BaseModel):
-    """The encoder of queries in words, and their calibration."""
+    """The encoder of text queries, and their calibration."""
 
     fingerprint: str
-    context_length: int = Field(description="Tokens of a text that it reads.")
-    posterior: str = Field(description="`deterministic`: no variance is known of a text.")
+    context_length: int = Field(description="Maximum number of tokens that the encoder reads.")
+    posterior: str = Field(description="`deterministic`: the encoder gives no variance for a text.")
     calibration: CalibrationState
 
 
@@ -57,82 +59,96 @@ class Sample(BaseModel):
 
 
 class OperatingPoint(BaseModel):
-    """The rates that follow from calling first results a match from some probability on."""
+    """The rates at one threshold on the match probability of first results."""
 
-    threshold: float = Field(description="Match probability from which a first result is a match.")
+    threshold: float = Field(
+        description="A first result with at least this match probability is a match."
+    )
     coverage: float = Field(description="Share of queries that get a match.")
-    error: float = Field(description="Share of these matches that is wrong.")
-    error_bound: float = Field(description="Upper confidence bound of that share.")
+    error: float = Field(description="Share of these matches that are wrong.")
+    error_bound: float = Field(description="Upper confidence bound of `error`.")
     false_match_rate: float | None = Field(
         description="FPIR: share of the queries without a match in the gallery that get a match. "
-        "Null where too little is known of such queries."
+        "Null if the calibration has too few such queries."
     )
-    false_match_bound: float | None = Field(description="Upper confidence bound of it.")
+    false_match_bound: float | None = Field(
+        description="Upper confidence bound of `false_match_rate`."
+    )
 
 
 class MatchPromise(HasReason):
-    """From which probability on first results of one kind of label are called a match."""
+    """The match threshold for labels of one size class, and its rates."""
 
     size_class: Literal["one", "few", "many"] = Field(
-        description="Of the first result's label: `one` item in the gallery, a `few` (2 to 5), or "
-        "`many`."
+        description="Number of items in the gallery with the first result's label: `one`, a `few` "
+        "(2 to 5), or `many`."
     )
-    n_labels: int = Field(description="Labels of the gallery in that class.")
-    threshold: float | None = Field(description="Null where nothing can be promised.")
+    n_labels: int = Field(description="Number of the gallery's labels in this size class.")
+    threshold: float | None = Field(
+        description="Threshold of the match probability; null if no error bound can be guaranteed."
+    )
     point: OperatingPoint | None
-    reason: str | None = Field(description="What is missing, and how many queries would do.")
+    reason: str | None = Field(
+        description="Why there is no guarantee, and how many calibration queries it needs."
+    )
 
 
 class LevelPromise(BaseModel):
-    """From which probability on an ambiguous query rolls up to a label of a level."""
+    """The thresholds for answering ambiguous queries with a parent label of one level."""
 
     level: str
     matches: list[MatchPromise] = Field(
-        description="By the label of the highest match probability; of answers of this level."
+        description="Thresholds for answers of this level, by the size class of the likeliest "
+        "label."
     )
 
 
 class AbsentState(BaseModel):
     """The share of queries without a match in the gallery, and the source of that share."""
 
-    assumed: float = Field(description="What probabilities were fitted with.")
-    expected: float | None = Field(description="What the configuration of the gallery names.")
-    adopted: float | None = Field(description="What the operator adopted; null for nothing.")
-    adopted_at: str | None = Field(description="When that was.")
+    assumed: float = Field(description="Share that the probabilities were fitted with.")
+    expected: float | None = Field(
+        description="Share in the gallery's configuration; null if it names none."
+    )
+    adopted: float | None = Field(description="Share that the operator adopted; null if none.")
+    adopted_at: str | None = Field(description="When the operator adopted it.")
     estimated: float | None = Field(
-        description="Maximum likelihood over the queries that were served and not out of "
-        "distribution; null while they are too few."
+        description="Maximum-likelihood estimate from served queries that were not out of "
+        "distribution; null with too few of them."
     )
     interval: tuple[float, float] | None = Field(
-        description="95 % interval of the estimate, by sampling alone."
+        description="95 % interval of the estimate, for sampling error alone."
     )
-    n_served: int = Field(description="Queries that the estimate rests on.")
-    used: float = Field(description="Where neither request nor key names a share.")
+    n_served: int = Field(description="Number of queries in the estimate.")
+    used: float = Field(description="Share in use if neither the request nor the key names one.")
     is_hint: bool = Field(
-        description="Whether the estimate may be far off: views of items say too little of absent "
-        "queries to adopt it."
+        description="Whether the estimate may be far off, because calibration had only augmented "
+        "views of items as absent queries. Do not adopt it then."
     )
-    basis: Absence = Field(description="What stood for absent queries in calibration.")
+    basis: Absence = Field(description="Kind of absent queries in the calibration.")
     warning: str | None = Field(
-        description="What to do where the interval excludes the share that is used; else null."
+        description="Advice if the interval excludes the share in use; else null."
     )
 
 
 class DriftReport(HasReason):
     """The tests of whether served queries still resemble the calibration queries.
 
-    The queries of each key, or of each address where there are no keys, are tested separately:
-    an alarm withdraws the guarantees from answers to that caller. All queries together are tested
-    as well, for the operator; that alarm changes no answer. A change of the share of absent queries
-    is no drift.
+    The queries of each key (without keys: of each address) are tested separately. An alarm removes
+    the guarantees from answers to that caller. All queries together are tested for the operator;
+    that alarm changes no answer. A change in the share of absent queries is not drift.
     """
 
-    reason: str | None = Field(description="Why drift is not tested; null where it is.")
+    reason: str | None = Field(description="Why drift is not tested; null if it is tested.")
     n_served: int = Field(description="Queries of all callers in this period of the test.")
-    log_capital: float = Field(description="Evidence of a drift in these, in nats; alarm at 5.7.")
-    drifted: bool = Field(description="Whether these raised an alarm that still lasts.")
+    log_capital: float = Field(
+        description="Evidence of drift in the queries of all callers, in nats; alarm at 5.7."
+    )
+    drifted: bool = Field(
+        description="Whether the queries of all callers raised an alarm that still lasts."
+    )
     n_streams: int = Field(description="Callers whose queries are tested.")
-    n_alarmed: int = Field(description="Of these, callers with an alarm that still lasts.")
+    n_alarmed: int = Field(description="Tested callers with an alarm that still lasts.")
 
 
 class AdoptedShare(RequestModel):
@@ -147,34 +163,40 @@ class OperatorDecision(BaseModel):
     """The state after a decision of the operator."""
 
     gallery: str
-    absent_share: float = Field(description="Where neither request nor key names a share.")
-    adopted_at: str | None = Field(description="When that was adopted; null: it is configured.")
+    absent_share: float = Field(
+        description="Share in use if neither the request nor the key names one."
+    )
+    adopted_at: str | None = Field(
+        description="When the operator adopted this share; null: it is configured."
+    )
     alarmed: list[str] = Field(
         description="Callers whose alarms this decision ended, in this process: `key <id>` or "
         "`address <address>`."
     )
     persisted: bool = Field(
-        description="Whether a restart and other processes follow it: the directory of bundles "
-        "could be written to."
+        description="Whether the decision also holds after a restart and in other processes: the "
+        "bundle directory could be written."
     )
 
 
 class ReliabilityBin(BaseModel):
-    """First results of about the same match probability, on its calibration queries."""
+    """Calibration queries whose first results have about the same match probability."""
 
     n: int
     probability: float = Field(description="Mean of the probabilities.")
-    share: float = Field(description="Share that is a true match: the same, if calibrated.")
-    weight: float = Field(description="Share of the stream that they stand for.")
+    share: float = Field(
+        description="Share of true matches; equal to `probability` with perfect calibration."
+    )
+    weight: float = Field(description="Share of the query stream that this bin represents.")
 
 
 class ResultSetOutcome(BaseModel):
-    """The performance of result sets of one coverage on its calibration queries."""
+    """The performance of result sets of one coverage on the calibration queries."""
 
     coverage: float
-    promised: bool = Field(description="Whether it is promised for every label.")
+    promised: bool = Field(description="Whether the coverage is guaranteed for every label.")
     promised_for: list[Literal["one", "few", "many"]] = Field(
-        description="Labels for whose queries it is promised, by their number of items."
+        description="Size classes of the labels for which the coverage is guaranteed."
     )
     covered: float = Field(description="Share of sets that hold a true match.")
     mean_size: float
@@ -187,78 +209,77 @@ class CalibrationReport(BaseModel):
     n_queries: int
     queries: Literal["held_out_images", "left_out_items", "views_of_items", "captions"] | None = (
         Field(
-            description="The calibration queries: images that the gallery lacks; its items, each "
-            "searched for in the rest of the gallery; of a gallery without labels, views of its "
-            "items made up by cropping, turning, relighting and compressing them. Queries in words "
-            "are calibrated with captions."
+            description="The calibration queries. `held_out_images`: images that the gallery does "
+            "not hold. `left_out_items`: items, each searched for in the rest of the gallery. "
+            "`views_of_items`: cropped, turned, relit and compressed views of items, for a "
+            "gallery without labels. `captions`: for text queries."
         )
     )
     alpha: float | None = Field(description="Default rate of false alarms of the OOD flag.")
     coverage: float | None = Field(description="Default coverage of result sets.")
     max_error: float | None = Field(
-        description="Share of wrong ones among matches that is promised not to be exceeded."
+        description="Guaranteed maximum share of wrong answers among matches."
     )
     max_false_match_rate: float | None = Field(
-        description="Share of queries without a match in the gallery that may get one, with "
-        "the same guarantee; null for any."
+        description="Guaranteed maximum share of queries without a match in the gallery that get "
+        "verdict `match`; null: no maximum."
     )
     delta: float | None = Field(
-        description="Each promise, for one level chosen in advance, is kept with probability "
-        "1 − delta over calibrations."
+        description="A guarantee for one level chosen in advance holds with probability 1 − delta "
+        "over calibrations."
     )
     absent: AbsentState | None
     drift: DriftReport
-    order: Order | None = Field(
-        description="The order of the lists whose first results are described."
-    )
+    order: Order | None = Field(description="Order of the result lists that this report measures.")
     sources: list[str] = Field(description="Where calibration queries come from.")
     matches: list[MatchPromise]
     levels: list[LevelPromise] = Field(
-        description="Where labels have parents: what ambiguous queries roll up to, the finest "
-        "level first."
+        description="Levels of parent labels that can answer ambiguous queries, the finest first."
     )
-    point: OperatingPoint | None = Field(description="What all of these lead to together.")
+    point: OperatingPoint | None = Field(description="The rates of all these thresholds together.")
     top1_ece: float | None = Field(
-        description="Expected calibration error of first results on a stream with the assumed "
-        "share of absent queries, cross-fitted."
+        description="Expected calibration error of first results, cross-fitted. The query stream "
+        "has the assumed share of absent queries."
     )
     reliability: list[ReliabilityBin] = Field(
-        description="Of that stream, bins of about the same weight, cross-fitted."
+        description="Bins of about equal weight over the query stream of `top1_ece`, cross-fitted."
     )
     risk_coverage: list[OperatingPoint] = Field(
-        description="From the strictest threshold on, cross-fitted."
+        description="Operating points from the strictest threshold to the loosest, cross-fitted."
     )
-    result_sets: list[ResultSetOutcome] = Field(description="Cross-fitted.")
+    result_sets: list[ResultSetOutcome] = Field(
+        description="Performance of result sets, cross-fitted."
+    )
     outlier_auroc: dict[str, float] = Field(
-        description="How well the outlier score tells `near` calibration images, of unknown "
-        "labels, from ordinary queries; cross-fitted."
+        description="AUROC of the outlier score, cross-fitted. `near`: calibration images of "
+        "labels that the gallery lacks, against ordinary queries."
     )
-    feedback: FeedbackSummary | None = Field(description="None without feedback.")
+    feedback: FeedbackSummary | None = Field(description="Null without feedback.")
     errors_over_time: ErrorsOverTime | None = Field(
-        description="Of verdict `match`. None where the service keeps no feedback."
+        description="Error rate of verdict `match`. Null if the service stores no feedback."
     )
     correction: FeedbackCorrection | None = Field(
-        description="Of match probabilities, by feedback; everything else here is measured before "
-        "it. None where the gallery was calibrated without feedback."
+        description="Correction of match probabilities by feedback. All other numbers here are "
+        "measured before it. Null if the calibration used no feedback."
     )
     written_at: datetime | None = Field(
         None,
-        description="When its file was written: it was calibrated then, or brought here.",
+        description="When the calibration file was written: at calibration, or when it was copied "
+        "here.",
     )
 
 
 class OperatingPointAnswer(BaseModel):
-    """The largest coverage within an error."""
+    """The operating point with the largest coverage for a maximum error."""
 
     max_error: float
     point: OperatingPoint | None = Field(
-        description="None where no threshold can be promised to err so seldom, or nothing is "
-        "calibrated."
+        description="Null if no threshold guarantees this error, or without calibration."
     )
 
 
 class OutcomeLine(BaseModel):
-    """One line on a gallery's outcome."""
+    """One line of a gallery's quality summary."""
 
     code: str = Field(description="Stable name of the line's subject, such as `recall_low`.")
     severity: OutcomeSeverity = Field(
@@ -273,7 +294,7 @@ class OutcomeLine(BaseModel):
 class GalleryOutcome(BaseModel):
     """Quality of the gallery's answers, measured when it was calibrated, and its shortfalls.
 
-    A number is null where it is not known.
+    A number is null if it is unknown.
     """
 
     basis: OutcomeBasis | None = Field(
@@ -281,18 +302,22 @@ class GalleryOutcome(BaseModel):
         "or the queries of the `calibration`, cross-fitted. Null without calibration."
     )
     n_queries: int | None = Field(description="Queries with a match in the gallery.")
-    recall_at_1: float | None = Field(description="Share of them whose first result is right.")
-    match_share: float | None = Field(description="Share of them with verdict `match`.")
-    match_error: float | None = Field(
-        description="Observed share of wrong ones among matches, with absent queries in their "
-        "expected share."
+    recall_at_1: float | None = Field(
+        description="Share of these queries whose first result is right."
     )
-    match_error_bound: float | None = Field(description="Upper confidence bound of it.")
+    match_share: float | None = Field(description="Share of these queries with verdict `match`.")
+    match_error: float | None = Field(
+        description="Observed share of wrong answers among matches, for the expected share of "
+        "absent queries."
+    )
+    match_error_bound: float | None = Field(description="Upper confidence bound of `match_error`.")
     max_error: float | None = Field(description="Largest error of matches that is accepted.")
     false_match_rate: float | None = Field(
         description="Share of absent queries with verdict `match`."
     )
-    false_match_bound: float | None = Field(description="Upper confidence bound of it.")
+    false_match_bound: float | None = Field(
+        description="Upper confidence bound of `false_match_rate`."
+    )
     flagged_share: float | None = Field(
         description="Share of queries with a match that are flagged out of distribution."
     )
@@ -308,35 +333,36 @@ class GalleryDetail(BaseModel):
     """One gallery."""
 
     name: str
-    title: str = Field(description="For people; empty where there is none.")
+    title: str = Field(description="Title to display; empty without one.")
     description: str
     created_at: str | None = Field(
-        description="When it was created over HTTP; null for one that was built."
+        description="When the gallery was created over HTTP; null for a gallery that vouch-build "
+        "built."
     )
     n_items: int
     n_labels: int
-    labels: list[str] = Field(description="The first dozen by name; `…/labels` lists all.")
+    labels: list[str] = Field(description="The first 12 labels by name; `…/labels` lists all.")
     bundle: BundleState
     encoder: EncoderState
     text: TextState | None = Field(
-        description="For `POST …/search/text`; null where the encoder has no text tower."
+        description="Encoder for `POST …/search/text`; null if the encoder has no text tower."
     )
     calibration: dict[str, Any] | None = Field(description="How the decision layer was fitted.")
     metrics: dict[str, Any] | None = Field(
         description="Measured on queries used for nothing else when the bundle was built."
     )
     outcome: GalleryOutcome = Field(
-        description="At the time of calibration; `bundle.calibration` says whether that still "
-        "holds."
+        description="Quality at the time of calibration; `bundle.calibration` has its current "
+        "state."
     )
     samples: list[Sample]
     record_url: str | None = Field(
-        description="Where the records of its items are: a template in which `{id}`, `{label}` or "
-        "a `{key}` of the metadata stand for an item's own, percent-encoded."
+        description="URL template of the items' records. The item's percent-encoded values "
+        "replace `{id}`, `{label}` or a `{key}` of its metadata."
     )
     image_origins: list[str] = Field(
-        description="Where the service's own page loads `image_url` of items' metadata from, "
-        "beside its own origin."
+        description="Other origins from which the service's page may load the `image_url` in "
+        "items' metadata."
     )
 
 
@@ -344,36 +370,34 @@ class FacetValue(BaseModel):
     """A value of a field."""
 
     value: str | int | float | bool
-    n_items: int = Field(description="That have it.")
+    n_items: int = Field(description="Number of items with this value.")
 
 
 class Facet(BaseModel):
-    """A field of a gallery's items, and what it holds."""
+    """A field of a gallery's items, and its values."""
 
-    field: str = Field(description="Its name in a filter.")
+    field: str = Field(description="Name of the field in a filter.")
     comparison: Literal["eq", "has"] = Field(
-        description="By which a filter finds a value: `has` where the items have lists."
+        description="Comparison that finds a value in a filter; `has` if the items hold lists."
     )
-    n_items: int = Field(description="That have a value.")
-    n_values: int = Field(description="Distinct ones.")
-    least: float | None = Field(description="Of the numbers; null where there are none.")
-    greatest: float | None = Field(description="Of the numbers; null where there are none.")
+    n_items: int = Field(description="Number of items with a value.")
+    n_values: int = Field(description="Number of distinct values.")
+    least: float | None = Field(description="Smallest number; null without numbers.")
+    greatest: float | None = Field(description="Largest number; null without numbers.")
     values: list[FacetValue] = Field(
-        description="The most frequent ones; none where no two items agree."
+        description="The most frequent values; empty if no two items share a value."
     )
 
 
 class FacetList(HasReason):
-    """The fields that a gallery can be filtered by at once."""
+    """The fields with an index, which a gallery can be filtered by."""
 
     gallery: str
     bundle_id: str
     facets: list[Facet] = Field(
-        description="The fields that the bundle has an index of, with the items of now counted."
+        description="Fields with an index in the bundle; the counts are of the current items."
     )
-    reason: str | None = Field(
-        None, description="Why there are none; null where there may be some."
-    )
+    reason: str | None = Field(None, description="Why there are no facets; else null.")
 
 
 class LabelList(BaseModel):
@@ -381,8 +405,8 @@ class LabelList(BaseModel):
 
     gallery: str
     bundle_id: str
-    n_labels: int = Field(description="Of the whole gallery.")
-    labels: list[str] = Field(description="By name.")
+    n_labels: int = Field(description="Number of labels in the whole gallery.")
+    labels: list[str] = Field(description="Labels, ordered by name.")
     next_after: str | None = Field(
-        description="To send as `after` for the next page; null on the last."
+        description="Value of `after` for the next page; null on the last page."
     )

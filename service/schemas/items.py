@@ -1,4 +1,4 @@
-"""The items of a gallery."""
+"""Schemas of the items of a gallery."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ItemDetail(BaseModel):
     thumbnail_url: str | None = Field(description="Null in a gallery of vectors.")
     preview_url: str | None = Field(
         None,
-        description="Of a picture to compare by; null where the gallery keeps thumbnails only.",
+        description="URL of a larger picture; null if the gallery keeps thumbnails only.",
     )
 
 
@@ -25,9 +25,9 @@ class ItemList(BaseModel):
 
     gallery: str
     bundle_id: str
-    n_items: int = Field(description="Of the whole gallery.")
+    n_items: int = Field(description="Number of items in the whole gallery.")
     n_passing: int | None = Field(
-        description="Of them, those that pass the filter; null without one."
+        description="Number of items that pass the filter; null without a filter."
     )
-    items: list[ItemDetail] = Field(description="By id.")
-    next_cursor: str | None = Field(description="For the next page; null on the last.")
+    items: list[ItemDetail] = Field(description="Items, ordered by id.")
+    next_cursor: str | None = Field(description="Cursor of the next page; null on the last page.")

@@ -1,4 +1,4 @@
-"""The options of searches as keyword arguments of Python; their values are those of HTTP."""
+"""Search options as Python keyword arguments, with the same values as over HTTP."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Filter = Mapping[str, Any]
 
 
 class ItemOptions(TypedDict, total=False):
-    """The items that a list may hold.
+    """The options that choose the items of a list.
 
     Attributes
     ----------
-    filter : on metadata; probabilities are those of the whole gallery, see ``filter_means``.
+    filter : condition on items; probabilities are for the whole gallery, see ``filter_means``.
     group_by : ``label`` lists only the nearest item of each label.
-    duplicate_similarity : of items more similar than this to each other, the nearest is listed.
+    duplicate_similarity : leave out items at least this similar to a nearer result.
     """
 
     filter: Filter
@@ -28,7 +28,7 @@ class ItemOptions(TypedDict, total=False):
 
 
 class ListOptions(ItemOptions, total=False):
-    """The options of a list of results; one that is left out takes the service's default.
+    """The options of a list of results; the service has a default for each.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class DecisionOptions(TypedDict, total=False):
     alpha : share of ordinary images that may be called outliers.
     coverage : probability that the result set holds a match.
     expected_absent : share of the queries that have no match in the gallery.
-    source : where the query comes from, of the gallery's sources.
+    source : where the query comes from: one of the gallery's sources.
 
     Examples
     --------
@@ -70,9 +70,9 @@ class QueryOptions(ItemOptions, DecisionOptions, total=False):
 
     Attributes
     ----------
-    filter_means : ``known`` where a true match is known to pass the filter.
-    order : ``probability`` for the likeliest first.
-    on_uncertain : ``answer`` or ``refuse``, which leaves the results empty unless they match.
+    filter_means : ``known`` if the caller knows that a true match passes the filter.
+    order : ``probability`` lists the likeliest match first.
+    on_uncertain : ``refuse`` leaves the results empty unless the verdict is ``match``.
     """
 
     filter_means: Literal["show", "known"]

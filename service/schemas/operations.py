@@ -17,7 +17,7 @@ class ProviderShare(BaseModel):
     """The part of the encoder that one execution provider ran, in a profiled run at the start."""
 
     nodes: int
-    share: float = Field(description="Of all nodes that ran.")
+    share: float = Field(description="Share of all nodes that ran.")
 
 
 class ReadyGallery(BaseModel):
@@ -26,13 +26,13 @@ class ReadyGallery(BaseModel):
     name: str
     bundle_id: str
     encoder_fingerprint: str
-    provider: str = Field(description="The execution provider that really runs.")
+    provider: str = Field(description="Execution provider in use.")
     placement: dict[str, ProviderShare] | None = Field(
-        description="Which provider ran how much of the encoder; null where only the CPU could."
+        description="Part of the encoder that each provider ran; null if only the CPU is available."
     )
     batch_size: int = Field(description="Maximum batch size, as measured at the start.")
-    canary_ms: float = Field(description="What the last canary took to encode and search.")
-    canary_age_s: float = Field(description="How long ago it was answered.")
+    canary_ms: float = Field(description="Milliseconds to encode and search the last canary query.")
+    canary_age_s: float = Field(description="Seconds since the last canary query was answered.")
 
 
 class Ready(BaseModel):
@@ -42,8 +42,10 @@ class Ready(BaseModel):
     galleries: list[ReadyGallery]
     cache: str = Field(description="`redis`, `redis (unreachable)` or `process`.")
     decoder_sandbox: list[str] = Field(
-        description="What the kernel confines decoders by: `landlock`, `seccomp`; empty: nothing."
+        description="Kernel features that confine the decoders: `landlock`, `seccomp`; empty if "
+        "none."
     )
     processes: int = Field(
-        1, description="Processes of the service that answer; VOUCH_PROCESSES are wanted."
+        1,
+        description="Number of worker processes that answer; VOUCH_PROCESSES sets how many should.",
     )

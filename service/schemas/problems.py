@@ -1,4 +1,4 @@
-"""Errors, as RFC 9457 has them."""
+"""Errors in the format of RFC 9457."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class FieldError(BaseModel):
 
 
 class Problem(BaseModel):
-    """An error, as RFC 9457 has it."""
+    """An error in the format of RFC 9457."""
 
     type: str
     title: str
     status: int
     detail: str
     instance: str
-    code: str = Field(description="Stable name of the kind of error, to switch on.")
+    code: str = Field(description="Stable name of the kind of error, for programs.")
     request_id: str
     errors: list[FieldError] | None = None

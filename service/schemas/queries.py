@@ -1,4 +1,4 @@
-"""Schemas of a query, before its neighbours."""
+"""Schemas of a query: its uncertainty, outlier test and input."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from service.schemas.reasons import HasReason
 
 
 class PictureState(BaseModel):
-    """The state of the picture: how far blur, noise, darkness or a crop move its embedding."""
+    """The image quality: how far blur, noise, darkness or a crop move the embedding."""
 
     value: float = Field(
-        description="Expected displacement of the embedding: 1 − its cosine to that of the same "
-        "picture in a good state."
+        description="Expected displacement of the embedding: 1 − its cosine to the embedding of "
+        "the same picture without defects."
     )
     percentile: float = Field(
         description="Share of ordinary pictures that are less displaced, in percent."
@@ -29,18 +29,17 @@ class Uncertainty(BaseModel):
         "another store found the neighbours."
     )
     percentile: float | None = Field(
-        description="Share of calibration queries that are less uncertain, in percent; null "
-        "without calibration, and in bundles of earlier releases, which measured the spread of the "
-        "query alone."
+        description="Share of calibration queries that are less uncertain, in percent. Null "
+        "without calibration, and in bundles of earlier releases."
     )
-    level: Level | None = Field(description="The percentile in a word.")
+    level: Level | None = Field(description="The percentile as a level.")
     epistemic: float | None = Field(
-        description="The part of `value` that more training images would take away: all of it if "
-        "the posterior is one over weights. Null if it is one over single images, or if `value` is "
-        "null."
+        description="Part of `value` that more training images would remove. With a posterior "
+        "over weights this is all of `value`. Null with a posterior over single images, or if "
+        "`value` is null."
     )
     aleatoric: PictureState | None = Field(
-        description="The part that another photograph would take away. Null without calibration, "
+        description="The part that a better photograph would remove. Null without calibration, "
         "for vectors and texts, and in bundles of earlier releases."
     )
     method: str = Field(description="The posterior the variance comes from.")
@@ -50,8 +49,8 @@ class OutOfDistribution(HasReason):
     """The outlier test of a query against the images that the gallery was calibrated with."""
 
     flag: bool | None = Field(
-        description="p_value ≤ alpha; null where nothing is calibrated, or where no query could be "
-        "flagged at so small an alpha: see `reason`."
+        description="Whether p_value ≤ alpha. Null without calibration, or if `alpha` is too "
+        "small to flag any query: see `reason`."
     )
     reason: str | None = Field(description="Why `alpha` cannot flag any query; else null.")
     p_value: float | None = Field(
@@ -73,15 +72,15 @@ class QueryImage(BaseModel):
 class QueryText(BaseModel):
     """The text that was received."""
 
-    n_tokens: int = Field(description="That the encoder has read.")
-    warnings: list[str] = Field(description="Such as that its end was cut off.")
+    n_tokens: int = Field(description="Number of tokens that the encoder read.")
+    warnings: list[str] = Field(description="Warnings, for example that the text was truncated.")
 
 
 class Query(BaseModel):
-    """The query, before any neighbour is looked at."""
+    """The query: its uncertainty, outlier test and input."""
 
     id: str = Field(description="Hash of the upload; feedback refers to it.")
     uncertainty: Uncertainty
     ood: OutOfDistribution
-    image: QueryImage | None = Field(description="null for a vector or a text.")
-    text: QueryText | None = Field(description="null for an image or a vector.")
+    image: QueryImage | None = Field(description="Null for a vector or a text.")
+    text: QueryText | None = Field(description="Null for an image or a vector.")

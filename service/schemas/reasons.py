@@ -1,4 +1,4 @@
-"""The code of a reason, beside its sentence."""
+"""Codes and parameters of reasons, for programs and translations."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from model_store.messages import Message
 class ReasonCode(BaseModel):
     """A reason as a code with parameters, for programs and translations."""
 
-    code: str = Field(description="Stable name of the reason, to switch on.")
+    code: str = Field(description="Stable name of the reason, for programs.")
     parameters: dict[str, Any] = Field(
-        description="Numbers and texts of the sentence; one that is a reason itself has a code and "
-        "parameters again."
+        description="Numbers and texts in the sentence. A nested reason has its own code and "
+        "parameters."
     )
 
 

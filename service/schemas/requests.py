@@ -1,4 +1,4 @@
-"""The base of what clients send: nothing that it holds is passed over."""
+"""The base class of requests, which refuses unknown fields."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 
 class RequestModel(BaseModel):
-    """A part of a request: a field that it does not declare is refused by name.
+    """A part of a request; an unknown field is an error that names the field.
 
-    A field that is left out in silence would change the answer: without a misspelt filter all items
-    are found. A truth value is no number: `true` is not a limit of 1.
+    To ignore a field would change the answer: a misspelt filter would find all items. A boolean is
+    not a number: `true` is not a limit of 1.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -54,7 +54,7 @@ class RequestModel(BaseModel):
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return which of the ``known`` names was probably meant, or which there are."""
+    """Return a suggestion: the ``known`` name closest to ``name``, or else all known names."""
     names = sorted(known)
     close = get_close_matches(name.lower(), names, n=1)
     if close:
@@ -63,6 +63,6 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def _kinds(annotation: Any) -> set[Any]:  # noqa: ANN401 - any type
-    """Return a type and the members of a union; containers are separate types."""
+    """Return the members of an optional type, or else the type itself."""
     members = get_args(annotation)
     return set(members) if type(None) in members else {annotation}

@@ -15,8 +15,8 @@ ExportFormat = Literal["label_studio", "label_studio_interface", "fiftyone"]
 
 REASONS = (
     "`ambiguous`, `absent`, `alien`: the verdict was `ambiguous`, `no_match`, "
-    "`out_of_distribution`; `contradicted`: a reviewer says that a match is none; `random`: drawn "
-    "from all queries."
+    "`out_of_distribution`; `contradicted`: a reviewer rejected a match; `random`: drawn from all "
+    "queries."
 )
 
 
@@ -32,52 +32,59 @@ class FoundItem(BaseModel):
 class ReviewCase(BaseModel):
     """A query kept for review, with its answer.
 
-    Decide by `POST …/feedback` with its `query_id`.
+    Send the decision to `POST …/feedback` with its `query_id`.
     """
 
     number: int
     query_id: str
     reason: CaseReason = Field(description=REASONS)
-    drawn: bool = Field(description="Whether it was drawn at random, whatever the reason.")
+    drawn: bool = Field(description="Whether the query was drawn at random.")
     draw_probability: float | None = Field(
-        description="With which it was drawn: doubtful answers more often. Null where it was not."
+        description="Probability with which the query was drawn; higher for doubtful answers. "
+        "Null if it was not drawn."
     )
     state: CaseState
     verdict: str
     found: list[FoundItem] = Field(description="The first items of the answer.")
     no_match_probability: float | None
     image_url: str | None = Field(description="Null where no image is kept.")
-    reviewers: int = Field(description="Who have to agree before it is settled.")
-    bundle: str = Field(description="What answered.")
+    reviewers: int = Field(
+        description="Number of reviewers who must agree before the case is settled."
+    )
+    bundle: str = Field(description="Bundle that answered the query.")
     kept_at: datetime
     settled_at: datetime | None
 
 
 class CaseList(BaseModel):
-    """Cases of a gallery, in the order in which they came."""
+    """Cases of a gallery, oldest first."""
 
     cases: list[ReviewCase]
-    next_after: int | None = Field(description="To go on with, as `after`; null: these are all.")
+    next_after: int | None = Field(
+        description="Value of `after` for the next page; null on the last page."
+    )
 
 
 class LeaseRequest(RequestModel):
-    """A wish for cases to decide on."""
+    """A request for cases to decide on."""
 
-    reviewer: str = Field(min_length=1, max_length=200, description="Who will decide.")
+    reviewer: str = Field(min_length=1, max_length=200, description="Name of the reviewer.")
     limit: int = Field(1, ge=1, le=100)
-    seconds: int = Field(600, ge=1, le=86_400, description="Length of the lease.")
-    reasons: list[CaseReason] | None = Field(None, description="Left out: of any reason.")
+    seconds: int = Field(600, ge=1, le=86_400, description="Duration of the lease in seconds.")
+    reasons: list[CaseReason] | None = Field(
+        None, description="Reasons of the cases; default: any reason."
+    )
 
 
 class LeasedCase(BaseModel):
-    """A case that other reviewers do not get until then."""
+    """A case that other reviewers do not get before `until`."""
 
     case: ReviewCase
     until: datetime
 
 
 class Leases(BaseModel):
-    """The next cases for a reviewer; none: there are none for them."""
+    """The next cases for a reviewer; empty if there are none."""
 
     leases: list[LeasedCase]
 
@@ -94,41 +101,45 @@ class ReviewSummary(BaseModel):
     """The review queue of a gallery."""
 
     counts: list[ReviewCount]
-    reasons: list[CaseReason] = Field(description="For which queries are kept.")
-    image: Literal["none", "thumbnail", "original"] = Field(description="What is kept of images.")
+    reasons: list[CaseReason] = Field(description="Reasons for which queries are kept.")
+    image: Literal["none", "thumbnail", "original"] = Field(
+        description="Version of the query image that is kept."
+    )
     random_share: float = Field(
-        description="Share of all queries drawn at random, doubtful ones more often; 0 where "
-        "`reasons` lacks `random`."
+        description="Share of all queries drawn at random; doubtful queries are drawn more often. "
+        "0 if `reasons` lacks `random`."
     )
     retention_s: int
-    reviewers: int = Field(description="Who have to agree before a decision counts.")
+    reviewers: int = Field(
+        description="Number of reviewers who must agree before a decision counts."
+    )
 
 
 class LeaseEnded(BaseModel):
     """A lease that was given back."""
 
     query_id: str
-    ended: bool = Field(description="False where there was none.")
+    ended: bool = Field(description="False if there was no lease.")
 
 
 class CaseForgotten(BaseModel):
-    """A query of which only decisions are kept, which have no image."""
+    """A query that was deleted, except for its decisions."""
 
     query_id: str
 
 
 class ImportProblem(BaseModel):
-    """An annotation that could not be taken in."""
+    """An annotation that could not be imported."""
 
     query_id: str | None
     detail: str
 
 
 class DecisionsImported(BaseModel):
-    """The decisions that annotations brought."""
+    """The decisions imported from annotations."""
 
     n_new: int
-    n_known: int = Field(description="Taken in before, and not again.")
+    n_known: int = Field(description="Decisions that were already stored.")
     problems: list[ImportProblem]
 
 

@@ -32,8 +32,8 @@ Alpha = Annotated[
     Field(
         gt=0,
         lt=1,
-        description="Share of ordinary queries that may be called out of distribution by "
-        "mistake; left out: what the gallery was calibrated with.",
+        description="Share of ordinary queries that may be flagged as out of distribution by "
+        "mistake. Default: the value in the gallery's calibration.",
     ),
 ]
 
@@ -50,14 +50,16 @@ class ListOptions(RequestModel):
         json_schema_extra={"minLength": 2},
     )
     group_by: Literal["label"] | None = Field(
-        None, description="`label`: of each label the nearest item only, of the nearest 200 items."
+        None,
+        description="`label`: list only the nearest item of each label, among the nearest 200 "
+        "items.",
     )
     duplicate_similarity: float | None = Field(
         None,
         gt=0,
         le=1,
-        description="Leave out items at least this similar to a nearer result, such as 0.98, of "
-        "the nearest 200 items.",
+        description="Leave out items at least this similar to a nearer result, for example 0.98. "
+        "Results come from the nearest 200 items.",
     )
 
 
@@ -69,22 +71,22 @@ class DecisionOptions(RequestModel):
         None,
         gt=0,
         lt=1,
-        description="Probability with which `result_set` shall hold a true match; left out: what "
-        "the gallery was calibrated with.",
+        description="Requested probability that `result_set` holds a true match. Default: the "
+        "value in the gallery's calibration.",
     )
     expected_absent: float | None = Field(
         None,
         gt=0,
         lt=1,
-        description="Share of the caller's queries that have no match in the gallery: all "
-        "probabilities and verdicts follow it. Left out: the share of the caller's key, else the "
-        "one that the operator adopted, else the configured one (0.05 by default).",
+        description="Share of the caller's queries that have no match in the gallery. All "
+        "probabilities and verdicts depend on it. Default: the share of the caller's key, else "
+        "the share that the operator adopted, else the configured share (0.05 by default).",
     )
     source: str | None = Field(
         None,
         max_length=200,
-        description="Where the query comes from, one of the `sources` that the gallery was "
-        "calibrated with: promises are then those for queries from there.",
+        description="Where the query comes from: one of the `sources` in the gallery's "
+        "calibration. Guarantees are then for queries from this source.",
     )
 
 
@@ -93,17 +95,17 @@ class SearchOptions(DecisionOptions, ListOptions):
 
     filter_means: FilterMeans = Field(
         "show",
-        description="`show`: the filter says which items to list, and a match may not be among "
-        "them. `known`: the caller knows that a true match passes the filter, and probabilities "
-        "are conditioned on that.",
+        description="`show`: the filter only selects the items to list; a true match may not pass "
+        "it. `known`: the caller knows that a true match passes the filter, and probabilities are "
+        "conditional on this.",
     )
     order: Order | None = Field(
         None,
-        description="What comes first. `similarity`: the nearest item. `probability`: of the "
-        "nearest 200 items the likeliest true match, items of one label nearest first; verdict and "
-        "promises are then of that one. Left out: what the gallery was calibrated with, "
-        "`similarity` unless its owner said otherwise. Without calibration `probability` is an "
-        "error.",
+        description="Order of the results. `similarity`: the nearest item first. `probability`: "
+        "the likeliest true match of the nearest 200 items first; items of one label are in order "
+        "of similarity. The verdict and its guarantees are for the first result. Default: the "
+        "order in the gallery's calibration, `similarity` if not configured. Without calibration, "
+        "`probability` is an error.",
     )
     on_uncertain: OnUncertain = Field(
         "answer", description="`refuse` leaves `results` empty unless the verdict is `match`."
@@ -165,31 +167,33 @@ class Result(BaseModel):
     id: str
     similarity: float = Field(description="Cosine, −1 to 1; larger is nearer.")
     similarity_std: float | None = Field(
-        description="Standard deviation of the similarity: the posterior moves the embeddings of "
-        "query and item. Null where the query's uncertainty is."
+        description="Standard deviation of the similarity, from the variances of query and item. "
+        "Null if the query's uncertainty is null."
     )
     match_probability: float | None = Field(
-        description="Calibrated probability that the item is a true match; among results of one "
-        "label a closer one never has the lower."
+        description="Calibrated probability that the item is a true match. Among results of one "
+        "label, a nearer item never has a lower probability."
     )
     rank_stability: float | None = Field(
-        description="Share of samples of the posterior under which the item is among the nearest, "
-        "with as many places as results, including those of earlier pages; null where the "
-        "query's uncertainty is."
+        description="Share of posterior samples in which the item is among the nearest k, where k "
+        "is the number of results including earlier pages. Null if the query's uncertainty is "
+        "null."
     )
     rank_confidence: float | None = Field(
-        description="Probability that the item is nearer to the query than the next one, given how "
-        "uncertain both similarities are; null where that is, and for the gallery's last. "
-        "Below ½ where the next one is nearer, and stands lower because it is the less likely "
-        "match, or where it is hardly farther and much more certain."
+        description="Probability that the item is nearer to the query than the next item, given "
+        "the uncertainty of both similarities. Null if the uncertainty is null, and for the "
+        "gallery's last item. It is below ½ if the next item is nearer but a less likely match, "
+        "or hardly farther and much more certain."
     )
-    variance: float = Field(description="Of the item's embedding, relative to its squared norm.")
+    variance: float = Field(
+        description="Variance of the item's embedding, relative to its squared norm."
+    )
     label: str | None
     metadata: dict[str, Any]
     thumbnail_url: str | None = Field(description="Null in a gallery of vectors.")
     preview_url: str | None = Field(
         None,
-        description="Of a picture to compare by; null where the gallery keeps thumbnails only.",
+        description="URL of a larger picture; null if the gallery keeps thumbnails only.",
     )
 
 
@@ -204,56 +208,56 @@ class SetItem(BaseModel):
 
 
 class ResultSet(HasReason):
-    """As few items as hold a true match with a stated probability.
+    """The smallest set of items that holds a true match with the requested probability.
 
-    Items of one label are right or wrong together: the nearest of each likely label stands for all.
-    Promised for queries that have a match in the gallery and are like the calibration queries, in
-    nine of ten calibrations (exact binomial test); for one coverage chosen in advance.
+    Items of one label are right or wrong together, so the set holds only the nearest item of each
+    likely label. The coverage is guaranteed for queries that have a match in the gallery and
+    resemble the calibration queries. The guarantee is for one coverage chosen in advance; it holds
+    in nine of ten calibrations (exact binomial test).
     """
 
-    items: list[SetItem] = Field(description="Nearest first; some may stand below the results.")
+    items: list[SetItem] = Field(description="Nearest first; some may not be in `results`.")
     coverage: float = Field(description="The requested coverage.")
-    promised: bool = Field(
-        description="Whether one of them is a true match so often, whatever the query's label."
-    )
+    promised: bool = Field(description="Whether the coverage is guaranteed for every label.")
     promised_for: list[SizeClass] = Field(
-        description="For queries of which labels it is promised: those with `one` item in the "
-        "gallery, a `few` (2 to 5), or `many`."
+        description="Size classes of the labels for which the coverage is guaranteed: `one` item "
+        "in the gallery, a `few` (2 to 5), or `many`."
     )
-    reason: str | None = Field(description="Why the coverage is not promised for all of them.")
+    reason: str | None = Field(description="Why the coverage is not guaranteed for all labels.")
 
 
 class RollUp(BaseModel):
-    """The finest label above labels that is sure enough, where no label is.
+    """The most specific parent label that meets the error bound, if no label does.
 
-    Its promise is that of `match`: of such answers of one level at most `max_error` are wrong.
+    Its guarantee is that of `match`: at most the share `max_error` of the answers of one level is
+    wrong.
     """
 
     level: str = Field(description="Name of the level, such as `genus`.")
-    label: str = Field(description="Of that level, such as `Panthera`.")
+    label: str = Field(description="Label of this level, such as `Panthera`.")
     probability: float = Field(
-        description="That the gallery holds a true match whose label is below it: the sum over "
-        "these labels."
+        description="Probability that the gallery holds a true match with a label below this one: "
+        "the sum over these labels."
     )
 
 
 ROLL_UP = Field(
-    description="Of an `ambiguous` query in a gallery whose labels have parents: what it is all "
-    "the same, if that is sure enough. Else null."
+    description="Answer to an `ambiguous` query with a parent label that meets the error bound. "
+    "Null if there is none, or if labels have no parents."
 )
 
 
 GUARANTEED = Field(
-    description="Whether the guarantees of the calibration hold for this answer, if it "
-    "has any. They do not for a gallery that is not calibrated or whose calibration is stale, "
-    "while the caller's recent queries differ from the calibration queries, for a share of absent "
-    "queries too large for the calibration, and where labels of absent calibration queries are too "
-    "few; `reason` says why."
+    description="Whether the guarantees of the calibration, if it has any, hold for this answer. "
+    "They do not hold if the calibration is missing or stale, if the caller's recent queries "
+    "differ from the calibration queries, if the share of absent queries is too large for the "
+    "calibration, or if the absent calibration queries have too few labels. `reason` names the "
+    "cause."
 )
 
 
 class AbsentShare(BaseModel):
-    """The share of queries without a match in the gallery that the probabilities are for."""
+    """The share of queries without a match in the gallery that the probabilities assume."""
 
     share: float
     origin: ShareOrigin
@@ -261,11 +265,11 @@ class AbsentShare(BaseModel):
         None, description="When the operator adopted it; null for another origin."
     )
     basis: Absence = Field(
-        description="What stood for absent queries in calibration: `absent_labels`, images of "
-        "labels that were kept out of everything; `hidden_labels`, queries whose own label was "
-        "hidden, a stand-in; `hidden_trained_labels`, the same of an encoder that was trained on "
-        "these labels, which says little; `near_misses_of_views`, views of items with the item "
-        "hidden, which says little too."
+        description="Kind of absent queries in the calibration. `absent_labels`: images of labels "
+        "that neither the gallery nor any fit has seen. `hidden_labels`: queries whose own label "
+        "was hidden, an approximation. `hidden_trained_labels`: the encoder was also trained on "
+        "these labels; weak evidence. `near_misses_of_views`: augmented views of items with the "
+        "item hidden; weak evidence."
     )
 
 
@@ -274,36 +278,36 @@ class SearchAnswer(HasReason):
 
     request_id: str
     gallery: str
-    verdict: Verdict = Field(description="What a front end switches on.")
+    verdict: Verdict = Field(description="The verdict on the query.")
     reason: str | None = Field(
-        description="What the calibration does not promise, and how many queries would do: why the "
-        "verdict is less than it could be, or why probabilities may be far off; else null."
+        description="Why the verdict has no guarantee and how many calibration queries it needs, "
+        "or why probabilities may be far off; else null."
     )
     guaranteed: bool = GUARANTEED
     roll_up: RollUp | None = ROLL_UP
     no_match_probability: float | None = Field(
-        description="Probability that nothing in the gallery, or under a filter nothing that "
-        "passes it, is a true match: 1 − the sum over labels. Null without calibration."
+        description="Probability that no item of the gallery is a true match: 1 − the sum over "
+        "labels. With a filter: no item that passes it. Null without calibration."
     )
     absent: AbsentShare | None = Field(description="Null without calibration.")
     query: Query
-    order: Order = Field(description="What the results are ordered by.")
+    order: Order = Field(description="Order of the results.")
     results: list[Result] = Field(
-        description="By similarity, equal ones by id; or by match probability, equal ones so. None "
-        "where `on_uncertain=refuse` refused."
+        description="Results by similarity, or by match probability and then similarity; ties are "
+        "ordered by id. Empty if `on_uncertain=refuse` refused the answer."
     )
     explain: Explanation | None = EXPLAIN
     result_set: ResultSet | None = Field(
-        description="None where nothing is calibrated, or `on_uncertain=refuse` refused."
+        description="Null without calibration, or if `on_uncertain=refuse` refused the answer."
     )
     next_cursor: str | None = Field(
-        description="For `GET …/search/next`, while the service remembers the query; null where "
-        "there are no more candidates."
+        description="Cursor for `GET …/search/next`, valid while the service keeps the query. "
+        "Null if there are no more candidates."
     )
     audit: bool = Field(
-        description="This answer was drawn at random for review: please say whether `results[0]` "
-        "is right, by `POST …/feedback`. Only feedback on such answers counts as the error "
-        "rate of `match`."
+        description="Whether this answer was drawn at random for review. If so, send `POST "
+        "…/feedback` whether `results[0]` is right. Only feedback on drawn answers counts in the "
+        "error rate of `match`."
     )
     bundle: BundleState
     cache: CacheOutcome
@@ -317,7 +321,7 @@ class QualityHint(BaseModel):
         description="`too_small`, `too_dark`, `flat`, `blurred`, `extreme_aspect` or `degraded`."
     )
     measure: str = Field(
-        description="What was measured: a key of `measures`, or `aleatoric` of `query.uncertainty`."
+        description="Measured quantity: a key of `measures`, or `aleatoric` of `query.uncertainty`."
     )
     value: float
     advice: str = Field(description="One sentence on what to do.")
@@ -326,12 +330,14 @@ class QualityHint(BaseModel):
 class Quality(BaseModel):
     """The technical quality of an image, independent of what it shows."""
 
-    hints: list[QualityHint] = Field(description="Only what is unusual for this gallery's queries.")
+    hints: list[QualityHint] = Field(
+        description="Only measures that are unusual for this gallery's queries."
+    )
     measures: dict[str, float]
 
 
 class AssessmentAnswer(BaseModel):
-    """The assessment of an image that nothing was searched with."""
+    """The assessment of an image, without a search."""
 
     request_id: str
     gallery: str
@@ -343,9 +349,9 @@ class AssessmentAnswer(BaseModel):
 class BatchItem(BaseModel):
     """The outcome of one file of a batch: an answer, or a problem."""
 
-    index: int = Field(description="Its place among the files, from 0.")
+    index: int = Field(description="Position of the file in the batch, from 0.")
     file_name: str | None
-    status: int = Field(description="What a search with this file alone would have answered.")
+    status: int = Field(description="HTTP status that a search with this file alone would get.")
     answer: SearchAnswer | None
     problem: Problem | None
 
@@ -366,8 +372,8 @@ class SimilarAnswer(HasReason):
     item: ItemDetail
     verdict: Verdict
     reason: str = Field(description="Why there are no probabilities.")
-    uncertainty: Uncertainty = Field(description="Of the item's embedding.")
-    results: list[Result] = Field(description="By similarity, equal ones by id.")
+    uncertainty: Uncertainty = Field(description="Uncertainty of the item's embedding.")
+    results: list[Result] = Field(description="Results by similarity; ties are ordered by id.")
     explain: Explanation | None = EXPLAIN
     bundle: BundleState
     timing_ms: dict[str, float]
@@ -377,7 +383,7 @@ class EmbeddingAnswer(BaseModel):
     """An image's embedding as a distribution, for your own store.
 
     Before normalisation the embedding is Gaussian. Scaled to a mean of length 1 it is
-    N(`direction`, diag `variance`), and what is compared are its directions.
+    N(`direction`, diag `variance`); similarities compare directions only.
     """
 
     request_id: str
@@ -385,15 +391,15 @@ class EmbeddingAnswer(BaseModel):
     query: Query
     direction: list[float] = Field(description="Unit vector, the mean's direction.")
     variance: list[float] = Field(
-        description="Of each dimension, relative to the mean's squared norm."
+        description="Variance of each dimension, relative to the mean's squared norm."
     )
     concentration: float = Field(
         description="κ of the von Mises-Fisher distribution with the same mean resultant length."
     )
     spherical_variance: float = Field(description="1 − mean resultant length of the embedding.")
     outlier_score: float | None = Field(
-        description="Larger is less like the calibration images; null without calibration. Its "
-        "p-value: `query.ood`."
+        description="Outlier score; larger is less like the calibration images. Null without "
+        "calibration. `query.ood` has its p-value."
     )
     encoder: EncoderState
     bundle: BundleState

@@ -1,4 +1,4 @@
-"""Schemas of the bundle that answers a gallery's queries in the shadow."""
+"""Schemas of shadow bundles: a bundle that answers a gallery's queries for comparison only."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from model_store.verdicts import ChangeReason, Verdict
 from service.schemas.requests import RequestModel
 
 REASONS = (
-    "`outlier`: one of the two takes the query for out of distribution; `first_item`: the first "
-    "item is of another label, or another where items have none; `promise`: the calibration of one "
-    "promises too little, or there is none; `probability`: it fell on another side of a threshold. "
-    "Of several it is the first."
+    "`outlier`: only one of the bundles flags the query as out of distribution. `first_item`: the "
+    "label of the first item differs, or the first item if items have no labels. `promise`: one "
+    "calibration guarantees too little, or is missing. `probability`: the match probability is on "
+    "the other side of a threshold. With several reasons, the first of these."
 )
 
 
 class ShadowRequest(RequestModel):
-    """The bundle that is to be tried."""
+    """The bundle to try as a shadow."""
 
-    bundle_id: str = Field(max_length=100, description="As `GET …/bundles` lists it.")
+    bundle_id: str = Field(max_length=100, description="Id of the bundle, from `GET …/bundles`.")
     share: float | None = Field(
         None,
         gt=0,
         le=1,
-        description="Of the queries with images; drawn by a hash. Left out: what the service is "
-        "set to.",
+        description="Share of the queries with images, drawn by a hash. Default: the service's "
+        "setting.",
     )
 
 
@@ -35,15 +35,15 @@ class CountedShare(BaseModel):
     """A share of the compared queries."""
 
     n: int
-    share: float | None = Field(description="Null where nothing was compared.")
+    share: float | None = Field(description="Null without compared queries.")
     interval: tuple[float, float] = Field(
-        description="Exact (Clopper and Pearson), of 95 % confidence, for queries that are drawn "
-        "independently."
+        description="Exact 95 % confidence interval (Clopper and Pearson), for independently "
+        "drawn queries."
     )
 
 
 class VerdictChange(BaseModel):
-    """The number of queries with two verdicts."""
+    """The number of queries with this old and this new verdict."""
 
     old: Verdict
     new: Verdict
@@ -51,7 +51,7 @@ class VerdictChange(BaseModel):
 
 
 class OutlierChange(BaseModel):
-    """The number of queries with two flags; null where one is not known."""
+    """The number of queries with this old and this new outlier flag; null if unknown."""
 
     old: bool | None
     new: bool | None
@@ -59,19 +59,19 @@ class OutlierChange(BaseModel):
 
 
 class ReasonCount(BaseModel):
-    """The number of answers that change by a reason."""
+    """The number of answers that change for one reason."""
 
     reason: ChangeReason = Field(description=REASONS)
     n: int
 
 
 class ProbabilityChange(BaseModel):
-    """The match probability of the shadow's first item, less that of the answer's."""
+    """The match probability of the shadow's first item minus that of the served first item."""
 
-    n: int = Field(description="Queries whose first items both have one.")
+    n: int = Field(description="Queries for which both first items have a match probability.")
     mean: float | None
     interval: tuple[float, float] = Field(
-        description="Of the mean, of 95 % confidence at any n (Maurer and Pontil)."
+        description="95 % confidence interval of the mean, valid for any n (Maurer and Pontil)."
     )
 
 
@@ -79,14 +79,14 @@ class SaidAnswer(BaseModel):
     """The part of an answer that a caller acts on."""
 
     verdict: Verdict
-    item_id: str | None = Field(description="Of the first item.")
-    name: str | None = Field(description="Its label, or its id where it has none.")
+    item_id: str | None = Field(description="Id of the first item.")
+    name: str | None = Field(description="Label of the first item, or its id without a label.")
     match_probability: float | None
     outlier: bool | None
 
 
 class ChangedAnswer(BaseModel):
-    """A query that the shadow answers otherwise."""
+    """A query that the shadow bundle answers differently."""
 
     query_id: str
     at: datetime
@@ -94,37 +94,41 @@ class ChangedAnswer(BaseModel):
     old: SaidAnswer
     new: SaidAnswer
     image_url: str | None = Field(
-        description="Of the query, where the review queue keeps its image; else null."
+        description="URL of the query image, if the review queue keeps it; else null."
     )
 
 
 class ShadowReport(BaseModel):
-    """The answers of a bundle that is tried, beside those that callers got.
+    """The answers of a shadow bundle, compared with the served answers.
 
-    `old` is what callers got. Counted by the process that answers, since `since`.
+    `old` is the answer that the caller got. Each process counts its own queries, from `since` on.
     """
 
     gallery: str
     state: Literal["running", "ended"]
     reason: str | None = Field(description="Why it ended; null while it runs.")
-    bundle_id: str = Field(description="What is tried.")
-    live_bundle_id: str = Field(description="What it is compared with.")
-    share: float = Field(description="Of the queries with images that are drawn.")
+    bundle_id: str = Field(description="Id of the shadow bundle.")
+    live_bundle_id: str = Field(description="Id of the served bundle.")
+    share: float = Field(description="Share of the queries with images that are drawn.")
     persisted: bool = Field(description="Whether it continues after a restart.")
     since: datetime
     ended_at: datetime | None
     n_compared: int
     n_waiting: int
-    n_dropped: int = Field(description="Drawn, and not put to it: live queries came first.")
-    n_failed: int = Field(description="Put to it, and not answered.")
+    n_dropped: int = Field(
+        description="Drawn queries that the shadow did not get, because live queries have priority."
+    )
+    n_failed: int = Field(description="Queries that the shadow failed to answer.")
     verdicts: list[VerdictChange]
     outliers: list[OutlierChange]
     outlier_old: CountedShare
     outlier_new: CountedShare
-    same_first: CountedShare = Field(description="The first item is the same.")
-    changed: CountedShare = Field(description="The verdict changes, or the first item's label.")
+    same_first: CountedShare = Field(description="Queries with the same first item.")
+    changed: CountedShare = Field(
+        description="Queries with another verdict, or another label of the first item."
+    )
     reasons: list[ReasonCount]
     probability_change: ProbabilityChange
     recent: list[ChangedAnswer] = Field(
-        description="Answers that change, newest first, up to 100; none once it has ended."
+        description="Changed answers, newest first, at most 100; empty after the end."
     )

@@ -1,4 +1,4 @@
-"""Schemas of queries in words."""
+"""Schemas of text queries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class TextSearchRequest(JsonSearchOptions):
     text: str = Field(
         min_length=1,
         max_length=MAX_TEXT_CHARACTERS,
-        description="What the image shows, in words, as the encoder was trained on: a phrase or a "
-        "sentence.",
+        description="Description of an image: a phrase or a sentence, as in the encoder's "
+        "training captions.",
         examples=["a red shoe"],
     )

@@ -1,4 +1,4 @@
-"""Schemas of queries that matched nothing, in groups."""
+"""Schemas of kept queries without a match, grouped by probable identity."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class UnknownMember(BaseModel):
 
     query_id: str
     p_same: float = Field(
-        description="Expected share of the others of its group that show what it shows."
+        description="Expected share of the group's other queries that show the same identity."
     )
     asked_at: datetime
     image_url: str | None = Field(description="Null where no image is kept.")
@@ -31,12 +31,12 @@ class UnknownMember(BaseModel):
 class UnknownGroup(BaseModel):
     """Queries that probably show one new identity."""
 
-    id: str = Field(description="Of these very queries: with another member it is another group.")
+    id: str = Field(description="Id of this set of queries; another member gives another id.")
     n: int
     p_same: float = Field(
         description="Expected share of its pairs of queries that show the same identity."
     )
-    medoid: str = Field(description="The query that the others are most surely the same as.")
+    medoid: str = Field(description="Id of the query with the highest `p_same`.")
     first_asked_at: datetime
     last_asked_at: datetime
     members: list[UnknownMember] = Field(description="The medoid first, then by `p_same`.")
@@ -70,21 +70,25 @@ class UnknownGroups(BaseModel):
     precision: float = Field(
         description="Share of the pairs within groups that are expected to show the same identity."
     )
-    n_labels: int = Field(description="Labels of the gallery that P(same) was learned from.")
-    asked: list[AskedOn] = Field(description="Days on which it was searched for.")
+    n_labels: int = Field(
+        description="Number of the gallery's labels that `p_same` was learned from."
+    )
+    asked: list[AskedOn] = Field(description="Queries on each day.")
     sizes: list[GroupSize] = Field(description="The largest first.")
     groups: list[UnknownGroup] = Field(description="The largest first, at most `limit`.")
 
 
 class EnrolRequest(RequestModel):
-    """A name for a group of queries."""
+    """The label for a group of queries, which become items."""
 
-    label: Annotated[LabelText, Field(min_length=1)] = Field(description="Of all of them.")
+    label: Annotated[LabelText, Field(min_length=1)] = Field(
+        description="Label of all the new items."
+    )
     query_ids: list[QueryId] | None = Field(
         None,
         min_length=1,
         max_length=MAX_ENROLLED,
-        description="The members that become items; left out: all.",
+        description="Queries of the group that become items; default: all.",
     )
     item_ids: Annotated[
         dict[QueryId, ItemId],
@@ -101,10 +105,14 @@ class EnrolRequest(RequestModel):
             }
         ),
     ] = Field(
-        {}, max_length=MAX_ENROLLED, description="Ids of the items; left out: the query's own id."
+        {},
+        max_length=MAX_ENROLLED,
+        description="Id of the new item, by query id; default: the query id.",
     )
-    metadata: Metadata = Field({}, description="Of each item, 16 KiB at most.")
-    reviewer: str | None = Field(None, min_length=1, max_length=200, description="Who decides.")
+    metadata: Metadata = Field({}, description="Metadata of each new item, at most 16 KiB.")
+    reviewer: str | None = Field(
+        None, min_length=1, max_length=200, description="Name of the reviewer."
+    )
 
     @field_validator("item_ids")
     @classmethod
@@ -119,14 +127,14 @@ class EnrolledItem(BaseModel):
 
     query_id: str
     item_id: str
-    existed: bool = Field(description="Whether there was an item of that id before.")
-    version: int = Field(description="How many changes the gallery has seen.")
+    existed: bool = Field(description="Whether an item with this id existed before.")
+    version: int = Field(description="Number of changes to the gallery so far.")
 
 
 class Enrolled(BaseModel):
-    """The queries of a group, which are items now: on the disk, and found by every search."""
+    """The queries of a group that became items, on the disk; every later search finds them."""
 
-    request_id: str = Field(description="Of the request that enrolled them.")
+    request_id: str = Field(description="Id of the request.")
     gallery: str
     group: str
     label: str

@@ -25,13 +25,13 @@ from service.schemas.search import (
 )
 
 MAX_NUMBERS = 16_384
-"""In a vector; no encoder in use gives so many."""
+"""Maximum number of dimensions of a vector."""
 
 MAX_NEIGHBOURS = 1_000
 
 
 def _as_numbers(value: object) -> object:
-    """Read numbers, whether they come as such or as the base64 of little-endian float32."""
+    """Decode base64 of little-endian float32 to numbers; return any other value unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -69,28 +69,33 @@ Numbers = Annotated[
 
 
 class VectorFields(RequestModel):
-    """A query as the gallery's encoder has embedded it, elsewhere.
+    """A query that another system has embedded with the gallery's encoder.
 
-    Of a gallery that was made of vectors, one as those were; its encoder adds what it has learned.
+    A gallery that was built from vectors takes a vector of the same kind and applies its learned
+    encoder to it.
     """
 
-    mean: Numbers = Field(description="Of the embedding: `direction` of `embed`, or a raw vector.")
+    mean: Numbers = Field(
+        description="Mean of the embedding: `direction` from `embed`, or a raw vector."
+    )
     variance: Numbers | None = Field(
         None,
-        description="Of the embedding, in squared units of `mean`; left out: zero. Refused where "
-        "the gallery was made of vectors without any.",
+        description="Variance of the embedding, in squared units of `mean`; default: zero. An "
+        "error if the gallery was built from vectors without variances.",
     )
     features: Numbers | None = Field(
         None,
-        description="Penultimate activations, which tell outliers. Needed where the gallery is "
-        "calibrated, unless `outlier_score` is given or the encoder has no posterior, so that its "
-        "vectors are its features.",
+        description="Penultimate activations, for the outlier score. Required if the gallery is "
+        "calibrated, unless `outlier_score` is given or the encoder has no posterior: its vectors "
+        "are then its features.",
     )
     outlier_score: float | None = Field(
-        None, allow_inf_nan=False, description="As `embed` answers it, in place of `features`."
+        None, allow_inf_nan=False, description="Outlier score from `embed`, in place of `features`."
     )
     encoder_fingerprint: str | None = Field(
-        None, max_length=64, description="Of the encoder; refused if it is not the gallery's."
+        None,
+        max_length=64,
+        description="Fingerprint of the encoder; an error if the gallery has another encoder.",
     )
 
 
@@ -104,9 +109,11 @@ class Neighbour(RequestModel):
     id: str = Field(min_length=1, max_length=512)
     label: str | None = Field(None, max_length=512)
     similarity: float | None = Field(
-        None, description="Cosine to the query; for all neighbours, or for none."
+        None, description="Cosine to the query; give it for all neighbours or for none."
     )
-    vector: Numbers | None = Field(None, description="In its place: the item's own vector.")
+    vector: Numbers | None = Field(
+        None, description="Vector of the item, in place of `similarity`."
+    )
 
 
 class DecisionRequest(VectorFields, DecisionOptions):
@@ -115,8 +122,8 @@ class DecisionRequest(VectorFields, DecisionOptions):
     neighbours: list[Neighbour] = Field(
         min_length=1,
         max_length=MAX_NEIGHBOURS,
-        description="Nearest first, by cosine; as many as the calibration was fitted to, 200 for "
-        "all but small galleries.",
+        description="Nearest first, by cosine. Send as many as the calibration was fitted with: "
+        "200, except for small galleries.",
     )
 
 
@@ -133,15 +140,17 @@ class DecisionAnswer(HasReason):
     """The decision on the neighbours of a query that another store has found."""
 
     request_id: str
-    gallery: str = Field(description="Whose calibration decided.")
+    gallery: str = Field(description="Gallery whose calibration was used.")
     verdict: Verdict
-    reason: str | None = Field(description="Why less is promised than requested; else null.")
+    reason: str | None = Field(description="Why less is guaranteed than requested; else null.")
     guaranteed: bool = GUARANTEED
     roll_up: RollUp | None = ROLL_UP
     no_match_probability: float | None
     absent: AbsentShare | None
     query: Query
-    neighbours: list[DecidedNeighbour] = Field(description="In the order that they were sent in.")
+    neighbours: list[DecidedNeighbour] = Field(
+        description="Neighbours in the order of the request."
+    )
     result_set: ResultSet | None
     bundle: BundleState
     timing_ms: dict[str, float]
