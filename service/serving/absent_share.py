@@ -1,4 +1,4 @@
-"""The share of queries without a match: the share in use, and what served queries suggest."""
+"""The share of queries without a match: the share in use, and its estimate from served queries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.schemas import ShareOrigin
 logger = logging.getLogger(__name__)
 
 ESTIMATED_EVERY = 50
-"""Served queries after which the share is estimated anew."""
+"""Number of served queries between two estimates of the share."""
 
 OTHER_SHARE = (
     "Of the served queries that are not out of distribution, a share of {lower:.2f} to {upper:.2f} "
@@ -43,15 +43,15 @@ class AbsentState:
 
 
 class AbsentShareWatch:
-    """Estimates the share of absent queries among those that are served; no answer follows it.
+    """Estimates the share of absent queries among served queries; no answer uses the estimate.
 
     Parameters
     ----------
-    gallery : its name, for the log.
+    gallery : name of the gallery, for the log.
 
     Attributes
     ----------
-    operator : what the gallery's operator adopted.
+    operator : settings that the gallery's operator adopted.
     """
 
     def __init__(self, calibration: Calibration, gallery: str = "") -> None:
@@ -59,7 +59,7 @@ class AbsentShareWatch:
         self._gallery = gallery
         self._served = ServedShare(calibration.assumed_absent)
         self._n_served = 0
-        # What the histogram would have forgotten need not be kept either.
+        # Values older than the memory of the histogram are not needed.
         self._unsaved: deque[float] = deque(maxlen=ServedShare.memory)
         self._estimate: ShareEstimate | None = None
         self._warned_of: float | None = None
@@ -72,7 +72,7 @@ class AbsentShareWatch:
 
     @property
     def used(self) -> float:
-        """The share that is used where neither request nor key names one."""
+        """The share in use if neither the request nor the key names one."""
         adopted = self.operator.absent_share
         return self._calibration.default_share if adopted is None else adopted
 
@@ -118,13 +118,13 @@ class AbsentShareWatch:
         return unsaved
 
     def put_back(self, unsaved: Sequence[float]) -> None:
-        """Take again what could not be saved."""
+        """Restore values that could not be saved."""
         newer = list(self._unsaved)
         self._unsaved.clear()
         self._unsaved.extend([*unsaved, *newer])
 
     def restore(self, saved: SavedShare) -> None:
-        """Go on from what was served by all, with what was served here since."""
+        """Continue from the saved queries of all processes, plus this process's unsaved queries."""
         rounds = self._n_served // ESTIMATED_EVERY
         self._served, self._n_served = saved.served, saved.n_served
         for no_match in self._unsaved:
@@ -133,7 +133,7 @@ class AbsentShareWatch:
             self._estimate_anew()
 
     def _estimate_anew(self) -> None:
-        """Estimate, and log once for each share in use that more queries seem to be absent."""
+        """Update the estimate; log once for each share in use if more queries seem absent."""
         self._estimate, used = self._served.estimate(), self.used
         warning = self._warning(used)
         is_more = self._estimate is not None and self._estimate.lower > used
@@ -143,7 +143,7 @@ class AbsentShareWatch:
             logger.warning("another share of absent queries", extra={"fields": fields})
 
     def _warning(self, used: float) -> str | None:
-        """Return what to do where the interval of the estimate excludes the share in use."""
+        """Return advice if the interval of the estimate excludes the share in use."""
         estimate = self._estimate
         if estimate is None or estimate.lower <= used <= estimate.upper:
             return None

@@ -24,7 +24,7 @@ MAX_SEEN = 100_000
 
 
 def is_drawn(purpose: str, query_id: str, share: float) -> bool:
-    """Return whether a query is of a random share: by a hash, the same on every replica."""
+    """Return whether a hash draws a query into a random share; all replicas draw the same."""
     drawn = hashlib.blake2b(f"{purpose}:{query_id}".encode(), digest_size=8).digest()
     return int.from_bytes(drawn, "big") < share * 2**64
 
@@ -35,8 +35,8 @@ class ReviewDraw:
 
     Attributes
     ----------
-    probability : with which it was drawn.
-    evenly : whether every answer belongs to these draws with one probability.
+    probability : probability of the draw.
+    evenly : whether the answer is also in a subset drawn with the same probability for all answers.
     """
 
     probability: float
@@ -46,16 +46,16 @@ class ReviewDraw:
 class Audit:
     """Draws answers for review with known probabilities, and tests the decisions on matches.
 
-    An answer is drawn by a hash of its query and of the bundle, so that every replica draws the
-    same, whether it was cached or not. Drawn matches are kept in the feedback's file, which
-    replicas may share, and with it the test survives a restart.
+    A hash of query and bundle draws an answer, so that every replica draws the same answers, cached
+    or not. Drawn matches are stored in the feedback file, which replicas may share. So the test
+    survives a restart.
 
     Parameters
     ----------
-    bundle_id : what answers.
-    calibration : of the bundle; without one nothing is drawn.
-    log : keeps feedback; without one nothing is drawn.
-    share : of answers to draw.
+    bundle_id : id of the bundle that answers.
+    calibration : calibration of the bundle; without it, nothing is drawn.
+    log : store of feedback; without it, nothing is drawn.
+    share : share of answers to draw.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Audit:
 
     @property
     def reason(self) -> Message | None:
-        """Why matches are not to be relied on; None while there is no evidence against them."""
+        """Why matches are not reliable; None without an alarm of the error test."""
         if not self.test.alarmed:
             return None
         return message(
@@ -98,7 +98,7 @@ class Audit:
         return ReviewDraws.of(self._calibration, self.share)
 
     def draw(self, query_id: str, answer: Answer) -> ReviewDraw | None:
-        """Return the draw of an answer for review; None where it is not drawn."""
+        """Return the draw of an answer for review; None if it is not drawn."""
         if self._log is None:
             return None
         is_match = answer.decision.verdict == "match"
@@ -145,5 +145,5 @@ class Audit:
 
 
 def _first(answer: Answer) -> float | None:
-    """Return the match probability of the first item; None where there is none."""
+    """Return the match probability of the first item; None without items."""
     return answer.matches[0].match_probability if answer.matches else None

@@ -1,4 +1,4 @@
-"""Creating galleries while others are served, describing, renaming and dropping them."""
+"""Creates, describes, renames and drops galleries while the service runs."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Listed:
 
     Attributes
     ----------
-    title : empty for one that was built.
-    n_items : None where the gallery has not been open since the service began.
+    title : title of the gallery; empty for a built gallery.
+    n_items : number of items; None if the gallery is not open.
     """
 
     name: str
@@ -38,14 +38,14 @@ class Listed:
 
 
 class CreatedGalleries:
-    """The galleries of a folder, beside those that the service was started with.
+    """The galleries created over HTTP, in addition to those that the service was started with.
 
     Parameters
     ----------
-    galleries : all that are served.
-    folder : None where none can be created.
-    signing_key : file of the key that their bundles are signed with.
-    must_sign : whether a bundle is only served with a signature.
+    galleries : all served galleries.
+    folder : folder of created galleries; None if galleries cannot be created.
+    signing_key : file of the private key that signs their bundles.
+    must_sign : whether bundles need a signature to be served.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class CreatedGalleries:
         self._signing_key, self._must_sign = signing_key, must_sign
 
     async def listed(self) -> list[Listed]:
-        """All galleries, by name."""
+        """Return all galleries, ordered by name."""
         open_now = {engine.bundle.name: engine.bundle for engine in self._galleries.engines()}
         found = [
             Listed(
@@ -75,7 +75,7 @@ class CreatedGalleries:
         return sorted(found, key=lambda one: one.name)
 
     def _closed(self, open_now: set[str]) -> list[Listed]:
-        """The galleries that are not open."""
+        """Return the created galleries that are not open."""
         folder, found = self._folder, []
         for entry in [] if folder is None else folder.entries():
             if folder is None or entry.name in open_now:
@@ -100,14 +100,14 @@ class CreatedGalleries:
 
         Parameters
         ----------
-        like : the other; None for the first that the service was started with.
-        visible, most : which galleries the caller's key is for, and how many of them it may have
-            created; None for any number.
+        like : gallery with the encoder; None for the first that the service was started with.
+        visible, most : which galleries the caller's key can use, and the maximum number of these;
+            None for no maximum.
 
         Raises
         ------
         GalleryExists, InvalidRequest, WriteRefused, QuotaExceeded
-        GalleryNotFound : there is no such other.
+        GalleryNotFound : there is no gallery ``like``.
         """
         folder = self._require_folder()
         if self._must_sign and self._signing_key is None:
@@ -138,7 +138,7 @@ class CreatedGalleries:
         return sum(visible(entry.name) for entry in entries)
 
     async def describe(self, name: str, title: str | None, description: str | None) -> None:
-        """Give a gallery another title or description.
+        """Change the title or description of a gallery.
 
         Raises
         ------
@@ -148,7 +148,7 @@ class CreatedGalleries:
         await asyncio.to_thread(folder.describe, name, title, description)
 
     async def rename(self, name: str, new_name: str) -> None:
-        """Call a gallery something else; what is under way is answered by the old name.
+        """Rename a gallery; running requests are answered under the old name.
 
         Raises
         ------
@@ -182,7 +182,7 @@ class CreatedGalleries:
                 for gone in await asyncio.to_thread(self._folder.remove_nameless):
                     logger.info("gallery removed", extra={"fields": {"id": gone}})
             except WriteRefused:
-                pass  # the directory can only be read: another service removes them
+                pass  # read-only directory: another service removes them
             except Exception:
                 logger.exception("dropped galleries not removed")
             await asyncio.sleep(REMOVED_EVERY_S)
@@ -196,7 +196,7 @@ class CreatedGalleries:
         return self._folder
 
     def _require_created(self, name: str) -> GalleryFolder:
-        """Return the folder of a gallery that can be changed."""
+        """Return the folder of galleries; refuse a gallery that was not created over HTTP."""
         if self._is_fixed(name):
             raise WriteRefused(
                 f"The gallery {name!r} was built, and the service was started with it: its "
@@ -210,5 +210,5 @@ class CreatedGalleries:
         return any(engine.bundle.name == name for engine in self._galleries.fixed())
 
     def _first(self) -> str:
-        """The name of the gallery that the service was started with first."""
+        """Return the name of the first gallery that the service was started with."""
         return self._galleries.first

@@ -1,4 +1,4 @@
-"""The current bundle: having `CURRENT` name it, and removing what came before it."""
+"""The current bundle: writing its id to `CURRENT`, and removing older bundles."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class Switched:
 
 
 def persist(directory: Path) -> bool:
-    """Have `CURRENT` name a bundle; whether it could be written."""
+    """Write a bundle's id to `CURRENT`; return whether this succeeded."""
     try:
         activate(directory.parent, directory.name)
-    except OSError:  # bundles are mounted for reading only, say
+    except OSError:  # for example a read-only mount
         return False
     return True
 
 
 async def remove_old(bundle: Bundle, keep: int) -> None:
-    """Remove what a bundle was compacted from, but for the newest; see `prune`."""
+    """Remove older bundles that were compacted, except the newest ``keep``; see `prune`."""
     if bundle.root is None:
         return
     for removed in await asyncio.to_thread(prune, bundle.root, keep, compacted=True):

@@ -19,13 +19,13 @@ logger = logging.getLogger(__name__)
 DRIFTED = message("drifted")
 
 MAX_STREAMS = 256
-"""Callers whose queries are tested; the one that was idle for longest is dropped."""
+"""Maximum number of callers whose queries are tested; the one idle for longest is dropped."""
 
 MAX_SEEN = 2_000
-"""Queries of a caller that are known to have been counted."""
+"""Maximum number of a caller's queries that are remembered as counted."""
 
 _KEY_DIGITS = 16
-"""Hexadecimal digits of a query's id that are kept: 64 bits tell 10,000 queries apart."""
+"""Hexadecimal digits of a query id that are kept; 64 bits distinguish 10,000 queries."""
 
 
 @dataclass(slots=True)
@@ -43,12 +43,12 @@ class DriftReport:
 
     Attributes
     ----------
-    reason : why drift is not tested; None where it is.
-    n_served : queries of all callers in this period.
-    log_capital : evidence of a drift in the queries of all callers, in nats.
-    drifted : whether these raised an alarm.
-    n_streams : callers that are tested.
-    alarmed : those whose queries raised an alarm.
+    reason : why drift is not tested; None if it is tested.
+    n_served : number of queries of all callers in this period.
+    log_capital : evidence of drift in the queries of all callers, in nats.
+    drifted : whether the queries of all callers raised an alarm.
+    n_streams : number of callers that are tested.
+    alarmed : callers whose queries raised an alarm.
     """
 
     reason: str | None
@@ -60,15 +60,15 @@ class DriftReport:
 
 
 class DriftWatch:
-    """Tests the queries of each caller, so that no caller moves the answers of another.
+    """Tests the queries of each caller separately, so that no caller affects another's answers.
 
-    All queries together are tested as well; that is reported, and changes no answer.
+    All queries together are tested too; that result is reported and changes no answer.
 
-    Each test counts each image once, cached or not: copies are not exchangeable.
+    Each test counts each image once, because repeated queries are not exchangeable.
 
     Parameters
     ----------
-    gallery : its name, for the log.
+    gallery : name of the gallery, for the log.
     """
 
     def __init__(self, calibration: Calibration | None, gallery: str = "") -> None:
@@ -99,7 +99,7 @@ class DriftWatch:
         )
 
     def reason(self, caller: str) -> str | None:
-        """Return why the guarantees do not hold for a caller; None where they do."""
+        """Return why the guarantees do not hold for a caller; None if they hold."""
         stream = self._streams.get(caller)
         alarmed = caller != ALL_CALLERS and stream is not None and stream.test.drifted
         return DRIFTED if alarmed else None
@@ -126,14 +126,14 @@ class DriftWatch:
         return alarmed
 
     def unsaved(self) -> list[SavedDrift]:
-        """Return the tests that changed since this was called last."""
+        """Return the tests that changed since the last call."""
         changed = [(name, one) for name, one in self._streams.items() if not one.is_saved]
         for _, stream in changed:
             stream.is_saved = True
         return [SavedDrift(name, one.test.state(), self._ids(name, one)) for name, one in changed]
 
     def restore(self, saved: Iterable[SavedDrift]) -> None:
-        """Continue from tests that were saved, the one used last at the end."""
+        """Continue from saved tests; ``saved`` ends with the most recently used."""
         if self._reference is None:
             return
         for one in saved:
@@ -149,9 +149,9 @@ class DriftWatch:
         return np.array([*(self._seen if caller == ALL_CALLERS else stream.seen)], dtype=np.uint64)
 
     def _stream(self, caller: str) -> _Stream:
-        """Return the stream of a caller, and drop the one idle for longest if there are too many.
+        """Return the stream of a caller; if there are too many, drop the one idle for longest.
 
-        All queries together are never idle.
+        The stream of all queries is never dropped.
         """
         stream = self._streams.get(caller)
         if stream is None:
@@ -180,7 +180,7 @@ class DriftWatch:
 
 
 def _is_new(seen: dict[int, None], key: int, most: int) -> bool:
-    """Note an id, and return whether it is a new one; the oldest of too many is forgotten."""
+    """Add an id, and return whether it is new; above ``most`` ids, the oldest is removed."""
     if key in seen:
         return False
     seen[key] = None

@@ -1,4 +1,4 @@
-"""One gallery at work: decoding, encoding, the cache and the threads that compute."""
+"""The engine of one gallery: decoding, encoding, cache and compute threads."""
 
 from __future__ import annotations
 
@@ -48,26 +48,25 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 HASHED_AT_ONCE_BYTES = 2**18
-"""Half a millisecond of hashing."""
+"""Maximum size that is hashed in the event loop; it takes half a millisecond."""
 
 EMPTY_PICTURE, _ = encode_thumbnail(np.zeros((8, 8, 3), dtype=np.uint8))
-"""The image that a canary is sent with."""
+"""The image of canary queries."""
 
 
 class SearchEngine:
-    """Answers queries on one bundle without ever holding up the event loop for long.
+    """Answers queries on one bundle without blocking the event loop for long.
 
-    Pictures are decoded by ``decoder``, embedded by the bundle's encoder, several at once where
-    that is faster, and everything else that computes runs on ``threads``, but for searches that
-    take less than it costs to hand them over.
+    ``decoder`` decodes images, and the bundle's encoder embeds them, in batches if that is faster.
+    All other computation runs on ``threads``, except searches that are too short to be worth a
+    thread.
 
     Attributes
     ----------
-    operator : what the gallery's operator decided, for all its bundles.
-    on_drift : whether a caller whose queries drift gets verdicts without a guarantee (``warn``), or
-        no match (``withhold``).
-    search_pace : of searches without a filter, which the size of the gallery decides on; None where
-        they ask another machine, which may stop answering at any time.
+    operator : settings of the gallery's operator, for all its bundles.
+    on_drift : verdicts for a caller whose queries drift: without a guarantee (``warn``), or never a
+        match (``withhold``).
+    search_pace : run times of searches without a filter; None if the gallery is on another machine.
     """
 
     def __init__(self, bundle: Bundle, resources: EngineResources, queue: EncoderQueue) -> None:
@@ -123,7 +122,7 @@ class SearchEngine:
 
     @classmethod
     async def start(cls, bundle: Bundle, resources: EngineResources) -> SearchEngine:
-        """An engine that has measured its encoder and answered a canary.
+        """Return an engine that has measured its encoder and answered a canary.
 
         Raises
         ------
@@ -156,11 +155,11 @@ class SearchEngine:
         return engine
 
     async def close(self) -> None:
-        """Stop, and release the encoder."""
+        """Stop the engine, and release the encoder."""
         self.closed = True
         if self.shadow is not None:
             await self.shadow.close("The bundle that it was compared with is served no more.")
-        # At once: an encoder that hangs would keep the batcher waiting for it.
+        # Together with the queue, because the batcher would wait for an encoder that hangs.
         encoder_closes = asyncio.to_thread(self._retriever.encoder.close)
         queue_closes = self._queues.leave(self._retriever.encoder)
         await asyncio.gather(queue_closes, encoder_closes, self.keep())
@@ -170,7 +169,7 @@ class SearchEngine:
             self.bundle.hold.close()
 
     async def keep(self) -> None:
-        """Write what was seen of queries, and follow reviews and the operator's decisions."""
+        """Write new statistics and queries; reload reviews and the operator's settings."""
         await self.follow_operator()
         for watch in self.watches.values():
             await watch.keep()
@@ -182,7 +181,7 @@ class SearchEngine:
             logger.error("queries not retained", extra={"fields": fields})  # noqa: TRY400
 
     async def follow_operator(self) -> None:
-        """Read what the operator decided, here or through another process; a bad file is logged."""
+        """Read the operator's settings, from this or another process; a bad file is logged."""
         root = self.bundle.root
         if root is None or self._operator_unwritten:
             return
@@ -199,9 +198,9 @@ class SearchEngine:
     async def decide_as_operator(
         self, change: Callable[[OperatorSettings], OperatorSettings]
     ) -> bool:
-        """Change what the operator decided; return whether a restart and other replicas follow it.
+        """Change the operator's settings; return whether restarts and other replicas use them.
 
-        Without a directory that can be written to it holds for this process only.
+        Without a writable directory, the change holds for this process only.
         """
         root, persisted = self.bundle.root, False
         settings = change(self.operator)
@@ -222,13 +221,13 @@ class SearchEngine:
             watch.apply(settings)
 
     async def catch_up(self) -> None:
-        """Find what any process has written to the gallery until now; microseconds if nothing.
+        """Load the changes that any process wrote to the gallery; without any, in microseconds.
 
-        Where the log does not tell whether there is anything, it is read.
+        If the log cannot show whether it has changed, it is read.
 
         Raises
         ------
-        StorageFailed : what was written cannot be read.
+        StorageFailed : the changes cannot be read.
         """
         live = self.bundle.live
         if live is None:
@@ -236,22 +235,22 @@ class SearchEngine:
         mark = live.mark()
         if mark is None or mark != self._heard:
             await self.renew()
-            self._heard = mark  # not sooner: requests that arrive now wait for it as well
+            self._heard = mark  # after `renew`, so that concurrent requests wait for it too
 
     async def renew(self) -> None:
-        """Let those who come now find what has been written to the gallery.
+        """Load the written changes of the gallery for all later requests.
 
         Raises
         ------
-        StorageFailed : what was written cannot be read.
+        StorageFailed : the changes cannot be read.
         """
         live = self.bundle.live
         if live is None:
             return
         await asyncio.to_thread(live.refresh)
         renewed = await asyncio.to_thread(self.bundle.renewed)
-        if renewed.version > self.bundle.version:  # another thread may be further ahead
-            self.bundle = replace(renewed, entry=self.bundle.entry)  # described anew in between
+        if renewed.version > self.bundle.version:  # another thread may have loaded newer changes
+            self.bundle = replace(renewed, entry=self.bundle.entry)  # the entry may have changed
 
     @property
     def _retriever(self) -> Retriever:
@@ -259,25 +258,25 @@ class SearchEngine:
 
     @property
     def running(self) -> bool:
-        """True unless the encoder is being started again at the moment."""
+        """True unless the encoder is being restarted."""
         return self._batcher.running
 
     @property
     def waiting(self) -> int:
-        """Images that wait for the encoder."""
+        """Number of images that wait for the encoder."""
         return self._batcher.waiting
 
     async def encoded(self, data: bytes, prepared: Prepared | None = None) -> Encoded:
-        """Decode and embed an uploaded image, unless that has been done, or is being done.
+        """Decode and embed an uploaded image, or use the cached or running result.
 
         Parameters
         ----------
-        prepared : the image, where it has been decoded already.
+        prepared : the decoded image, if it is available.
 
         Raises
         ------
         ImageError : the bytes cannot be searched with.
-        EncoderError : the encoder stopped over it, or cannot embed it.
+        EncoderError : the encoder stopped, or cannot embed the image.
         """
         started = time.perf_counter()
         query_id = await self._hash(data)
@@ -290,11 +289,11 @@ class SearchEngine:
         return replace(encoded, seconds=looked_up | encoded.seconds)
 
     async def embedded(self, query: VectorQuery) -> Encoded:
-        """Take a query that was embedded elsewhere, and remember it as one that was encoded here.
+        """Accept a query that was embedded elsewhere, and cache it like an encoded query.
 
         Raises
         ------
-        InvalidVector : it is none of the gallery's encoder.
+        InvalidVector : the vector is not from the gallery's encoder.
         """
         started = time.perf_counter()
         query_id, predictive = await self.compute(
@@ -305,7 +304,7 @@ class SearchEngine:
         return Encoded(query_id, None, predictive, "miss", seconds)
 
     async def encoded_text(self, text: str) -> Encoded:
-        """Embed a text, unless that has been done.
+        """Embed a text, or use the cached result.
 
         Raises
         ------
@@ -326,7 +325,7 @@ class SearchEngine:
         return Encoded(query_id, None, found.predictive, "miss", seconds, said)
 
     async def encode_item(self, data: bytes) -> tuple[Vector, Thumbnail, bytes]:
-        """Embedding, thumbnail and preview of an image that is to become an item; see `encoded`."""
+        """Return embedding, thumbnail and preview for a new item; see `encoded`."""
         side = self._retriever.gallery.preview_side
         prepared = await self.decode(data, thumbnail=True, preview_side=side)
         embeddings = await self._batcher.encode(prepared.pixels)
@@ -340,8 +339,8 @@ class SearchEngine:
 
         Raises
         ------
-        QueryNotFound : neither.
-        NotReady : the cache does not answer, so that nothing is known of the query.
+        QueryNotFound : the query is neither cached nor retained.
+        NotReady : the cache does not answer, so the query cannot be looked up.
         """
         entry = await self._remembered(self._key(query_id))
         if entry is None:
@@ -361,7 +360,7 @@ class SearchEngine:
         return entry
 
     async def forget(self, query_id: str) -> None:
-        """Delete what is known of a query, on request; what other processes cache expires."""
+        """Delete a query on request; entries in the caches of other processes expire."""
         self.reviews.forget(query_id)
         if self.shadow is not None:
             self.shadow.forget(query_id)
@@ -369,13 +368,13 @@ class SearchEngine:
         await self._cache.remove(self._key(query_id))
 
     async def _remembered(self, key: str) -> CacheEntry | None:
-        """Return the cache entry of a key, if it can be of this encoder."""
+        """Return the cache entry of a key, if its shape fits this encoder."""
         entry = await self._cache.get(key)
         shape = N_SAMPLES, self._retriever.encoder.dim
         return entry if entry is not None and entry.predictive.samples.shape == shape else None
 
     async def canary(self) -> float:
-        """Decode, encode and search an empty picture, past the cache; returns the seconds it took.
+        """Decode, encode and search an empty image without the cache; return the seconds taken.
 
         Raises
         ------
@@ -393,11 +392,11 @@ class SearchEngine:
         return self.canary_s
 
     async def compute(self, work: Callable[[], T], pace: Pace | None = None) -> T:
-        """Run ``work`` on a thread, in its caller's turn; one that is given up ends first.
+        """Run ``work`` on a thread, with fair sharing between callers; see `Threads.compute`.
 
         Parameters
         ----------
-        pace : of such work; where it is quick, it is done here and now.
+        pace : run times of such work; quick work runs in the event loop.
         """
         if pace is None:
             return await self._threads.compute(work)
@@ -409,7 +408,7 @@ class SearchEngine:
         return f"{self._key_prefix}:{query_id}"
 
     async def _hash(self, data: bytes) -> str:
-        """Hash of an upload; a large one is not hashed while everybody else waits."""
+        """Return the hash of an upload; a large upload is hashed on a thread."""
         if len(data) <= HASHED_AT_ONCE_BYTES:
             return hashlib.sha256(data).hexdigest()
         return await self.compute(lambda: hashlib.sha256(data).hexdigest())
@@ -422,7 +421,7 @@ class SearchEngine:
         thumbnail: bool = False,
         preview_side: int | None = None,
     ) -> Prepared:
-        """An uploaded image at the encoder's input size, and the other requested parts."""
+        """Decode an uploaded image to the encoder's input size, with the other requested parts."""
         return await self._decoder.decode(
             data,
             self._retriever.encoder.metadata.preprocessing,
@@ -432,7 +431,7 @@ class SearchEngine:
         )
 
     async def _encode(self, query_id: str, data: bytes, prepared: Prepared | None) -> Encoded:
-        """Decode and embed an image file, and keep the outcome."""
+        """Decode and embed an image file, and cache the result."""
         started = time.perf_counter()
         prepared = prepared or await self.decode(data)
         decoded = time.perf_counter()
@@ -450,7 +449,7 @@ class SearchEngine:
         return Encoded(query_id, entry.image, predictive, "miss", seconds)
 
     async def _embed(self, image: Inputs) -> tuple[Embeddings, Predictive]:
-        """Embedding and predictive distribution of one picture at the encoder's input size."""
+        """Return embedding and predictive distribution of one image at the encoder's input size."""
         embeddings = await self._batcher.encode(image)
         found = await self.compute(
             lambda: self._retriever.predictives(embeddings), self._prediction_pace

@@ -1,4 +1,4 @@
-"""Items that were queries: what is kept of a query is what its item is made of."""
+"""Turns queries into items, from the stored embedding and image of the query."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _GREY_PIXEL = bytes.fromhex(
 )
 
 NO_PICTURE = Thumbnail(_GREY_PIXEL, "image/png"), b""
-"""Thumbnail and preview of an item of whose query no image was kept."""
+"""Thumbnail and preview of an item whose query image was not kept."""
 
 
 async def item_of_query(lease: Lease, query_id: str, item: ItemOfQuery) -> Upsert:
-    """Return the write that makes an item of a query, with the picture of its case if it has one.
+    """Return the write that turns a query into an item, with the query image if it was kept.
 
     Raises
     ------
-    QueryNotFound : nothing is kept that an item can be made of.
+    QueryNotFound : no embedding of the query is stored.
     """
-    await lease.engine.reviews.keep()  # it may wait to be written, and its picture too
+    await lease.engine.reviews.keep()  # the query and its image may wait to be written
     found = await lease.engine.retained.find(query_id)
     if found is None:
         raise QueryNotFound(
@@ -40,7 +40,7 @@ async def item_of_query(lease: Lease, query_id: str, item: ItemOfQuery) -> Upser
 
 
 async def picture_of_case(lease: Lease, query_id: str) -> tuple[Thumbnail, bytes]:
-    """Return thumbnail and preview, as items have them, from the stored part of a query's image."""
+    """Return an item's thumbnail and preview from the stored image of a query."""
     reviews = lease.engine.reviews
     if reviews.queue is None:
         return NO_PICTURE

@@ -1,7 +1,7 @@
-"""The rule of what a replica may answer with, in one place.
+"""The rule for the bundle that a replica may answer from.
 
-`CURRENT` says which bundle of a gallery takes changes. A replica that serves that one, with its
-log, finds whatever was acknowledged anywhere. One that serves another does not, so that
+`CURRENT` names the bundle of a gallery that takes changes. A replica that serves this bundle, with
+its log, finds all acknowledged changes. A replica that serves another bundle does not, so:
 
 ======================================== ==================================================
 `CURRENT` names                          answers come from
@@ -13,8 +13,8 @@ what was overruled here                  what was activated here (`CURRENT` cann
 nothing, or cannot be read               what is served: no write is possible then
 ======================================== ==================================================
 
-A compaction leaves its bundle a log from the beginning. What `CURRENT` names is looked at before
-every request, by its time stamp: a microsecond.
+A compaction creates its bundle with a log. Every request first checks the time stamp of `CURRENT`,
+which takes a microsecond.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from model_store.errors import NotReady, PointerUnreadable, VouchError
 logger = logging.getLogger(__name__)
 
 RETRY_REFUSED_S = 30.0
-"""After which a bundle that was refused is tried again, where nothing else may be answered with:
-each attempt hashes every byte of it."""
+"""Seconds before a refused bundle is retried, if no other bundle may answer. Each attempt hashes
+every byte of the bundle."""
 
 Mark = tuple[int, int, int, int]
 
@@ -53,12 +53,13 @@ class Following:
 
     Parameters
     ----------
-    switch : changes over to a bundle of a gallery, if `CURRENT` still names it; raises where it
-        cannot be served.
+    switch : activates a bundle of a gallery if `CURRENT` still names it; raises if it cannot be
+        served.
 
     Attributes
     ----------
-    refused : why what `CURRENT` names is not served, or that it cannot be read, by gallery.
+    refused : by gallery: why the bundle in `CURRENT` is not served, or why `CURRENT` cannot be
+        read.
     """
 
     def __init__(self, switch: Callable[[str, str], Awaitable[object]]) -> None:
@@ -70,20 +71,20 @@ class Following:
         self._refused_at: dict[str, tuple[str, float]] = {}
 
     async def ahead(self, bundle: Bundle) -> str | None:
-        """Return the bundle in which changes may have been acknowledged that this one lacks.
+        """Return the id of a bundle that may have acknowledged changes that ``bundle`` lacks.
 
-        None where there is none. Where `CURRENT` names another bundle, changing over to it begins.
+        None if there is no such bundle. If `CURRENT` names another bundle, its activation starts.
         """
         root, name, served = bundle.root, bundle.name, bundle.directory.name
         if root is None:
             return None
-        mark = _mark(root)  # before it is read: a later change has another
+        mark = _mark(root)  # read before `CURRENT`, so that a later write has another mark
         if mark is not None and self._confirmed.get(name) == (served, mark):
-            self._accept(name)  # a change over may have been refused since, which is wanted no more
+            self._accept(name)  # clear a later refusal, which no longer matters
             return None
         named = await self.named(bundle)
         if named == served:
-            if mark == _mark(root):  # else it was written in between: the next check finds it
+            if mark == _mark(root):  # else `CURRENT` was just written: the next check finds it
                 self._confirm(name, served, mark)
             return None
         if named is None or self._is_overruled(name, named):
@@ -93,7 +94,7 @@ class Following:
         return named if is_ahead else None
 
     async def changed_over(self, name: str, patience_s: float | None = None) -> bool:
-        """Wait until the change-over has ended; False if it has not, or none is running."""
+        """Wait for the running activation; return False if none runs, or if it has not ended."""
         task = self._switches.get(name)
         if task is None or task.done() or (patience_s is not None and patience_s <= 0):
             return False
@@ -101,13 +102,15 @@ class Following:
         return bool(done)
 
     async def named(self, bundle: Bundle) -> str | None:
-        """Return what `CURRENT` names; None where it is not there, or cannot be read."""
+        """Return the bundle id in `CURRENT`; None if it is missing or cannot be read."""
         if bundle.root is None:
             return None
         try:
             return await asyncio.to_thread(current_id, bundle.root)
-        except PointerUnreadable as error:  # a disk that is away for a moment, say
-            if self.refused.get(bundle.name) != str(error):  # requests look too: said once
+        except PointerUnreadable as error:  # for example a disk that is briefly unavailable
+            if self.refused.get(bundle.name) != str(
+                error
+            ):  # requests check too: log each reason once
                 fields = {"gallery": bundle.name, "reason": str(error)}
                 logger.error("CURRENT cannot be read", extra={"fields": fields})  # noqa: TRY400
             self.refused[bundle.name] = str(error)
@@ -119,17 +122,17 @@ class Following:
         return named == bundle_id and not self._is_overruled(bundle.name, bundle_id)
 
     async def overrule(self, bundle: Bundle, instead: str) -> None:
-        """Serve another bundle than the one that `CURRENT` names now; it cannot be written."""
+        """Serve the bundle ``instead`` of the one in `CURRENT`, which cannot be written."""
         named = await self.named(bundle)
         if named is not None:
             self._overruled[bundle.name] = _Overruled(named, instead)
 
     def obey(self, name: str) -> None:
-        """Follow whatever `CURRENT` names from now on."""
+        """Follow `CURRENT` again."""
         self._overruled.pop(name, None)
 
     def not_ready(self, name: str, ahead: str) -> NotReady:
-        """Return why a gallery does not answer while another bundle of it is ahead."""
+        """Return the error for a gallery whose newer bundle ``ahead`` is not open."""
         reason = self.refused.get(name)
         how = f"refuses it: {reason}" if reason else "is opening it. Send the request again"
         return NotReady(
@@ -138,12 +141,12 @@ class Following:
         )
 
     def forget(self, name: str) -> None:
-        """Forget a gallery that is served no more."""
+        """Remove the state of a gallery that is no longer served."""
         for kept in (self.refused, self._confirmed, self._overruled, self._refused_at):
             kept.pop(name, None)
 
     async def close(self) -> None:
-        """Stop changing over."""
+        """Cancel running activations."""
         tasks = list(self._switches.values())
         for task in tasks:
             task.cancel()
@@ -157,7 +160,7 @@ class Following:
         self._accept(name)
 
     def _accept(self, name: str) -> None:
-        """Complain no more: what `CURRENT` names is served."""
+        """Clear the recorded refusal of a gallery."""
         for kept in (self.refused, self._refused_at):
             kept.pop(name, None)
 
@@ -166,23 +169,23 @@ class Following:
         return overruled is not None and overruled.named == named
 
     def _lift(self, name: str, served: str) -> None:
-        """Obey again, now that `CURRENT` names what was activated here.
+        """Follow `CURRENT` again, once it names the bundle that was activated here.
 
-        Not where it names what was served before: a look that began then may end only now.
+        A check that began before the activation may still report the previous bundle: ignore it.
         """
         overruled = self._overruled.get(name)
         if overruled is not None and overruled.instead == served:
             self.obey(name)
 
     def _begin(self, name: str, named: str, *, again: bool) -> None:
-        """Change over, unless this is running or was tried already; ``again`` after a while."""
+        """Start an activation, unless one runs; with ``again``, retry a refusal after a delay."""
         task = self._switches.get(name)
         if task is not None and not task.done():
             return
         refused, at = self._refused_at.get(name, ("", 0.0))
         if refused == named and not (again and time.monotonic() - at > RETRY_REFUSED_S):
             return
-        # Beside requests and canaries: while a bundle is opened the old one may stay ready.
+        # In a separate task, so that the old bundle can stay ready while another is opened.
         self._switches[name] = asyncio.create_task(self._change_over(name, named))
 
     async def _change_over(self, name: str, named: str) -> None:
@@ -205,7 +208,7 @@ class Following:
 
 
 def _mark(root: Path) -> Mark | None:
-    """Return what is another as soon as `CURRENT` has been written; None where it is not there."""
+    """Return a fingerprint that changes when `CURRENT` is written; None if it is missing."""
     try:
         found = (root / CURRENT_FILE).stat()
     except OSError:

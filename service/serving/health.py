@@ -1,4 +1,4 @@
-"""Canaries: whether an engine still answers, from the files that it was opened with."""
+"""Health checks: whether an engine answers canaries, and whether its files are intact."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from model_store.errors import NotReady, VouchError
 from service.serving.engine import SearchEngine
 
 STALE_AFTER_PERIODS = 3
-"""A canary may be late twice: a busy service is not a broken one."""
+"""A canary may be late twice, because a busy service is not a failed one."""
 
 
 logger = logging.getLogger(__name__)
 
 
 async def look_at_files(engine: SearchEngine) -> None:
-    """Note that a file of the engine's bundle was changed, cut or removed under it."""
+    """Record whether a file of the engine's bundle was changed, truncated or removed."""
     began = time.monotonic()
     changed = await asyncio.to_thread(engine.files.changed)
-    if began < engine.files_looked_at:  # others have checked while a large file was hashed
+    if began < engine.files_looked_at:  # a later check ended first
         return
     engine.files_looked_at = began
     if changed != engine.changed_file and changed is not None:
@@ -32,7 +32,7 @@ async def look_at_files(engine: SearchEngine) -> None:
 
 
 def require_whole(engine: SearchEngine) -> None:
-    """Raise `NotReady` where a file of the engine's bundle was changed under it."""
+    """Raise `NotReady` if a file of the engine's bundle was changed while in use."""
     if engine.changed_file is not None:
         raise NotReady(
             f"{engine.changed_file} of the bundle of {engine.bundle.name!r} was changed while it "
@@ -41,7 +41,7 @@ def require_whole(engine: SearchEngine) -> None:
 
 
 def require_canaries(engines: Sequence[SearchEngine], period_s: float) -> None:
-    """Raise `NotReady` if an engine has not answered a recent canary, one a period."""
+    """Raise `NotReady` if an engine has not answered a canary for three periods."""
     oldest = time.monotonic() - STALE_AFTER_PERIODS * period_s
     silent = [
         engine.bundle.name for engine in engines if not engine.running or engine.canary_at < oldest
@@ -54,7 +54,7 @@ def require_canaries(engines: Sequence[SearchEngine], period_s: float) -> None:
 
 
 async def send_canary(engine: SearchEngine, period_s: float) -> None:
-    """Let the engine answer one; that it does not is seen by the age of the last."""
+    """Send a canary; a failure shows in the age of the last answered canary."""
     with suppress(TimeoutError, VouchError):
         async with asyncio.timeout(STALE_AFTER_PERIODS * period_s):
             await engine.canary()

@@ -1,4 +1,4 @@
-"""A gallery as one request has found it, and the questions that it answers."""
+"""One request's fixed view of a gallery, and the operations on it."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from service.serving.watch import Watch
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A gallery as one request has found it: it stays so until the answer is given.
+    """One request's view of a gallery, which stays fixed until the answer.
 
     Attributes
     ----------
     engine : encodes and computes for all requests.
-    bundle : the bundle with the gallery at the moment when the request came, or after some change.
-    caller : whose queries are tested for drift together; empty for none.
+    bundle : the bundle, with the gallery at the start of the request or at an earlier version.
+    caller : caller whose queries are tested for drift together; empty for none.
     """
 
     engine: SearchEngine
@@ -51,16 +51,16 @@ class Lease:
     caller: str = ""
 
     def at(self, version: int) -> Lease:
-        """Return the same with the gallery after the change ``version``."""
+        """Return this lease with the gallery at ``version``."""
         live = self.engine.bundle.live
         if live is None or version == self.bundle.version:
             return self
-        live.refresh()  # another replica may have answered first, and be ahead
+        live.refresh()  # another replica may have loaded newer changes
         retriever = self._retriever.with_gallery(live.snapshot(version))
         return replace(self, bundle=replace(self.bundle, retriever=retriever))
 
     def for_kind(self, kind: QueryKind) -> Lease:
-        """Return the same with the decision layer for queries of a kind."""
+        """Return this lease with the decision layer for one kind of query."""
         retriever = self._retriever.for_kind(kind)
         if retriever is self._retriever:
             return self
@@ -77,12 +77,12 @@ class Lease:
 
     @property
     def stale(self) -> str | None:
-        """Why the calibration does not hold, so that nothing is a match; None where it does."""
+        """Why the calibration does not hold, so that no verdict is `match`; None if it holds."""
         return self._retriever.stale or self._watched_stale
 
     @property
     def drift(self) -> str | None:
-        """Why the guarantees do not hold for the caller's queries; None where they do."""
+        """Why the guarantees do not hold for the caller's queries; None if they hold."""
         return self._drifted or self._retriever.not_guaranteed
 
     @property
@@ -100,7 +100,7 @@ class Lease:
         return None if self.watch.absent is None else self.watch.absent.state
 
     async def search(self, data: bytes, parameters: SearchParameters) -> SearchResult:
-        """Answer for the bytes of an uploaded image.
+        """Answer an image query from the uploaded bytes.
 
         Raises
         ------
@@ -116,17 +116,17 @@ class Lease:
         return found
 
     async def search_vector(self, query: VectorQuery, parameters: SearchParameters) -> SearchResult:
-        """Answer for a query that was embedded elsewhere.
+        """Answer a query that was embedded elsewhere.
 
         Raises
         ------
-        InvalidVector : it is none of the gallery's encoder.
+        InvalidVector : the vector is not from the gallery's encoder.
         """
         started = time.perf_counter()
         return await self._searched(await self.engine.embedded(query), parameters, started)
 
     async def search_text(self, text: str, parameters: SearchParameters) -> SearchResult:
-        """Answer for a query in words.
+        """Answer a text query.
 
         Raises
         ------
@@ -171,7 +171,7 @@ class Lease:
         watch = self.watch
         before = self.drift
         watch.searched(encoded.query_id, answer, self.caller)
-        if self.drift != before:  # this query shows that what was decided does not hold
+        if self.drift != before:  # this query changed the drift state: decide again
             answer = await self._found(encoded.predictive, parameters)
         audit = watch.answered(encoded.query_id, answer)
         total = {"total": time.perf_counter() - started}
@@ -189,7 +189,7 @@ class Lease:
         )
 
     async def assess(self, data: bytes, alpha: float | None) -> Assessed:
-        """Look at an uploaded image without searching; what is encoded is cached for the search.
+        """Assess an uploaded image without a search; its embedding is cached for a later search.
 
         Raises
         ------
@@ -221,12 +221,12 @@ class Lease:
         ------
         FeedbackNotKept : the gallery is not calibrated.
         QueryNotFound : the query is not, or no longer, known.
-        ItemNotFound : the gallery has no such item; or the query did not find it, which is required
-            of an item that is confirmed or rejected.
+        ItemNotFound : the gallery has no such item; or the query did not find the item that the
+            decision confirms or rejects.
         """
         retriever = self._retriever
         if all(retriever.for_kind(kind).calibration is None for kind in self.engine.watches):
-            raise _not_calibrated(self.bundle)  # whatever the query was
+            raise _not_calibrated(self.bundle)  # for every kind of query
         entry = await self.engine.known(review.query_id)
         lease = self.for_kind(entry.predictive.kind)
         if lease.bundle.retriever.calibration is None:
@@ -252,7 +252,7 @@ class Lease:
 
         Raises
         ------
-        QueryNotFound : the query has left the cache, or never was in it.
+        QueryNotFound : the query is not, or no longer, cached.
         """
         started = time.perf_counter()
         entry = await self.engine.known(query_id)
@@ -270,7 +270,7 @@ class Lease:
         )
 
     async def embed(self, data: bytes, alpha: float | None) -> Embedded:
-        """The embedding of an uploaded image; cached for a search, and taken from the cache.
+        """Return the embedding of an uploaded image; it is read from and written to the cache.
 
         Raises
         ------
@@ -290,7 +290,7 @@ class Lease:
         )
 
     async def _uncertainty(self, predictive: Predictive) -> float | None:
-        """Return `Assessment.uncertainty`, which takes a search for the nearest item."""
+        """Return `Assessment.uncertainty`, which needs a search for the nearest item."""
         return await self.engine.compute(lambda: self._retriever.uncertainty(predictive))
 
     async def similar(self, item_id: str, parameters: SearchParameters) -> SimilarItems:
@@ -311,14 +311,14 @@ class Lease:
         return SimilarItems(item, answer, answer.seconds | {"total": time.perf_counter() - started})
 
     def _with_share(self, parameters: SearchParameters) -> tuple[SearchParameters, ShareOrigin]:
-        """Return the request with the share of absent queries that is used, and its origin."""
+        """Return the parameters with the share of absent queries to use, and its origin."""
         if self.watch.absent is None:
             return parameters, "bundle"
         share, origin = self.watch.absent.choose(parameters.expected_absent, parameters.of_key)
         return replace(parameters, expected_absent=share), origin
 
     async def _found(self, predictive: Predictive, parameters: SearchParameters) -> Answer:
-        """Search and decide for a query; what a filter costs is not known before."""
+        """Search and decide for a query; with a filter on a thread, as its cost is unknown."""
         pace = self.engine.search_pace if parameters.where is None else None
         return await self.engine.compute(lambda: self._find(predictive, parameters), pace)
 
@@ -343,13 +343,13 @@ class Lease:
         return None if calibration is None else calibration.match_fingerprint()
 
     def _answer_to(self, predictive: Predictive) -> Answer:
-        """Return the answer that a decision is about."""
+        """Return the answer that a reviewer decides on."""
         return self._find(predictive, self._with_share(SearchParameters(N_CANDIDATES))[0])
 
     def _reviewed(self, answer: Answer, review: Review) -> tuple[str | None, tuple[Pair, ...]]:
-        """Return the label of the item that a decision names, and its pairs.
+        """Return the label of a decision's item, and the decision's feedback pairs.
 
-        Where it is another item than the first, or none, the first is no match.
+        If the decision names another item than the first, or none, the first item is no match.
         """
         retriever, item_id = self._retriever, review.item_id
         item = None if item_id is None else retriever.gallery.item(item_id)
@@ -374,7 +374,7 @@ class Lease:
         return None if item is None else item.label, pairs
 
     def _pair(self, answer: Answer, place: int, *, correct: bool) -> Pair | None:
-        """Return what was served for an item of a list; None where it had no probability."""
+        """Return the feedback pair of an item in an answer; None if it had no probability."""
         match, uncorrected = answer.matches[place], answer.decision.match_log_odds
         calibration = self._retriever.calibration
         if match.match_probability is None or uncorrected is None or calibration is None:

@@ -1,4 +1,4 @@
-"""Gauges of the galleries, computed when Prometheus asks for them."""
+"""Gauges of the galleries, computed when Prometheus reads them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _GAUGES: tuple[tuple[str, str, list[str]], ...] = (
     ("vouch_queue_length", "Images that wait for the encoder.", ["gallery"]),
     (
         "vouch_drift_log_capital",
-        "Evidence that queries of all callers differ from the calibration's, nats; alarm at 5.7.",
+        "Evidence of drift in the queries of all callers, in nats; alarm at 5.7.",
         ["gallery"],
     ),
     (
         "vouch_drift_alarm",
-        "1 while an alarm of that test lasts; it changes no answer.",
+        "1 while a drift alarm for all callers lasts; it changes no answer.",
         ["gallery"],
     ),
     (
@@ -33,27 +33,27 @@ _GAUGES: tuple[tuple[str, str, list[str]], ...] = (
     ),
     (
         "vouch_calibration_stale",
-        "1 where the calibration does not hold for what is served.",
+        "1 if the calibration does not hold for the served gallery or search.",
         ["gallery"],
     ),
     (
         "vouch_absent_share",
-        "Share of queries without a match that is used unless a request or key names one.",
+        "Share of queries without a match, in use if neither request nor key names one.",
         ["gallery"],
     ),
     (
         "vouch_absent_share_estimated",
-        "That share as estimated from the queries that were served; no answer follows it.",
+        "Estimate of the share of queries without a match; no answer uses it.",
         ["gallery"],
     ),
     (
         "vouch_absent_share_lower",
-        "Lower end of the 95 % interval of that estimate.",
+        "Lower end of the 95 % interval of vouch_absent_share_estimated.",
         ["gallery"],
     ),
     (
         "vouch_absent_share_upper",
-        "Upper end of the 95 % interval of that estimate.",
+        "Upper end of the 95 % interval of vouch_absent_share_estimated.",
         ["gallery"],
     ),
     (
@@ -69,10 +69,10 @@ _GAUGES: tuple[tuple[str, str, list[str]], ...] = (
     ("vouch_error_rate", "Estimate of the error rate of all matches.", ["gallery"]),
     (
         "vouch_error_log_evidence",
-        "Evidence that matches are wrong more often than accepted, nats; alarm at 4.6.",
+        "Evidence that the error rate of matches exceeds its maximum, in nats; alarm at 4.6.",
         ["gallery"],
     ),
-    ("vouch_error_alarm", "1 where that evidence ever was so strong.", ["gallery"]),
+    ("vouch_error_alarm", "1 if vouch_error_log_evidence has ever reached the alarm.", ["gallery"]),
     (
         "vouch_review_queue",
         "Queries kept for review.",
@@ -80,51 +80,51 @@ _GAUGES: tuple[tuple[str, str, list[str]], ...] = (
     ),
     (
         "vouch_shadow_probability_change",
-        "Mean of the shadow's match probability of its first item, less that of the answer's.",
+        "Mean match probability of the shadow's first item minus that of the served one.",
         ["gallery"],
     ),
     (
         "vouch_shadow_info",
-        "1, for the bundle that is tried in the shadow.",
+        "1, for the shadow bundle.",
         ["gallery", "bundle"],
     ),
     (
         "vouch_canary_age_seconds",
-        "Time since a gallery last encoded and searched a canary.",
+        "Seconds since a gallery last answered a canary query.",
         ["gallery"],
     ),
-    ("vouch_gallery_items", "Items that can be found.", ["gallery"]),
+    ("vouch_gallery_items", "Number of items in the gallery.", ["gallery"]),
     (
         "vouch_pending_changes",
-        "Items that came after the base, through each of which every search goes.",
+        "Items written since the bundle was built; every search scans them.",
         ["gallery"],
     ),
     ("vouch_bundle_info", "1, for the bundle that is served.", ["gallery", "bundle"]),
     (
         "vouch_encoder_info",
-        "1, for the encoder and the execution provider that really runs it.",
+        "1, for the encoder and the execution provider in use.",
         ["gallery", "encoder", "provider"],
     ),
     (
         "vouch_encoder_provider_share",
-        "Share of the encoder's nodes that a provider ran, where there was a choice.",
+        "Share of the encoder's nodes that a provider ran, if several were available.",
         ["gallery", "provider"],
     ),
     (
         "vouch_created_galleries_open",
-        "Galleries created over HTTP that are held open; nothing else tells of one of them.",
+        "Open galleries that were created over HTTP; they have no other gauge.",
         [],
     ),
-    ("vouch_processes", "Processes of the service that answer.", []),
-    ("vouch_cache_info", "1, for the cache that is used, and its state.", ["state"]),
+    ("vouch_processes", "Worker processes that answer.", []),
+    ("vouch_cache_info", "1, for the cache in use, and its state.", ["state"]),
 )
-"""The name, the text and the labels of each."""
+"""The name, help text and labels of each gauge."""
 
 
 class GalleryMetrics(Collector):
-    """Reads the galleries whenever metrics are read, so that closed ones are not reported.
+    """Reads the galleries at each request for metrics, so closed galleries are not reported.
 
-    Read on the event loop only, as `/metrics` does.
+    Use it on the event loop only, as `/metrics` does.
     """
 
     def __init__(
@@ -135,11 +135,11 @@ class GalleryMetrics(Collector):
         self._n_workers = n_workers
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
-        """The families, with nothing in them."""
+        """Yield the empty metric families."""
         yield from self._families().values()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The families, as things are now."""
+        """Yield the metric families with their current values."""
         families = self._families()
         now = time.monotonic()
         for engine in self._galleries.fixed():
@@ -193,7 +193,7 @@ class GalleryMetrics(Collector):
 
 
 def _add_shadow(families: dict[str, GaugeMetricFamily], name: str, shadow: Shadow | None) -> None:
-    """Tell of the bundle that is tried in the shadow of a gallery, if there is one."""
+    """Add the metrics of a gallery's shadow bundle, if there is one."""
     if shadow is None or shadow.ended is not None:
         return
     families["vouch_shadow_info"].add_metric([name, shadow.terms.bundle_id], 1)

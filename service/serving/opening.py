@@ -21,7 +21,7 @@ OpenBundle = Callable[[Path], Bundle]
 StartEngine = Callable[[Bundle], Awaitable[SearchEngine]]
 
 OPENED_AT_ONCE = 2
-"""Galleries that are opened at the same time: each reads its files, and computes."""
+"""Maximum number of galleries that are opened at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +30,19 @@ class Opener:
 
     Attributes
     ----------
-    open_bundle : a bundle's directory to a bundle that is verified and open.
-    start : an open bundle to an engine that has answered a canary.
+    open_bundle : opens and verifies the bundle of a directory.
+    start : starts an engine for an open bundle; the engine has then answered a canary.
     """
 
     open_bundle: OpenBundle
     start: StartEngine
 
     async def successor(self, now: Bundle, directory: Path) -> SearchEngine:
-        """Open a bundle that takes the place of another.
+        """Open a bundle that replaces another, and start its engine.
 
         Raises
         ------
-        ActivationRefused : it cannot be served.
+        ActivationRefused : the bundle cannot be served.
         """
         try:
             opened = await asyncio.to_thread(self._open_within, directory)
@@ -65,7 +65,7 @@ class Opener:
             ) from error
 
     def _open_within(self, directory: Path) -> Bundle:
-        """Open a bundle of a directory of bundles, with the changes of its gallery."""
+        """Open a bundle with the changes of its gallery."""
         opened = self.open_bundle(directory)
         try:
             return opened.within(directory.parent)
@@ -75,12 +75,12 @@ class Opener:
 
 
 def directory_of(now: Bundle, bundle_id: str) -> Path:
-    """Return where another bundle of a gallery lies.
+    """Return the directory of another bundle of a gallery.
 
     Raises
     ------
     ActivationRefused : there is only one bundle.
-    BundleNotFound : it is none of them.
+    BundleNotFound : the gallery has no such bundle.
     """
     if now.root is None:
         raise ActivationRefused(
@@ -100,7 +100,7 @@ class OnDemand:
 
     Parameters
     ----------
-    folder : None where there is none; then there are no such galleries.
+    folder : folder of the created galleries; None if there is none.
     """
 
     def __init__(self, opener: Opener, folder: GalleryFolder | None) -> None:
@@ -109,18 +109,18 @@ class OnDemand:
         self._opening: dict[str, asyncio.Task[None]] = {}
 
     def find(self, name: str) -> GalleryEntry | None:
-        """Return the gallery of that name; None where there is none."""
+        """Return the created gallery with this name; None if there is none."""
         return None if self.folder is None else self.folder.find(name)
 
     async def open(self, entry: GalleryEntry, opened: Callable[[SearchEngine], None]) -> None:
-        """Open a gallery, once for all who wait for it, and tell ``opened`` of its engine.
+        """Open a gallery once for all waiting requests, and pass its engine to ``opened``.
 
-        Once begun it is completed, whether the caller waits for it or not.
+        A started call is completed even if its caller is cancelled.
 
         Raises
         ------
-        GalleryNotFound : it has just been dropped.
-        VouchError : it cannot be opened.
+        GalleryNotFound : the gallery was dropped in the meantime.
+        VouchError : the gallery cannot be opened.
         """
         opening = self._opening.get(entry.id)
         if opening is None:
@@ -129,7 +129,7 @@ class OnDemand:
         await asyncio.shield(opening)
 
     async def close(self) -> None:
-        """Wait for what is being opened."""
+        """Wait for galleries that are being opened."""
         await asyncio.gather(*self._opening.values(), return_exceptions=True)
 
     async def _open(self, entry: GalleryEntry, opened: Callable[[SearchEngine], None]) -> None:
@@ -140,14 +140,14 @@ class OnDemand:
             async with self._turns:
                 bundle = await self._opened(folder, entry)
                 opened(await self._opener.start(replace(bundle, entry=entry)))
-        finally:  # here, not by a callback: no request may find it done, and wait for it in vain
+        finally:  # not in a callback: a request could find the ended task and wait for it
             self._opening.pop(entry.id, None)
 
     async def _opened(self, folder: GalleryFolder, entry: GalleryEntry) -> Bundle:
         try:
             return await asyncio.to_thread(self._opener.open_bundle, folder.root(entry))
         except (OSError, VouchError) as error:
-            if folder.find(entry.name) is None:  # it was dropped at that moment
+            if folder.find(entry.name) is None:  # the gallery was dropped in the meantime
                 raise gallery_not_found(entry.name) from error
             fields = {"gallery": entry.name, "id": entry.id, "reason": str(error)}
             logger.error("gallery not opened", extra={"fields": fields})  # noqa: TRY400

@@ -1,4 +1,4 @@
-"""Work that is quick enough for the event loop, by its recent times."""
+"""Decides from recent run times whether work is quick enough for the event loop."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from typing import TypeVar
 T = TypeVar("T")
 
 QUICK_S = 2e-3
-"""Processor time below which work is quick: to hand it to a thread, where threads wait for one
-another, would cost about as much as the work itself."""
+"""Work below this CPU time is quick: handing it to a thread would cost about as much."""
 
 LATE_S = 10e-3
-"""Time by the clock: work that has kept the event loop for longer is done on threads again."""
+"""Work that blocked the event loop for longer (wall time) runs on threads again."""
 
 N_QUICK = 16
-"""Times in a row that work has to be quick before it is done in the event loop."""
+"""Consecutive quick runs before work runs in the event loop."""
 
 
 class Pace:
-    """Estimates from recent times whether some work is quick; starts without knowing.
+    """Estimates from recent run times whether some work is quick; at first it is not.
 
-    It is once it has taken less than `QUICK_S` of a processor `N_QUICK` times in a row, and so
-    little by the clock at least once: what always waits, such as for a disk, is not quick, however
-    little it computes; what shares its processors with others is.
+    Work is quick after `N_QUICK` consecutive runs below `QUICK_S` of CPU time, at least one of them
+    also below `QUICK_S` of wall time. So work that always waits, for example for a disk, is not
+    quick. Work on a busy CPU can be.
     """
 
     def __init__(self) -> None:
@@ -33,11 +32,11 @@ class Pace:
 
     @property
     def is_quick(self) -> bool:
-        """True where the work belongs in the event loop."""
+        """True if the work can run in the event loop."""
         return self._was_prompt and self._n_quick >= N_QUICK
 
     def on_thread(self, work: Callable[[], T]) -> T:
-        """Do ``work`` on a thread, and note what it took."""
+        """Run ``work`` on the current thread, and record its time."""
         began, computed = time.perf_counter(), time.thread_time()
         outcome = work()
         if time.thread_time() - computed < QUICK_S:
@@ -48,7 +47,7 @@ class Pace:
         return outcome
 
     def at_once(self, work: Callable[[], T]) -> T:
-        """Do ``work`` in the event loop, and note whether it was late."""
+        """Run ``work`` in the event loop, and record whether it was too slow."""
         began = time.perf_counter()
         try:
             return work()

@@ -32,14 +32,14 @@ class SearchParameters:
     ----------
     limit : items to describe.
     alpha : rate of false alarms of the outlier flag.
-    coverage : of the result set.
+    coverage : requested coverage of the result set.
     where : filter on the items that may be found; None for all.
-    diversity : items that are not listed because a nearer one stands for them.
-    expected_absent : share of the caller's queries without a match, as the request states it.
-    of_key : the same share as the caller's key states it.
+    diversity : rule that leaves out items represented by a nearer item.
+    expected_absent : share of the caller's queries without a match, from the request.
+    of_key : the same share, from the caller's key.
     source : where the query comes from.
     filter_means : ``known`` if the caller knows that a true match passes ``where``.
-    order : of the list.
+    order : order of the list.
     """
 
     limit: int
@@ -56,7 +56,7 @@ class SearchParameters:
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """A reviewer's word on a query; see `Decided`."""
+    """A reviewer's decision on a query; see `Decided`."""
 
     query_id: str
     decision: DecisionKind
@@ -67,7 +67,7 @@ class Review:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The answer that a decision is about.
+    """The answer that a reviewer decided on.
 
     Attributes
     ----------
@@ -81,15 +81,15 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A query, embedded.
+    """An embedded query.
 
     Attributes
     ----------
     query_id : hash of the request's content.
-    image, predictive : of a picture; of a vector or a text there is none.
-    cache : whether that was known before.
+    image, predictive : the image and its predictive distribution; a vector or text has no image.
+    cache : whether the embedding came from the cache.
     seconds : of each stage.
-    text : what is known of a query in words.
+    text : the token count and warnings of a text query.
     """
 
     query_id: str
@@ -102,7 +102,7 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """An answer, and how it came about.
+    """An answer, with its origin and times.
 
     Attributes
     ----------
@@ -110,10 +110,10 @@ class SearchResult:
     share_origin : the origin of the share of absent queries that the probabilities are for.
     seconds : of each stage, in their order, and ``total``.
     audit : whether the answer was drawn at random for review.
-    gone : ids of items that were deleted or replaced since the state of the gallery that was
-        searched, of which nothing is to be shown.
-    at_ns : when the answer was there, nanoseconds since 1970.
-    text : what is known of a query in words.
+    gone : ids of items that were deleted or replaced after the searched state of the gallery; they
+        are not shown.
+    at_ns : time of the answer, nanoseconds since 1970.
+    text : the token count and warnings of a text query.
     match_fingerprint : see `Calibration.match_fingerprint`.
     """
 
@@ -132,7 +132,7 @@ class SearchResult:
 
 @dataclass(frozen=True, slots=True)
 class DecidedList:
-    """The decision on neighbours that another store has found, and how it came about."""
+    """The decision on neighbours that another store has found, with its origin and times."""
 
     query_id: str
     image: None
@@ -145,7 +145,7 @@ class DecidedList:
 
 @dataclass(frozen=True, slots=True)
 class Assessed:
-    """A picture looked at, and nothing searched."""
+    """The assessment of an image, without a search."""
 
     query_id: str
     image: QueryImage | None
@@ -158,7 +158,7 @@ class Assessed:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """A picture's embedding, and nothing searched."""
+    """The embedding of an image, without a search."""
 
     query_id: str
     image: QueryImage | None
@@ -169,7 +169,7 @@ class Embedded:
 
 @dataclass(frozen=True, slots=True)
 class SimilarItems:
-    """The items similar to an item, and how long finding them took."""
+    """The items similar to an item, and the time of each stage."""
 
     item: Item
     answer: Answer
@@ -178,12 +178,12 @@ class SimilarItems:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some items of a gallery, by id.
+    """A page of a gallery's items, ordered by id.
 
     Attributes
     ----------
-    last : row of the last of them, where more come after it.
-    n_passing : items that pass the filter; None without one.
+    last : row of the last item; None if no more items follow.
+    n_passing : number of items that pass the filter; None without a filter.
     """
 
     items: list[Item]
@@ -192,23 +192,23 @@ class Page:
 
 
 _MOST_LOOKED_AT = 4_096
-"""Rows that are filtered in one block; a live gallery orders them."""
+"""Maximum number of rows filtered in one block."""
 
 
 def page_of(bundle: Bundle, after: int | None, limit: int, where: Filter | None = None) -> Page:
-    """At most ``limit`` items by id, from the one after the row ``after`` on.
+    """Return at most ``limit`` items by id, starting after the row ``after``.
 
     Parameters
     ----------
-    where : filter that they pass; None for all.
+    where : filter on the items; None for all items.
     """
     gallery = bundle.retriever.gallery
     if after is not None and after >= gallery.n_rows and bundle.live is not None:
-        gallery = bundle.live.refresh()  # another replica has answered first, and is ahead
+        gallery = bundle.live.refresh()  # the cursor came from a replica with newer changes
     if after is not None and after >= gallery.n_rows:
         return Page([], None)
     allowed = None if where is None else gallery.matching(where)
-    rows = _rows_of(gallery, after, limit + 1, allowed)  # one more, to see whether there is one
+    rows = _rows_of(gallery, after, limit + 1, allowed)  # one more shows whether the list continues
     shown = rows[:limit]
     last = int(shown[-1]) if len(rows) > limit else None
     n_passing = None if allowed is None else int(np.count_nonzero(allowed.mask()))
@@ -218,7 +218,7 @@ def page_of(bundle: Bundle, after: int | None, limit: int, where: Filter | None 
 def _rows_of(
     gallery: Gallery, after: int | None, limit: int, allowed: Allowed | None
 ) -> NDArray[np.int64]:
-    """At most ``limit`` of the ``allowed`` rows by id, from the one after the row ``after`` on."""
+    """Return at most ``limit`` of the ``allowed`` rows by id, starting after the row ``after``."""
     if allowed is None:
         return gallery.page(after, limit)
     found, n = np.array([], dtype=np.int64), limit
@@ -229,7 +229,7 @@ def _rows_of(
 
 
 def vector_id(query: VectorQuery) -> str:
-    """Return the id of a query that came as a vector: a hash of its numbers."""
+    """Return the id of a vector query: a hash of its numbers."""
     digest = hashlib.sha256(b"vector")
     for part in (query.mean, query.variance, query.features, query.outlier_score):
         numbers = np.array([] if part is None else part, np.float64)
@@ -238,12 +238,12 @@ def vector_id(query: VectorQuery) -> str:
 
 
 def text_id(text: str) -> str:
-    """Return the id of a query in words: a hash of these."""
+    """Return the id of a text query: a hash of the text."""
     return hashlib.sha256(b"text" + text.encode(errors="surrogatepass")).hexdigest()
 
 
 def changed_since(answer: Answer, searched: Gallery, now: Gallery) -> frozenset[str]:
-    """Return the ids in an answer whose items have been deleted or replaced since it was searched.
+    """Return the ids of an answer's items that were deleted or replaced since the search.
 
     Parameters
     ----------
@@ -256,7 +256,7 @@ def changed_since(answer: Answer, searched: Gallery, now: Gallery) -> frozenset[
 
 
 def _row(gallery: Gallery, item_id: str) -> int | None:
-    """Return where the item of that id is; None where there is none."""
+    """Return the row of an item; None if there is no such item."""
     try:
         return gallery.row(item_id)
     except ItemNotFound:
@@ -264,7 +264,7 @@ def _row(gallery: Gallery, item_id: str) -> int | None:
 
 
 def picture_of(gallery: Gallery, item_id: str, size: Literal["thumbnail", "preview"]) -> Thumbnail:
-    """The picture of an item; in place of a preview that is not kept its thumbnail.
+    """Return the picture of an item; the thumbnail if the gallery keeps no preview.
 
     Raises
     ------

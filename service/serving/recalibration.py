@@ -1,10 +1,9 @@
-"""Stale calibrations are fitted again, by a separate process.
+"""Refits stale calibrations in a separate process.
 
-Some are stale, since too much has changed; others do not know a label that was enrolled, and would
-give no match to what shows it, or still know one that was deleted, whose queries are absent now.
-Fitting is the index builder's work, which the service does not import: `vouch-build calibrate
-BUNDLES` is started where it is installed. What it publishes, the service changes over to as to any
-other bundle.
+A calibration is stale after too many changes. It also needs a refit if labels were added or
+deleted. Queries of an added label would get no match, and queries of a deleted label are now
+absent. The service does not import the index builder. It runs `vouch-build calibrate BUNDLES` if
+that is installed, and activates the published bundle like any other.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ from service.serving.engine import SearchEngine
 logger = logging.getLogger(__name__)
 
 RETRY_S = 3600.0
-"""After which a bundle whose calibration could not be fitted again is tried once more."""
+"""Seconds before a failed refit of the same bundle is retried."""
 
 LABELS_S = 600.0
-"""Between two fits for the sake of labels alone: each makes a bundle, as a compaction does."""
+"""Minimum seconds between two refits for changed labels; each writes a new bundle."""
 
 _SAID_BYTES = 2000
-"""Bytes that are logged of a failed process, the last that it said."""
+"""Maximum bytes of a failed process's output in the log, from its end."""
 
 
 def installed_command() -> tuple[str, ...]:
-    """Return what calibrates a directory of bundles; nothing where it is not installed."""
+    """Return the command that calibrates a bundle directory; empty if it is not installed."""
     needed = ("sklearn", "typer")
     if any(importlib.util.find_spec(name) is None for name in needed):
         return ()
@@ -55,10 +54,10 @@ class Recalibrator:
 
     Parameters
     ----------
-    command : takes the directory of bundles as its last argument; empty: nothing is started.
-    period_s : between looks.
-    signing_key : file of the key that new bundles are signed with.
-    decisions : file of feedback, whose queries that were drawn and decided on are evidence.
+    command : command that takes the bundle directory as its last argument; empty: start nothing.
+    period_s : seconds between checks.
+    signing_key : file of the private key that signs new bundles.
+    decisions : feedback file; its drawn and reviewed queries are used as calibration evidence.
     """
 
     def __init__(
@@ -76,14 +75,14 @@ class Recalibrator:
         self._seen: dict[str, tuple[str, int]] = {}
 
     async def watch(self, engines: Callable[[], Sequence[SearchEngine]]) -> None:
-        """Look at every engine, for ever."""
+        """Check every engine in an endless loop."""
         while True:
             await asyncio.sleep(self._period_s)
             for engine in engines():
                 await self.look(engine)
 
     async def look(self, engine: SearchEngine) -> bool | None:
-        """Calibrate again what needs it; whether it could be, None where there is no need."""
+        """Refit a calibration if needed; return whether that succeeded, None if not needed."""
         bundle = engine.bundle
         root, name = bundle.root, bundle.name
         if not self._command or root is None:
@@ -110,13 +109,13 @@ class Recalibrator:
         return attempt.succeeded
 
     def _has_other_labels(self, bundle: Bundle, last: _Attempt | None, now: float) -> bool:
-        """Return whether labels have come or gone since the calibration, and no more do."""
+        """Return whether labels changed since the calibration, but not since the last check."""
         state = bundle.manifest.id, bundle.version
         has_settled = self._seen.get(bundle.name) == state
         self._seen[bundle.name] = state
         if not has_settled or not bundle.retriever.has_other_labels:
             return False
-        # One that failed may have been overtaken by a compaction, which learns nothing.
+        # A failed refit may have lost to a compaction, which does not refit: retry without waiting.
         return last is None or not last.succeeded or now - last.at >= LABELS_S
 
     async def _run(self, root: Path) -> tuple[int, str]:

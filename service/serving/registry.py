@@ -1,4 +1,4 @@
-"""The galleries that are served; each can be exchanged for another bundle while it is."""
+"""The served galleries; each can switch to another bundle while the service runs."""
 
 from __future__ import annotations
 
@@ -40,33 +40,33 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SWITCH_TIMEOUT_S = 5.0
-"""Seconds that a request waits for a bundle that is being opened; half of what it may take."""
+"""Seconds that a request waits for a bundle that is being opened; half of a request's timeout."""
 
 MOST_OPEN = 1_000
-"""Default for the number of created galleries that are open at once."""
+"""Default maximum number of open created galleries."""
 
 LOOKED_AT_EVERY_S = 60.0
-"""Each created gallery that is open; all others every period."""
+"""Seconds between checks of an open created gallery; all others are checked every period."""
 
 
 class Galleries:
     """Engines by the name of their gallery.
 
-    A request keeps its engine until it ends, whatever is activated in between: no
-    answer is made of two bundles. An engine is closed when the last request has returned it.
+    A request keeps its engine until it ends, even if another bundle is activated. So no answer
+    mixes two bundles. An engine is closed when the last request has returned it.
 
     Parameters
     ----------
-    open_bundle : a bundle's directory to a bundle that is verified and open.
-    start : an open bundle to an engine that has answered a canary.
-    period_s : between canaries, and between looks at `CURRENT`.
-    observe : told of every attempt to serve another bundle: its gallery, `activated` or `refused`.
-    compact_after : changes of a gallery after which it is compacted; 0: never automatically.
+    open_bundle : opens and verifies the bundle of a directory.
+    start : starts an engine for an open bundle; the engine has then answered a canary.
+    period_s : seconds between canaries, and between checks of `CURRENT`.
+    observe : called after each attempt to serve another bundle, with gallery and outcome.
+    compact_after : number of changes after which a gallery is compacted; 0: never automatically.
     keep_bundles : see `prune`; applied after a compaction.
-    signing_key : the file of the key that compacted bundles are signed with.
-    folder : galleries that were created while they were served; each is opened on demand, and the
-        least recently used are closed.
-    most_open : of them at once.
+    signing_key : file of the private key that signs compacted bundles.
+    folder : folder of created galleries; each is opened on demand, and the least recently used are
+        closed.
+    most_open : maximum number of open created galleries.
     """
 
     def __init__(
@@ -106,36 +106,38 @@ class Galleries:
 
     @property
     def first(self) -> str:
-        """The name of the gallery that the service was started with first."""
+        """The name of the first gallery that the service was started with."""
         return self._first
 
     def fixed(self) -> list[SearchEngine]:
-        """Return those of them that the service was started with."""
+        """Return the engines of the galleries that the service was started with."""
         return self._served.engines(created=False)
 
     @asynccontextmanager
     async def lease(self, name: str) -> AsyncIterator[Lease]:
-        """The lease of a gallery, whose engine is open until it is returned.
+        """Yield a lease of a gallery; its engine stays open until the lease ends.
 
-        It finds whatever was acknowledged before this, by this process or another.
+        The lease includes all changes acknowledged before, by this or another process.
 
         Raises
         ------
         GalleryNotFound
         NotReady : the gallery continues in another bundle, which is not open yet; see `Following`.
-        StorageFailed : what was written to the gallery cannot be read.
+        StorageFailed : the gallery's changes cannot be read.
         """
         with self._served.held(await self._answering(name)) as served:
             await served.engine.catch_up()
             yield Lease(served.engine, served.engine.bundle)
 
     async def _answering(self, name: str) -> Served:
-        """Return what may answer; it waits for a bundle that is just being opened."""
+        """Return the engine that may answer; wait for a bundle that is being opened."""
         until = time.monotonic() + SWITCH_TIMEOUT_S
         while True:
             served = await self._served.find(name)
             ahead = await self._following.ahead(served.engine.bundle)
-            if self._served.get(name) is not served:  # exchanged in between, and perhaps closed
+            if (
+                self._served.get(name) is not served
+            ):  # the engine was just replaced, and may be closed
                 continue
             if ahead is None:
                 return served
@@ -144,22 +146,22 @@ class Galleries:
 
     @property
     def refused(self) -> dict[str, str]:
-        """Why what `CURRENT` names is not served, by gallery."""
+        """By gallery: why the bundle in `CURRENT` is not served."""
         return self._following.refused
 
     @staticmethod
     def bundles(bundle: Bundle) -> list[str]:
-        """Ids of the bundles that could be activated, oldest first, the one served among them."""
+        """Return the ids of the bundles that can be activated, oldest first."""
         return [bundle.manifest.id] if bundle.root is None else bundle_ids(bundle.root)
 
     async def activate(self, name: str, bundle_id: str, *, follow: bool = False) -> Switched:
-        """Serve another bundle of the gallery from now on, and have `CURRENT` name it.
+        """Serve another bundle of the gallery, and write its id to `CURRENT`.
 
-        To ``follow`` `CURRENT` is to serve what it names, if it still does when its turn comes.
+        With ``follow``, serve the bundle only if `CURRENT` still names it.
 
-        Nothing is exchanged before the new engine has answered a canary: whatever is wrong with the
-        new bundle, the old one is served on. Once begun it is completed, whether the caller waits
-        for it or not: a large bundle may take longer to open than a request may last.
+        The new engine must answer a canary first; if it fails, the old bundle is still served. A
+        started activation is completed even if its caller is cancelled, because opening a large
+        bundle may exceed the request's timeout.
 
         Raises
         ------
@@ -197,9 +199,9 @@ class Galleries:
         return Switched(bundle_id, now.manifest.id, persisted)
 
     def _exchange(self, name: str, opened: SearchEngine) -> None:
-        """Serve another engine from now on; the previous one ends with its last request."""
+        """Serve another engine; the previous one closes after its last request."""
         served, bundle_id = self._served.get(name), opened.bundle.manifest.id
-        if served is None:  # dropped, renamed or closed in between
+        if served is None:  # the gallery was dropped, renamed or closed
             self._spawn(opened.close())
             return
         before = served.engine.bundle.manifest.id
@@ -219,16 +221,16 @@ class Galleries:
     ) -> Receipt:
         """Change the gallery; see `Writable.commit`. Later searches find it.
 
-        Once begun it is completed, whether the caller waits for it or not.
+        A started change is completed even if its caller is cancelled.
 
         Parameters
         ----------
-        most_items : that the gallery may hold afterwards; None for any number.
+        most_items : maximum number of items after the change; None for no maximum.
 
         Raises
         ------
         ItemNotFound, WriteError, QuotaExceeded : nothing was changed.
-        GalleryUnavailable : the change is kept, or its outcome is unknown.
+        GalleryUnavailable : the change is stored, or its outcome is unknown.
         """
         changing = self._commit(lease, writes, retry, note, most_items)
         return await asyncio.shield(self._spawn(changing))
@@ -243,18 +245,18 @@ class Galleries:
     ) -> Receipt:
         bundle, live = lease.bundle, lease.bundle.require_live()
         try:
-            async with lease.engine.writing:  # not on the engine's threads: they are few
+            async with lease.engine.writing:  # not on the engine's few threads
                 receipt = await asyncio.to_thread(live.commit, writes, retry, note, most_items)
         except GallerySuperseded:
-            await self._following.ahead(bundle)  # the first of several opens it,
-            await self._following.changed_over(bundle.name)  # and all of them wait for that
+            await self._following.ahead(bundle)  # starts opening the newer bundle,
+            await self._following.changed_over(bundle.name)  # and waits until it is open
             raise
         with once_kept():
             await lease.engine.renew()
         return receipt
 
     async def compact(self, name: str) -> Switched:
-        """Serve a new bundle of the served one and its changes; once begun it is completed.
+        """Merge a bundle and its changes into a new bundle, and serve it.
 
         Raises
         ------
@@ -276,11 +278,11 @@ class Galleries:
             return Switched(before, before, persisted=True)
         key = None if self._signing_key is None else read_private_key(self._signing_key)
         with Compaction(root, now.manifest, live, key) as compaction:
-            # Also when the service ends: the thread continues, and needs its files.
+            # Wait for the thread even when the service ends, because it needs the files.
             directory = await run_to_its_end(compaction.prepare)
             opened = await self._opener.successor(now, directory)
             try:
-                # Who writes waits, and finds the new engine.
+                # Writes wait, then use the new engine.
                 async with served.engine.writing:
                     await run_to_its_end(compaction.switch)
                     await opened.renew()
@@ -291,12 +293,12 @@ class Galleries:
         return Switched(opened.bundle.manifest.id, before, persisted=True)
 
     async def rollback(self, name: str) -> Switched:
-        """Serve the bundle again that was served before.
+        """Serve the previous bundle again.
 
         Raises
         ------
         GalleryNotFound
-        ActivationRefused : nothing was served before, or it can no longer be served.
+        ActivationRefused : there is no previous bundle, or it can no longer be served.
         """
         root = (await self._served.find(name)).engine.bundle.root
         before = self._previous.get(name) or (None if root is None else previous_id(root))
@@ -307,7 +309,7 @@ class Galleries:
         return await self.activate(name, before)
 
     async def watch(self) -> None:
-        """Send canaries and follow each `CURRENT`, for ever, whatever is met."""
+        """Send canaries and follow each `CURRENT` in an endless loop."""
         while True:
             await asyncio.sleep(self._period_s)
             for engine in self.fixed():
@@ -333,14 +335,14 @@ class Galleries:
             self._spawn(self._look_after(engine))
 
     def _next_created(self) -> list[SearchEngine]:
-        """Return those created galleries whose turn it is, so that each has one in a while."""
+        """Return the created galleries to check now; each is checked every `LOOKED_AT_EVERY_S`."""
         self._n_looks += 1
         n_turns = max(1, math.ceil(LOOKED_AT_EVERY_S / self._period_s))
         created = self._served.engines(created=True)
         return created[self._n_looks % n_turns :: n_turns]
 
     async def _look_after(self, engine: SearchEngine) -> None:
-        """Read the changes of others, and compact long logs."""
+        """Load changes of other processes, and compact long logs."""
         name = engine.bundle.name
         try:
             await engine.renew()
@@ -357,14 +359,14 @@ class Galleries:
             logger.exception("changes not looked after", extra={"fields": {"gallery": name}})
 
     async def require_current(self) -> None:
-        """Raise `NotReady` where changes may have been acknowledged that are not found here.
+        """Raise `NotReady` if this process may lack acknowledged changes.
 
         A created gallery does not make the service unready: its requests get an error.
 
         Raises
         ------
         NotReady
-        StorageFailed : what was written to a gallery cannot be read.
+        StorageFailed : the changes of a gallery cannot be read.
         """
         for engine in self.fixed():
             ahead = await self._following.ahead(engine.bundle)

@@ -20,17 +20,17 @@ class EngineResources:
 
     Attributes
     ----------
-    cache : keeps predictive distributions.
-    decoder : turns uploads into the encoder's input, in processes that can be lost.
-    threads : those that search and decide.
+    cache : cache of predictive distributions.
+    decoder : turns uploads into the encoder's input, in separate processes that may crash.
+    threads : threads that search and decide.
     telemetry : metrics of all galleries.
-    batches : limits on what is encoded at once.
-    feedback : keeps users' feedback, and the state of drift tests.
-    audit_share : share of matches to draw for review, where feedback is kept.
+    batches : limits on the size of encoder batches.
+    feedback : stores users' feedback and the state of drift tests.
+    audit_share : share of matches to draw for review, if feedback is stored.
     on_drift : see `SearchEngine.on_drift`.
-    answered : keeps what was made of queries; None where they are remembered as long as cached.
-    reviews, review_terms : the review queue and its terms; None without one.
-    queues : of the encoders.
+    answered : stores the embeddings of queries; None if queries are known only while cached.
+    reviews, review_terms : the review queue and its options; None without a review queue.
+    queues : batch queues of the encoders.
     """
 
     cache: Cache

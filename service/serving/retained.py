@@ -1,4 +1,4 @@
-"""The embeddings of answered queries, so that they can be decided on after they left the cache."""
+"""Stores embeddings of answered queries, for decisions after they leave the cache."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from model_store.feedback import AnsweredQueries, AnsweredQuery
 from model_store.half_precision import HalfRows
 
 MOST_WAITING = 10_000
-"""Queries that wait to be written at most; the oldest are given up."""
+"""Maximum number of queries that wait to be written; the oldest are dropped."""
 
 
 class RetainedQueries:
     """The embeddings of the queries of one gallery; written every few seconds.
 
-    What a crash loses are the queries since; what was decided of them is not lost.
+    A crash loses the unwritten queries, but no decisions.
 
     Parameters
     ----------
     gallery, encoder : name of the gallery, and fingerprint of its encoder.
-    kept : the queries of all galleries; None where none are to be kept.
+    kept : the queries of all galleries; None if no queries are stored.
     """
 
     def __init__(self, gallery: str, encoder: str, kept: AnsweredQueries | None) -> None:
@@ -30,7 +30,7 @@ class RetainedQueries:
         self._writing = asyncio.Lock()
 
     def note(self, query_id: str, embeddings: Embeddings) -> None:
-        """Keep a query of one image with its ``embeddings``."""
+        """Queue the ``embeddings`` of one image query for writing."""
         if self._kept is None:
             return
         parts = (embeddings.mean, embeddings.variance, embeddings.features)
@@ -40,7 +40,7 @@ class RetainedQueries:
             self._waiting.popitem(last=False)
 
     async def find(self, query_id: str) -> Embeddings | None:
-        """Return what the encoder made of a query, to rounding; None where it is not kept."""
+        """Return the rounded embeddings of a query; None if they are not stored."""
         if self._kept is None:
             return None
         found = self._waiting.get(query_id)
@@ -52,7 +52,7 @@ class RetainedQueries:
         """Write waiting queries; delete expired ones."""
         if self._kept is None:
             return
-        if not self._kept.keeps_all:  # those under review have been written with their cases
+        if not self._kept.keeps_all:  # queries under review are written with their cases
             self._waiting.clear()
             return
         async with self._writing:

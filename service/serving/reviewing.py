@@ -1,4 +1,4 @@
-"""The queries of a gallery that are kept for review, for the configured time."""
+"""Keeps queries of a gallery for review, for the configured time."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ REASON_OF: Final[dict[Verdict, CaseReason]] = {
     "no_match": "absent",
     "out_of_distribution": "alien",
 }
-"""Why a query is kept, by the verdict that it got."""
+"""The reason for keeping a query, by its verdict."""
 
 N_FOUND = 10
-"""Items of an answer that a reviewer is shown."""
+"""Number of an answer's items that a reviewer sees."""
 
 MOST_WAITING_BYTES = 64 * 2**20
-"""Size of the uploads that wait to be written; what comes beyond is counted as ``lost``."""
+"""Maximum size of the uploads that wait to be written; further ones are counted as ``lost``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReviewTerms:
-    """The owner's choice of the queries that are kept.
+    """The operator's choice of queries to keep.
 
     Attributes
     ----------
-    reasons : for which a query is kept.
-    image : what is kept of its picture.
-    reviewers : who have to agree before a decision counts.
+    reasons : reasons for which a query is kept.
+    image : kept version of the query image.
+    reviewers : number of reviewers who must agree before a decision counts.
     """
 
     reasons: Collection[CaseReason]
@@ -68,15 +68,15 @@ NOTHING_REVIEWED = ReviewTerms((), "none", 1)
 
 @dataclass(frozen=True, slots=True)
 class ReviewedGallery:
-    """The gallery under review, as far as its queue needs it.
+    """The parts of a gallery that its review queue needs.
 
     Attributes
     ----------
-    key, encoder : of the gallery, see `Bundle.key`, and the fingerprint of its encoder.
-    decode : uploaded bytes to an image, with a thumbnail if asked for.
-    encode : an image to its embedding.
-    find : the embedding of a query that was answered; None where it is not at hand.
-    observe : told how many cases were ``kept``, ``expired``, ``displaced``, ``lost``.
+    key, encoder : `Bundle.key` of the gallery, and the fingerprint of its encoder.
+    decode : turns uploaded bytes into an image, with a thumbnail if requested.
+    encode : turns an image into its embedding.
+    find : returns the embedding of an answered query; None if it is not stored.
+    observe : counts cases that were ``kept``, ``expired``, ``displaced`` or ``lost``.
     """
 
     key: str
@@ -88,13 +88,13 @@ class ReviewedGallery:
 
 
 class ReviewKeeper:
-    """Keeps queries of one gallery for review; written every few seconds, and before a lease.
+    """Keeps queries of one gallery for review; writes them every few seconds, and before a lease.
 
-    What a crash loses are the queries since; no decision is lost.
+    A crash loses the unwritten queries, but no decision.
 
     Parameters
     ----------
-    queue : the cases of all galleries; None where none are to be kept.
+    queue : the cases of all galleries; None if no queries are kept.
     """
 
     def __init__(
@@ -107,13 +107,13 @@ class ReviewKeeper:
         self.counts: dict[tuple[CaseReason, CaseState], int] = {}
 
     def note(self, data: bytes, found: SearchResult, bundle: str, draw: ReviewDraw | None) -> None:
-        """Have a query kept, if its answer is of a kind that is.
+        """Keep a query for review, if its answer has a configured reason.
 
         Parameters
         ----------
         data : the upload.
-        bundle : under which its decisions are kept.
-        draw : for review; None where it was not drawn.
+        bundle : key under which its decisions are stored.
+        draw : random draw for review; None if the query was not drawn.
         """
         if self.queue is None:
             return
@@ -153,7 +153,7 @@ class ReviewKeeper:
                 self._gallery.observe(outcome, n)
 
     async def contradict(self, decided: Decided, answered: Answered) -> None:
-        """Ask another reviewer about a match that a decision calls wrong."""
+        """Keep a query for a second reviewer if a decision rejects its match."""
         wrong = any(pair.rank == 1 and not pair.correct for pair in decided.pairs)
         if (
             self.queue is None
@@ -164,14 +164,14 @@ class ReviewKeeper:
             return
         await self.keep()
         embeddings = await self._gallery.find(decided.query_id)
-        if embeddings is None:  # then it could not be decided on once it has left the cache
+        if embeddings is None:  # later it could not be reviewed
             return
         case = self._case(answered, decided.bundle, "contradicted", None)
         new = NewCase(case, _embedded(case, embeddings), None)
         await asyncio.to_thread(self.queue.contradict, new)
 
     def forget(self, query_id: str) -> None:
-        """Forget a query that waits to be written."""
+        """Remove a query that waits to be written."""
         if query_id in self._waiting:
             self._drop(query_id)
 
@@ -180,7 +180,7 @@ class ReviewKeeper:
         self._waiting_bytes -= len(data)
 
     async def _new(self, queue: ReviewQueue, data: bytes, case: Case) -> NewCase | None:
-        """Return what is to be kept of an upload; None where it is kept already."""
+        """Return the case of an upload; None if it is already stored."""
         known = await asyncio.to_thread(queue.find, case.gallery, case.query_id)
         image = self.terms.image
         if known is not None and (known.media_type is not None or image == "none"):
@@ -195,7 +195,7 @@ class ReviewKeeper:
                     picture = Picture(data, f"image/{prepared.format.lower()}")
                 elif prepared.thumbnail is not None:
                     picture = Picture(prepared.thumbnail.data, prepared.thumbnail.media_type)
-        except VouchError as error:  # it was answered from the cache, and is refused now
+        except VouchError as error:  # answered from the cache, but refused by the decoder now
             fields = {"gallery": case.gallery, "reason": type(error).__name__}
             logger.warning("case not kept", extra={"fields": fields})
             self._gallery.observe("lost", 1)

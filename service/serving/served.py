@@ -1,4 +1,4 @@
-"""The engines that are open, by name of gallery, and how many requests work with each."""
+"""The open engines by gallery name, and the number of requests that use each."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from service.serving.engine import SearchEngine
 from service.serving.opening import OnDemand
 
 OPEN_TIMEOUT_S = 5.0
-"""Seconds that a request waits for a gallery that is being opened; half of what it may take."""
+"""Seconds that a request waits for a gallery that is being opened; half of a request's timeout."""
 
 
 @dataclass(eq=False, slots=True)
 class Served:
-    """An engine, and how many requests are at work with it.
+    """An engine, and the number of requests that use it.
 
     Attributes
     ----------
-    retired : whether it is closed when the last of them has returned it.
+    retired : whether the engine closes after its last request.
     asked_at : the time of the last request, by the monotonic clock.
     """
 
@@ -39,13 +39,13 @@ class Served:
 
 
 class ServedGalleries:
-    """Galleries by name: those that the service was started with, and created ones that are open.
+    """Open galleries by name: those that the service was started with, and created ones.
 
     Parameters
     ----------
     on_demand : opens created galleries.
-    most_open : of them at once; the least recently used make room.
-    forget : called with the name of every gallery that is served no more.
+    most_open : maximum number of open created galleries; the least recently used are closed.
+    forget : called with the name of every gallery that is no longer served.
     """
 
     def __init__(self, on_demand: OnDemand, most_open: int, forget: Callable[[str], None]) -> None:
@@ -62,11 +62,11 @@ class ServedGalleries:
             self._close_if_done_with(before)
 
     def get(self, name: str) -> Served | None:
-        """Return what serves a gallery at this moment; None where it is not open."""
+        """Return the open engine of a gallery; None if it is not open."""
         return self._served.get(name)
 
     def engines(self, *, created: bool | None = None) -> list[SearchEngine]:
-        """Engines that are open, by name: all of them, or only of galleries created or not."""
+        """Return the open engines by name: all, or only those of created or of fixed galleries."""
         return [
             self._served[name].engine
             for name in sorted(self._served)
@@ -74,12 +74,12 @@ class ServedGalleries:
         ]
 
     async def find(self, name: str) -> Served:
-        """Return what serves a gallery, opened if need be, by the name that it has at this moment.
+        """Return the engine of the gallery that now has this name; open it if necessary.
 
         Raises
         ------
         GalleryNotFound
-        NotReady : it is still being opened.
+        NotReady : the gallery is still being opened.
         """
         until = time.monotonic() + OPEN_TIMEOUT_S
         while True:
@@ -87,13 +87,15 @@ class ServedGalleries:
             if served is not None and served.entry is None:
                 return served
             entry = self._on_demand.find(name)
-            if served is not None and not _is_of(served, entry):  # dropped or renamed, by anybody
+            if served is not None and not _is_of(
+                served, entry
+            ):  # dropped or renamed, by any process
                 self.retire(name)
                 served = None
             if entry is None:
                 raise gallery_not_found(name)
             if served is not None:
-                if served.entry != entry:  # described anew
+                if served.entry != entry:  # the title or description changed
                     served.engine.bundle = replace(served.engine.bundle, entry=entry)
                 served.asked_at = time.monotonic()
                 return served
@@ -116,7 +118,7 @@ class ServedGalleries:
                 self.retire(name)
 
     def retire(self, name: str) -> None:
-        """Stop serving a gallery; its engine ends with its last request."""
+        """Stop serving a gallery; its engine closes after its last request."""
         served = self._served.pop(name)
         self._forget(name)
         served.retired = True
@@ -130,7 +132,7 @@ class ServedGalleries:
             await served.engine.close()
 
     async def _open(self, entry: GalleryEntry, until: float) -> None:
-        """Open a gallery; once begun that is completed, whether a request waits for it or not."""
+        """Open a gallery; a started opening is completed even if no request waits."""
         try:
             async with asyncio.timeout(until - time.monotonic()):
                 await self._on_demand.open(entry, self._opened)
@@ -145,9 +147,11 @@ class ServedGalleries:
             (served.asked_at, name)
             for name, served in self._served.items()
             if served.entry is not None and served.engine is not engine and not served.leases
-        )  # not the new one either: the request that opened it has yet to get it
+        )  # without the new engine, whose first request has not leased it yet
         created = self.engines(created=True)
-        n_open = sum(1 + (one.shadow is not None) for one in created)  # which is another bundle
+        n_open = sum(
+            1 + (one.shadow is not None) for one in created
+        )  # a shadow is another open bundle
         for _, name in idle[: max(0, n_open - self._most_open)]:
             self.retire(name)
 
@@ -159,6 +163,6 @@ class ServedGalleries:
 
 
 def _is_of(served: Served, entry: GalleryEntry | None) -> bool:
-    """Return whether an engine is that of a gallery of a folder."""
+    """Return whether an engine serves the created gallery ``entry``."""
     known = served.entry
     return known is not None and entry is not None and known.id == entry.id

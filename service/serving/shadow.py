@@ -1,7 +1,7 @@
-"""A bundle that answers a share of a gallery's queries in the shadow, for comparison alone.
+"""A shadow bundle, which answers a share of a gallery's queries for comparison only.
 
-A query is put to it once the live answer is there and nothing live is computed or encoded; where
-that does not come soon, or too many wait, the query is dropped. Nothing of it reaches a caller.
+It gets a query after the live answer, when no live query is computed or encoded. If the service
+stays busy, or too many queries wait, the query is dropped. No caller sees its answers.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ logger = logging.getLogger(__name__)
 
 MOST_WAITING = 64
 MOST_WAITING_BYTES = 32 * 2**20
-"""Queries that wait to be put to a shadow, and the size of their images; more are dropped."""
+"""Maximum number of waiting queries, and maximum total size of their images; more are dropped."""
 
 LOOK_EVERY_S = 0.01
 PATIENCE_S = 1.0
-"""Between looks for leftover capacity, and after which a query is dropped for want of it."""
+"""Seconds between checks for spare capacity, and seconds after which a query is dropped."""
 
 ANSWER_TIMEOUT_S = 10.0
-"""After which an answer in the shadow is given up."""
+"""Timeout of a shadow answer in seconds."""
 
 N_RECENT = 100
-"""Changed answers that are listed."""
+"""Maximum number of changed answers that are listed."""
 
 MOST_REMEMBERED = 10_000
-"""Queries that are known to have been put already: each picture counts once in a while."""
+"""Maximum number of remembered queries; a remembered image is not compared again."""
 
 Outcome = Literal["compared", "dropped", "failed"]
 Observe = Callable[[Outcome, tuple[Said, Said, ChangeReason | None] | None], None]
-"""Told of every query that was drawn, and of both answers where there are two."""
+"""Called for every drawn query, with both answers if they exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedAnswer:
-    """A query that the shadow answers otherwise.
+    """A query that the shadow answers differently.
 
     Attributes
     ----------
-    at : when, seconds since 1970.
+    at : time of the comparison, seconds since 1970.
     """
 
     query_id: str
@@ -64,12 +64,12 @@ class ChangedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The room that live answers leave.
+    """The capacity that live queries leave for shadows.
 
     Attributes
     ----------
-    is_spare : whether nothing live is computed or encoded at the moment.
-    turn : of all shadows, one of which answers at a time.
+    is_spare : returns whether no live query is being computed or encoded.
+    turn : lock of all shadows: one answers at a time.
     """
 
     is_spare: Callable[[], bool]
@@ -78,12 +78,12 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """The bundle that is tried.
+    """An open shadow bundle.
 
     Attributes
     ----------
-    answer : to an image.
-    close : releases it.
+    answer : returns the answer to an image.
+    close : releases the bundle.
     """
 
     answer: Callable[[bytes, SearchParameters], Awaitable[Answer]]
@@ -98,19 +98,19 @@ class _Asked:
 
 
 class Shadow:
-    """Sends queries to a bundle that is tried, and counts its answers.
+    """Sends queries to a shadow bundle, and counts its answers.
 
     Parameters
     ----------
-    gallery, live_id : name of the gallery, and the bundle whose answers callers get.
-    tried : None where it could not be opened, for which ``ended`` then is the reason.
+    gallery, live_id : name of the gallery, and id of the served bundle.
+    tried : the shadow bundle; None if it could not be opened, with the reason in ``ended``.
 
     Attributes
     ----------
-    ended : why it gets no more queries; None while it does.
+    ended : why the shadow ended; None while it runs.
     ended_at, since : seconds since 1970.
-    n : queries that were drawn, by what became of them.
-    recent : answers that changed, oldest first; empty once it has ended.
+    n : number of drawn queries by outcome.
+    recent : changed answers, oldest first; empty after the end.
     """
 
     def __init__(
@@ -135,21 +135,21 @@ class Shadow:
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._more = asyncio.Event()
         self._failures: set[str] = set()
-        # A separate context: nothing of it belongs to the request that began it.
+        # A separate context: the task must not inherit that of the request that started it.
         self._works = asyncio.create_task(self._work(), context=Context()) if tried else None
 
     @property
     def n_waiting(self) -> int:
-        """Queries that wait for their turn."""
+        """Number of queries that wait."""
         return len(self._waiting)
 
     def offer(self, data: bytes, parameters: SearchParameters, found: SearchResult) -> None:
-        """Have a query put to the bundle too, if it is drawn and there is room; never waits.
+        """Queue a query for the shadow if it is drawn and there is room; never waits.
 
         Parameters
         ----------
         data : the upload.
-        found : the live answer, which is on its way to the caller.
+        found : the live answer.
         """
         query_id = found.query_id
         if self.ended is not None or query_id in self._seen:
@@ -168,7 +168,7 @@ class Shadow:
         self._more.set()
 
     def forget(self, query_id: str) -> None:
-        """Forget a query, on request; it stays counted."""
+        """Delete a query on request; the counts still include it."""
         self._seen.pop(query_id, None)
         self._take(query_id)
         kept = [one for one in self.recent if one.query_id != query_id]
@@ -176,7 +176,7 @@ class Shadow:
         self.recent.extend(kept)
 
     async def close(self, why: str) -> None:
-        """Send no more queries, and release it; its counts stay."""
+        """End the shadow and release its bundle; its counts stay."""
         if self.ended is not None:
             return
         self.ended, self.ended_at = why, time.time()
@@ -199,7 +199,7 @@ class Shadow:
                 is_spare = await self._spared()
                 query_id = next(iter(self._waiting), None)
                 asked = None if query_id is None else self._take(query_id)
-                if query_id is None or asked is None:  # forgotten in between
+                if query_id is None or asked is None:  # the query was deleted
                     continue
                 if is_spare:
                     await self._compare(query_id, asked)
@@ -207,9 +207,9 @@ class Shadow:
                     self._count("dropped")
 
     async def _spared(self) -> bool:
-        """Wait a while for leftover capacity; whether there is any."""
+        """Wait for spare capacity, at most `PATIENCE_S`; return whether there is any."""
         for _ in range(round(PATIENCE_S / LOOK_EVERY_S)):
-            await asyncio.sleep(LOOK_EVERY_S)  # at first too: the live answer is to be sent
+            await asyncio.sleep(LOOK_EVERY_S)  # first of all: the live answer must be sent
             if self._room.is_spare():
                 return True
         return False
@@ -221,17 +221,17 @@ class Shadow:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 answer = await self._tried.answer(asked.data, asked.parameters)
             new = Said.of(answer)
-        except Exception as error:  # of any kind: no caller waits for it
+        except Exception as error:  # any error: no caller waits for this answer
             self._count("failed")
             self._log_once(type(error).__name__)
             return
         reason = self.compared.add(asked.said, new)
         self._count("compared", (asked.said, new, reason))
-        if reason is not None and query_id in self._seen:  # else it was forgotten in between
+        if reason is not None and query_id in self._seen:  # unless the query was deleted
             self.recent.append(ChangedAnswer(query_id, time.time(), reason, asked.said, new))
 
     def _take(self, query_id: str) -> _Asked | None:
-        """Take a query from those that wait; None where it is none of them."""
+        """Remove and return a waiting query; None if it does not wait."""
         asked = self._waiting.pop(query_id, None)
         self._waiting_bytes -= 0 if asked is None else len(asked.data)
         return asked

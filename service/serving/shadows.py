@@ -1,4 +1,4 @@
-"""The bundles that answer in the shadow: started, followed over restarts, and ended."""
+"""The shadow bundles of all galleries: started, restored after restarts, and ended."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ REPLACED = "Another bundle is tried now, or on another share of the queries."
 REMOVED = "It was ended."
 
 _LOOKED_AT_ONCE = 1_000
-"""Items that are looked for in another gallery at a time."""
+"""Items looked up in another gallery in one block."""
 
 
 class ReadOnlyCache:
-    """The cache of live answers, in which a shadow finds what is there and leaves nothing."""
+    """The cache of live answers, as a shadow uses it: read-only."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
@@ -60,26 +60,27 @@ class ReadOnlyCache:
         return await self._cache.get(key)
 
     async def put(self, key: str, entry: CacheEntry) -> None:
-        """Keep nothing: there is less room for what live answers need."""
+        """Store nothing: shadow entries would displace those of live answers."""
 
     async def remove(self, key: str) -> None:
-        """Delete nothing: there is nothing of a shadow's."""
+        """Delete nothing, because a shadow stores nothing."""
 
     async def close(self) -> None:
-        """There is nothing to release."""
+        """Do nothing; the live cache stays open."""
 
 
 class Shadows:
-    """The bundle that is tried of each gallery, as `SHADOW` beside `CURRENT` says.
+    """The shadow bundle of each gallery, as the file `SHADOW` beside `CURRENT` names it.
 
-    Counts are of this process, since the shadow began here. A shadow ends with the bundle that it
-    is compared with; unless it is the one that is served now, it begins anew with the next.
+    Counts are for this process, since the shadow started here. A shadow ends with the bundle that
+    it is compared with. It starts again with the next served bundle, unless that is the shadow
+    bundle itself.
 
     Parameters
     ----------
-    opener : opens bundles whose engines keep nothing of queries.
+    opener : opens bundles whose engines store no queries.
     is_spare : see `Room`.
-    period_s : between looks at each `SHADOW`.
+    period_s : seconds between checks of each `SHADOW`.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Shadows:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def watch(self, engines: Callable[[], Sequence[SearchEngine]]) -> None:
-        """Follow each `SHADOW`, for ever, whatever is met."""
+        """Follow each `SHADOW` in an endless loop that survives errors."""
         while True:
             open_now = engines()
             for gone in self._last.keys() - {engine.bundle.key for engine in open_now}:
@@ -109,15 +110,15 @@ class Shadows:
             await asyncio.sleep(self._period_s)
 
     async def start(self, engine: SearchEngine, terms: ShadowTerms) -> Shadow:
-        """Try a bundle of an engine's gallery; once begun it is completed.
+        """Start a shadow bundle for a gallery; a started call is completed even if cancelled.
 
-        The same bundle with the same share continues.
+        A running shadow with the same bundle and share continues.
 
         Raises
         ------
         BundleNotFound
-        ActivationRefused : there is only one bundle, it is the one that is served, it cannot be
-            opened, or is of another gallery.
+        ActivationRefused : there is only one bundle, the bundle is the served one, cannot be
+            opened, or belongs to another gallery.
         """
         return await asyncio.shield(self._spawn(self._start(engine, terms)))
 
@@ -131,7 +132,7 @@ class Shadows:
         return await asyncio.shield(self._spawn(self._end(engine)))
 
     def of(self, engine: SearchEngine) -> Shadow:
-        """Return the shadow of an engine's gallery, or the last one, if it has ended.
+        """Return the shadow of an engine's gallery, or the last ended one.
 
         Raises
         ------
@@ -153,7 +154,7 @@ class Shadows:
         return engine.bundle.key not in self._unwritten
 
     async def close(self) -> None:
-        """Give up what is being opened; engines close their shadows."""
+        """Cancel running tasks; engines close their own shadows."""
         for task in [*self._tasks]:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -201,14 +202,14 @@ class Shadows:
             _log("shadow ended", shadow)
 
     def _wanted(self, engine: SearchEngine) -> ShadowTerms | None:
-        """Return what is to be tried; for one that cannot be read, what is tried now."""
+        """Return the terms in `SHADOW`; if it cannot be read, the terms of the running shadow."""
         bundle = engine.bundle
         if bundle.root is None or bundle.key in self._unwritten:
             return self._unwritten.get(bundle.key)
         try:
             terms = read_shadow(bundle.root)
         except PointerUnreadable as error:
-            if self._unreadable.get(bundle.key) != str(error):  # said once
+            if self._unreadable.get(bundle.key) != str(error):  # log each reason once
                 fields = {"gallery": bundle.name, "reason": str(error)}
                 logger.error("SHADOW cannot be read", extra={"fields": fields})  # noqa: TRY400
             self._unreadable[bundle.key] = str(error)
@@ -217,13 +218,13 @@ class Shadows:
         return terms
 
     async def _write(self, bundle: Bundle, terms: ShadowTerms | None) -> None:
-        """Store which bundle is on trial; if that fails, the trial ends with a restart."""
+        """Write `SHADOW`; if that fails, the shadow ends with a restart."""
         self._unwritten.pop(bundle.key, None)
         if bundle.root is None:
             return
         try:
             await asyncio.to_thread(write_shadow, bundle.root, terms)
-        except OSError:  # bundles are mounted for reading only, say
+        except OSError:  # for example a read-only mount
             if terms is not None:
                 self._unwritten[bundle.key] = terms
 
@@ -264,12 +265,12 @@ class Shadows:
         return Shadow(live.name, live.manifest.id, terms, self._room, observe, tried, ended)
 
     async def _attach(self, engine: SearchEngine, shadow: Shadow) -> None:
-        """Let an engine put queries to a shadow in place of the one before."""
+        """Give an engine a shadow, in place of the previous one."""
         before, engine.shadow = engine.shadow, shadow
         self._last[engine.bundle.key] = shadow
         if before is not None:
             await before.close(REPLACED)
-        if engine.closed:  # in between, with the previous shadow
+        if engine.closed:  # the engine was closed in the meantime
             await shadow.close(REPLACED)
         elif shadow.ended is None:
             _log("shadow started", shadow)
@@ -282,12 +283,12 @@ class Shadows:
 
 
 async def _answer(engine: SearchEngine, data: bytes, parameters: SearchParameters) -> Answer:
-    """Return what a caller would get."""
+    """Return the answer that a caller would get."""
     return (await Lease(engine, engine.bundle).search(data, parameters)).answer
 
 
 def _require_common_item(live: Bundle, tried: Bundle) -> None:
-    """Refuse a bundle with wholly different items.
+    """Check that two bundles have an item in common.
 
     Raises
     ------
@@ -313,7 +314,7 @@ def _has(gallery: Gallery, item_id: str) -> bool:
 
 
 def _differs(engine: SearchEngine, terms: ShadowTerms | None) -> bool:
-    """Return whether something else is to be tried than an open engine tries."""
+    """Return whether the wanted shadow differs from that of an open engine."""
     now = engine.shadow
     if engine.closed:
         return False

@@ -1,4 +1,4 @@
-"""Threads that search and decide, each in its caller's turn."""
+"""Threads that search and decide, shared fairly between callers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 async def run_to_its_end(work: Callable[[], T]) -> T:
-    """Run ``work`` on a thread; a caller that is cancelled continues once it has ended."""
+    """Run ``work`` on a thread; a cancelled caller waits until it has ended."""
     running = asyncio.create_task(asyncio.to_thread(work))
     try:
         return await asyncio.shield(running)
@@ -26,22 +26,22 @@ async def run_to_its_end(work: Callable[[], T]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """Threads that compute, each in its caller's turn.
+    """Threads that compute, shared fairly between callers.
 
     Attributes
     ----------
     executor : the threads.
-    share : the callers' turns to have one of them.
+    share : fair share of the threads between callers.
     """
 
     executor: Executor
     share: FairShare
 
     async def compute(self, work: Callable[[], T]) -> T:
-        """Run ``work`` on a thread; one that is given up ends first."""
+        """Run ``work`` on a thread; if the caller is cancelled, running work still ends."""
         who = await self.share.enter()
         loop = asyncio.get_running_loop()
-        # What the request knows of itself, such as until when it is waited for, goes with it.
+        # The context of the request, such as its deadline, is copied to the thread.
         working = self.executor.submit(copy_context().run, work)
         ended = loop.create_future()
 
@@ -50,7 +50,7 @@ class Threads:
             if not ended.done():
                 ended.set_result(None)
 
-        # One message to the event loop, where `asyncio.wrap_future` and a callback would send two.
+        # One message to the event loop; `asyncio.wrap_future` and a callback would send two.
         working.add_done_callback(lambda _: loop.is_closed() or loop.call_soon_threadsafe(end))
         try:
             await ended

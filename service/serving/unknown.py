@@ -1,4 +1,4 @@
-"""Kept queries that matched nothing: grouped, and enrolled as items of the gallery."""
+"""Kept queries without a match: grouped, and enrolled as items of the gallery."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from service.serving.enrolment import NO_PICTURE
 T = TypeVar("T")
 
 REASONS: tuple[CaseReason, ...] = ("absent", "alien")
-"""Cases whose answer was that nothing matches."""
+"""Reasons of cases without a match."""
 
 _REMEMBERED = 16
-"""Galleries whose groups are remembered."""
+"""Maximum number of galleries whose groups are cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class NamedGroup:
     Attributes
     ----------
     id : see `group_id`.
-    rows : places of the members among the queries, the medoid first, then by probability.
-    probabilities : of the members, in that order.
-    probability : of the group.
+    rows : rows of the members in the queries, the medoid first, then by probability.
+    probabilities : probability of each member, in the order of ``rows``.
+    probability : expected share of its pairs that show the same identity.
     """
 
     id: str
@@ -46,7 +46,7 @@ class NamedGroup:
 
     @classmethod
     def of(cls, group: Group, query_ids: Sequence[str]) -> NamedGroup:
-        """Name a group of queries with ``query_ids``."""
+        """Return a group with its id, from the ids of all queries."""
         order = np.lexsort((group.rows, -group.probabilities, group.rows != group.medoid))
         rows = tuple(group.rows[order].tolist())
         name = group_id([query_ids[row] for row in rows])
@@ -55,14 +55,14 @@ class NamedGroup:
 
 @dataclass(frozen=True, slots=True)
 class UnknownQueries:
-    """The kept queries of a gallery that matched nothing, in groups.
+    """The kept queries of a gallery without a match, in groups.
 
     Attributes
     ----------
-    queries : open cases, and not in the gallery by now.
+    queries : queries of open cases that are not items of the gallery.
     groups : the largest first.
     precision : expected share of the pairs within groups that show the same identity.
-    n_labels : of the gallery, that P(same) was learned from.
+    n_labels : number of the gallery's labels that P(same identity) was learned from.
     """
 
     queries: KeptQueries
@@ -82,9 +82,9 @@ class UnknownQueries:
 
 
 class UnknownGroups:
-    """Groups the kept queries of galleries; what was found is remembered until something changes.
+    """Groups the kept queries of galleries; results are cached until queries or gallery change.
 
-    It takes seconds, on a separate thread, one at a time.
+    Grouping takes seconds; it runs on a separate thread, one gallery at a time.
     """
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class UnknownGroups:
         """
         await self._turn.acquire()
         grouping = asyncio.create_task(asyncio.to_thread(self._of, bundle, queue, precision))
-        # The thread holds the lock, not the request: it continues when no request waits for it.
+        # The thread holds the lock, because it continues after its request is cancelled.
         grouping.add_done_callback(lambda _: self._turn.release())
         return await asyncio.shield(grouping)
 
@@ -149,18 +149,18 @@ def enrolled(
     item: tuple[str, Mapping[str, object]],
     pictures: Mapping[str, tuple[Thumbnail, bytes]],
 ) -> list[Upsert]:
-    """Return the writes that make items of queries.
+    """Return the writes that turn queries into items.
 
     Parameters
     ----------
     query_ids : members of the group; None for all.
-    item_ids : ids of items by those of queries; left out: the query's own.
-    item : label and metadata of each.
-    pictures : thumbnail and preview, by the id of the query.
+    item_ids : id of the new item, by query id; default: the query id.
+    item : label and metadata of all new items.
+    pictures : thumbnail and preview, by query id.
 
     Raises
     ------
-    GroupNotFound : one of the queries is none of its members.
+    GroupNotFound : a query is not in the group.
     """
     queries, (label, metadata) = unknown.queries, item
     rows = {queries.query_ids[row]: row for row in group.rows}

@@ -1,7 +1,7 @@
 """The statistics that a gallery's engine updates while it answers.
 
-They are the drift of queries, the error rate of matches, and the share of absent queries. Of these
-the error rate and the caller's own drift change what is guaranteed; the share is reported only.
+They are the drift of queries, the error rate of matches, and the share of absent queries. The error
+rate and the caller's own drift change the guarantees; the share is only reported.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ logger = logging.getLogger(__name__)
 
 
 class Watch:
-    """Drift, errors and absent queries of one bundle, kept in the feedback's file if there is one.
+    """Drift, errors and absent queries of one bundle, stored in the feedback file if there is one.
 
-    Each kind of queries has its own: images and texts have nothing in common.
+    Images and texts have separate statistics.
 
-    Nothing of it is written while a query is answered: `keep` is called every few seconds, and at
-    the end. What a crash loses are the queries since.
+    Answering a query writes nothing. `keep` writes every few seconds, and at the end; a crash loses
+    the statistics of the queries since.
 
     Parameters
     ----------
-    log : keeps feedback; without one drift and the share of absent queries are kept in memory only,
-        for each process, and nothing is drawn.
+    log : store of feedback. Without it, each process keeps drift and the share of absent queries in
+        memory only, and draws nothing for review.
     audit_share : share of answers to draw for review.
-    kind : of the queries.
+    kind : kind of the queries.
 
     Attributes
     ----------
-    key : names the bundle and the kind in that file, and feedback on answers.
+    key : identifies the bundle and the kind in the feedback file.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Watch:
         self.audit = Audit(self.key, calibration, log, audit_share)
 
     def apply(self, operator: OperatorSettings) -> None:
-        """Follow what the operator of the gallery decided."""
+        """Apply the decisions of the gallery's operator."""
         if self.absent is not None:
             self.absent.operator = operator
         if operator.acknowledged_at > self._acknowledged_at:
@@ -85,7 +85,7 @@ class Watch:
         return draw is not None
 
     async def restore(self) -> None:
-        """Go on from what was kept before a restart."""
+        """Load the statistics stored before a restart."""
         await asyncio.to_thread(self._try_to, self._restore)
         await self._share()
 
@@ -102,7 +102,7 @@ class Watch:
             await self._share()
 
     async def _share(self) -> None:
-        """Add the queries without a match to those of other processes, and read theirs."""
+        """Add new queries to the shared estimate of absent queries, and load those of others."""
         if self._shares is None or self.absent is None:
             return
         served, heard = self.absent.unsaved(), list[SavedShare]()
@@ -126,7 +126,7 @@ class Watch:
         self.audit.keep()
 
     def _try_to(self, work: Callable[[], None]) -> None:
-        """Do what queries can be answered without."""
+        """Run ``work``; log a storage error, because queries can be answered without it."""
         try:
             work()
         except (sqlite3.Error, OSError) as error:

@@ -1,4 +1,4 @@
-"""Changing a gallery: images are decoded and embedded as queries are, then all is committed."""
+"""Changes a gallery: decodes and embeds images like queries, then commits all writes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from service.serving.registry import Galleries
 logger = logging.getLogger(__name__)
 
 CONCURRENCY = 4
-"""Images of a batch that are worked on at the same time, so that queries find their turn."""
+"""Maximum number of a batch's images in progress, so that queries are not delayed."""
 
 ToProblem = Callable[[Exception], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """An item that is to be there, and its image file."""
+    """An item to write, and its image file."""
 
     id: str
     label: str | None
@@ -36,7 +36,7 @@ class Upload:
 
     @property
     def digest(self) -> str:
-        """A hash of id, label, metadata and image; equal uploads have equal digests."""
+        """A hash of id, label, metadata and image."""
         known = json.dumps([self.id, self.label, self.metadata], sort_keys=True)
         return hashlib.sha256(known.encode() + hashlib.sha256(self.data).digest()).hexdigest()
 
@@ -48,9 +48,9 @@ class WriteContext:
     Attributes
     ----------
     request_id : id of this request.
-    caller : id of the caller that the Idempotency-Key belongs to.
+    caller : id of the caller, to whom the Idempotency-Key belongs.
     key : the Idempotency-Key, if one was sent.
-    most_items : that the caller may keep in a gallery; None for any number.
+    most_items : maximum number of items for the caller in a gallery; None for no maximum.
     """
 
     request_id: str
@@ -59,7 +59,7 @@ class WriteContext:
     most_items: int | None = None
 
     async def retry(self, operation: str, uploads: Sequence[Upload]) -> Retry | None:
-        """Return the identity under which the request may be sent again; None without a key."""
+        """Return the identity that recognises a retry of the request; None without a key."""
         if self.key is None:
             return None
         key = hashlib.sha256(json.dumps([self.caller, self.key]).encode()).hexdigest()
@@ -74,7 +74,7 @@ class Prepared:
 
     Attributes
     ----------
-    problems : by the place of the upload.
+    problems : problem of each failed upload, by its position.
     """
 
     writes: Sequence[Upsert | Delete]
@@ -82,11 +82,11 @@ class Prepared:
 
 
 class ItemWriter:
-    """Writes to the galleries that are served; raises `GalleryUnavailable` as `Writable` does.
+    """Writes to the served galleries; raises `GalleryUnavailable` like `Writable`.
 
     Parameters
     ----------
-    telemetry : counts what was written.
+    telemetry : counts the written items.
     """
 
     def __init__(self, galleries: Galleries, telemetry: Telemetry) -> None:
@@ -129,13 +129,13 @@ class ItemWriter:
         uploads: Sequence[Upload],
         to_problem: ToProblem,
     ) -> Receipt:
-        """Write several items: those whose image can be embedded, in one transaction.
+        """Write all items whose image can be embedded, in one transaction.
 
-        The receipt's note has the ``problems`` of the others, by their place.
+        The receipt's note has the ``problems`` of the other items, by position.
 
         Parameters
         ----------
-        to_problem : an error, as JSON.
+        to_problem : converts an error to JSON.
 
         Raises
         ------
@@ -150,7 +150,7 @@ class ItemWriter:
                 async with turns:
                     try:
                         return await _embedded(engine, upload)
-                    except Exception as error:  # of any kind: the others are to be written
+                    except Exception as error:  # any error: the other items must be written
                         problems[index] = to_problem(error)
                         return None
 
@@ -171,8 +171,8 @@ class ItemWriter:
 
         Parameters
         ----------
-        operation : identifies the request, beside the Idempotency-Key.
-        prepare : finds them, if the request was not carried out before.
+        operation : identifies the request, together with the Idempotency-Key.
+        prepare : returns the writes; not called if the request was carried out before.
 
         Raises
         ------
@@ -187,7 +187,7 @@ class ItemWriter:
         retry: Retry | None,
         prepare: Callable[[SearchEngine], Awaitable[Prepared]],
     ) -> Receipt:
-        """Prepare what is to be written, and write it; once more where the bundle was exchanged."""
+        """Prepare and commit the writes; retry once if the bundle was replaced."""
         try:
             return await self._try(lease, context, retry, prepare)
         except GallerySuperseded:
