@@ -17,25 +17,25 @@ MESSAGES: Mapping[str, str] = MappingProxyType(
         "there are {n_queries} calibration queries with a match{queries}, {needed}.",
         "error_not_bounded_at_level": "An error of at most {max_error} among answers of the level "
         "{level} cannot be promised: {n_queries} calibration queries have a match and no finer "
-        "answer, at least {n_needed} that are answered are needed.",
-        "first_item_one": " whose first item is its label's only one",
+        "answer; at least {n_needed} answered queries are needed.",
+        "first_item_one": " whose first item is the only one of its label",
         "first_item_few": " whose first item has a label with 2 to 5 items",
         "first_item_many": " whose first item has a label with more than 5 items",
-        "answered_queries_needed": "at least {n_needed} that are answered are needed",
+        "answered_queries_needed": "at least {n_needed} answered queries are needed",
         "queries_needed": "about {n_needed} would be enough",
         "false_matches_not_bounded": "A match for at most {max_false_match_rate} of the absent "
         "queries cannot be promised: {cause}.",
         "absent_queries_too_few": "the absent calibration queries are of {n_labels} labels, "
         "{n_needed} or more are needed",
         "absent_labels_too_few": "{n_labels} labels of absent calibration queries are too few to "
-        "know what other absent queries do; {n_more} more are needed, in the gallery or withheld",
+        "predict other absent queries; {n_more} more labels are needed, in the gallery or "
+        "withheld from it",
         "absent_labels_too_few_for_share": "{n_labels} labels of absent calibration queries are "
         "too few for a share of {share} absent queries; at least {n_more} more are needed",
         "error_bounded_for_matched_queries": "The error of matches is guaranteed for queries with "
         "a match only: {cause}.",
-        "absent_unknown_trained_labels": "what an absent query looks like is not known from "
-        "queries of labels that the encoder was trained on; withhold some labels from training and "
-        "gallery",
+        "absent_unknown_trained_labels": "queries of labels that the encoder was trained on do "
+        "not represent absent queries; withhold some labels from training and gallery",
         "probabilities_uncertain": "With a share of {share} absent queries, probabilities may be "
         "far off: {cause}.",
         "error_and_probabilities_uncertain": "With a share of {share} absent queries, no error "
@@ -43,8 +43,9 @@ MESSAGES: Mapping[str, str] = MappingProxyType(
         # Result sets.
         "coverage_needs_queries": "A coverage of {coverage} needs {n_needed} independent "
         "calibration queries with a match{queries}; there are {n_effective}.",
-        "coverage_out_of_reach": "Of the calibration queries with a match{queries}, the candidates "
-        "hold it for {reached}; that is too few to promise a coverage of {coverage}.",
+        "coverage_out_of_reach": "Of the calibration queries with a match{queries}, a share of "
+        "{reached} have the match among their candidates; that is too small to promise a coverage "
+        "of {coverage}.",
         "labels_of_size": " of labels with {size} ({n_labels} of {n_all} labels)",
         "size_one": "one item",
         "size_few": "2 to 5 items",
@@ -58,37 +59,35 @@ MESSAGES: Mapping[str, str] = MappingProxyType(
         "was calibrated with {n_calibrated}; up to {tolerated} % are tolerated. Run `vouch-build "
         "calibrate BUNDLES`, which fits it again without an image, unless the service recalibrates "
         "automatically.",
-        "labels_gone": "{n_gone} labels have lost their last item since the calibration, so that "
-        "its guarantees do not hold: queries that show them have no match now. Run `vouch-build "
+        "labels_gone": "{n_gone} labels have lost their last item since the calibration, so its "
+        "guarantees do not hold: queries of these labels have no match now. Run `vouch-build "
         "calibrate BUNDLES`, unless the service recalibrates automatically.",
         "too_many_errors": "Of {n} matches drawn at random and reviewed {n_wrong} are wrong: more "
         "than the accepted share of {max_error} explains. Calibrate again, with queries like the "
         "served ones, or with the feedback (`vouch-build calibrate --feedback`).",
-        "drifted": "Your recent queries differ from the calibration queries, so that the "
-        "guarantees do not hold for them: probabilities may be wrong. The operator looks at the "
-        "queries, and either acknowledges them (`POST …/calibration/acknowledge`) or runs "
-        "`vouch-build calibrate` with queries like them.",
-        "drift_not_tested": "The bundle keeps no outlier scores of absent queries, so that drift "
-        "is not tested. Run `vouch-build calibrate BUNDLES`, which fits the calibration again "
+        "drifted": "Your recent queries differ from the calibration queries, so the guarantees do "
+        "not hold for them: probabilities may be wrong. The operator should check the queries, "
+        "and either acknowledge them (`POST …/calibration/acknowledge`) or run `vouch-build "
+        "calibrate` with similar queries.",
+        "drift_not_tested": "The bundle contains no outlier scores of absent queries, so drift is "
+        "not tested. Run `vouch-build calibrate BUNDLES`, which fits the calibration again "
         "without an image.",
         # Missing probabilities, and options without effect.
-        "gallery_empty": "The gallery is empty, so that no query has a match in it. Put items into "
-        "it.",
-        "gallery_not_calibrated": "Nothing is calibrated in this gallery of {n_items} items yet: "
-        "no probability is known, and nothing is called a match. Once it holds its items, its "
-        "operator calibrates it with queries whose truth is known: `vouch-build calibrate "
-        "{gallery} --queries FILE --gallery FILE`, in the directory of galleries.",
-        "texts_not_calibrated": "The gallery is not calibrated for queries in words, and the "
-        "calibration of images does not hold for them. Its owner runs `vouch-build calibrate "
-        "BUNDLES --captions`.",
-        "options_without_effect": "The gallery is not calibrated, so that {options} changed "
-        "nothing.",
-        "items_have_no_probability": "Probabilities are calibrated for queries that are not in the "
-        "gallery, and the outlier score of an item is not known.",
-        "alpha_too_small": "With {n_queries} calibration queries no p-value is below {least}: at "
-        "alpha = {alpha} no query can be flagged. It needs {n_needed} queries.",
-        "fields_not_counted": "The engine of this gallery counts no values of fields. Filters can "
-        "still use any field.",
+        "gallery_empty": "The gallery is empty, so no query has a match in it. Add items.",
+        "gallery_not_calibrated": "This gallery of {n_items} items is not calibrated yet, so it "
+        "gives no probabilities and no matches. After its items are added, calibrate it with "
+        "queries whose true match is known: `vouch-build calibrate {gallery} --queries FILE "
+        "--gallery FILE`, in the directory of galleries.",
+        "texts_not_calibrated": "The gallery is not calibrated for text queries, and the "
+        "calibration of images is not valid for them. Run `vouch-build calibrate BUNDLES "
+        "--captions`.",
+        "options_without_effect": "The gallery is not calibrated, so {options} had no effect.",
+        "items_have_no_probability": "Items as queries have no probabilities: the calibration is "
+        "valid for queries outside the gallery, and items have no outlier score.",
+        "alpha_too_small": "With {n_queries} calibration queries, no p-value is below {least}: at "
+        "alpha = {alpha}, no query can be flagged. That needs {n_needed} queries.",
+        "fields_not_counted": "The engine of this gallery does not count values of fields. "
+        "Filters can still use any field.",
     }
 )
 """Templates by code. A parameter: a number, a text, or a message."""

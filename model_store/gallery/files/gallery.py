@@ -47,7 +47,7 @@ GALLERY_FILES = (
 
 
 class FaissGallery:
-    """The gallery that `faiss_write` wrote into ``directory``; safe to share by threads.
+    """The gallery that `write_faiss_gallery` wrote into ``directory``; thread-safe.
 
     Raises
     ------

@@ -114,7 +114,7 @@ def test_shortfalls_are_said_in_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "unknown"),
     [
-        ({"absence": "hidden_trained_labels"}, "what an absent query looks like"),
+        ({"absence": "hidden_trained_labels"}, "do not represent absent queries"),
         ({"clusters": np.r_[np.arange(300), 300 + np.arange(300) % 9]}, "9 labels of absent"),
     ],
 )
