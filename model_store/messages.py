@@ -28,7 +28,7 @@ MESSAGES: Mapping[str, str] = MappingProxyType(
         "absent_queries_too_few": "the absent calibration queries are of {n_labels} labels, "
         "{n_needed} or more are needed",
         "absent_labels_too_few": "{n_labels} labels of absent calibration queries are too few to "
-        "predict other absent queries; {n_more} more labels are needed, in the gallery or "
+        "predict other absent queries; {n_more} more are needed, in the gallery or "
         "withheld from it",
         "absent_labels_too_few_for_share": "{n_labels} labels of absent calibration queries are "
         "too few for a share of {share} absent queries; at least {n_more} more are needed",
