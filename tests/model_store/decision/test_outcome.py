@@ -296,7 +296,7 @@ def test_unknown_false_match_rate_says_why() -> None:
     assert "absent" not in codes(found)
     unknown = line(found, "false_match_rate_unknown")
     assert unknown.severity == "warning"
-    assert "labels that the encoder was trained on; withhold some labels" in unknown.sentence
+    assert "do not represent absent queries; withhold some labels" in unknown.sentence
 
 
 def test_false_match_rate_of_few_withheld_labels_is_uncertain() -> None:
