@@ -270,7 +270,10 @@ def test_hidden_queries_meet_one_label_fewer_than_absent_ones() -> None:
 
 @pytest.mark.parametrize(
     ("rare", "n_labels", "whom"),
-    [(0, [150, 0, 20], "the only one of its label"), (1, [0, 150, 20], "a label with 2 to 5 items")],
+    [
+        (0, [150, 0, 20], "the only one of its label"),
+        (1, [0, 150, 20], "a label with 2 to 5 items"),
+    ],
 )
 def test_first_items_of_a_class_without_evidence_get_no_match(
     rare: int, n_labels: list[int], whom: str
