@@ -369,7 +369,8 @@ def test_a_reason_of_the_service_is_said_in_german(browser: Browser) -> None:
     shown = Shown(browser, locale="de-DE")
     reason = (
         "An error of at most 0.05 among matches cannot be promised: there are 12 calibration "
-        "queries with a match whose first item is the only one of its label, about 90 would be enough."
+        "queries with a match whose first item is the only one of its label, about 90 would be "
+        "enough."
     )
     german_reason = (
         "Höchstens 0.05 Fehler unter Treffern lassen sich nicht versprechen: Es gibt 12 Anfragen "
