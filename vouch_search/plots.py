@@ -198,7 +198,7 @@ def roc(
     source : a gallery or a ``Calibration``, whose P(some item matches) is drawn; or scores (N,) of
         queries with a match. A larger score means a likelier match.
     absent : (M,) scores of absent queries, if ``source`` is scores.
-    label : the name of the curve in the legend, for example of the score.
+    label : the name of the curve in the legend.
     """
     from index_builder.metrics import auroc  # noqa: PLC0415 - slow
     from index_builder.metrics import roc as curve_of  # noqa: PLC0415 - slow

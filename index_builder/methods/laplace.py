@@ -216,8 +216,8 @@ class PostHocLaplace(Laplace):
             if settings.approximation != "fixed":
                 raise
             console.print(
-                "The curvature of approximation = 'fixed' cancels for this encoder, since all "
-                "negatives lie inside the margin; 'positives' takes its place."
+                "approximation = 'fixed' gives no curvature, because all negatives are inside the "
+                "margin. 'positives' is used instead."
             )
             return fit(approximation="positives"), "positives"
 
@@ -291,8 +291,8 @@ def _say(
     """Print the prior's share of the precision, and the results of the validation."""
     known = "unknown" if correlation is None else f"{correlation:.3f}"
     console.print(
-        f"{name}: {fitted.prior_share:.1%} of the precision is prior; the uncertainty "
-        f"correlates with the length of the features at {known}"
+        f"{name}: the prior is {fitted.prior_share:.1%} of the precision; the correlation of "
+        f"uncertainty and feature norm is {known}"
     )
     if held_out is not None:
         duties = {
@@ -302,16 +302,16 @@ def _say(
         told = [f"{duty} {value:.2f}" for duty, value in duties.items() if value is not None]
         console.print(
             f"validation on {held_out.n_queries} held-out queries, {held_out.n_wrong} of them "
-            f"found wrong, and {held_out.n_absent} of held-out labels; AUROC: "
-            f"{', '.join(told) or 'nothing to tell apart'}"
+            f"with a wrong first result, and {held_out.n_absent} absent queries; AUROC: "
+            f"{', '.join(told) or 'undefined'}"
         )
     if fitted.temperature_search is not None:
         say_if_unidentified(fitted.temperature_search)
     by_validation = fitted.prior_chosen_by == "validation"
     if correlation is not None and correlation > NOTHING_BUT_NORM and not by_validation:
         console.print(
-            "[yellow]The posterior adds nothing to the length of the features.  "
-            "Take structure = 'kronecker', or a smaller prior_precision.[/]"
+            "[yellow]The posterior adds nothing to the norm of the features.  "
+            "Use structure = 'kronecker', or a smaller prior_precision.[/]"
         )
 
 

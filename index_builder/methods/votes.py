@@ -52,9 +52,9 @@ def say_if_unidentified(search: PriorSearch) -> None:
     """Print a warning if the validation does not identify a temperature."""
     if not search.is_identified:
         console.print(
-            f"[yellow]The temperature is 1: of {min(search.candidates):g} to "
-            f"{max(search.candidates):g} the validation images prefer {search.best:g}, an end of "
-            "the range, so that they do not identify one.[/]"
+            "[yellow]The temperature is 1, because validation does not identify it: the best "
+            f"candidate, {search.best:g}, is at an end of the range from "
+            f"{min(search.candidates):g} to {max(search.candidates):g}.[/]"
         )
 
 

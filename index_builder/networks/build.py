@@ -98,8 +98,8 @@ def _take_linear_layer(encoder: MetricEncoder, weights: PretrainedWeights, sourc
     if layer is None or layer[0].shape[0] != encoder.last_layer.out_features:
         found = "none" if layer is None else f"one of {layer[0].shape[0]} dimensions"
         raise WeightsError(
-            f"last_layer = 'loaded' wants a linear layer from {encoder.trunk.n_features} features "
-            f"to embedding_dim = {encoder.last_layer.out_features}; {source} has {found}."
+            f"last_layer = 'loaded' requires a linear layer from {encoder.trunk.n_features} "
+            f"features to embedding_dim = {encoder.last_layer.out_features}; {source} has {found}."
         )
     with torch.no_grad():
         encoder.last_layer.weight.copy_(layer[0])

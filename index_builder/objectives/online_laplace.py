@@ -98,7 +98,7 @@ class OnlineLaplaceLoss(Objective):
         return loss
 
     def learned(self) -> dict[str, Tensor]:
-        """The curvature of the data, data scale included."""
+        """The curvature of the data, including the data scale."""
         kept = self.online.average
         return {
             name: value.contiguous()

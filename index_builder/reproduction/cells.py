@@ -273,7 +273,7 @@ def _require_same_settings(plan: Plan) -> None:
     if changed:
         raise ConfigError(
             f"{plan.directory} holds measurements with another `{'`, `'.join(changed)}`. Name "
-            "another --out, or ask for the settings that they were made with."
+            "another --out, or use the settings of these measurements."
         )
 
 

@@ -66,7 +66,7 @@ def reproduce(
     if failures:
         raise BuildError(
             f"{len(failures)} of {len(cells) + len(failures)} measurements failed; {directory} has "
-            "the tables of the others. Given again, the command tries these again: "
+            "the tables of the others. Run the command again to retry the failed ones: "
             + "; ".join(f"{one.method}, seed {one.seed}: {one.reason}" for one in failures)
         )
     return tables

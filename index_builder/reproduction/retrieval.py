@@ -106,7 +106,7 @@ def nearest(
 def _others(found: Rows, own: Rows) -> NDArray[np.bool_]:
     """Return a mask (B, n) that is False at one entry of each row: the query itself, if found."""
     kept: NDArray[np.bool_] = found != own[:, None]
-    kept[kept.all(axis=1), -1] = False  # among many equally near items it may be missing
+    kept[kept.all(axis=1), -1] = False  # the query may be missing among many equally near items
     return kept
 
 
@@ -206,7 +206,7 @@ def consensus_of_samples(
 def independent_draws(
     results: RetrievalResults, generator: np.random.Generator
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-    """Yield samples of a posterior that has a distribution for each image, not for layers."""
+    """Yield samples of each image's distribution, for a posterior without layers to sample."""
     own = results.task.own_rows()
 
     def drawn(embeddings: Embeddings) -> NDArray[np.float32]:

@@ -99,9 +99,9 @@ def report_of(plan: Plan, cells: Sequence[Cell], failures: Sequence[Failure] = (
 
     Returns
     -------
-    A JSON object: ``protocol``, ``seeds``, ``methods`` (of each the mean, standard deviation over
-    seeds, and number of every metric; its costs; curves and pictures of the first seed), every
-    single cell's metrics, ``failures``, ``machines`` that it was measured on, and ``config``.
+    A JSON object with ``protocol``, ``seeds``, ``methods``, the metrics of every cell,
+    ``failures``, ``machines`` and ``config``. Each method has mean, standard deviation and number
+    of its metrics, its costs, and curves and pictures of the first seed.
     """
     protocol = PROTOCOLS[plan.base.dataset.protocol]
     first = cells[0]

@@ -14,7 +14,7 @@
     source   the interface of byte sources, and the errors of fetching
 
 Credentials come from the same environment variables as for the cloud providers' clients. They are
-sent only to origins that the operator has named, and are never in a message, a report or a bundle.
+sent only to origins that the operator has named. No message, report or bundle contains them.
 """
 
 from index_builder.storage.source import NotFetched

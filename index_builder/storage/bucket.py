@@ -81,13 +81,13 @@ class Bucket:
             )
         except (exceptions.BaseError, ValueError) as error:
             raise DatasetError(
-                f"{url} cannot be opened ({redacted(error)}). Set what its service wants in the "
+                f"{url} cannot be opened ({redacted(error)}). Set its credentials in the "
                 "environment: AWS_…, GOOGLE_… or AZURE_STORAGE_ACCOUNT_NAME and its key."
             ) from error
 
     @asynccontextmanager
     async def opened(self, url: str, version: str = "", start: int = 0) -> AsyncIterator[Opened]:
-        """Ask for a file; see `ByteSource`."""
+        """Request a file; see `ByteSource`."""
         options: GetOptions = {}
         if version:
             options["if_match"] = version
@@ -98,7 +98,7 @@ class Bucket:
             yield Opened(start, answer.meta["e_tag"] or "", _chunks(answer.stream(_CHUNK_BYTES)))
         except self._errors.PreconditionError as error:
             raise NotFetched(
-                f"{url} was written again since the bucket was listed. Run the command again."
+                f"{url} has changed since the bucket was listed. Run the command again."
             ) from error
         except (self._errors.BaseError, FileNotFoundError, ValueError) as error:
             raise _failure(url, error) from error
@@ -118,10 +118,10 @@ class Bucket:
                 yield [_listed(one) for one in page]
         except (self._errors.BaseError, FileNotFoundError, ValueError) as error:
             advice = (
-                "It has a file whose name is no path. Rename it, or name images in a manifest."
+                "A file name in it is no valid path. Rename the file, or use a manifest of images."
                 if "invalid path" in str(error)
-                else "Is there such a bucket, and do the credentials in the environment allow to "
-                "list it?"
+                else "Check that the bucket exists, and that the credentials in the environment "
+                "allow listing."
             )
             raise SourceUnavailable(
                 f"{self.url} cannot be listed ({redacted(error)}). {advice}"

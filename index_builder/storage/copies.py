@@ -92,7 +92,7 @@ class Writing:
         NotFetched : the file has changed since the first bytes were written.
         """
         if start and version != self.version:
-            raise NotFetched(f"{shown(self._url)} was written again while it was read.")
+            raise NotFetched(f"{shown(self._url)} has changed while it was read.")
         self.is_known = bool(version) and version == self._known
         self.version = version
         self._file.seek(start)
@@ -110,7 +110,8 @@ class Writing:
         if not self._space.has(len(chunk)):
             raise DatasetError(
                 f"{shown(self._url)} has more than {self.size / 2**30:,.1f} GiB, and the disk of "
-                "the run directory has no space for more. Name another one with --run."
+                "the run directory has no space for more. Name a directory on another "
+                "disk with --run."
             )
         self.size += len(chunk)
         self._file.write(chunk)

@@ -112,7 +112,7 @@ class Storage:
         try:
             self._begun(self._copy(url, copy)).result()
         except NotFetched as error:
-            raise SourceUnavailable(f"{shown(url)} is wanted whole: {error}") from error
+            raise SourceUnavailable(f"{shown(url)} cannot be copied: {error}") from error
         return copy.path
 
     def listed(self, folder: str) -> Iterator[Listed]:
@@ -126,8 +126,8 @@ class Storage:
         bucket = self._source(folder)
         if not isinstance(bucket, Bucket):
             raise DatasetError(
-                f"{shown(folder)} is no folder that can be listed: the web has none. Name a "
-                "manifest, an archive or a IIIF manifest there."
+                f"{shown(folder)} cannot be listed: a web address has no folders. Name a "
+                "manifest, an archive or a IIIF manifest."
             )
         pages = bucket.pages(folder)
         while page := self._begun(self._page(bucket, pages)).result():
@@ -157,8 +157,8 @@ class Storage:
         is_web = scheme_of(url) in WEB
         if not is_web and not self.trust.names_bucket(url):
             raise NotFetched(
-                f"{url} lies in a bucket that the source names and the command does not. If this "
-                f"is meant, set {ALLOWED_ORIGINS}={in_bucket(url)[0]}."
+                f"{url} is in a bucket that the source names, but not the command. If this is "
+                f"intended, set {ALLOWED_ORIGINS}={in_bucket(url)[0]}."
             )
         name = "web" if is_web else in_bucket(url)[0]
         with self._lock:

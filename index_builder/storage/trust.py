@@ -52,7 +52,7 @@ class Trust:
             return cls(frozenset(map(origin_of, names)))
         except (ValueError, DatasetError):
             raise ConfigError(
-                f"{ALLOWED_ORIGINS} is not a list of origins. Give such as "
+                f"{ALLOWED_ORIGINS} is not a list of origins. Use origins such as "
                 "https://images.example,http://10.0.0.7:8000,s3://bucket."
             ) from None
 
@@ -92,7 +92,7 @@ class Trust:
         origin += "" if port in _PORTS.values() else f":{port}"
         kind = "a public address" if self.is_foreign else "an address that data may name"
         return (
-            f"{origin} is at {found}, which is not {kind}. If this is meant, set "
+            f"{origin} is at {found}, which is not {kind}. If this is intended, set "
             f"{ALLOWED_ORIGINS}={origin}."
         )
 

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 N_REDIRECTS = 5
 _BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
 _REASONS = {
-    401: "asks for a password; put it into ~/.netrc, and name the host in VOUCH_ALLOWED_ORIGINS",
+    401: "requires a password; put it into ~/.netrc, and name the host in VOUCH_ALLOWED_ORIGINS",
     403: "does not allow it",
     404: "has no such file",
     410: "no longer has this file",
-    412: "has another version of it by now",
+    412: "has another version of the file now",
 }
 
 
@@ -102,11 +102,9 @@ class Web:
                     response.aiter_raw(),
                 )
         except (self._httpx.TooManyRedirects, self._httpx.UnsupportedProtocol) as error:
-            raise NotFetched(f"{_host(url)} leads nowhere ({_said(error)}).") from error
+            raise NotFetched(f"{_host(url)} has no valid redirect ({_said(error)}).") from error
         except self._httpx.TransportError as error:
-            raise TryAgain(
-                f"{_host(url)} does not answer as it should ({_said(error)})."
-            ) from error
+            raise TryAgain(f"{_host(url)}: the connection failed ({_said(error)}).") from error
         except (self._httpx.InvalidURL, UnicodeError, ValueError) as error:
             raise NotFetched(f"{shown(url)} is no web address ({_said(error)}).") from error
 
@@ -132,10 +130,14 @@ def _require_content(url: str, response: httpx2.Response) -> None:
     if status in _BUSY:
         raise TryAgain(f"{_host(url)} answers {status}.", _retry_after(response))
     if status not in {200, 206}:
-        raise NotFetched(f"{_host(url)} {_REASONS.get(status, 'does not give it')} ({status}).")
+        raise NotFetched(
+            f"{_host(url)} {_REASONS.get(status, 'does not return the file')} ({status})."
+        )
     encoding = response.headers.get("Content-Encoding", "identity")
     if encoding.lower() != "identity":
-        raise NotFetched(f"{_host(url)} sends it as {encoding[:20]!r}, which was not asked for.")
+        raise NotFetched(
+            f"{_host(url)} sends the file as {encoding[:20]!r}, which was not requested."
+        )
 
 
 def _retry_after(response: httpx2.Response) -> float:

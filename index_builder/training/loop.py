@@ -55,7 +55,7 @@ def trunk_device(config: TrainingConfig) -> torch.device:
     there = torch.cuda.is_available()
     if config.device == "cuda" and not there:
         raise ConfigError(
-            "training.device = 'cuda', but torch finds no GPU here. Ask for 'auto' or 'cpu'."
+            "training.device = 'cuda', but torch finds no GPU here. Use 'auto' or 'cpu'."
         )
     return torch.device("cuda" if there and config.device != "cpu" else "cpu")
 

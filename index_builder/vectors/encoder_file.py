@@ -26,7 +26,7 @@ def find_encoder(path: Path) -> Path:
         directory = locate(path)
     except (BundleNotFound, NotADirectoryError) as error:
         raise BundleNotFound(
-            f"There is no encoder at {path}: wanted what `vouch-build encoder` writes, a "
+            f"There is no encoder at {path}: wanted a file of `vouch-build encoder`, a "
             "bundle, a directory of bundles, or an .onnx file of one of these."
         ) from error
     read_manifest(directory)
@@ -50,7 +50,7 @@ def text_files(encoder: Path, fingerprint: str) -> list[Path]:
     if text.metadata.image_encoder != fingerprint:
         raise BundleMismatch(
             f"{TEXT_ENCODER_FILE} beside {encoder.name} is the text tower of the encoder "
-            f"{text.metadata.image_encoder[:12]}, not of this one, {fingerprint[:12]}. Make both "
-            "again with `vouch-build encoder --text`, or move it away."
+            f"{text.metadata.image_encoder[:12]}, not of this one, {fingerprint[:12]}. Create both "
+            "again with `vouch-build encoder --text`, or remove it."
         )
     return [encoder.parent / name for name in (TEXT_ENCODER_FILE, TOKENIZER_FILE)]

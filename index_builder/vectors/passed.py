@@ -35,7 +35,7 @@ class PassedVectors:
         if posterior != "deterministic" and not vectors.with_variance:
             raise DatasetError(
                 f"{table.path.name} has no variance, and the gallery's encoder has a posterior "
-                f"({posterior}). Give its variance beside the mean."
+                f"({posterior}). Add the variance to the file."
             )
         self.fingerprint = encoder.fingerprint
         self.provider, self.placement = encoder.provider, None

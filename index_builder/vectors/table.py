@@ -110,7 +110,7 @@ def open_table(path: Path) -> VectorTable:
             f"{path.name} is no table of vectors. Wanted: {', '.join(VECTOR_SUFFIXES)}."
         )
     if not path.is_file():
-        raise DatasetError(f"{path} is not there. Name a table of vectors.")
+        raise DatasetError(f"{path} does not exist. Name a table of vectors.")
     if suffix == ".npy":
         arrays = {PARTS[0]: _of_npy(path)}
         return VectorTable(path, _sizes(path, arrays), partial(_slices, arrays))
@@ -155,7 +155,7 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DatasetError(f"{path.name} is no file of NumPy's, or cut off ({error}).") from error
+        raise DatasetError(f"{path.name} is no NumPy file, or is truncated ({error}).") from error
 
 
 def _heads(path: Path) -> Mapping[str, Head]:
@@ -188,7 +188,7 @@ def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, IO[bytes]]:
     if PARTS[0] not in given:
         raise DatasetError(
             f"{path.name} has the arrays {', '.join(map(repr, given)) or 'none'}. Wanted: "
-            "'mean', and maybe 'variance' and 'features'."
+            "'mean', optionally 'variance' and 'features'."
         )
     return {part: archive.open(f"{given[part]}.npy") for part in PARTS if part in given}
 
@@ -247,12 +247,12 @@ def _of_arrow(path: Path) -> Iterator[Chunk]:
             if PARTS[0] not in arrays:
                 raise DatasetError(
                     f"{path.name} has the columns {', '.join(map(repr, batch.schema.names))}. "
-                    "Wanted: 'vector' or 'mean', and maybe 'variance' and 'features'."
+                    "Wanted: 'vector' or 'mean', optionally 'variance' and 'features'."
                 )
             yield arrays, batch.drop_columns(names).to_pylist(maps_as_pydicts="strict")
             n_before += batch.num_rows
     except (arrow.ArrowException, OSError, *NOT_FOR_PYTHON, ValueError, TypeError) as error:
-        raise DatasetError(f"{path.name} cannot be read, or is cut off ({error}).") from error
+        raise DatasetError(f"{path.name} cannot be read, or is truncated ({error}).") from error
 
 
 def _batches(path: Path, arrow: Any) -> Iterator[Any]:  # noqa: ANN401 - pyarrow has no types
@@ -284,8 +284,8 @@ def _matrix(path: Path, column: Any, name: str, n_before: int) -> NDArray[Any]: 
         if not isinstance(row, list) or len(row) != size or size == 0:
             found = f"{len(row)} numbers" if isinstance(row, list) else repr(row)
             raise DatasetError(
-                f"{path.name}, row {number}: {name} has {found}; wanted a list of numbers, as many "
-                f"in every row{f' ({size})' if size else ''}."
+                f"{path.name}, row {number}: {name} has {found}; wanted a list of numbers, of "
+                f"equal length in all rows{f' ({size})' if size else ''}."
             )
     return np.array(column.flatten(), dtype=np.float64).reshape(len(rows), size)
 
@@ -329,6 +329,6 @@ def _sizes(
     if n_variance not in {0, dim}:
         raise DatasetError(
             f"{path.name}: the variance has {n_variance} numbers a row and the mean {dim}; wanted "
-            "as many."
+            "equal numbers."
         )
     return dim, n_variance, arrays["features"].shape[1] if "features" in arrays else 0

@@ -112,7 +112,7 @@ def positives_curvature(
 def fixed_pull(
     z: Tensor, labels: Tensor, targets: AnchorTargets, *, split: Split, margin: float
 ) -> Tensor:
-    """Return the sums over each image's partners that its own terms need, for `fixed`.
+    """Return the sums over each image's partners, for the terms of single images in `fixed`.
 
     Parameters
     ----------

@@ -209,7 +209,7 @@ def _joint_of_class(scaled: Tensor, z: Tensor, basis: Tensor | None) -> PartialT
         tr_D = (D - 2) s sᵀ + Σ_kl S_kl S_klᵀ
         tr_F = ‖s‖² I - Σ_i (ψ_iᵀ s) (z_i z_iᵀ + its transpose) + V (Σ_k S_kl ᵀ S_km)_lm Vᵀ
     """
-    # Coordinates along orthonormal directions, which transform the third sum back.
+    # The coordinates have orthonormal directions, so that they also transform the third sum back.
     x = coordinates_of(z)
     turn = torch.linalg.lstsq(x.double(), z.double()).solution
     rank, dim = x.shape[1], z.shape[1]

@@ -138,8 +138,8 @@ def _require_same_settings(grid: Grid) -> None:
     before = json.loads(path.read_text(encoding="utf-8"))
     if any(name not in before or configs[name].changed_since(before[name]) for name in configs):
         raise ConfigError(
-            f"{grid.directory} holds measurements with other settings. Name another --out, or ask "
-            "for the settings that they were made with."
+            f"{grid.directory} holds measurements with other settings. Name another --out, or use "
+            "the settings of these measurements."
         )
 
 

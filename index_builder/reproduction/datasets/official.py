@@ -97,9 +97,8 @@ class Publication:
         if partial and not origin.allow_partial:
             lines = "; ".join(f"{part}: {line}" for part, line in partial.items())
             raise DatasetError(
-                f"{self.name} is not as published ({lines}). {self.how_to_get(origin)} To do with "
-                "the present images, set dataset.allow_partial (--allow-partial); the report says "
-                "so."
+                f"{self.name} is not as published ({lines}). {self.how_to_get(origin)} To use "
+                "only the present images, set dataset.allow_partial (--allow-partial)."
             )
         return Official(parts, {f"{self.name}, {part}": line for part, line in partial.items()})
 

@@ -10,8 +10,8 @@
 `registry`         all protocols by name, and their configurations
 =================  ==============================================================================
 
-The test is the complete published test. It is not used for training, calibration or any choice. The
-development task, a similar `Task` held out of the training images, is used for them.
+The test is the complete published test. Training, calibration and choices do not use it. They use
+the development task, a similar `Task` held out of the training images.
 """
 
 from index_builder.reproduction.protocols.configuration import ProtocolConfig

@@ -320,7 +320,7 @@ def _loaded(dataset: ProtocolDataset, seed: int) -> ProtocolData:
     root = dataset.path or os.environ.get(DATA_DIR_VARIABLE)
     if root is None and dataset.protocol != "digits":
         raise ConfigError(
-            f"Where does the data lie? Name the folder (--data), or set {DATA_DIR_VARIABLE}."
+            f"The folder of data sets is unknown. Name it with --data, or set {DATA_DIR_VARIABLE}."
         )
     origin = Origin(Path(root or "."), dataset.allow_partial, dataset.download)
     generator = np.random.default_rng([seed, 0])

@@ -482,7 +482,7 @@ def test_an_object_that_has_changed_since_it_was_listed_costs_an_item(
     place = entries(f"s3://{BUCKET}/changing", tmp_path)[0].place
     obstore.put(s3.store(), place.path.removeprefix(f"s3://{BUCKET}/"), b"another content")
     with closing(Storage()) as storage:
-        with pytest.raises(NotFetched, match="was written again since the bucket was listed"):
+        with pytest.raises(NotFetched, match="has changed since the bucket was listed"):
             storage.read(place.path, 99, place.version)
         with pytest.raises(NotFetched, match=f"There is no s3://{BUCKET}/nothing"):
             storage.read(f"s3://{BUCKET}/nothing", 99)
@@ -533,7 +533,7 @@ def test_what_is_no_source_of_the_web_is_refused(web: WebServer, tmp_path: Path)
     (web.folder / "page").write_text("<html>")
     with pytest.raises(DatasetError, match=r"page is neither a folder nor one of \.csv"):
         entries(f"{web.url}/page?sig=hidden", tmp_path)
-    with pytest.raises(SourceUnavailable, match=r"list\.csv is wanted whole.*\(404\)"):
+    with pytest.raises(SourceUnavailable, match=r"list\.csv cannot be copied.*\(404\)"):
         entries(f"{web.url}/list.csv", tmp_path)
     with pytest.raises(DatasetError, match=r"ftp://host/x\.tar cannot be read; wanted a path"):
         open_source("ftp://host/x.tar")
