@@ -120,4 +120,4 @@ class BatchWritten(BaseModel):
 
     request_id: str = Field(description="Id of the request.")
     gallery: str
-    items: list[BatchItemWritten] = Field(description="In the order of the batch.")
+    items: list[BatchItemWritten] = Field(description="Outcomes in the order of the batch.")

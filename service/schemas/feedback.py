@@ -146,9 +146,10 @@ class ErrorsOverTime(BaseModel):
     """The error rate of verdict `match`, from reviews of answers that were drawn at random.
 
     Doubtful matches are drawn more often, so the rate is not `n_wrong` / `n_reviewed`. The estimate
-    combines the predicted errors of all matches with the reviews, each weighted by the inverse of
-    its draw probability. It stays valid however often it is read. It assumes that the decision to
-    review a match does not depend on whether it is right: compare `n_reviewed` with `n_asked`.
+    starts from the predicted errors of all matches and corrects them by the reviews. Each review
+    has the inverse of its draw probability as weight. It stays valid however often it is read. It
+    assumes that the decision to review a match does not depend on whether it is right: compare
+    `n_reviewed` with `n_asked`.
     """
 
     max_error: float = Field(description="Share of matches that may be wrong.")

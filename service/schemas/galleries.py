@@ -191,7 +191,7 @@ class ReliabilityBin(BaseModel):
 
 
 class ResultSetOutcome(BaseModel):
-    """The performance of result sets of one coverage on the calibration queries."""
+    """The measured coverage and size of result sets, for one requested coverage."""
 
     coverage: float
     promised: bool = Field(description="Whether the coverage is guaranteed for every label.")

@@ -175,9 +175,8 @@ class Result(BaseModel):
         "label, a nearer item never has a lower probability."
     )
     rank_stability: float | None = Field(
-        description="Share of posterior samples in which the item is among the nearest k, where k "
-        "is the number of results including earlier pages. Null if the query's uncertainty is "
-        "null."
+        description="Share of posterior samples in which the item is among the k nearest. k is "
+        "the number of results, including earlier pages. Null if the query's uncertainty is null."
     )
     rank_confidence: float | None = Field(
         description="Probability that the item is nearer to the query than the next item, given "

@@ -65,13 +65,14 @@ async def give_feedback(
 ) -> schemas.FeedbackAnswer:
     """Decide on a query: it is this item, not this item, none of these, that item, or new.
 
-    On return it is on the disk. Of each pair of query and item the last word counts, every decision
-    is kept. `GET …/calibration` compares served probabilities with feedback. Feedback on answers
-    with `audit` measures how often a match is wrong. A query is known while it is cached, or for
-    `VOUCH_QUERY_RETENTION_S`, or under review. A decision ends its reviewer's lease of the query;
-    where several reviewers have to agree, it counts once they do. With `new` and an `item` (scope
-    `write`) the query becomes that item, from the data that the service keeps: both, or neither;
-    what a crash has parted, the same request sent again completes.
+    When the request returns, the decision is on the disk. All decisions are kept; for each pair of
+    query and item, the last one counts. `GET …/calibration` compares served probabilities with
+    feedback. Feedback on answers with `audit` measures how often a match is wrong. A query is known
+    while it is cached, for `VOUCH_QUERY_RETENTION_S`, or while it is under review. A decision ends
+    its reviewer's lease of the query. If several reviewers must agree, the decision counts once
+    they do. With `new` and an `item` (scope `write`), the query becomes that item, from the stored
+    data of the query. Decision and item are both written, or neither is. After a crash, send the
+    same request again to complete it.
     """
     kept = require_feedback(state)
     if review.item is not None:
@@ -100,9 +101,9 @@ async def _enrol(
     item: schemas.ItemOfQuery,
     decided: Decided,
 ) -> tuple[Decided, Receipt]:
-    """Keep a decision, then the item that it makes of its query; or neither.
+    """Store a decision and the item that the query becomes, or neither.
 
-    In this order: once there is the item, the query would find it.
+    The decision comes first, because later the query would find the new item.
     """
     kept, query_id = require_feedback(state), decided.query_id
     upsert = await item_of_query(lease, query_id, item)
@@ -133,7 +134,7 @@ async def list_feedback(
     after: After = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> schemas.DecisionList:
-    """The decisions on a gallery, oldest first, those that were taken back among them."""
+    """List the decisions on a gallery, oldest first, including undone decisions."""
     kept, key = require_feedback(state), lease.bundle.key
     found = await lease.engine.compute(lambda: kept.decided(key, after, limit + 1))
     return answers.decision_list(found, limit)
@@ -148,7 +149,7 @@ async def list_feedback(
 async def undo_feedback(
     lease: LeaseOf, state: StateOf, number: Annotated[int, Path(ge=0, le=LAST)]
 ) -> schemas.Decision:
-    """Undo a decision; the previous one counts again. It stays in the list."""
+    """Undo a decision; the previous decision counts again. The undone one stays in the list."""
     kept, key = require_feedback(state), lease.bundle.key
     undone = await lease.engine.compute(lambda: kept.undo(key, number))
     await hear(lease)
@@ -162,7 +163,7 @@ async def hear(lease: Lease) -> None:
 
 
 def require_feedback(state: State) -> FeedbackLog:
-    """Return what keeps feedback, or raise `FeedbackNotKept`."""
+    """Return the store of feedback, or raise `FeedbackNotKept`."""
     if state.feedback is None:
         raise FeedbackNotKept(
             "This service keeps no feedback. Its operator names a file in VOUCH_FEEDBACK."

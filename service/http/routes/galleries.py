@@ -1,4 +1,4 @@
-"""Galleries, and what their probabilities rest on."""
+"""The paths of galleries and of their calibration reports."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ router = gallery_router("galleries")
 OrderAsked = Annotated[
     Order | None,
     Query(
-        description="The order of the lists whose first results are described; left out: the "
-        "gallery's default."
+        description="Order of the result lists that the report measures; default: the gallery's "
+        "order."
     ),
 ]
 
@@ -38,7 +38,7 @@ KindAsked = Annotated[QueryKind, Query(description="Of the described queries.")]
 
 @router.get("", operation_id="list_galleries")
 async def list_galleries(request: Request, state: StateOf) -> schemas.GalleryList:
-    """List the galleries that are served, and that the caller's key is for."""
+    """List the served galleries that the caller's key can use."""
     return answers.gallery_list(await state.created.listed(), request.state.caller.sees)
 
 
@@ -57,7 +57,7 @@ async def list_facets(
     lease: LeaseOf,
     limit: Annotated[int, Query(ge=1, le=100, description="Values of a field.")] = 20,
 ) -> schemas.FacetList:
-    """List the fields that items can be filtered by at once, with their most frequent values."""
+    """List the indexed fields that items can be filtered by, with their most frequent values."""
     return await lease.engine.compute(lambda: answers.facet_list(lease.bundle, limit))
 
 
@@ -69,7 +69,7 @@ async def list_labels(
         str | None, Query(max_length=4096, description="`next_after` of the page before.")
     ] = None,
 ) -> schemas.LabelList:
-    """The gallery's labels by name, page by page."""
+    """List the gallery's labels by name, page by page."""
     return await lease.engine.compute(lambda: answers.label_list(lease, after, limit))
 
 
@@ -81,7 +81,7 @@ async def list_labels(
 async def get_calibration(
     lease: LeaseOf, state: StateOf, order: OrderAsked = None, kind: KindAsked = "image"
 ) -> schemas.CalibrationReport:
-    """Report how well the probabilities hold, and what each threshold on them would cost."""
+    """Report how accurate the probabilities are, and the rates at each threshold."""
     lease = lease.for_kind(kind)
     kept, key = state.feedback, lease.watch.key
     said = None if kept is None else await lease.engine.compute(lambda: kept.summary(key))
@@ -97,10 +97,10 @@ async def get_calibration(
 async def adopt_absent_share(
     lease: LeaseOf, body: schemas.AdoptedShare
 ) -> schemas.OperatorDecision:
-    """Use another share of absent queries from now on, where neither request nor key names one.
+    """Set the share of absent queries to use if neither the request nor the key names one.
 
-    `GET …/calibration` says which share the served queries suggest (`absent.estimated`).
-    Probabilities and guarantees change with it; each answer says which share it is for (`absent`).
+    `GET …/calibration` has the estimate from served queries (`absent.estimated`). The share changes
+    probabilities and guarantees. Each answer has the share that it used (`absent`).
     """
     persisted = await lease.engine.decide_as_operator(lambda now: now.with_share(body.share))
     return answers.operator_decision(lease, (), persisted=persisted)
@@ -125,10 +125,10 @@ async def reset_absent_share(lease: LeaseOf) -> schemas.OperatorDecision:
     dependencies=[Depends(requires("admin"))],
 )
 async def acknowledge_drift(lease: LeaseOf) -> schemas.OperatorDecision:
-    """End all alarms of drift of the gallery, and begin the tests again.
+    """End all drift alarms of the gallery, and restart the tests.
 
-    If queries still differ from the calibration queries, the alarm returns: calibrate with
-    queries like them.
+    If queries still differ from the calibration queries, the alarm returns. Then calibrate with
+    queries like the current ones.
     """
     watches = lease.engine.watches.values()
     alarmed = sorted({caller for one in watches for caller in one.drift.report.alarmed})

@@ -1,4 +1,4 @@
-"""The items of a gallery, and its sample queries."""
+"""The paths of a gallery's items and sample queries."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from service.http.routes.dependencies import (
 from service.serving.queries import page_of, picture_of
 
 IMMUTABLE = "public, max-age=86400"
-"""Samples belong to a bundle, and a bundle never changes."""
+"""Cache policy of sample queries: a bundle, and so its samples, never changes."""
 
 PASSING = "public, max-age=60"
-"""An item may be replaced, and have another picture."""
+"""Cache policy of item pictures: replacing an item can change its picture."""
 
 router = gallery_router("items")
 
@@ -52,10 +52,14 @@ router = gallery_router("items")
 )
 async def list_items(
     lease: LeaseOf,
-    limit: Annotated[int, Query(ge=1, le=100, description="Items on a page.")] = 50,
+    limit: Annotated[
+        int, Query(ge=1, le=100, description="Maximum number of items on a page.")
+    ] = 50,
     cursor: Annotated[
         str | None,
-        Query(max_length=cursors.MAX_ITEMS_LENGTH, description="`next_cursor` of the page before."),
+        Query(
+            max_length=cursors.MAX_ITEMS_LENGTH, description="`next_cursor` of the previous page."
+        ),
     ] = None,
     where: Annotated[
         schemas.FilterText,
@@ -63,14 +67,15 @@ async def list_items(
             alias="filter",
             max_length=MAX_BYTES,
             json_schema_extra={"minLength": 2},
-            description="Which items to list, as in a search; the same on each page.",
+            description="Condition on the items to list, as in a search; send the same filter for "
+            "each page.",
         ),
     ] = None,
 ) -> schemas.ItemList:
-    """The gallery's items by id, page by page; cursors are of one bundle, and taken for an hour.
+    """List the gallery's items by id, page by page; a cursor is valid for an hour and one bundle.
 
-    Items written in the meantime are listed if their ids are still to come; nothing else is left
-    out or comes twice.
+    An item written while a client reads the pages is listed if its id is on a later page. All other
+    items are listed exactly once.
     """
     passes = None if where is None else read_filter(where)
     passing = cursors.fingerprint(where)
@@ -114,7 +119,7 @@ router.add_api_route(
     response_class=Response,
     responses={
         200: {"content": {"image/png": {}, "image/jpeg": {}}},
-        304: {"description": "The picture is the one of `If-None-Match`."},
+        304: {"description": "The picture matches `If-None-Match`."},
         **responses(GalleryNotFound, ItemNotFound, InvalidRequest),
     },
 )
@@ -125,12 +130,12 @@ async def get_thumbnail(
     size: Annotated[
         Literal["thumbnail", "preview"],
         Query(
-            description="`preview`: the larger picture that a gallery with previews keeps; the "
-            "thumbnail where there is none."
+            description="`preview`: the larger picture, in a gallery with previews; otherwise the "
+            "thumbnail."
         ),
     ] = "thumbnail",
 ) -> Response:
-    """A small picture of an item, re-encoded from its pixels."""
+    """Return a small picture of an item, re-encoded from its pixels."""
     gallery = lease.bundle.retriever.gallery
     found = await lease.engine.compute(lambda: picture_of(gallery, item_id, size))
     if not found.data:

@@ -27,13 +27,14 @@ async def livez() -> schemas.Live:
 async def readyz(state: StateOf) -> schemas.Ready:
     """Answer 200 if every gallery has encoded and searched a recent canary.
 
-    And finds whatever was acknowledged by any service on the same directory of bundles.
+    Each gallery must also include all changes that any service on the same bundle directory
+    acknowledged.
     """
     if state.drain.begun:
         raise NotReady("The service is ending, and takes no new clients. Ask another replica.")
     await state.galleries.require_current()
     state.galleries.require_ready()
-    await state.cache.get("readyz")  # its state is that of the last attempt: make one
+    await state.cache.get("readyz")  # updates the state of the cache
     return answers.ready(state.galleries, state.cache.state, state.sandbox, state.n_workers())
 
 
@@ -45,7 +46,7 @@ async def readyz(state: StateOf) -> schemas.Ready:
     responses={200: {"content": {"text/plain": {}}}, **responses(InternalError, Forbidden)},
 )
 async def metrics(request: Request, state: StateOf) -> Response:
-    """Metrics in Prometheus' text format; of all galleries, so for keys that are for all."""
+    """Return metrics in Prometheus' text format; the caller's key must allow all galleries."""
     caller: Caller = request.state.caller
     if caller.limits.galleries is not None:
         raise Forbidden(
