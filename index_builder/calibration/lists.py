@@ -58,8 +58,8 @@ def list_length(gallery: Gallery, n_hidden: int, *, hide_labels: bool) -> int:
 def largest_hidden(gallery: Gallery) -> int:
     """Return the size of the largest label with at most half of the gallery.
 
-    Result lists are shorter than the gallery by this number. A larger label would leave too few
-    items, so its queries cannot serve as absent ones.
+    The maximum length of a result list is the size of the gallery minus this number. A larger label
+    would leave too few items, so its queries cannot serve as absent ones.
     """
     if not gallery.labels:
         return 1

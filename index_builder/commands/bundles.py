@@ -64,7 +64,7 @@ def upgrade_command(
 
     Converts the current bundle of the directory, and of each gallery that was created below it. A
     calibration of an earlier release is fitted again if its bundle stores queries. The old bundle
-    stays; for the old release, `vouch-build rollback` makes it current again.
+    is kept. To return to the old release, run `vouch-build rollback`.
     """
     upgrades = importlib.import_module("model_store.bundles.upgrade")
     roots = upgrades.galleries_below(directory) or [directory]

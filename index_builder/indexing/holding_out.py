@@ -2,10 +2,10 @@
 
 All images of a group stay on one side. The column ``group`` of a manifest defines groups; exact
 copies are always one group. Without that column, near-duplicates form groups, found by their
-thumbnails; vectors have none. About a fifth of each label's images is held out. Two in five labels
-with two images give one image: together they also lose a fifth, and some queries have only one
-match in the gallery. A label with one image or one group gives none, because the gallery would lose
-the label.
+thumbnails; vectors have none. About a fifth of each label's images is held out. Of the labels with
+two images, two fifths give one image, so a fifth of their images is held out. Some queries
+therefore have only one match in the gallery. A label with one image or one group gives none,
+because the gallery would lose the label.
 """
 
 from __future__ import annotations
