@@ -235,8 +235,8 @@ class RollUp(BaseModel):
     level: str = Field(description="Name of the level, such as `genus`.")
     label: str = Field(description="Label of this level, such as `Panthera`.")
     probability: float = Field(
-        description="Probability that the gallery holds a true match with a label below this one: "
-        "the sum over these labels."
+        description="Probability of a true match with a label below this one: the sum over these "
+        "labels."
     )
 
 
@@ -248,10 +248,9 @@ ROLL_UP = Field(
 
 GUARANTEED = Field(
     description="Whether the guarantees of the calibration, if it has any, hold for this answer. "
-    "They do not hold if the calibration is missing or stale, if the caller's recent queries "
-    "differ from the calibration queries, if the share of absent queries is too large for the "
-    "calibration, or if the absent calibration queries have too few labels. `reason` names the "
-    "cause."
+    "They do not hold if the calibration is missing or stale, or if the caller's recent queries "
+    "differ from the calibration queries. Nor do they hold if the share of absent queries is too "
+    "large, or if the absent calibration queries have too few labels. `reason` names the cause."
 )
 
 
@@ -279,8 +278,8 @@ class SearchAnswer(HasReason):
     gallery: str
     verdict: Verdict = Field(description="The verdict on the query.")
     reason: str | None = Field(
-        description="Why the verdict has no guarantee and how many calibration queries it needs, "
-        "or why probabilities may be far off; else null."
+        description="Reason for a missing guarantee, with the number of calibration queries that "
+        "it needs. Or the reason why probabilities may be far off. Else null."
     )
     guaranteed: bool = GUARANTEED
     roll_up: RollUp | None = ROLL_UP
@@ -304,7 +303,7 @@ class SearchAnswer(HasReason):
         "Null if there are no more candidates."
     )
     audit: bool = Field(
-        description="Whether this answer was drawn at random for review. If so, send `POST "
+        description="Whether this answer was drawn at random for review. If so, report by `POST "
         "…/feedback` whether `results[0]` is right. Only feedback on drawn answers counts in the "
         "error rate of `match`."
     )

@@ -6,11 +6,11 @@ its log, finds all acknowledged changes. A replica that serves another bundle do
 ======================================== ==================================================
 `CURRENT` names                          answers come from
 ======================================== ==================================================
-what is served                           it
-a bundle without writes  what is served, while the other is opened, or refused
+the served bundle                        the served bundle
+a bundle without writes                  the served bundle, until the other one is open
 a bundle that has a log of changes       nothing, until the other is opened: `NotReady`
-what was overruled here                  what was activated here (`CURRENT` cannot be written)
-nothing, or cannot be read               what is served: no write is possible then
+a bundle that was overruled here         the bundle activated here (`CURRENT` is read-only)
+nothing, or cannot be read               the served bundle; writes are impossible
 ======================================== ==================================================
 
 A compaction creates its bundle with a log. Every request first checks the time stamp of `CURRENT`,

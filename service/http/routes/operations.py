@@ -27,8 +27,7 @@ async def livez() -> schemas.Live:
 async def readyz(state: StateOf) -> schemas.Ready:
     """Answer 200 if every gallery has encoded and searched a recent canary.
 
-    Each gallery must also include all changes that any service on the same bundle directory
-    acknowledged.
+    Each gallery must also include all acknowledged changes in its bundle directory.
     """
     if state.drain.begun:
         raise NotReady("The service is ending, and takes no new clients. Ask another replica.")
