@@ -374,7 +374,7 @@ def test_another_log_is_refused(live: MilvusLive, elsewhere: Path, folder: Path)
         opened(elsewhere)
     for lost in (folder / "changes").iterdir():
         lost.unlink()
-    with pytest.raises(BundleMismatch, match="where the log is lost"):
+    with pytest.raises(BundleMismatch, match="If the log is lost"):
         opened(folder)
 
 

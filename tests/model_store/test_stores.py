@@ -188,7 +188,7 @@ def test_a_filter_that_leaves_too_little_is_said(
     assert retriever.calibration is not None
     assert n < retriever.calibration.n_candidates
     for store in narrow:
-        with pytest.raises(InvalidVector, match=f"has {n} neighbours; the calibration was fitted"):
+        with pytest.raises(InvalidVector, match=f"has {n} neighbours, but the calibration needs"):
             search_and_decide(retriever, store, queries[0])
 
 

@@ -374,13 +374,13 @@ CASES: dict[str, tuple[Ask, int, str, str]] = {
         get("/v1/galleries/none"),
         404,
         "gallery_not_found",
-        "no gallery 'none'.*lists those",
+        "no gallery 'none'.*lists the galleries",
     ),
     "search in an unknown gallery": (
         lambda client: search(client, picture("PNG"), "none"),
         404,
         "gallery_not_found",
-        "no gallery 'none'.*lists those",
+        "no gallery 'none'.*lists the galleries",
     ),
     "unknown item": (get("/v1/galleries/digits/items/none"), 404, "item_not_found", "'none'"),
     "thumbnail of an unknown item": (
