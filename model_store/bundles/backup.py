@@ -2,8 +2,9 @@
 
 ::
 
-    vouch-backup.json id of the bundle, number of changes, digest of the log bundle/… a copy of the
-    bundle's directory changes.sqlite a consistent copy of the log of changes
+    vouch-backup.json     id of the bundle, number of changes, digest of the log
+    bundle/…              a copy of the bundle's directory
+    changes.sqlite        a consistent copy of the log of changes
 
 A backup is possible while the gallery is served and written to: a bundle never changes, and SQLite
 copies the log at one transaction. Before a restore, every byte is verified.

@@ -6,7 +6,7 @@
       CURRENT
       <bundle id>/            immutable
       changes/
-        <bundle id>.sqlite changes since then, see `model_store.gallery.live.log`
+        <bundle id>.sqlite    changes since then, see `model_store.gallery.live.log`
 
 Every bundle has its own log. A compaction makes a new bundle from an old one and its log. The old
 bundle and its log are kept, so that a rollback restores the earlier gallery. For a gallery in

@@ -3,8 +3,9 @@
 ::
 
     with Compaction(root, manifest, live) as compaction:
-        directory = compaction.prepare() writes a bundle of the current gallery … changes may follow
-        compaction.switch() copies later changes, and sets CURRENT
+        directory = compaction.prepare()     writes a bundle of the current gallery
+        …                                    changes may follow
+        compaction.switch()                  copies later changes, and sets CURRENT
 
 A crash at any moment leaves the old bundle and its changes intact. The next compaction removes
 unfinished files.

@@ -3,9 +3,10 @@
 ::
 
     <folder>/
-      names/<name>.json id, title and description of the gallery with this name <gallery id>/ the
-      gallery's directory of bundles, see `model_store.bundles.directory` .shared/ files by digest,
-      which several galleries link to .changing lock for changes of names
+      names/<name>.json   id, title and description of the gallery with this name
+      <gallery id>/       the gallery's directory of bundles, see `model_store.bundles.directory`
+      .shared/            files by digest, which several galleries link to
+      .changing           lock for changes of names
 
 A gallery's name is stored only as the name of this file. To create a gallery, the file is written
 after the bundle is on the disk. To rename or drop it, the file is renamed or deleted. So after a

@@ -6,11 +6,13 @@
       manifest.json       description and SHA-256 of each file; canonical JSON
       manifest.sig        signature of the publisher (optional); see `signatures`
       encoder.onnx        images in, Gaussian embeddings out
-      text_encoder.onnx … with tokenizer.json: texts in (optional) gallery.faiss … index,
-      directions, norms, variances, labels, items calibration.json … the fitted decision layer
-      (optional) calibration_queries.npz, item_features.npz data to fit it again
-      text_calibration.json … the same for text queries samples/ example query images
-      evaluation.json evaluation on held-out queries
+      text_encoder.onnx … with tokenizer.json: texts in (optional)
+      gallery.faiss …     index, directions, norms, variances, labels, items
+      calibration.json …  the fitted decision layer (optional)
+      calibration_queries.npz, item_features.npz  data to fit it again
+      text_calibration.json …  the same for text queries
+      samples/            example query images
+      evaluation.json     evaluation on held-out queries
 
 Every byte is checked against the manifest before anything is opened, and the manifest against its
 own id. There is no pickle anywhere. A directory of bundles has a file `CURRENT` with the id of the

@@ -82,15 +82,15 @@ def signals(
     - ``log_distance``: log d between the item and the query;
     - ``outlier_score``: outlier score of the query;
     - ``log_distance_ratio``: log of the distance of the nearest item of another label, divided by
-    the item's own distance; if all labels agree, the last candidate is used. It is negative for an
-    item below an item of another label;
+      the item's own distance; if all labels agree, the last candidate is used. It is negative for
+      an item below an item of another label;
     - ``mean_margin``: similarity of the label's mean minus the similarity of the most similar other
-    mean in the list; if all labels agree, of the last candidate;
+      mean in the list; if all labels agree, of the last candidate;
     - ``mean_agreement``: log-odds of the label's weight among the labels in the list. The weight is
-    exp((c − c₁) / h), with c the similarity of the label's mean, c₁ the largest c, and h 0.2 of the
-    span of c;
+      exp((c − c₁) / h), with c the similarity of the label's mean, c₁ the largest c, and h 0.2 of
+      the span of c;
     - ``log_distance_50``: log d of the 50th neighbour, which measures the local density of the
-    gallery.
+      gallery.
     """
     n_listed = len(similarities) if n_listed is None else n_listed
     last = float(similarities[n_listed - 1])

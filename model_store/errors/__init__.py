@@ -11,59 +11,89 @@ contains no information that a client of the service must not see.
     │   ├── EmptyImage           there are no bytes
     │   ├── UnsupportedImage     not one of the accepted formats
     │   ├── ImageTooLarge        more bytes or more pixels than allowed
-    │ ├── ImageTooCostly decoding takes more time or memory than allowed │ └── CorruptImage an
-    accepted format, but truncated or damaged ├── InvalidRequest an option of the request is missing
-    or out of range │ ├── InvalidCursor not a cursor that the service gave for this list │ ├──
-    InvalidFilter not a filter of items │ ├── OrderUnavailable the gallery has no probabilities to
-    list by │ ├── InvalidVector an invalid vector or list of neighbours │ ├── ImagesNotTaken the
-    gallery was made of vectors; images are refused │ ├── InvalidText a text that cannot be used as
-    a query │ ├── TextUnavailable the gallery has no text encoder │ ├── UnknownSource the
-    calibration has no queries from this source │ ├── InvalidHead the HTTP request is malformed │
-    ├── InvalidForm an incomplete or invalid form │ └── UnsupportedMediaType the path does not
-    accept this kind of body ├── AccessError the caller is not allowed to do that now │ ├──
-    Unauthenticated the API key is missing or not valid │ ├── Forbidden the API key does not allow
-    this │ ├── MisdirectedRequest the request has another host name │ ├── QuotaExceeded the key may
-    keep no more items or galleries │ └── RateLimited too many requests by this caller │ └──
-    SearchesUsedUp the key has no searches left in this period ├── OutdatedCursor a cursor into a
-    list of another bundle ├── NotFound the requested object does not exist │ ├── GalleryNotFound │
-    ├── ItemNotFound │ ├── SampleNotFound │ ├── QueryNotFound the query is not known (any longer) │
-    ├── DecisionNotFound no such decision was made on the gallery │ ├── GroupNotFound no such group
-    of unknown queries, or it has changed │ ├── ShadowNotFound no bundle is tested beside the
-    current one │ └── PathNotFound ├── MethodNotAllowed the path exists, the method does not ├──
-    IdentitiesUnavailable the gallery has no usable labels ├── FeedbackNotKept no storage, or no
-    calibration to refine ├── Overloaded too many concurrent requests ├── DeadlineExceeded no answer
-    within the time a request may take ├── UploadTooSlow the body of a request arrives too slowly
-    ├── NotReady the service cannot answer at the moment ├── GalleryUnavailable the engine that
-    holds the gallery does not answer │ └── ChangeUnconfirmed it is unknown whether the change is
-    kept ├── ActivationRefused the bundle cannot replace the served one ├── WriteError no part of a
-    change was stored │ ├── WriteRefused the gallery does not accept the change │ │ └──
-    GalleryExists the name of a gallery is taken │ ├── KeyReused the Idempotency-Key was sent before
-    with another request │ ├── GallerySuperseded another bundle has become current │ ├── StorageBusy
-    another process is writing │ ├── StorageFull there is no disk space for the change │ └──
-    StorageFailed the disk cannot be written or read │ └── LogDamaged the log of changes is damaged
-    ├── KeysError the file of API keys cannot be used │ └── KeysRequired other machines could use a
-    service without keys ├── EncoderError the encoder cannot be used │ ├── EncoderContractError the
-    ONNX file does not keep the contract of `model_store.encoder` │ ├── ProviderUnavailable the
-    requested execution provider does not run here │ ├── EncoderStopped it stopped during work and
-    is restarted │ └── EncodingFailed it runs, but cannot embed this image ├── ArchiveError a backup
-    cannot be made, or cannot be restored ├── BundleError the bundle cannot be served │ ├──
-    BundleNotFound nothing there │ ├── PointerUnreadable `CURRENT` names no bundle, or cannot be
-    read │ ├── BundleTampered a file differs from the manifest │ ├── BundleUntrusted not signed by a
-    key that is trusted │ └── BundleMismatch parts that do not belong together ├── SigningKeyError a
-    key to sign or to verify with cannot be read or written ├── InternalError a defect of Vouch;
-    without internal details └── BuildError a step of the index builder failed
+    │   ├── ImageTooCostly       decoding takes more time or memory than allowed
+    │   └── CorruptImage         an accepted format, but truncated or damaged
+    ├── InvalidRequest           an option of the request is missing or out of range
+    │   ├── InvalidCursor        not a cursor that the service gave for this list
+    │   ├── InvalidFilter        not a filter of items
+    │   ├── OrderUnavailable     the gallery has no probabilities to list by
+    │   ├── InvalidVector        an invalid vector or list of neighbours
+    │   ├── ImagesNotTaken       the gallery was made of vectors; images are refused
+    │   ├── InvalidText          a text that cannot be used as a query
+    │   ├── TextUnavailable      the gallery has no text encoder
+    │   ├── UnknownSource        the calibration has no queries from this source
+    │   ├── InvalidHead          the HTTP request is malformed
+    │   ├── InvalidForm          an incomplete or invalid form
+    │   └── UnsupportedMediaType the path does not accept this kind of body
+    ├── AccessError              the caller is not allowed to do that now
+    │   ├── Unauthenticated      the API key is missing or not valid
+    │   ├── Forbidden            the API key does not allow this
+    │   ├── MisdirectedRequest   the request has another host name
+    │   ├── QuotaExceeded        the key may keep no more items or galleries
+    │   └── RateLimited          too many requests by this caller
+    │       └── SearchesUsedUp   the key has no searches left in this period
+    ├── OutdatedCursor           a cursor into a list of another bundle
+    ├── NotFound                 the requested object does not exist
+    │   ├── GalleryNotFound
+    │   ├── ItemNotFound
+    │   ├── SampleNotFound
+    │   ├── QueryNotFound        the query is not known (any longer)
+    │   ├── DecisionNotFound     no such decision was made on the gallery
+    │   ├── GroupNotFound        no such group of unknown queries, or it has changed
+    │   ├── ShadowNotFound       no bundle is tested beside the current one
+    │   └── PathNotFound
+    ├── MethodNotAllowed         the path exists, the method does not
+    ├── IdentitiesUnavailable    the gallery has no usable labels
+    ├── FeedbackNotKept          no storage, or no calibration to refine
+    ├── Overloaded               too many concurrent requests
+    ├── DeadlineExceeded         no answer within the time a request may take
+    ├── UploadTooSlow            the body of a request arrives too slowly
+    ├── NotReady                 the service cannot answer at the moment
+    ├── GalleryUnavailable       the engine that holds the gallery does not answer
+    │   └── ChangeUnconfirmed    it is unknown whether the change is kept
+    ├── ActivationRefused        the bundle cannot replace the served one
+    ├── WriteError               no part of a change was stored
+    │   ├── WriteRefused         the gallery does not accept the change
+    │   │   └── GalleryExists    the name of a gallery is taken
+    │   ├── KeyReused            the Idempotency-Key was sent before with another request
+    │   ├── GallerySuperseded    another bundle has become current
+    │   ├── StorageBusy          another process is writing
+    │   ├── StorageFull          there is no disk space for the change
+    │   └── StorageFailed        the disk cannot be written or read
+    │       └── LogDamaged       the log of changes is damaged
+    ├── KeysError                the file of API keys cannot be used
+    │   └── KeysRequired         other machines could use a service without keys
+    ├── EncoderError             the encoder cannot be used
+    │   ├── EncoderContractError the ONNX file does not keep the contract of `model_store.encoder`
+    │   ├── ProviderUnavailable  the requested execution provider does not run here
+    │   ├── EncoderStopped       it stopped during work and is restarted
+    │   └── EncodingFailed       it runs, but cannot embed this image
+    ├── ArchiveError             a backup cannot be made, or cannot be restored
+    ├── BundleError              the bundle cannot be served
+    │   ├── BundleNotFound       nothing there
+    │   ├── PointerUnreadable    `CURRENT` names no bundle, or cannot be read
+    │   ├── BundleTampered       a file differs from the manifest
+    │   ├── BundleUntrusted      not signed by a key that is trusted
+    │   └── BundleMismatch       parts that do not belong together
+    ├── SigningKeyError          a key to sign or to verify with cannot be read or written
+    ├── InternalError            a defect of Vouch; without internal details
+    └── BuildError               a step of the index builder failed
         ├── ConfigError          the configuration is wrong
         │   └── UsageError       options of a command contradict each other
-        ├── DatasetError the data is missing or invalid │ ├── TooManyBadImages more of the images
-        are unreadable than was allowed │ └── SourceUnavailable the source of the images can no
-        longer be read ├── OutputError the output cannot be written ├── RunInUse another process
-        works in the run directory ├── WeightsError pretrained weights are missing or do not fit ├──
-        EncoderSourceError an external encoder cannot be converted ├── TrainingDiverged the loss is
-        not finite ├── StepNotReady an earlier step has not been run ├── ParityError the exported
-        encoder disagrees with the trained one ├── CalibrationError too few queries, or a kind is
-        missing ├── RequirementNotMet the outcome of a build misses a requirement ├──
-        CertificateError a certificate or its feedback cannot be read or written └── TransferError a
-        bundle cannot be copied to or from a place
+        ├── DatasetError         the data is missing or invalid
+        │   ├── TooManyBadImages more of the images are unreadable than was allowed
+        │   └── SourceUnavailable the source of the images can no longer be read
+        ├── OutputError          the output cannot be written
+        ├── RunInUse             another process works in the run directory
+        ├── WeightsError         pretrained weights are missing or do not fit
+        ├── EncoderSourceError   an external encoder cannot be converted
+        ├── TrainingDiverged     the loss is not finite
+        ├── StepNotReady         an earlier step has not been run
+        ├── ParityError          the exported encoder disagrees with the trained one
+        ├── CalibrationError     too few queries, or a kind is missing
+        ├── RequirementNotMet    the outcome of a build misses a requirement
+        ├── CertificateError     a certificate or its feedback cannot be read or written
+        └── TransferError        a bundle cannot be copied to or from a place
 
 `building` defines the errors of the index builder, `bundles` those of bundles, `root` the base
 class.

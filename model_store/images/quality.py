@@ -92,7 +92,7 @@ def quality_measures(
     - ``short_side`` in pixels, and ``aspect``: the longer side divided by it;
     - ``brightness`` and ``contrast``: mean and standard deviation of the grey values, 0 to 255;
     - ``sharpness``: mean square of the Laplacian (as in Pech-Pacheco et al. 2000), divided by the
-    variance of the grey values, so that it does not depend on contrast. Blur reduces it.
+      variance of the grey values, so that it does not depend on contrast. Blur reduces it.
     """
     width, height = size or (pixels.shape[1], pixels.shape[0])
     image = Image.fromarray(pixels).convert("L")

@@ -5,10 +5,11 @@ A filter is JSON. An object maps field names to conditions; all conditions must 
 ::
 
     {"label": "shoe"}                             the label is "shoe"
-    {"year": {"gte": 2000, "lt": 2010}} a metadata number within a range {"brand.name": {"in":
-    ["Ono", "Ylva"]}} a key of a nested object, one of several values {"tags": {"has": "red"}} a
-    list that contains "red" {"sold": {"exists": false}} the metadata has no such field {"or":
-    [{"label": "shoe"}, {"not": {"price": {"gt": 50}}}]}
+    {"year": {"gte": 2000, "lt": 2010}}           a metadata number within a range
+    {"brand.name": {"in": ["Ono", "Ylva"]}}       a key of a nested object, one of several values
+    {"tags": {"has": "red"}}                      a list that contains "red"
+    {"sold": {"exists": false}}                   the metadata has no such field
+    {"or": [{"label": "shoe"}, {"not": {"price": {"gt": 50}}}]}
 
 Fields are ``id``, ``label`` and the metadata's keys; a dot selects a key of a nested object. A
 metadata key named ``id``, ``label``, ``and``, ``or`` or ``not`` needs a prefix, for example
