@@ -1,4 +1,4 @@
-"""Calls of a Redis that may be gone, slow, full, or another program.
+"""Calls of a Redis that may be unreachable, slow, full, or another program.
 
 No request fails because of its replies: all calls are made here, replies are returned unchanged,
 and callers use only what they can verify.
@@ -15,16 +15,16 @@ from service.circuit_breaker import Rest
 logger = logging.getLogger(__name__)
 
 SHOWN = 200
-"""Characters of what a Redis says that are repeated in the log."""
+"""Maximum length of a Redis error in the log, in characters."""
 
 
 class RedisCalls:
-    """Calls of a Redis, none of which raises or takes longer than it may.
+    """Redis calls that never raise, and end within a timeout.
 
     Parameters
     ----------
-    timeout_s : of a call, with all its round trips.
-    without_it : what is done while it is gone, for the log.
+    timeout_s : timeout of a call with all its round trips, in seconds.
+    without_it : fallback while Redis is unreachable, for the log.
     """
 
     def __init__(self, timeout_s: float, without_it: str) -> None:
@@ -34,11 +34,11 @@ class RedisCalls:
 
     @property
     def failed_last(self) -> bool:
-        """Return whether it could not be reached at the last attempt."""
+        """Return whether Redis was unreachable at the last attempt."""
         return self._rest.failed_last
 
     async def ask(self, call: Callable[[], Awaitable[object]]) -> object:
-        """Return Redis's answer; None for none, an error, or one that no Redis gives."""
+        """Return Redis's reply; None if there is no valid reply."""
         if not self._rest.is_over:
             return None
         from redis.exceptions import ResponseError  # noqa: PLC0415 - slow, and many have no Redis

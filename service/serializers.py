@@ -1,4 +1,4 @@
-"""From the core's answers to the records of `service.schemas`, without the web.
+"""Converts the core's answers to the records of `service.schemas`; needs no web framework.
 
 The service sends these records as JSON, and `vouch_search` returns them for a gallery on this
 machine: an answer has the same names in both.
@@ -18,7 +18,7 @@ from model_store.pairs import is_over_weights
 from service import schemas
 
 PictureUrls = Callable[[str], tuple[str | None, str | None]]
-"""The id of an item to the addresses of its thumbnail and its preview; None for no picture."""
+"""Maps an item's id to the URLs of its thumbnail and its preview; None without a picture."""
 
 OUTLIER_METHOD = "conformal"
 
@@ -100,7 +100,7 @@ def query(
     image: schemas.QueryImage | None,
     text: schemas.QueryText | None = None,
 ) -> schemas.Query:
-    """Describe a query before any neighbour is looked at."""
+    """Describe a query, without its neighbours."""
     return schemas.Query(
         id=query_id,
         uncertainty=uncertainty(assessment, posterior),

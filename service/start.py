@@ -42,17 +42,16 @@ from service.settings import Settings
 logger = logging.getLogger("service")
 
 GRACE_S = 20
-"""Seconds that requests in flight may take to end after a SIGTERM; below the 30 s that compose
-gives."""
+"""Timeout of requests in progress after a SIGTERM, in seconds; below the 30 s of Docker Compose."""
 
 
 IN_USE_S = 10.0
-"""Seconds for which an address that is in use is tried again: processes whose parent was killed
-may still hold it, and a service manager gives up after a few starts."""
+"""Time in seconds to retry an address that is in use. Processes of a killed parent may still hold
+it, and a service manager gives up after a few starts."""
 
 SWITCH_INTERVAL_S = 0.0005
-"""Seconds after which a thread that computes makes way for the event loop. By Python's own 0.005
-each step of a request waits that long for every thread that filters or searches for others."""
+"""Switch interval of Python threads, in seconds: the maximum time before the event loop runs. With
+Python's default of 0.005, each step of a request waits up to 5 ms for every computing thread."""
 
 
 def start(settings: Settings) -> None:
@@ -95,7 +94,7 @@ def start(settings: Settings) -> None:
 
 
 def _require_certificate(settings: Settings) -> None:
-    """End the process where HTTPS has no usable certificate and key."""
+    """Exit if HTTPS has no usable certificate and key."""
     if settings.tls_cert is None:
         return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -151,7 +150,7 @@ def _open_in_worker(settings: Settings) -> ASGIApp:
 
 
 def _message(error: VouchError, settings: Settings) -> str:
-    """The message of an error, with the reason of one that leaves it to the operator."""
+    """Return the message of an error, with the internal reason of `GalleryUnavailable`."""
     reason = reason_of(error) if isinstance(error, GalleryUnavailable) else None
     return Redaction(settings.secrets)(f"{error} ({reason})" if reason else str(error))
 

@@ -63,11 +63,11 @@ class Access:
 
     Parameters
     ----------
-    keyring : the keys; None where there are none.
-    keyless : what callers without a key may do; None: nothing.
-    rates : what counts requests.
-    rate : how often a caller may ask whose key says nothing of it; None: without limit.
-    origins : web origins whose pages may have their visitors' browsers write.
+    keyring : the keys; None for a service without keys.
+    keyless : scope of callers without a key; None refuses them.
+    rates : the rate limiter.
+    rate : default rate limit of a caller; None for no limit.
+    origins : web origins whose pages may send writes.
     elsewhere : what those without a key may do that are not on this machine, if ``local_only``.
     local_only : whether what ``keyless`` allows is only for programs of this machine.
     """
@@ -102,7 +102,7 @@ class Access:
 
     @property
     def summary(self) -> str:
-        """The sentence for the log that says who may send requests."""
+        """Return a sentence on who may send requests, for the log."""
         if self.keyless == "admin":
             return _KEYLESS
         others = "no access" if self.keyless is None else f"anyone, with the scope {self.keyless}"
@@ -113,8 +113,8 @@ class Access:
 
         Raises
         ------
-        Unauthenticated : no key where one is needed, or not a good one.
-        RateLimited : one request too many.
+        Unauthenticated : a required key is missing or invalid.
+        RateLimited : the caller has reached its rate limit.
         """
         known: Caller | None = getattr(request.state, "caller", None)
         if known is not None:
@@ -134,7 +134,7 @@ class Access:
         return caller
 
     async def _identify(self, request: Request) -> Caller:
-        """Identify the caller; bad keys count against the address that tries them."""
+        """Identify the caller; invalid keys count against the client's address."""
         try:
             return self._caller(request)
         except Unauthenticated:
@@ -147,11 +147,11 @@ class Access:
             raise
 
     def check(self, request: Request, caller: Caller, scope: KeyScope) -> None:
-        """Refuse what the caller may not do.
+        """Check that the caller's scope allows the request.
 
         Raises
         ------
-        Unauthenticated, Forbidden : saying what is wanted.
+        Unauthenticated, Forbidden : the message names the required scope.
         """
         if caller.name is None:
             if not allows(caller.scope, scope):
@@ -165,9 +165,9 @@ class Access:
             )
 
     async def count_searches(self, request: Request, n: int = 1) -> Standing | None:
-        """Count searches against those that the caller's key allows, whatever comes of them.
+        """Count searches against the key's quota, even if they fail.
 
-        Returns how many there were; None where the key allows any number. With ``n`` = 0 nothing
+        Returns the state of the quota; None without a quota. With ``n`` = 0 nothing
         is counted.
 
         Raises
@@ -287,10 +287,10 @@ def requires(scope: KeyScope) -> Check:
 
 
 class GuardedRoute(APIRoute):
-    """Asks who calls before it reads what they send.
+    """A route that checks the caller before it reads the request's body.
 
-    FastAPI reads a body first and checks dependencies then; strangers could so make the service
-    take in as many uploads as they like. So what it `requires` is no dependency to FastAPI.
+    FastAPI reads the body before it checks dependencies. So callers without a key could upload any
+    amount of data. So what it `requires` is no dependency to FastAPI.
 
     Attributes
     ----------
@@ -346,7 +346,7 @@ def open_access(settings: Settings) -> Access:
 
     Raises
     ------
-    KeysRequired : others could reach a service without keys, and `anonymous` is not set.
+    KeysRequired : other machines could reach a service without keys, and `anonymous` is not set.
     KeysError : the file of keys cannot be used.
     """
     host = settings.published_host or settings.host
@@ -376,7 +376,7 @@ def open_access(settings: Settings) -> Access:
 
 
 def _is_local(request: Request) -> bool:
-    """Return whether a program of this machine asks, as far as anyone knows."""
+    """Return whether the request seems to come from a program of this machine."""
     host = request.client.host if request.client else ""
     return is_loopback(host) and not is_forwarded_by_a_stranger(request)
 

@@ -43,11 +43,11 @@ class Caller:
 
     Attributes
     ----------
-    id : of the key, or the address of a caller without one.
-    account : the name that requests are counted under: no address can be taken for a key.
-    name : of the key; None for a caller without one.
+    id : id of the key, or the address of a caller without a key.
+    account : the name for counting requests; an address never equals a key.
+    name : name of the key; None without a key.
     scope : what the caller may do.
-    rate : how often it may ask; None without a limit.
+    rate : rate limit of its requests; None for no limit.
     expected_absent : share of the caller's queries without a match in a gallery; None where the key
         names none.
     limits : the galleries and quotas of the key.
@@ -78,15 +78,15 @@ class Caller:
         return account_of_address(str(address))
 
     def sees(self, gallery: str) -> bool:
-        """Return whether there is a gallery of that name as far as the caller knows."""
+        """Return whether the caller can see a gallery of that name."""
         return self.limits.sees(gallery)
 
 
 def account_of_key(key_id: str) -> str:
-    """Return the name that the requests of a key are counted under."""
+    """Return the account of a key's requests."""
     return f"key {key_id}"
 
 
 def account_of_address(address: str) -> str:
-    """Return the name that the requests of an address are counted under."""
+    """Return the account of an address's requests."""
     return f"address {address}"

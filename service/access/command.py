@@ -70,7 +70,7 @@ def create(path: Path, options: argparse.Namespace) -> None:
 
 
 def rotate(path: Path, options: argparse.Namespace) -> None:
-    """Make a key's successor and print it; the key itself stays good for the time of grace."""
+    """Create the successor of a key and print it; the old key stays valid for the grace period."""
     made: list[tuple[ApiKey, str]] = []
 
     def change(keys: Sequence[ApiKey]) -> list[ApiKey]:
@@ -83,12 +83,12 @@ def rotate(path: Path, options: argparse.Namespace) -> None:
 
 
 def revoke(path: Path, options: argparse.Namespace) -> None:
-    """Make a key good for nothing."""
+    """Revoke a key."""
     change_keys(path, lambda keys: _replaced(keys, revoked(_find(keys, options.id))))
 
 
 def show(path: Path, _: argparse.Namespace) -> None:
-    """Print what is known of each key, in columns; a key itself is not."""
+    """Print a table of the keys, without their secrets."""
     now = datetime.now(UTC)
     rows = [("id", "scope", "state", "created", "expires", "rate limit", "galleries", "name")]
     rows += [
@@ -111,7 +111,7 @@ def show(path: Path, _: argparse.Namespace) -> None:
 
 
 def _hand_out(kept: ApiKey, text: str) -> None:
-    """The key alone on standard output, for a pipe; what people should know beside it."""
+    """Print only the key to standard output, for a pipe, and notes to standard error."""
     print(text)
     print(
         f"vouch-keys: {kept.id} ({kept.name}) may {kept.scope}. The key is not kept and is shown "

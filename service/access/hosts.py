@@ -1,4 +1,4 @@
-"""Names that a service goes by: pages of other sites that renamed themselves are kept out.
+"""Host names of the service: protection against DNS rebinding by pages of other sites.
 
 A browser lets a page ask the host that the page came from. Who owns that host's name can let it
 point to 127.0.0.1 a moment later (DNS rebinding): to the browser page and service then are of one
@@ -27,17 +27,17 @@ METRICS = "/metrics"
 
 
 class AllowedHosts:
-    """Refuses requests that are sent to another name than the service's own, but for probes.
+    """Refuses requests for a host name that is not the service's; probes are allowed.
 
     Parameters
     ----------
-    names : of this service, beside those of this machine; ``*.shop.example`` for all below it. None
-        or ``*``: any.
+    names : names of the service, in addition to this machine's; ``*.shop.example`` for all
+        subdomains. None or ``*``: any.
 
     Raises
     ------
     InvalidHead : there is no header Host, or not one.
-    MisdirectedRequest : the name is another one.
+    MisdirectedRequest : the name is not one of the service's.
     """
 
     def __init__(self, app: ASGIApp, names: Sequence[str] | None) -> None:
@@ -78,7 +78,7 @@ def is_loopback(host: str) -> bool:
 
 @lru_cache(maxsize=1024)  # asked four times a request, mostly of the same few clients
 def ip_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """The address; an IPv4 address written as an IPv6 one is what it is."""
+    """Return the address; an IPv4 address in IPv6 form becomes IPv4."""
     address = ipaddress.ip_address(text)
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address

@@ -1,4 +1,4 @@
-"""API keys: minted once, kept as hashes in one file, read anew whenever that file changes."""
+"""API keys: created once, stored as hashes in one file, and reloaded when the file changes."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ PREFIX = "vouch"
 SECRET_BYTES = 32
 MAX_NAME = 100
 LOOK_AFTER_S = 1.0
-"""Seconds after which the file is looked at again: a key that was revoked is refused within a
-second."""
+"""Seconds between two checks of the file: a revoked key is refused within a second."""
 
 
 GalleryPattern = Annotated[str, Field(pattern=r"^[a-z0-9*][a-z0-9*._-]{0,63}$")]
@@ -102,7 +101,7 @@ class _KeysFile(BaseModel):
 
 
 def mint(name: str, scope: KeyScope, **options: Unpack[KeyOptions]) -> tuple[ApiKey, str]:
-    """Make a key: what to keep of it, and the key itself, ``vouch_<id>_<secret>``."""
+    """Create a key: return its record for the file, and the key, ``vouch_<id>_<secret>``."""
     key_id, secret = secrets.token_hex(6), secrets.token_hex(SECRET_BYTES)
     kept = ApiKey(
         id=key_id, name=name, scope=scope, sha256=_digest(secret), created_at=_now(), **options
@@ -137,7 +136,7 @@ def rotated(key: ApiKey, grace: timedelta) -> tuple[ApiKey, ApiKey, str]:
 
 
 def revoked(key: ApiKey) -> ApiKey:
-    """The key, good for nothing from now on; if it was revoked before, since then."""
+    """Return the key as revoked now; an earlier revocation keeps its time."""
     return key if key.revoked_at else key.model_copy(update={"revoked_at": _now()})
 
 

@@ -33,18 +33,18 @@ AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
 
 class VouchClient:
-    """Asks one service; safe to share by threads, and to be closed.
+    """Client of one service; thread-safe. Close it, or use it as a context manager.
 
-    Where the service is busy (503 with ``Retry-After``) it repeats the request, up to
-    `MAX_ATTEMPTS` times: queries leave nothing behind, of feedback the last word counts, and every
-    change of a gallery has an Idempotency-Key, under which it is made once.
+    If the service is busy (503 with ``Retry-After``), the client sends a request up to
+    `MAX_ATTEMPTS` times. Retries are safe: queries change nothing, the last feedback counts, and an
+    Idempotency-Key makes a change of a gallery run once.
 
     Parameters
     ----------
-    url : of the service, without a path.
-    api_key : sent as ``Authorization: Bearer``, where the service asks for one.
-    timeout_s : for each attempt.
-    transport : another way to the service than the network, for tests.
+    url : URL of the service, without a path.
+    api_key : API key, sent as ``Authorization: Bearer``.
+    timeout_s : timeout of each attempt, in seconds.
+    transport : replaces the network in tests.
 
     Attributes
     ----------
@@ -107,7 +107,7 @@ class VouchClient:
         return self._get(path_of(gallery), schemas.GalleryDetail)
 
     def facets(self, gallery: str, limit: int = 20) -> list[schemas.Facet]:
-        """The fields that items can be filtered by, with at most ``limit`` values each.
+        """Return the fields for filters, with at most ``limit`` values each.
 
         Examples
         --------
@@ -133,10 +133,9 @@ class VouchClient:
     def search(
         self, gallery: str, image: ImageInput, **options: Unpack[SearchOptions]
     ) -> schemas.SearchAnswer:
-        """Find the items most like an image, and how sure that is.
+        """Find the items most similar to an image, with calibrated probabilities.
 
-        Where the calibration promises too little for a match, or for probabilities,
-        `SearchAnswer.reason` states what is missing.
+        If the calibration allows no match or no probabilities, `SearchAnswer.reason` states why.
 
         Raises
         ------
@@ -153,7 +152,7 @@ class VouchClient:
     def search_vector(
         self, gallery: str, query: schemas.VectorFields, **options: Unpack[SearchOptions]
     ) -> schemas.SearchAnswer:
-        """Search with a vector that the gallery's encoder has made elsewhere.
+        """Search with a vector from the gallery's encoder, computed outside the service.
 
         Raises
         ------
@@ -173,7 +172,7 @@ class VouchClient:
     def search_text(
         self, gallery: str, text: str, **options: Unpack[SearchOptions]
     ) -> schemas.SearchAnswer:
-        """Search in words, where the gallery's encoder has a text tower.
+        """Search with a text; the gallery's encoder needs a text tower.
 
         Raises
         ------
@@ -193,7 +192,7 @@ class VouchClient:
         neighbours: Sequence[schemas.Neighbour],
         **options: Unpack[DecisionOptions],
     ) -> schemas.DecisionAnswer:
-        """Decide on the neighbours, nearest first, that another store has found for a query.
+        """Decide whether neighbours from another vector store match a query; nearest first.
 
         Raises
         ------
@@ -214,7 +213,7 @@ class VouchClient:
         return self._post(path_of(gallery, "decide"), schemas.DecisionAnswer, body)
 
     def search_next(self, answer: schemas.SearchAnswer) -> schemas.SearchAnswer | None:
-        """The results after those of ``answer``; None where there are no more.
+        """Return the next page of results after ``answer``; None if there is none.
 
         Examples
         --------
@@ -228,7 +227,7 @@ class VouchClient:
     def search_batch(
         self, gallery: str, images: Sequence[ImageInput], **options: Unpack[SearchOptions]
     ) -> list[schemas.BatchItem]:
-        """An answer or a problem for each image, in their order; a bad image harms no other.
+        """Return an answer or a problem for each image, in order.
 
         Examples
         --------
@@ -253,7 +252,7 @@ class VouchClient:
     def embed(
         self, gallery: str, image: ImageInput, *, alpha: float | None = None
     ) -> schemas.EmbeddingAnswer:
-        """An image's embedding, as a distribution.
+        """Return the embedding of an image as a distribution.
 
         Examples
         --------
@@ -319,7 +318,7 @@ class VouchClient:
         metadata: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
     ) -> schemas.ItemWritten:
-        """Put an item into a gallery, in place of the one of that id if there is one.
+        """Write an item to a gallery; an item with the same id is replaced.
 
         Raises
         ------
@@ -346,7 +345,7 @@ class VouchClient:
         label: str | None = None,
         idempotency_key: str | None = None,
     ) -> list[schemas.BatchItemWritten]:
-        """Put several items, each an id and an image; those that can be are put together.
+        """Write several items, each an id and an image; all valid ones in one transaction.
 
         Examples
         --------
@@ -377,7 +376,7 @@ class VouchClient:
         return self._ask(request, schemas.ItemWritten)
 
     def compact(self, gallery: str) -> schemas.Activation:
-        """Have a new bundle made of the one that is served and its changes, and served.
+        """Compact a gallery: build a bundle from the served one and its changes, and serve it.
 
         Examples
         --------
@@ -389,10 +388,10 @@ class VouchClient:
     def feedback(
         self, answer: schemas.SearchAnswer, item_id: str, *, correct: bool
     ) -> schemas.FeedbackAnswer:
-        """Confirm or reject an item that an answer found.
+        """Confirm or reject an item of an answer.
 
-        Where ``answer.audit`` is true it was drawn at random for review, and the question is about
-        its first result: please report whether it is right or wrong.
+        If ``answer.audit`` is true, the answer was drawn at random for review. Then report whether
+        its first result is right or wrong.
 
         Examples
         --------
@@ -414,13 +413,13 @@ class VouchClient:
         item: schemas.ItemOfQuery | None = None,
         idempotency_key: str | None = None,
     ) -> schemas.FeedbackAnswer:
-        """Decide on an earlier query, for as long as the service remembers it.
+        """Record a reviewer decision on an earlier query that the service still stores.
 
         Parameters
         ----------
         query_id : `query.id` of its answer.
-        item_id : of the item that is right, wrong, or what the query shows.
-        item : with ``new``: what the query becomes, if anything.
+        item_id : id of the item that the decision names.
+        item : with ``new``: the item to create from the query; None for none.
 
         Examples
         --------
@@ -462,7 +461,7 @@ class VouchClient:
         return ReviewQueueClient(gallery, self._http, self._send)
 
     def unknown(self, gallery: str) -> UnknownQueriesClient:
-        """The kept queries of a gallery that matched nothing.
+        """Return the client for kept queries of a gallery without a match.
 
         Examples
         --------
@@ -475,7 +474,7 @@ class VouchClient:
 
         Parameters
         ----------
-        order : of the lists whose first results it describes; None for the gallery's own.
+        order : order of results that the report describes; None for the gallery's default.
 
         Examples
         --------
@@ -493,14 +492,14 @@ class VouchClient:
         source: str | None = None,
         order: Order | None = None,
     ) -> schemas.OperatingPoint | None:
-        """Return the threshold that answers most queries within an error; None where none does.
+        """Return the threshold with the most matches within ``max_error``; None if there is none.
 
         Parameters
         ----------
-        max_error : share of wrong ones among matches.
-        expected_absent : share of the queries that have no match; None for the gallery's.
-        source : where the queries come from; None for anywhere.
-        order : of the lists; None for the default of the gallery.
+        max_error : maximum share of wrong matches.
+        expected_absent : share of queries without a match; None for the gallery's share.
+        source : source of the queries; None for all sources.
+        order : order of results; None for the gallery's default.
 
         Examples
         --------

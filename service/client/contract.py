@@ -29,17 +29,17 @@ Fields = Mapping[str, str | int | float]
 
 
 class VouchProblem(Exception):
-    """The service answered with a problem, or with something that is no answer of it.
+    """The service answered with a problem, or the response is not from Vouch.
 
     Attributes
     ----------
-    status : of HTTP.
+    status : HTTP status code.
     code : stable name of the kind of problem, to switch on; ``not_vouch`` where the answer is not
         one of the service, such as a proxy's.
     detail : what was received, what was wanted and what to do.
     request_id : what its operator finds the request by.
     retry_after : seconds after which a new request may succeed; None where the service gave none.
-    errors : the fields that are wrong.
+    errors : the invalid fields.
 
     Examples
     --------
@@ -84,7 +84,7 @@ def not_vouch(response: httpx2.Response) -> VouchProblem:
 
 
 def read(response: httpx2.Response, answer: type[AnswerT]) -> AnswerT:
-    """Read the JSON of a success.
+    """Parse the JSON of a successful response.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def _retry_after(response: httpx2.Response) -> float | None:
 
 
 def sent_again(key: str | None) -> dict[str, str]:
-    """The header of a request that may be sent again, by this client among others."""
+    """Return the header that makes retries of a request safe."""
     return {"Idempotency-Key": key or uuid.uuid4().hex}
 
 
@@ -121,8 +121,7 @@ def path_of(*parts: str) -> str:
 
     Raises
     ------
-    InvalidRequest : a part cannot be a part of a path, so that the request would reach another
-        route.
+    InvalidRequest : a part is not valid in a path; the request would reach another route.
     """
     for place, part in enumerate(parts):
         if place == 2 and parts[1] == "items":
@@ -136,11 +135,11 @@ def path_of(*parts: str) -> str:
 
 
 def send(http: httpx2.Client, request: httpx2.Request) -> httpx2.Response:
-    """Send a request, again where the service is busy, and return its success.
+    """Send a request, retry while the service is busy, and return the successful response.
 
     Raises
     ------
-    VouchProblem : it was refused, or the service stayed busy.
+    VouchProblem : the service refused the request, or stayed busy.
     """
     request.read()  # a body that is in memory can be sent again
     attempt = 1
@@ -151,11 +150,11 @@ def send(http: httpx2.Client, request: httpx2.Request) -> httpx2.Response:
 
 
 def seconds_to_wait(response: httpx2.Response, attempt: int) -> float:
-    """Return the seconds after which a request is sent again; attempts count from 1.
+    """Return the delay before the next attempt, in seconds; attempts count from 1.
 
     Raises
     ------
-    VouchProblem : it was refused, or this was the last attempt.
+    VouchProblem : the service refused the request, or this was the last attempt.
     """
     problem = problem_of(response)
     wait = problem.retry_after

@@ -11,11 +11,11 @@ from model_store.errors import InvalidRequest
 
 
 def image_named(text: str, folders: Sequence[Path] | None = None) -> Path | bytes:
-    """Return the image file that a text names: its path, or what a ``data:`` URI holds.
+    """Return an image file, from its path or from a ``data:`` URI.
 
     Parameters
     ----------
-    folders : the file must lie in one of these, links followed; None for anywhere.
+    folders : allowed folders, after links are resolved; None for all.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""A retriever of LangChain that returns nothing where Vouch would not vouch."""
+"""A retriever of LangChain that returns results only for the verdict ``match``."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class VouchRetriever(BaseRetriever):
 
     Attributes
     ----------
-    client : of the service; the caller closes it.
-    limit : documents at most.
-    min_match_probability : of documents behind the first.
+    client : client of the service; the caller closes it.
+    limit : maximum number of documents.
+    min_match_probability : minimum match probability of documents after the first.
     text_key : key of the items' metadata with a document's text; None for the label, or else id.
     """
 

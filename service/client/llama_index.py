@@ -1,4 +1,4 @@
-"""A retriever of LlamaIndex that returns nothing where Vouch would not vouch."""
+"""A retriever of LlamaIndex that returns results only for the verdict ``match``."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class VouchRetriever(BaseRetriever):
 
     Parameters
     ----------
-    client : of the service; the caller closes it.
-    limit : nodes at most.
-    min_match_probability : of nodes behind the first.
+    client : client of the service; the caller closes it.
+    limit : maximum number of nodes.
+    min_match_probability : minimum match probability of nodes after the first.
     text_key : key of the items' metadata with a node's text; None for the label, or else the id.
     """
 

@@ -1,4 +1,4 @@
-"""Creating, describing, renaming and dropping galleries, and trying other bundles of them.
+"""Creates, describes, renames and drops galleries, and starts shadow bundles.
 
 A key of the scope `admin` is needed.
 
@@ -49,8 +49,7 @@ class GalleryManagement:
 
         Parameters
         ----------
-        like : the gallery whose encoder it has; None for the first that the service was started
-            with.
+        like : gallery with the encoder; None for the first that the service was started with.
 
         Raises
         ------
@@ -66,7 +65,7 @@ class GalleryManagement:
     def describe(
         self, gallery: str, *, title: str | None = None, description: str | None = None
     ) -> schemas.GalleryDetail:
-        """Give a gallery another title or description; None leaves one unchanged.
+        """Change the title or description of a gallery; None leaves a text unchanged.
 
         Examples
         --------
@@ -76,7 +75,7 @@ class GalleryManagement:
         return self._send("PATCH", path_of(gallery), said, schemas.GalleryDetail)
 
     def rename(self, gallery: str, name: str) -> schemas.GalleryDetail:
-        """Call a gallery something else; everything of it goes along.
+        """Rename a gallery; all its items and records are kept.
 
         Raises
         ------
@@ -102,12 +101,12 @@ class GalleryManagement:
     def try_bundle(
         self, gallery: str, bundle_id: str, *, share: float | None = None
     ) -> schemas.ShadowReport:
-        """Have another bundle of a gallery answer a share of its queries too, in the shadow.
+        """Start a shadow bundle, which also answers a share of the gallery's queries.
 
         Parameters
         ----------
-        bundle_id : as ``vouch-build bundles`` lists it.
-        share : of the queries; None for what the service is set to.
+        bundle_id : id of the bundle, listed by ``vouch-build bundles``.
+        share : share of the queries; None for the service's setting.
 
         Raises
         ------
@@ -121,7 +120,7 @@ class GalleryManagement:
         return self._send("PUT", path_of(gallery, "shadow"), said, schemas.ShadowReport)
 
     def shadow(self, gallery: str) -> schemas.ShadowReport:
-        """Return what that bundle says beside what was answered.
+        """Return the comparison of the shadow bundle with the served bundle.
 
         Raises
         ------
@@ -135,7 +134,7 @@ class GalleryManagement:
         return self._ask(self._build("GET", path_of(gallery, "shadow")), schemas.ShadowReport)
 
     def end_shadow(self, gallery: str) -> schemas.ShadowReport:
-        """End the trial, and return its final report.
+        """Stop the shadow bundle, and return its final report.
 
         Examples
         --------
@@ -144,7 +143,7 @@ class GalleryManagement:
         return self._ask(self._build("DELETE", path_of(gallery, "shadow")), schemas.ShadowReport)
 
     def adopt_absent_share(self, gallery: str, share: float | None) -> schemas.OperatorDecision:
-        """Use another share of absent queries where neither request nor key names one.
+        """Set the gallery's share of absent queries, for requests and keys that name none.
 
         Parameters
         ----------
@@ -161,7 +160,7 @@ class GalleryManagement:
         return self._send("POST", path, said, schemas.OperatorDecision)
 
     def acknowledge_drift(self, gallery: str) -> schemas.OperatorDecision:
-        """End all alarms of drift of a gallery, and begin the tests again.
+        """Clear all drift alarms of a gallery, and restart the tests.
 
         Examples
         --------
@@ -171,7 +170,7 @@ class GalleryManagement:
         return self._ask(self._build("POST", path), schemas.OperatorDecision)
 
     def usage(self) -> schemas.Usage:
-        """Return what the client's key may do, and how much of it is used.
+        """Return the permissions and quotas of the client's key, and their use.
 
         Examples
         --------

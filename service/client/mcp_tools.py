@@ -1,7 +1,7 @@
 """The tools of ``vouch-mcp``, a server of the Model Context Protocol.
 
-Each tool's answer begins with the verdict in plain words, so that a language model reads how far
-an answer can be relied on before it reads the answer. The numbers follow as structured content.
+Each tool's answer begins with the verdict in plain words. So a language model reads the reliability
+of an answer first. The numbers follow as structured content.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Tools:
 
     Parameters
     ----------
-    client : of the service.
-    folders : whose images may be read from this machine; none: only images in base64 are taken.
+    client : client of the service.
+    folders : folders whose images may be read; empty: only images in base64 are accepted.
     """
 
     def __init__(self, client: VouchClient, folders: Sequence[Path] = ()) -> None:
@@ -121,7 +121,7 @@ class Tools:
 
 @contextmanager
 def _readable_errors() -> Iterator[None]:
-    """Raise what is wrong as an error that a model is shown, and can mend."""
+    """Raise errors as tool errors, which the model sees and can correct."""
     try:
         yield
     except (InvalidRequest, VouchProblem) as error:

@@ -1,4 +1,4 @@
-"""The review queue of a gallery, as the client asks for it."""
+"""The client of a gallery's review queue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from service.client.contract import path_of, read
 class ReviewQueueClient:
     """The review queue of one gallery; see `VouchClient.review_queue`.
 
-    Decide with `VouchClient.decide_query`, as the reviewer who leased them.
+    Send decisions by `VouchClient.decide_query`, with the name of the reviewer who holds the lease.
 
     Examples
     --------
@@ -36,7 +36,7 @@ class ReviewQueueClient:
         seconds: int = 600,
         reasons: Sequence[schemas.CaseReason] | None = None,
     ) -> list[schemas.LeasedCase]:
-        """Return the next cases for a reviewer, leased for so many seconds.
+        """Lease the next cases to a reviewer, for a time in seconds.
 
         Examples
         --------
@@ -50,7 +50,7 @@ class ReviewQueueClient:
         return read(response, schemas.Leases).leases
 
     def give_back(self, query_id: str, reviewer: str) -> bool:
-        """End a lease without a decision; whether there was one.
+        """End a lease without a decision; return whether there was a lease.
 
         Examples
         --------
@@ -82,7 +82,7 @@ class ReviewQueueClient:
             options["after"] = page.next_after
 
     def summary(self) -> schemas.ReviewSummary:
-        """Count the cases by reason and state, and say which queries are kept.
+        """Return the number of cases by reason and state, and the rules for keeping queries.
 
         Examples
         --------
@@ -91,7 +91,7 @@ class ReviewQueueClient:
         return read(self._ask("GET", "summary"), schemas.ReviewSummary)
 
     def image(self, query_id: str) -> bytes:
-        """The image file that is kept of a query.
+        """Return the stored image file of a query.
 
         Examples
         --------
@@ -125,7 +125,7 @@ class ReviewQueueClient:
             yield response.content
 
     def import_label_studio(self, tasks: schemas.LabelStudioTasks) -> schemas.DecisionsImported:
-        """Take in annotations that Label Studio has exported (JSON) as decisions.
+        """Import annotations from a Label Studio export (JSON) as decisions.
 
         Examples
         --------

@@ -1,4 +1,4 @@
-"""Queries that matched nothing, as the client asks for them."""
+"""The client of kept queries without a match."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.client.contract import path_of, read, sent_again
 
 
 class UnknownQueriesClient:
-    """The kept queries of one gallery that matched nothing; see `VouchClient.unknown`.
+    """The kept queries of one gallery without a match; see `VouchClient.unknown`.
 
     Examples
     --------
@@ -29,8 +29,8 @@ class UnknownQueriesClient:
 
         Parameters
         ----------
-        precision : share of the pairs within groups that are expected to be the same.
-        limit : groups that are listed, the largest first.
+        precision : minimum expected share of pairs within groups that show the same identity.
+        limit : maximum number of groups; the largest are first.
 
         Examples
         --------
@@ -56,17 +56,17 @@ class UnknownQueriesClient:
         precision: float = 0.9,
         idempotency_key: str | None = None,
     ) -> schemas.Enrolled:
-        """Make items of the queries of a group, all in one transaction.
+        """Create items from the queries of a group, in one transaction.
 
         Parameters
         ----------
-        query_ids : the members that become items; None for all.
-        item_ids : ids of items by those of queries; left out: the query's own.
-        precision : as the group was listed with.
+        query_ids : members to enrol; None for all.
+        item_ids : id of the new item, by query id; default: the query id.
+        precision : the value with which the group was listed.
 
         Raises
         ------
-        VouchProblem : such as ``group_not_found``, where its members have changed.
+        VouchProblem : for example ``group_not_found``, if the members of the group have changed.
 
         Examples
         --------

@@ -9,8 +9,8 @@ from service import schemas
 from service.client.client import VouchClient
 
 MIN_MATCH_PROBABILITY = 0.5
-"""The least of results behind the first, of which alone `match` speaks: more likely right than
-wrong."""
+"""Minimum match probability of results after the first. The verdict covers only the first
+result."""
 
 
 def vouched_results(
@@ -20,11 +20,11 @@ def vouched_results(
     limit: int,
     min_match_probability: float = MIN_MATCH_PROBABILITY,
 ) -> list[schemas.Result]:
-    """Return the results of a search with verdict ``match``; of any other verdict, none.
+    """Return the results of a search if its verdict is ``match``, else none.
 
     Parameters
     ----------
-    min_match_probability : of results behind the first.
+    min_match_probability : minimum match probability of results after the first.
 
     Raises
     ------
@@ -41,13 +41,13 @@ def vouched_results(
 
 
 def text_of(result: schemas.Result, text_key: str | None) -> str:
-    """Return an item as text: what its metadata has under a key, else its label, else its id."""
+    """Return the metadata value at ``text_key``, else the label, else the id."""
     text = None if text_key is None else result.metadata.get(text_key)
     return str(text if text is not None else result.label or result.id)
 
 
 def metadata_of(gallery: str, result: schemas.Result) -> dict[str, Any]:
-    """Return an item's metadata; Vouch's own is under the key ``vouch``."""
+    """Return an item's metadata, with Vouch's result under the key ``vouch``."""
     own = result.model_dump(
         include={"id", "label", "rank", "similarity", "match_probability", "thumbnail_url"}
     )

@@ -1,4 +1,4 @@
-"""Answers in plain words, the verdict first, for those who read rather than switch."""
+"""Formats answers as plain text, with the verdict first."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def search_in_words(answer: schemas.SearchAnswer) -> str:
 
 
 def decision_in_words(answer: schemas.DecisionAnswer) -> str:
-    """Return a decision on the neighbours of another store as text."""
+    """Return a decision on another store's neighbours as text."""
     found = [
         (one.id, one.label, one.similarity, one.match_probability) for one in answer.neighbours
     ]
@@ -57,7 +57,7 @@ def assessment_in_words(answer: schemas.AssessmentAnswer) -> str:
 
 
 def calibration_in_words(report: schemas.CalibrationReport) -> str:
-    """Return what a gallery's probabilities rest on as text."""
+    """Return the calibration of a gallery as text."""
     parts = [f"{report.status}: {_CALIBRATION_WORDS[report.status]}"]
     if report.status != "missing":
         parts.append(f"Calibrated with {report.n_queries} queries.")
@@ -112,7 +112,7 @@ def _query(query: schemas.Query) -> list[str]:
 
 
 def _ranked(found: Iterable[tuple[str, str | None, float, float | None]]) -> list[str]:
-    """Items with their labels, similarities and probabilities, a line each."""
+    """Return one line per item: label, similarity and probability."""
     return [
         f"{rank}. {item_id}"
         + (f" ({label})" if label is not None else "")
@@ -123,7 +123,7 @@ def _ranked(found: Iterable[tuple[str, str | None, float, float | None]]) -> lis
 
 
 def _percent(share: float) -> str:
-    """Return a share in percent, a certainty only where it is one."""
+    """Return a share in percent; only exact values are 0 % or 100 %."""
     if 0.999 < share < 1:
         return "over 99.9 %"
     if 0 < share < 0.001:

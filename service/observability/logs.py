@@ -13,11 +13,11 @@ from traceback import format_exception
 from service.observability.records import current_record
 
 _KEY = re.compile(r"(vouch_[0-9a-f]{1,12}_)[0-9a-zA-Z]+")
-"""A secret has no business in a log, whichever part of a request it was put into by mistake."""
+"""Keys are removed from log lines, because a client may put one into any part of a request."""
 
 
 _SHORTEST_SECRET = 4
-"""Letters of a secret below which a text that holds it shows nothing."""
+"""Minimum length of a secret to remove, in characters."""
 
 
 class Redaction:

@@ -1,7 +1,7 @@
-"""Numbers for Prometheus, counted as things happen; `service.serving.metrics` has the rest.
+"""Counters and histograms for Prometheus; gauges are in `service.serving.metrics`.
 
-Labels have few values, whatever clients send: routes are patterns, galleries those that are served,
-methods those that HTTP knows, codes those of our problems.
+Labels have few values for any request: patterns of routes, served galleries, methods of HTTP, codes
+of problems.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def _of(metric: MetricT, *labels: str) -> MetricT:
 
 
 CREATED = "(created)"
-"""The label of galleries that were created while the service runs, all together: there may be
-thousands, and their owners are private."""
+"""One label for all galleries created over HTTP: there may be thousands, and their names are
+private."""
 
 
 def counted_as(bundle: Bundle) -> str:
@@ -89,7 +89,7 @@ class Telemetry:
             ProcessCollector(registry=self.registry)
         Gauge(
             "vouch_build_info",
-            "1, for the release that runs.",
+            "1, for the running release.",
             ["version"],
             registry=self.registry,
             multiprocess_mode="livemax",
@@ -128,7 +128,7 @@ class Telemetry:
         return observe
 
     def reviews(self, gallery: str) -> Callable[[str, int], None]:
-        """Return a callback that counts the cases of a gallery, by what became of them."""
+        """Return a callback that counts the review cases of a gallery, by outcome."""
 
         def observe(outcome: str, n: int) -> None:
             if n:
@@ -139,7 +139,7 @@ class Telemetry:
     def shadow(
         self, gallery: str
     ) -> Callable[[str, tuple[Said, Said, ChangeReason | None] | None], None]:
-        """Return a callback that counts the queries of a gallery that are put to a shadow."""
+        """Return a callback that counts the shadow queries of a gallery, by outcome."""
 
         def observe(
             outcome: str, both: tuple[Said, Said, ChangeReason | None] | None = None
@@ -159,20 +159,20 @@ class Telemetry:
         return observe
 
     def gallery(self, gallery: str) -> None:
-        """Begin the counters of a gallery whose first event raises an alert.
+        """Create the counters of a gallery at 0, so that their first event raises an alert.
 
-        The increase of a counter that begins with its first event is 0.
+        Prometheus sees no increase in a counter that starts with its first event.
         """
         self.encoder_stops.labels(gallery)
         for outcome in ("activated", "refused"):
             self.activations.labels(gallery, outcome)
 
     def activation(self, gallery: str, outcome: str) -> None:
-        """Count an attempt to serve another bundle."""
+        """Count an attempt to activate a bundle."""
         self.activations.labels(gallery, outcome).inc()
 
     def written(self, gallery: str, n_put: int, n_deleted: int) -> None:
-        """Count items that were put into a gallery, and removed from it."""
+        """Count the written and the deleted items of a gallery."""
         self.items_written.labels(gallery, "put").inc(n_put)
         self.items_written.labels(gallery, "deleted").inc(n_deleted)
 
@@ -189,12 +189,13 @@ class Telemetry:
         )
         self.problems = self._counter(
             "vouch_problems_total",
-            "Requests that ended with a problem, by its code; client_gone did not wait.",
+            "Requests that ended with a problem, by code; client_gone: the client closed the "
+            "connection.",
             "code",
         )
         self.in_flight = Gauge(
             "vouch_requests_in_flight",
-            "Requests being worked on; at VOUCH_MAX_IN_FLIGHT more are refused.",
+            "Requests in progress; at VOUCH_MAX_IN_FLIGHT, new requests are refused.",
             registry=self.registry,
             multiprocess_mode="livesum",
         )
@@ -219,18 +220,18 @@ class Telemetry:
         self.cache = self._counter("vouch_cache_total", "Look-ups in the cache.", "outcome")
         self.single_flight_joins = self._counter(
             "vouch_single_flight_joins_total",
-            "Queries that waited for the encoding of the same image for another.",
+            "Queries that shared the encoding of the same image with another query.",
             "gallery",
         )
         self.uncertainty_percentile = self._histogram(
             "vouch_uncertainty_percentile",
-            "Percentile of uncertainty; flat as long as queries are like the calibration's.",
+            "Percentile of uncertainty; uniform while queries resemble the calibration queries.",
             PERCENTILES,
             "gallery",
         )
         self.outlier_p_value = self._histogram(
             "vouch_outlier_p_value",
-            "Outlier p-value; flat as long as queries are like the calibration's.",
+            "Outlier p-value; uniform while queries resemble the calibration queries.",
             P_VALUES,
             "gallery",
         )
@@ -244,19 +245,24 @@ class Telemetry:
         )
         self.shadow_verdicts = self._counter(
             "vouch_shadow_verdicts_total",
-            "Queries by what was answered, and what the shadow says.",
+            "Queries by verdict of the answer and of the shadow bundle.",
             *("gallery", "old", "new"),
         )
         self.shadow_outliers = self._counter(
             "vouch_shadow_outliers_total",
-            "The same by the flag of an outlier: yes, no, unknown.",
+            "Queries by outlier flag of the answer and of the shadow bundle: yes, no, unknown.",
             *("gallery", "old", "new"),
         )
         self.shadow_same_first = self._counter(
-            "vouch_shadow_same_first_total", "Of them have the same first item.", "gallery"
+            "vouch_shadow_same_first_total",
+            "Shadow queries with the same first item as the answer.",
+            "gallery",
         )
         self.shadow_changes = self._counter(
-            "vouch_shadow_changes_total", "Of them are answered otherwise.", "gallery", "reason"
+            "vouch_shadow_changes_total",
+            "Shadow queries with another answer, by reason.",
+            "gallery",
+            "reason",
         )
 
     def _of_work(self) -> None:
@@ -265,29 +271,29 @@ class Telemetry:
         )
         self.queue_seconds = self._histogram(
             "vouch_queue_seconds",
-            "How long the first image of a batch waited for the encoder.",
+            "Waiting time of the first image of a batch.",
             QUEUE_SECONDS,
             "gallery",
         )
         self.encoder_stops = self._counter(
             "vouch_encoder_stops_total",
-            "Times the encoder stopped at work and was started again.",
+            "Restarts of the encoder after it stopped during work.",
             "gallery",
         )
         self.decoders_lost = self._counter(
             "vouch_decoders_lost_total",
-            "Processes that decoded images and had to be replaced.",
+            "Replaced decoder processes.",
         )
         self.activations = self._counter(
             "vouch_bundle_activations_total",
-            "Attempts to serve another bundle: activated or refused; automatic compactions.",
+            "Attempts to activate a bundle, by outcome; automatic compactions.",
             "gallery",
             "outcome",
         )
 
         self.items_written = self._counter(
             "vouch_items_written_total",
-            "Items put into galleries while they were served, and deleted.",
+            "Items written to and deleted from served galleries.",
             "gallery",
             "change",
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 UNMATCHED = "unmatched"
-"""In place of a route, for paths that lead nowhere."""
+"""Value of the route for paths that match none."""
 
 LONGEST_REASON = 1024
 """Characters of a reason in a log line: other programs write it, at any length."""
@@ -45,17 +45,17 @@ class SearchRecord:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """A request, and what became of it. It holds no header, no body and no query string.
+    """A request and its outcome. It holds no header, no body and no query string.
 
     Attributes
     ----------
-    trace_id : of the trace that it belongs to, where traces are kept.
-    route : the pattern that its path matched.
-    status : 499 where the client did not wait.
-    gallery : that it was about; None where it named none that is served.
-    key_id, key_name : of the API key that let it in; never its secret.
-    code : of the problem that it ended with.
-    reason : for a problem of the service, which the client does not see. seconds : from start to
+    trace_id : id of its trace, if tracing is on.
+    route : pattern of its path.
+    status : HTTP status; 499 if the client closed the connection.
+    gallery : name of the gallery; None if it named no served gallery.
+    key_id, key_name : id and name of the API key; never its secret.
+    code : code of its problem.
+    reason : internal reason of a problem; the client does not see it. seconds : from start to
         end.
     """
 
@@ -119,13 +119,13 @@ _current: ContextVar[RequestRecord | None] = ContextVar("request", default=None)
 
 
 def current_record() -> RequestRecord | None:
-    """The request that is being worked on; None outside of any."""
+    """Return the current request; None outside a request."""
     return _current.get()
 
 
 @contextmanager
 def recorded(record: RequestRecord) -> Iterator[None]:
-    """Make ``record`` the current one; tasks that begin inside, and their threads, inherit it."""
+    """Make ``record`` the current request; tasks and threads started inside inherit it."""
     token = _current.set(record)
     try:
         yield
@@ -139,8 +139,8 @@ class BatchRecord:
 
     Attributes
     ----------
-    size : images encoded together.
-    waited_s : how long the first of them had waited.
+    size : number of images in the batch.
+    waited_s : waiting time of its first image, in seconds.
     stopped : whether the encoder stopped over them, or over others that it was given before.
     """
 

@@ -1,4 +1,4 @@
-"""Traces for an OpenTelemetry collector: what one request spent its time on.
+"""Traces for an OpenTelemetry collector: the stages of each request.
 
 The only room that knows OpenTelemetry, and imported only where `VOUCH_OTLP_ENDPOINT` names a
 collector. The tracer stays here instead of becoming the process's: frameworks that look for that
@@ -30,13 +30,13 @@ logger = logging.getLogger(__name__)
 TRACES_PATH = "/v1/traces"
 
 EXPORT_TIMEOUT_S = 3.0
-"""For one batch of spans, repetitions included: past it the batch is dropped."""
+"""Timeout of one batch of spans, with retries; then the batch is dropped."""
 
 FLUSH_TIMEOUT_S = 5.0
-"""For what has not been sent when the service ends; well within the 30 s that Docker gives it."""
+"""Timeout for unsent spans when the service ends; well below Docker's 30 s."""
 
 NOT_TRACED = {"/livez", "/readyz", "/metrics"}
-"""Asked for every few seconds by machines: a trace of them tells nothing and buries the others."""
+"""Paths that probes request every few seconds; their traces would only hide the others."""
 
 AFTER_ENCODING = ("search", "decide", "items")
 
@@ -44,9 +44,10 @@ AFTER_ENCODING = ("search", "decide", "items")
 class OtlpTracing:
     """Sends one trace a request to a collector, by OTLP over HTTP, from a separate thread.
 
-    Spans wait in a bounded queue; where the collector is slow or gone, the oldest are dropped and
-    requests notice nothing. A caller's `traceparent` is continued, its decision to sample included;
-    `OTEL_*` variables set the sampler, headers for the collector and names of the resource.
+    Spans wait in a bounded queue. If the collector is slow or unreachable, the oldest are dropped,
+    and requests are not delayed. A caller's `traceparent` is continued, its decision to sample
+    included; `OTEL_*` variables set the sampler, headers for the collector and names of the
+    resource.
 
     Parameters
     ----------
@@ -79,7 +80,7 @@ class OtlpTracing:
         return lambda: self._end(span, record)
 
     async def close(self) -> None:
-        """Send what has not been sent, for `FLUSH_TIMEOUT_S` at most."""
+        """Send the outstanding spans, for at most `FLUSH_TIMEOUT_S`."""
         # The SDK's own waiting has a bound of 30 s that cannot be changed.
         closing = Thread(target=self._provider.shutdown, name="flush-spans", daemon=True)
         closing.start()
@@ -106,10 +107,10 @@ class OtlpTracing:
 def stage_times(search: SearchRecord) -> Iterator[tuple[str, int, int]]:
     """Each stage of a search with its begin and end, nanoseconds since 1970.
 
-    Stages were measured by their lengths. They follow one another from the begin of the search, and
-    those after the encoding end with the answer; what lies between was waiting for a thread. A
-    search that joined the encoding of the same image for another request began in the middle of it:
-    `decode` and `encode` then begin before the search itself did.
+    Only the durations of stages were measured. They follow one another from the begin of the
+    search, and those after the encoding end with the answer; what lies between was waiting for a
+    thread. A search that joined the encoding of the same image for another request began in the
+    middle of it: `decode` and `encode` then begin before the search itself did.
     """
     lengths = {stage: round(1e9 * seconds) for stage, seconds in search.seconds.items()}
     total = lengths.pop("total", sum(lengths.values()))

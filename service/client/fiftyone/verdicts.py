@@ -21,10 +21,10 @@ _FIELDS = {
 }
 
 _WRITTEN_TOGETHER = 64
-"""Samples whose answers are written at once: what is interrupted has lost no more."""
+"""Samples per write; an interruption loses at most these answers."""
 
 _ASKED_TOGETHER = 4
-"""Requests under way; the service encodes what comes together as one batch."""
+"""Concurrent requests; the service encodes concurrent images as one batch."""
 
 
 @dataclass
@@ -50,13 +50,13 @@ def write_verdicts(
     """Search with each sample, and write the answer into its fields.
 
     The fields are `vouch_verdict`, `match_probability` (of the first result), `uncertainty` and
-    `ood`. Those that nothing was calibrated for are null.
+    `ood`. Fields that need a calibration are null without one.
 
     Parameters
     ----------
     samples : a dataset or view of images.
-    prefix : of the fields' names, where a dataset has fields of these names already.
-    progress : told the share that is done.
+    prefix : prefix of the field names, to avoid a clash with fields of the dataset.
+    progress : called with the finished share of the samples.
 
     Raises
     ------
