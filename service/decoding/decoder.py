@@ -32,8 +32,8 @@ class Prepared:
     format, width, height, warnings : as in `model_store.images.DecodedImage`.
     measures : `model_store.images.quality.quality_measures` of the picture in its own size, if
         requested.
-    thumbnail : a small picture of it.
-    preview : a larger one, JPEG; see `encode_preview`.
+    thumbnail : a small version of the image.
+    preview : a larger version, JPEG; see `encode_preview`.
     """
 
     pixels: NDArray[np.uint8]
@@ -51,8 +51,8 @@ class Decoder(Protocol):
 
     Attributes
     ----------
-    sandbox : what the kernel confines it by.
-    shares : of callers in its processes; all are idle while nothing is decoded.
+    sandbox : parts of the sandbox in force.
+    shares : fair shares of callers in the processes; idle while nothing is decoded.
     """
 
     sandbox: tuple[str, ...]
@@ -71,7 +71,7 @@ class Decoder(Protocol):
 
 
 class ThreadDecoder:
-    """Decodes on threads of this process: for images that are trusted, and for tests."""
+    """Decodes on threads of this process, for trusted images and tests."""
 
     sandbox: tuple[str, ...] = ()
     shares: tuple[FairShare, ...] = ()

@@ -67,11 +67,11 @@ _ANSWER: TypeAdapter[_Decoded | _Refused] = TypeAdapter(_Decoded | _Refused)
 
 
 def read_started(message: bytes) -> tuple[str, ...]:
-    """Read what confines a decoder that has just started.
+    """Read the sandbox parts of a decoder that has just started.
 
     Raises
     ------
-    EOFError : it sends what no decoder sends.
+    EOFError : the message is not valid.
     """
     try:
         return tuple(_Started.model_validate_json(message).sandbox)
@@ -88,7 +88,7 @@ def read_reply(
 
     Raises
     ------
-    EOFError : it is not a decoder's reply.
+    EOFError : the reply is not valid.
     """
     try:
         answer = _ANSWER.validate_json(message)

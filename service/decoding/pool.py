@@ -30,17 +30,18 @@ T = TypeVar("T")
 logger = logging.getLogger("service")
 
 RETRY_S = 1.0
-"""After which a decoder that did not start is started again."""
+"""Delay before a decoder that failed to start is started again, in seconds."""
 
 
 class DecoderPool:
     """Decodes image files in processes that can be lost.
 
-    Use it as an asynchronous context; inside, all processes are ready. Requests wait for one to be
-    free, callers in turn and each in the order it asked; one caller never has all of several.
+    Use it as an asynchronous context; inside, all processes are ready. Requests wait for a free
+    process: callers take turns, and each caller's requests keep their order. With several
+    processes, one caller never uses all.
 
     - An image beyond its `DecodingBudget` is refused as `ImageTooCostly`, and one that crashes its
-      decoder as `CorruptImage`; the process is replaced, other requests notice nothing.
+      decoder as `CorruptImage`; the process is replaced, other requests are not affected.
     - A decoder that is killed from outside while decoding (SIGKILL: an operator, or the kernel
       short of memory) is not held against the image, which goes to another decoder, once.
     - A request that is cancelled gives up its place at once; a decoder already at work for it
@@ -48,14 +49,14 @@ class DecoderPool:
 
     Parameters
     ----------
-    lost : told of every decoder that ended otherwise than by the pool's end.
-    sandbox : whether decoders are to start where the kernel cannot confine them.
+    lost : called for each decoder that ends before the pool is closed.
+    sandbox : whether decoders start if the kernel cannot confine them.
 
     Attributes
     ----------
-    n_lost : decoders that ended otherwise than by `close`.
-    sandbox : what confines them, of `service.decoding.sandbox.PARTS`.
-    shares : of callers, in the decoders.
+    n_lost : number of decoders that ended before `close`.
+    sandbox : sandbox parts in force, of `service.decoding.sandbox.PARTS`.
+    shares : fair shares of callers in the decoders.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class DecoderPool:
         )
 
     async def _take(self) -> DecoderProcess:
-        """Wait for a decoder that is free, and alive."""
+        """Wait for a free, running decoder."""
         while True:
             decoder = await self._free.get()
             if decoder.is_alive:

@@ -15,7 +15,8 @@ from service.processes.shared_pixels import SharedPixels
 WORKER = "service.decoding.worker"
 
 _MAX_HEADER = 2**21
-"""Bytes; a preview of pure noise takes 1,060,000 in it, a thumbnail 27,000."""
+"""Maximum size of the JSON in bytes; a preview of pure noise takes 1,060,000, a thumbnail
+27,000."""
 
 _AT_ONCE = 2**16
 
@@ -62,8 +63,8 @@ class DecoderProcess:
 
         Parameters
         ----------
-        header : JSON.
-        data : what it is about.
+        header : the request, as JSON.
+        data : its binary data.
 
         Returns
         -------
@@ -71,7 +72,7 @@ class DecoderProcess:
 
         Raises
         ------
-        OSError, EOFError : the process has ended, or says more than any decoder says.
+        OSError, EOFError : the process has ended, or its reply is too long.
         """
         loop = asyncio.get_running_loop()
         prefix = PREFIX.pack(len(header), len(data))

@@ -1,7 +1,7 @@
 """A decoder: a process that turns image files into prepared pictures, and does nothing else.
 
-Image files come from strangers, and their parsers are the likeliest part of the service to crash,
-to hang or to eat memory. So they run here, one file at a time, in a process that can be lost.
+Image files are not trusted. Their parsers are the part of the service most likely to crash, hang or
+use too much memory. So they run here, one file at a time, in a process that can be lost.
 `service.decoding.process` starts these processes and talks to them over a socket pair, in messages
 of JSON and bytes: nothing of a message is ever executed, whatever became of the process at the
 other end. Prepared pictures lie in a file in memory that the two share.
@@ -75,7 +75,7 @@ def main() -> None:
 def _within(
     budget: DecodingBudget, data: bytes, options: dict[str, Any], limits: ImageLimits
 ) -> tuple[dict[str, Any], NDArray[np.uint8] | None]:
-    """The answer to a request, unless its decoding ends this process."""
+    """Return the answer to a request; decoding may end this process."""
     with spending(budget):
         try:
             preprocessing = Preprocessing(**options.pop("preprocessing"))
@@ -118,7 +118,7 @@ def _answer(
 
 
 def _silence_libraries() -> None:
-    """Keep what C libraries print about damaged files out of the log; our own errors go there."""
+    """Keep messages of C libraries about damaged files out of the log; Python's errors go there."""
     sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
@@ -126,7 +126,7 @@ def _silence_libraries() -> None:
 
 
 def _warm_up(limits: ImageLimits) -> None:
-    """Let Pillow load what it loads at the first use of a format."""
+    """Load Pillow's plugins, which it otherwise loads at the first use of a format."""
     preprocessing = Preprocessing(8, 8)
     kinds: list[tuple[str, str, dict[str, str]]] = [(name, "RGB", {}) for name in FORMATS]
     # Floating point is read by another library than the rest of TIFF.
@@ -145,7 +145,7 @@ def _send(channel: socket.socket, fields: dict[str, Any]) -> None:
 
 
 def _receive(channel: socket.socket) -> tuple[dict[str, Any], bytes]:
-    """The next message; ends the process when there is none, because the service has ended."""
+    """Return the next message; exit if the socket is closed, because the service has ended."""
     n_header, n_data = PREFIX.unpack(_exactly(channel, PREFIX.size))
     return json.loads(_exactly(channel, n_header)), _exactly(channel, n_data)
 

@@ -10,29 +10,29 @@ import numpy as np
 from model_store.encoder.contract import Embeddings, Encoder, Inputs
 
 GAIN = 1.1
-"""Images a second, over those of smaller batches, that make a larger batch worth its waiting."""
+"""Minimum gain in images per second over a smaller batch, as a factor."""
 
 BATCHES_IN_A_TURN = 16
-"""At most, of an encoder that shares its only processor; see `Batches.alone`."""
+"""Maximum batches in a turn of an encoder that shares its only processor; see `Batches.alone`."""
 
 BATCHES_OF_A_PROCESSOR = 4
-"""Largest batch for each of several processors. The last batches of a turn do not occupy all of
-them, and the turn is answered after its last batch."""
+"""Maximum batches in a turn per processor, with several processors. The last batches of a turn
+leave some of them idle, and the turn is answered after its last batch."""
 
 TURN_S = 0.25
-"""Seconds that a turn may take at most: its first image waits for its last, and a batch that has
-begun is not given up."""
+"""Maximum duration of a turn in seconds: its first image waits for its last, and a running batch is
+never cancelled."""
 
 _REPETITIONS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """The batches that an encoder is best given.
+    """The best batches for an encoder.
 
     Attributes
     ----------
-    size : maximum batch size, as measured.
+    size : measured maximum batch size.
     turn : see `MicroBatcher`.
     alone : whether a turn is best given while nothing else is computed: the encoder shares its only
         processor, and each change between what encodes and what answers empties its caches.
@@ -44,7 +44,7 @@ class Batches:
 
 
 def largest_useful_batch(encoder: Encoder, limit: int) -> int:
-    """Measure how many images are best encoded at once, ``limit`` at most.
+    """Measure the best batch size, at most ``limit``.
 
     More than one only where that is faster *and* gives each image the very bits it is given alone:
     an answer must not depend on who else asks at the moment, nor on the replica.
@@ -61,7 +61,7 @@ def largest_useful_batch(encoder: Encoder, limit: int) -> int:
 
 
 def useful_turn(encoder: Encoder, size: int, limit: int, n_processors: int) -> int:
-    """Measure how many batches of ``size`` an encoder is best given in a row, ``limit`` at most.
+    """Measure the best number of batches of ``size`` in a turn, at most ``limit``.
 
     With several processors it is more than one only if the encoder is faster with batches in
     parallel, and gives each image the same bits as alone.
@@ -95,7 +95,7 @@ def _noise(encoder: Encoder, n: int) -> Inputs:
 
 
 def _images_per_second(encoder: Encoder, images: Inputs, at_once: int | None = None) -> float:
-    """The best of a few attempts: whatever disturbs a measurement makes it slower."""
+    """Return the fastest of a few attempts, because disturbances only slow a measurement."""
     fastest = np.inf
     for _ in range(_REPETITIONS):
         started = time.perf_counter()

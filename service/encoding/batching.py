@@ -1,4 +1,4 @@
-"""Queries that come together are encoded together, and fail alone."""
+"""Batches concurrent queries; a failed image affects only its own query."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class _Waiting:
 
 
 class MicroBatcher:
-    """Encodes what waits as soon as the encoder is idle, up to ``size`` images at once.
+    """Encodes waiting images when the encoder is idle, up to ``size`` in a batch.
 
-    No request waits for a batch to fill. A request that has gone away (a cancelled `encode`) is
-    left out. Images over which the encoder fails are halved until the one that spoils them is
-    alone; those over which it *stops* are encoded one by one once it has answered a canary, and the
-    one over which it stops again has failed.
+    No request waits for a batch to fill. A cancelled `encode` is left out. Images over which the
+    encoder fails are halved until the one that spoils them is alone; those over which it *stops*
+    are encoded one by one once it has answered a canary, and the one over which it stops again has
+    failed.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class MicroBatcher:
         many come together; for encoders (GPUs) whose arithmetic depends on the size of the batch.
     shares : a turn begins once all of these are idle, or they have had as long as the last turn
         took, `TURN_S` at most; see `Batches.alone`.
-    observe : told of every batch.
+    observe : called with the facts of each batch.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class MicroBatcher:
 
     @property
     def is_idle(self) -> bool:
-        """True while nothing is encoded, or waits for it."""
+        """True while no image is encoded or waits."""
         return not self._more.is_set()
 
     async def encode(self, image: Inputs) -> Embeddings:
@@ -178,7 +178,7 @@ class MicroBatcher:
         return taken
 
     async def _answer(self, taken: list[_Waiting]) -> list[_Waiting] | None:
-        """Encode those ``taken``, or their halves where that fails.
+        """Encode the images ``taken``; after a failure, encode each half.
 
         Returns
         -------
@@ -221,7 +221,7 @@ class MicroBatcher:
         return np.concatenate([images, blank])
 
     async def _recover(self) -> None:
-        """Encode canaries until one is answered."""
+        """Encode canaries until one succeeds."""
         self.running = False
         logger.error("encoder stopped")
         [canary] = blank_images(self._encoder, 1)

@@ -31,7 +31,7 @@ _DESCRIBED: TypeAdapter[_Described] = TypeAdapter(_Described)
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """An encoded query: its predictive distribution, and what is known of the image or text."""
+    """An encoded query: its predictive distribution, and facts of its image or text."""
 
     image: QueryImage | None
     predictive: Predictive
@@ -59,7 +59,7 @@ class CacheEntry:
 
 
 def _seal(key: str, body: bytes, secret: bytes) -> bytes:
-    """Bind an entry to its key; with a secret, only this service can."""
+    """Return the seal of an entry and its key; only owners of the secret can make it."""
     named = hashlib.sha256(key.encode()).digest()
     return hmac.digest(hashlib.sha256(secret).digest(), named + body, "sha256")
 
@@ -73,7 +73,7 @@ class Cache(Protocol):
 
     @property
     def state(self) -> str:
-        """A sentence on the store and its state."""
+        """Return a sentence on the store and its state."""
 
     @property
     def is_reachable(self) -> bool:
@@ -97,7 +97,7 @@ class ProcessCache:
 
     Parameters
     ----------
-    life_s : seconds after which an entry is dropped.
+    life_s : lifetime of an entry, in seconds.
     """
 
     state = "process"
@@ -142,13 +142,13 @@ class ProcessCache:
 class RedisCache:
     """Entries in Redis, shared by replicas.
 
-    While Redis does not answer, entries that this process has put are found in its memory: a client
-    follows a cursor that it was just given. While Redis answers, only those are found there that
-    Redis did not take: an entry that another replica removed stays removed.
+    While Redis does not answer, this process finds its own entries in memory. So a client can
+    follow a cursor that it has just received. While Redis answers, memory serves only entries that
+    Redis did not store. So an entry removed by another replica stays removed.
 
     Parameters
     ----------
-    max_bytes : of the entries in memory.
+    max_bytes : maximum size of the entries in memory.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class RedisCache:
 
     @property
     def state(self) -> str:
-        """For people: whether Redis was reached at the last attempt."""
+        """Return a sentence on whether Redis was reached at the last attempt."""
         return "redis" if self.is_reachable else "redis (unreachable)"
 
     @property
@@ -181,7 +181,7 @@ class RedisCache:
         return not self._calls.failed_last
 
     async def get(self, key: str) -> CacheEntry | None:
-        """The entry, or None; None too where Redis holds something else."""
+        """Return the entry; None if Redis has none, or something else."""
         data = await self._calls.ask(lambda: self._redis.get(key))
         found = CacheEntry.from_bytes(data, key, self._secret) if isinstance(data, bytes) else None
         if found is None:
@@ -191,7 +191,7 @@ class RedisCache:
         return found
 
     async def put(self, key: str, entry: CacheEntry) -> None:
-        """Keep the entry; in memory alone, unless Redis takes it."""
+        """Store the entry in Redis, or in memory if Redis does not store it."""
         data = entry.to_bytes(key, self._secret)
         taken = await self._calls.ask(lambda: self._redis.set(key, data, ex=self._ttl_s))
         kept, other = self._copies, self._not_taken
@@ -201,7 +201,7 @@ class RedisCache:
         await other.remove(key)
 
     async def remove(self, key: str) -> None:
-        """Delete the entry; in memory alone, if Redis is gone."""
+        """Delete the entry; only in memory if Redis is unreachable."""
         for held in (self._copies, self._not_taken):
             await held.remove(key)
         await self._calls.ask(lambda: self._redis.delete(key))
@@ -212,7 +212,7 @@ class RedisCache:
 
 
 def open_cache(settings: Settings) -> Cache:
-    """The cache that the settings ask for."""
+    """Return the cache of the settings."""
     if settings.redis_url is None:
         return ProcessCache(settings.cache_bytes)
     secret = settings.cache_secret.get_secret_value() if settings.cache_secret else ""
@@ -237,7 +237,7 @@ def key_prefix(retriever: Retriever, gallery: str = "") -> str:
 
     Parameters
     ----------
-    gallery : id of one whose users must not learn about requests to other galleries.
+    gallery : id of a gallery with a separate cache: its users must not learn of other requests.
     """
     digest = hashlib.sha256(retriever.encoder.fingerprint.encode() + gallery.encode())
     if retriever.text is not None:

@@ -1,4 +1,4 @@
-"""The encoder in a separate process: when it dies, the service does not.
+"""The encoder in a separate process, so that its crash does not end the service.
 
 ONNX Runtime and a GPU's driver can end the process they run in. Here that process does nothing
 else: its current work fails with an error, and it is restarted.
@@ -28,20 +28,20 @@ from service.processes.shared_pixels import SharedPixels
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0
-"""For loading the encoder: CUDA's libraries come from a cold disk once."""
+"""Timeout for loading the encoder, in seconds: CUDA's libraries may load from a cold disk."""
 
 ENCODE_TIMEOUT_S = 30.0
-"""For one turn of batches: what takes longer hangs, and is ended."""
+"""Timeout of one turn of batches, in seconds; then the process is killed."""
 
 
 class EncoderProcess(EncoderProxy):
     """An `Encoder` that runs `OnnxEncoder` in a child process; safe to share by threads.
 
-    The child ends with this process, however that ends: it reads from a pipe that closes then.
+    The child ends with this process, even after a kill: it reads from a pipe that then closes.
 
     Parameters
     ----------
-    file : of the encoder; or what finds it each time that the child is started.
+    file : file of the encoder, or a function that returns it at each start of the child.
     provider, threads, cuda_graphs : as for `OnnxEncoder`.
 
     Raises
@@ -69,12 +69,12 @@ class EncoderProcess(EncoderProxy):
         return self._process.pid
 
     def encode(self, images: Inputs, at_once: int | None = None) -> Embeddings:
-        """Embed ``images``; starts the child again where it has died before.
+        """Embed ``images``; restarts the child if it has died.
 
         Raises
         ------
         EncoderStopped : the child died, or hung, over these images; or it cannot be started again.
-        EncodingFailed : it refused them and lives on.
+        EncodingFailed : the encoder refused the images; the child still runs.
         """
         with self._lock:
             if self._closed:
@@ -103,7 +103,7 @@ class EncoderProcess(EncoderProxy):
         raise EncodingFailed(f"The encoder cannot embed this image: {answer}")
 
     def close(self) -> None:
-        """End the child, whatever it is at work on."""
+        """Kill the child, even during work."""
         self._closed = True
         self._process.kill()  # a waiter that holds the lock then stops waiting
         with self._lock:

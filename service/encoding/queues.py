@@ -1,4 +1,4 @@
-"""The queues of images that wait for an encoder: one for each, whichever galleries it serves."""
+"""The queues of images for encoders: one queue per encoder, for all its galleries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from service.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """The limits on what is encoded at once; see `service.settings.Settings`."""
+    """The limits of batches; see `service.settings.Settings`."""
 
     max_batch: int = 1
     max_pixels: int = 4_000_000
@@ -28,7 +28,7 @@ class BatchLimits:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """Return those that the settings name."""
+        """Return the limits of the settings."""
         return cls(settings.max_batch, settings.max_batch_pixels, settings.pad_batches)
 
 
