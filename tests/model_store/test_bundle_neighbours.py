@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +12,8 @@ import pytest
 from model_store.bundles import item_features
 from model_store.bundles.backup import BUNDLE_FOLDER, LOG_FILE, SUMMARY_FILE, _wanted
 from model_store.bundles.item_features import ItemFeatures
-from model_store.errors import ArchiveError
+from model_store.bundles.manifest import MANIFEST_FILE, content_files, parse_manifest
+from model_store.errors import ArchiveError, BundleTampered
 from model_store.half_precision import HalfRows
 
 
@@ -34,6 +37,57 @@ def test_member_of_a_backup_is_restored(name: str) -> None:
 def test_neighbour_of_a_member_is_refused(name: str) -> None:
     with pytest.raises(ArchiveError, match="which no backup of Vouch does"):
         _wanted(tarfile.TarInfo(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (BUNDLE_FOLDER, tarfile.DIRTYPE),
+        (f"{BUNDLE_FOLDER}/a", tarfile.DIRTYPE),
+    ],
+)
+def test_folder_of_the_bundle_is_restored(name: str, kind: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.type = kind
+    assert _wanted(member) is member
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("other", tarfile.DIRTYPE),
+        (SUMMARY_FILE, tarfile.DIRTYPE),
+        (f"{BUNDLE_FOLDER}s", tarfile.DIRTYPE),
+        (f"{BUNDLE_FOLDER}/a", tarfile.SYMTYPE),
+        (f"{BUNDLE_FOLDER}/a", tarfile.LNKTYPE),
+        (f"{BUNDLE_FOLDER}/a", tarfile.FIFOTYPE),
+    ],
+)
+def test_folder_or_link_that_no_backup_has_is_refused(name: str, kind: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.type = kind
+    with pytest.raises(ArchiveError, match="which no backup of Vouch does"):
+        _wanted(member)
+
+
+def test_links_are_files_of_a_bundle_wherever_they_lead(tmp_path: Path) -> None:
+    """So that a manifest, which lists none, does not fit a bundle that has one."""
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples" / "a.png").write_bytes(b"a")
+    (tmp_path / "file").symlink_to("samples/a.png")
+    (tmp_path / "folder").symlink_to("samples")
+    (tmp_path / "nowhere").symlink_to("missing")
+    assert content_files(tmp_path) == ["file", "folder", "nowhere", "samples/a.png"]
+
+
+@pytest.mark.parametrize("listed", ["samples/a.png.png", "samples/a.pn", "xsamples/a.png"])
+def test_sample_is_listed_by_its_whole_name(digits_bundle: Path, listed: str) -> None:
+    manifest = json.loads((digits_bundle / MANIFEST_FILE).read_text("utf-8"))
+    sample = manifest["samples"][0]
+    manifest["files"][listed] = manifest["files"].pop(sample["file"])
+    sample["file"] = "samples/a.png"
+    with pytest.raises(BundleTampered, match="is not one of the files"):
+        parse_manifest(json.dumps(manifest).encode(), "it")
 
 
 def test_thinned_sample_keeps_whole_groups_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from model_store.errors import MisdirectedRequest
 from service.access.caller import Caller, KeyLimits
 from service.access.hosts import AllowedHosts, is_loopback
 from service.access.keys import SCOPES, KeyScope, allows, mint, rotated
+from service.access.proxies import _without
 from service.access.rate_limits import Rates, Standing, Tallies, Tally
 from service.settings import parse_rate
 
@@ -141,6 +142,32 @@ def test_shared_count_that_went_back_is_made_up_for() -> None:
     assert [other.settle(other.seen, None) for _ in range(2)] == [1, 2]
     assert other.settle(other.seen, 1) == 3
     assert other.settle(other.seen, 1, n=0) == 3
+
+
+def test_answer_of_redis_that_comes_late_does_not_lower_a_count() -> None:
+    """Two requests are counted in Redis in one order, and answered in the other."""
+    tally = Tally(0)
+    assert tally.settle(0, 2) == 2
+    assert tally.settle(0, 1) == 1
+    assert tally.seen == 2
+    assert tally.settle(tally.seen, None) == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "within"),
+    [
+        ("/vouch", "/"),
+        ("/vouch/", "/"),
+        ("/vouch/v1/items", "/v1/items"),
+        ("/vouchers", "/vouchers"),
+        ("/shop/vouch", "/shop/vouch"),
+        ("/Vouch/v1", "/Vouch/v1"),
+        ("/", "/"),
+    ],
+)
+def test_prefix_is_removed_where_it_begins_the_path(path: str, within: str) -> None:
+    assert _without("/vouch", path) == within
+    assert _without("", path) == path
 
 
 def test_tallies_are_kept_for_so_many_callers_and_no_more() -> None:

@@ -116,6 +116,12 @@ def test_an_item_has_its_preview_until_it_is_deleted(root: Path, start: StartCli
         for tag in (found.headers["ETag"], "*"):
             known = live.get(large, headers={"If-None-Match": tag})
             assert (known.status_code, known.content) == (304, b"")
+        etag = found.headers["ETag"]
+        both = live.get(large, headers={"If-None-Match": f'"other", {etag}'})
+        assert both.status_code == 304
+        for tag in ("", etag[:9], f'{etag[:9]}"', f"x{etag[1:]}", f'"other{etag[1:]}', "**"):
+            other = live.get(large, headers={"If-None-Match": tag})
+            assert (other.status_code, other.content) == (200, found.content), tag
         compact(live)
     result = search(live, encoded(picture_of(900, 450), "JPEG")).json()["results"][0]
     assert (result["id"], result["preview_url"]) == ("large", large)
