@@ -1,4 +1,4 @@
-"""The HTTP edge: the only rooms that know requests and responses.
+"""The HTTP edge: only these modules know requests and responses.
 
 ::
 

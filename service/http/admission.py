@@ -1,4 +1,4 @@
-"""Admission control and deadlines: what keeps an overloaded service answering."""
+"""Admission control and deadlines, so that an overloaded service still answers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from service import fair_share
 from service.observability.metrics import Telemetry
 
 MOST_OF_ONE_CALLER = 3 / 4
-"""The share of the places that one caller has at most: others never wait for one that takes all."""
+"""Maximum share of the places for one caller, so that no caller can take all places."""
 
 
 def is_counted(path: str) -> bool:
-    """Return whether ``path`` computes; health must be answered under load."""
+    """Return whether requests to ``path`` need a place; health checks need none."""
     return path.startswith("/v1/")
 
 
@@ -29,21 +29,21 @@ class ClientGone(Exception):
 
 
 class Admission:
-    """Bounds how many queries are worked on, and how long each.
+    """Limits the number of concurrent requests and the time of each.
 
-    A request beyond the bound is refused at once, before its body is read, and so is one of a
-    caller that has its share of places; one that is not answered in time, and one whose client has
-    gone, is cancelled wherever it waits, so that the encoder does no useless work.
+    A request beyond the limit of the service or of its caller is refused before its body is read. A
+    request that misses its deadline, or whose client disconnects, is cancelled, so that the encoder
+    does no useless work.
 
     Parameters
     ----------
     max_in_flight : requests at the same time.
     deadline_s : from the last byte of a request to its answer.
-    account_of : tells by its scope on whose account a request is.
+    account_of : returns the caller of a request, from its scope.
 
     Raises
     ------
-    Overloaded, DeadlineExceeded, ClientGone : into the layer around, which answers.
+    Overloaded, DeadlineExceeded, ClientGone : raised to the outer layer, which answers.
     """
 
     def __init__(
@@ -107,9 +107,9 @@ class Admission:
 async def _while_wanted(
     app: ASGIApp, scope: Scope, receive: Receive, send: Send, deadline_s: float
 ) -> None:
-    """Let ``app`` answer, and cancel it if it is late, or the client goes before it has begun to.
+    """Run ``app``; cancel it if it is late, or if the client disconnects before the answer begins.
 
-    The time in which ``app`` waits for the body does not count: a slow network is no slow service.
+    The time in which ``app`` waits for the body does not count.
 
     Raises
     ------
@@ -141,7 +141,7 @@ async def _while_wanted(
     async def noting_the_start(message: Message) -> None:
         nonlocal answering, gone
         answering = True
-        if gone and not deadline.expired():  # the answer was on its way: it is completed
+        if gone and not deadline.expired():  # the answer has begun, and is completed
             gone = False
             deadline.reschedule(until)
         await send(message)

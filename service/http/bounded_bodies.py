@@ -1,4 +1,4 @@
-"""Bodies of requests: how large each may be, and how much of all of them is held at a time."""
+"""Limits on the size of each body, and on the memory for all bodies together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Bound:
     Attributes
     ----------
     n_bytes : limit of the body.
-    held, n_bytes_held : name of what the body holds, and the limit of that in bytes.
+    held, n_bytes_held : name of the content, and its limit in bytes.
     """
 
     n_bytes: int
@@ -36,11 +36,11 @@ class _Bound:
 
     @property
     def most(self) -> int:
-        """The bytes of the largest body."""
+        """Maximum size of a body in bytes."""
         return self.n_bytes + limits.FORM_ALLOWANCE
 
     def check(self, n_bytes: int) -> None:
-        """Refuse a body of so many bytes, or more.
+        """Refuse a body of at least ``n`` bytes.
 
         Raises
         ------
@@ -54,16 +54,16 @@ class _Bound:
 
 
 class BoundedBodies:
-    """Bodies that are taken in, each up to the bound of its path, and all together up to another.
+    """Receives bodies within a limit for each path, and a limit for all bodies together.
 
-    A body is in memory until its request is answered, and a client may leave off before its end.
-    So one that turns out to be more than small waits for room for all of it, unread, in turn of the
-    callers; one caller gets half of the room.
+    A body stays in memory until its request is answered, and a client may stop sending.
+    So a body that is not small waits, unread, until there is room for all of it. Callers take
+    turns, and one caller gets at most half of the room.
 
     Parameters
     ----------
     least_rate : bytes a second that a client must send on average, after some seconds of grace.
-        Only the time counts in which the service waits for the client.
+        Only the time in which the service waits for the client counts.
     """
 
     def __init__(self, max_image_bytes: int, max_batch_bytes: int, least_rate: float = 1.0) -> None:
@@ -74,11 +74,11 @@ class BoundedBodies:
 
     @asynccontextmanager
     async def taken_in(self, scope: Scope, receive: Receive) -> AsyncIterator[Receive]:
-        """Yield what receives a request's body within the bounds.
+        """Yield a receiver of the request's body that applies the limits.
 
         Raises
         ------
-        ImageTooLarge : it says itself that it is too large, or it turns out to be.
+        ImageTooLarge : its declared or real size is too large.
         UploadTooSlow : it arrives more slowly than the least rate.
         """
         bound = self._bound(scope["path"])

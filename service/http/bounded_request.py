@@ -1,4 +1,4 @@
-"""Requests with bodies whose cost of reading is bounded by their size."""
+"""Requests whose reading costs no more than their size suggests."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from service.http.understood import UnderstoodRoute
 
 
 class BoundedRequest(Request):
-    """A request that refuses forms in other encodings, and documents of very many parts.
+    """A request that refuses forms in other encodings, and JSON with very many elements.
 
-    A form's text would be decoded with whatever codec of Python its Content-Type names; some take
-    half a minute for a megabyte. A document of nothing but brackets takes fifty times its size.
-    Every form that is read is multipart: `service.http.bodies.body_of` refuses others.
+    Starlette would decode a form's text with any Python codec in its Content-Type; some codecs need
+    half a minute for a megabyte. A JSON document of brackets alone needs fifty times its size in
+    memory. Every form that is read is multipart: `service.http.bodies.body_of` refuses others.
     """
 
     _fields: FormData | None = None
     _document: bytes | None = None
 
     async def form(self, **_: object) -> FormData:  # type: ignore[override] # FastAPI awaits it
-        """The form, which its reader closes; of a body that is none there are no fields."""
+        """Return the form; a body that is not a form has no fields."""
         content_type = self.headers.get("content-type", "")
         check_charset(content_type)
         if self._fields is None:
@@ -44,7 +44,7 @@ class BoundedRequest(Request):
         return self._fields
 
     async def body(self) -> bytes:
-        """The body; that of a document is given up where it has too many parts."""
+        """Return the body; reading stops if a document has too many elements."""
         if self._document is not None:
             return self._document
         is_document = "json" in self.headers.get("content-type", "")
@@ -69,7 +69,7 @@ class BoundedRequest(Request):
         return self.url.path.endswith(limits.VECTOR_PATHS)
 
     async def json(self) -> Any:  # noqa: ANN401 - as `Request` has it
-        """The document; a large one is not read while everybody else waits."""
+        """Return the JSON document; a large one is parsed in a thread."""
         body = await self.body()
         try:
             if len(body) <= limits.AT_ONCE_BYTES:
@@ -80,11 +80,11 @@ class BoundedRequest(Request):
 
 
 class _Parts:
-    """The brackets, commas and colons of a document, counted as it comes.
+    """Counts the brackets, commas and colons of a document while it arrives.
 
     Parameters
     ----------
-    n_free : commas that do not count.
+    n_free : number of commas that are not counted.
     """
 
     def __init__(self, n_free: int) -> None:
@@ -92,7 +92,7 @@ class _Parts:
         self._n_structure = self._n_commas = 0
 
     def add(self, piece: bytes) -> None:
-        """Count those of the next piece.
+        """Count the elements of the next piece.
 
         Raises
         ------
@@ -121,14 +121,14 @@ class BoundedRoute(GuardedRoute, UnderstoodRoute):
 
 
 class DirectRoute(APIRoute):
-    """A route whose endpoint takes the request and what its path names, and returns a model.
+    """A route whose endpoint takes the request and its path parameters, and returns a model.
 
-    FastAPI would look for the endpoint's arguments by their annotations, and check the model once
-    more before it is written: a tenth of what the event loop computes for a search.
+    FastAPI would resolve the endpoint's arguments by their annotations and validate the answer
+    again, which takes a tenth of the event loop's time for a search.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler of the route, which writes the same bytes."""
+        """Return the route's handler, which writes the same bytes as FastAPI's."""
         endpoint, model = self.endpoint, TypeAdapter[Any](self.response_model)
 
         async def direct(request: Request) -> Response:

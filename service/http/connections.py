@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1.1 protocol, with limits of heads, times and connections, and a lingering close.
+"""uvicorn's HTTP/1.1 protocol with a lingering close and limits on heads, times and connections.
 
 Fairness between clients is the task of the proxy: see ``docker/``.
 """
@@ -23,7 +23,7 @@ class BoundedConnection(HttpToolsProtocol):
         super().__init__(*given, **options)
         self._max_connections = max_connections
         self._in_head = self._is_broken = False
-        self._is_whole = True  # nothing of a request is still to come
+        self._is_whole = True  # the request is complete
         self._n_unparsed = self._n_pieces = self._n_body_bytes = 0
 
     @property
@@ -32,7 +32,7 @@ class BoundedConnection(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin, in place of an idle connection where there are too many."""
+        """Begin; close an idle connection if there are too many."""
         self.bounded = BoundedTransport(transport, self.close_when_read)
         super().connection_made(self.bounded)  # type: ignore[arg-type]
         self.bounded.limit(limits.HEAD_TIMEOUT_S)
@@ -42,18 +42,18 @@ class BoundedConnection(HttpToolsProtocol):
             one_of_the_most_frequent(idle, self).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End, and leave no reference cycle behind."""
+        """End, and break reference cycles."""
         super().connection_lost(exc)
         self.bounded.release()
 
     def shutdown(self) -> None:
-        """Close, or take no further request; what was answered early is not awaited for long."""
+        """Close, or accept no further request; limit the wait for the rest of this one."""
         super().shutdown()
         if self.is_idle:
             self.bounded.limit(limits.LINGER_AT_SHUTDOWN_S)
 
     def data_received(self, data: bytes) -> None:
-        """Parse; limit what makes up no head, no body and no end of a request."""
+        """Parse; limit the bytes that are neither head, body nor end of a request."""
         if self._is_broken:
             return
         if self.is_idle and self.bounded.timer is None:
@@ -74,7 +74,7 @@ class BoundedConnection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin to answer, unless the connection is being closed."""
+        """Begin the answer, unless the connection is being closed."""
         self._in_head, self._n_unparsed = False, 0
         if limits.is_too_large(self.url, self.headers):
             self._n_unparsed = limits.MAX_HEAD_BYTES + 1
@@ -98,7 +98,7 @@ class BoundedConnection(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Note that all of the request is there."""
+        """Note that the request is complete."""
         self._is_whole, self._n_unparsed = True, 0
         if self.cycle is not None:
             super().on_message_complete()
@@ -108,7 +108,7 @@ class BoundedConnection(HttpToolsProtocol):
             self.bounded.limit(self.timeout_keep_alive)
 
     def on_response_complete(self) -> None:
-        """Drop what the route did not read, and limit the time for what is still to come."""
+        """Discard the unread part of the body, and limit the wait for the rest."""
         super().on_response_complete()
         if self.is_idle:
             self.cycle.body = bytearray()
@@ -127,7 +127,7 @@ class BoundedConnection(HttpToolsProtocol):
         self.bounded.limit(limits.LINGER_S if rest_is_due or self.transport.is_closing() else None)
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's text
-        """Refuse what is no HTTP/1.1, or has too large a head, where no answer has begun."""
+        """Refuse a request that is not HTTP/1.1 or has too large a head, if no answer has begun."""
         self._is_broken, self._is_whole = True, False
         if self.transport.is_closing():
             return
@@ -141,7 +141,7 @@ class BoundedConnection(HttpToolsProtocol):
         self.close_when_read()
 
     def close_when_read(self) -> None:
-        """Close; where bytes of a request are still to come, after they have come, or a while."""
+        """Close; if bytes of a request have not arrived, wait for them for a limited time first."""
         if self._is_whole:
             self.bounded.limit(limits.READ_TIMEOUT_S)  # for what is still to be sent
             self.bounded.finish()

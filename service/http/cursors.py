@@ -1,8 +1,8 @@
 """Cursors: the position in a list, bound to the bundle of the list.
 
 A cursor is opaque to clients: URL-safe base64 of a few fields and a signature of them (HMAC). A
-cursor into the results of a query names an earlier state of the gallery, which only the service may
-choose; and it is taken for a while only. It holds nothing secret.
+cursor into results names an earlier state of the gallery, which only the service may choose, and it
+expires. It holds nothing secret.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from service.schemas import SearchOptions, ShareOrigin
 _SIGNATURE_BYTES = 16
 
 LIFE_S = 3600
-"""Seconds for which a cursor is valid: clients that read a list request its next page sooner."""
+"""Lifetime of a cursor in seconds; clients that read a list ask for the next page sooner."""
 
 MAX_LENGTH = 5_000
-"""Characters of a cursor; those of the service are shorter, whatever filter they carry. Of any
-characters, escaped, it still fits into an address, which servers end at 64 KiB."""
+"""Maximum characters of a cursor; the service's own cursors are shorter, with any filter. A cursor
+of this length fits into an address even if it is escaped: servers limit addresses to 64 KiB."""
 
 MAX_ITEMS_LENGTH = 1024
-"""Characters of a cursor into a list of items, which carries no filter."""
+"""Maximum characters of a cursor into a list of items, which contains no filter."""
 
 
 class ItemsCursor(BaseModel):
@@ -53,9 +53,9 @@ class ItemsCursor(BaseModel):
 class SearchCursor(BaseModel):
     """The place in a query's results where the next page begins: after the first ``start``.
 
-    ``version`` is that of the gallery at the first page: later pages show the gallery of that
-    moment. ``options.expected_absent`` is the share used for the first page, ``share_origin`` its
-    origin, and ``options.order`` the order of the first page.
+    ``version`` is the gallery's version at the first page; later pages show that version.
+    ``options.expected_absent`` is the share used for the first page, ``share_origin`` its origin,
+    and ``options.order`` the order of the first page.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -84,8 +84,8 @@ def read(text: str, kind: type[CursorT], bundle: str, secret: bytes) -> CursorT:
 
     Raises
     ------
-    InvalidCursor : the text is anything else.
-    OutdatedCursor : the list was one of another bundle, or the cursor is too old.
+    InvalidCursor : the text is not such a cursor.
+    OutdatedCursor : the list belongs to another bundle, or the cursor has expired.
     """
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
@@ -117,7 +117,7 @@ def fingerprint(where: str | None) -> str:
 
 
 def require_filter(cursor: ItemsCursor, passing: str) -> None:
-    """Refuse a cursor of a list with another filter, which would show what that one leaves out.
+    """Refuse a cursor from a list with another filter, whose items the cursor's filter may exclude.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The time between a signal to end and the end, in which load balancers look elsewhere."""
+"""The drain: the time between the signal and the end, for load balancers to react."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Drain:
     begun: bool = False
 
     def follow_signals(self) -> None:
-        """Handle SIGTERM and SIGINT before the server, whose handlers are set already.
+        """Handle SIGTERM and SIGINT before the server's own handlers.
 
         The first signal begins the drain, after which the server gets it. The second one ends the
         server at once. Call it on the event loop of the server, in the main thread.

@@ -1,7 +1,7 @@
-"""Forms (``multipart/form-data``): read whole and in memory, and refused where they are unclear.
+"""Forms (``multipart/form-data``), read completely into memory; ambiguous forms are refused.
 
-`python_multipart` finds the parts. Starlette's own reader would write files to the disk, take text
-in other encodings for Latin-1, and half a form for a whole one.
+`python_multipart` finds the parts. Starlette's reader writes files to the disk, reads other
+encodings as Latin-1, and accepts incomplete forms.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _UTF_8 = frozenset({b"utf-8", b"utf8", b"us-ascii"})
 
 _LIKE_ASCII = frozenset({b"iso-8859-1", b"iso-8859-15", b"windows-1252"})
-"""Encodings in which ASCII is itself."""
+"""Encodings whose ASCII characters have the bytes of ASCII."""
 
 _PLAIN_ENCODINGS = {
     "content-transfer-encoding": ("7bit", "8bit", "binary"),
@@ -35,7 +35,7 @@ _PLAIN_ENCODINGS = {
 
 
 async def read_form(content_type: str, body: AsyncIterator[bytes]) -> FormData:
-    """Read a form; nothing is held of one that is refused, or ends early.
+    """Read a form. A refused or incomplete form leaves nothing in memory.
 
     Raises
     ------
@@ -75,8 +75,8 @@ class _Form:
     async def read(self, content_type: str, body: AsyncIterator[bytes]) -> None:
         """Read all of it.
 
-        The parser takes the fields before a cut for all of them, and drops what comes after the
-        last boundary: both are refused here.
+        The parser accepts a form that is cut off, and drops data after the last boundary; both are
+        refused here.
         """
         boundary = parse_options_header(content_type)[1].get(b"boundary")
         if boundary is None:
@@ -168,7 +168,7 @@ class _Form:
         part.pieces.append(data[start:end])
 
     def _on_part_end(self) -> None:
-        """Join the pieces: what grew by them would be copied again and again."""
+        """Join the pieces once; appending each piece would copy the data again and again."""
         part, content = self._part, b"".join(self._part.pieces)
         part.pieces.clear()
         if part.file_name is None:
@@ -194,9 +194,9 @@ def _text_of(part: _Part, content: bytes) -> str:
     Raises
     ------
     UnsupportedMediaType : it is declared to be in another encoding.
-    InvalidForm : it is not what it is declared to be.
+    InvalidForm : the text is not in the declared encoding.
     """
-    # Of ASCII nearly all encodings make the same bytes; clients in Java name one of them.
+    # Nearly all encodings give the same bytes for ASCII. Java clients declare one of them.
     allowed = _UTF_8 | _LIKE_ASCII if content.isascii() else _UTF_8
     check_charset(Headers(raw=part.header).get("content-type", ""), allowed)
     try:
@@ -215,7 +215,7 @@ def check_charset(content_type: str, allowed: frozenset[bytes] = _UTF_8) -> None
     ------
     UnsupportedMediaType : it is declared to be in another encoding.
     """
-    if "charset" not in content_type.lower():  # as mostly, and then there is nothing to parse
+    if "charset" not in content_type.lower():  # the usual case, with nothing to parse
         return
     charset = parse_options_header(content_type)[1].get(b"charset", b"utf-8")
     if charset.lower() not in allowed:

@@ -1,4 +1,4 @@
-"""Around every request: an id, a bound on its body, security headers, a log line, no bare 500."""
+"""The outermost layer: request ids, body limits, security headers, logs, errors."""
 
 from __future__ import annotations
 
@@ -24,19 +24,18 @@ from service.observability.records import UNMATCHED, RequestRecord, Tracing, rec
 logger = logging.getLogger("service.requests")
 
 CLIENT_GONE = 499
-"""Written to the log for a request whose client has gone; it is not sent."""
+"""Status in the log if the client has disconnected; it is not sent."""
 
 
 def content_security_policy(
     image_origins: Sequence[str] = (), frame_ancestors: Sequence[str] = ()
 ) -> str:
-    """Return the policy of all that is served: nothing of other origins, and in no frame of theirs.
+    """Return the content security policy, which excludes other origins.
 
     Parameters
     ----------
-    image_origins : where else pictures may come from, to be shown or, by a dropped link, searched
-        with.
-    frame_ancestors : whose pages may show this one in a frame.
+    image_origins : other origins of images, shown or dropped as links.
+    frame_ancestors : origins whose pages may frame the page.
     """
     images = " ".join(("'self'", "blob:", "data:", *image_origins))
     fetched = " ".join(("'self'", "data:", *image_origins))
@@ -54,14 +53,14 @@ DOCS_POLICY = (
     "script-src 'self' 'unsafe-inline'; object-src 'none'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
 )
-"""The documentation page, and it alone, starts itself with an inline script."""
+"""Only the documentation page starts with an inline script."""
 
 PERMISSIONS_POLICY = "camera=(), display-capture=(), geolocation=(), microphone=(), usb=()"
-"""Nothing here asks for these: a file that a camera takes comes in through a file input."""
+"""The page uses none of these: a camera's picture comes through a file input."""
 
 
 _PROBES = {"/livez", "/readyz", "/metrics"}
-"""Asked every few seconds, whether anybody searches or not; only their failures are logged."""
+"""Probes, which come every few seconds; only their failures are logged."""
 
 
 class RequestContext:
@@ -69,8 +68,8 @@ class RequestContext:
 
     Gives each request an id (``request.state.request_id``, header ``X-Request-Id``), refuses a body
     above its bound while it streams in, answers HEAD as GET without its body, adds security
-    headers, counts, logs and traces, and turns an unforeseen exception into a problem document that
-    says nothing of the inside.
+    headers, counts, logs and traces, and turns an unexpected exception into a problem without
+    internal details.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class RequestContext:
         self._app = app
         self._telemetry = telemetry
         self._bodies = BoundedBodies(max_image_bytes, max_batch_bytes, min_upload_rate)
-        # Whether pages of other origins may show what is served, such as a thumbnail in an <img>.
+        # Whether pages of other origins may show pictures of the service, for example in an <img>.
         self._resource_policy = "cross-origin" if for_other_origins else "same-origin"
         self._policy = policy or content_security_policy()
         self._tracing = tracing
@@ -121,7 +120,7 @@ class RequestContext:
         state |= {"request_id": request_id, "answer_headers": {}}
         answering = answered = False
         is_head = scope["method"] == "HEAD"
-        # The server sees its own scope: it sends no body, whatever it is given.
+        # The server decides by its own scope, and sends no body for HEAD.
         asked = {**scope, "method": "GET"} if is_head else scope
 
         async def send_with_headers(message: Message) -> None:
@@ -152,7 +151,7 @@ class RequestContext:
         except Exception:
             logger.exception("unhandled", extra={"fields": {"request_id": request_id}})
             if answering and not answered:
-                raise  # half an answer is cut off, not finished
+                raise  # an incomplete answer is cut off
             if not answering:
                 unforeseen = internal_error(request_id)
                 await problem_response(request, unforeseen)(scope, receive, send_with_headers)
@@ -173,7 +172,7 @@ def _level(record: RequestRecord) -> int:
 
 
 def _nothing() -> None:
-    """The end of a trace that was not begun."""
+    """Does nothing: the end of a trace that was not begun."""
 
 
 def _add_headers(
@@ -188,13 +187,13 @@ def _add_headers(
     headers["Permissions-Policy"] = PERMISSIONS_POLICY
     headers["Cross-Origin-Opener-Policy"] = "same-origin"
     if path == "/" or path.startswith("/page/"):
-        # Asked for anew each time (an ETag keeps that cheap): an upgrade never mixes its modules
-        # with those of the release before.
+        # Browsers ask each time, so that modules of two releases are never mixed. An ETag keeps
+        # this cheap.
         headers["Cache-Control"] = "no-cache"
 
 
 def _within_host(location: str) -> str:
-    """Return a redirect's target without its host, which the request chose."""
+    """Return a redirect's target without its host, which came from the request."""
     return urlunsplit(("", "", *urlsplit(location)[2:]))
 
 

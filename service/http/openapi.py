@@ -1,4 +1,4 @@
-"""The OpenAPI document as clients need it."""
+"""The OpenAPI document, corrected for client generators."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ HEAD_TOO_LARGE = {
     "description": "The head of the request is too large.",
     "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
 }
-"""Answered by the connection, before a path is looked for."""
+"""Answers of the connection, before routing."""
 
 
 def document(app: FastAPI) -> dict[str, Any]:
     """Return the OpenAPI document that FastAPI writes, corrected.
 
-    Errors are problem documents alone; FastAPI's own validation error, which no path answers with,
-    is removed. No option of a form or an address is null. An upload is typed for generators that
-    know OpenAPI 3.0's ``format`` as well as for those that know 3.1's ``contentMediaType``. All
-    paths document the answers to a request that is not understood, and those that need a key the
-    answers to a request without one.
+    All errors are problem documents; FastAPI's validation error is removed, because no path returns
+    it. Options of forms and addresses are never null. An upload is typed for generators that know
+    OpenAPI 3.0's ``format`` as well as for those that know 3.1's ``contentMediaType``. All paths
+    document the answers to invalid requests. Paths that need a key document the answers to requests
+    without one.
     """
     if app.openapi_schema:
         return app.openapi_schema
@@ -77,7 +77,7 @@ def document(app: FastAPI) -> dict[str, Any]:
 
 
 def description_route(app: FastAPI, path: str) -> Route:
-    """The route of the document, which is written once for each root path."""
+    """Return the route of the document, which is written once for each root path."""
 
     @lru_cache(maxsize=16)
     def written(root_path: str) -> bytes:
@@ -91,7 +91,7 @@ def description_route(app: FastAPI, path: str) -> Route:
 
 
 def _also(answers: dict[str, Any], *errors: type[VouchError]) -> None:
-    """Add ``errors`` to the answers of a path, beside what it says itself of the same status."""
+    """Add ``errors`` to the answers of a path, and keep its own text for the same status."""
     for error in errors:
         for status, answer in responses(error).items():
             known = answers.setdefault(str(status), answer)
@@ -112,7 +112,7 @@ def _type_uploads(node: object) -> None:
 
 
 def _remove_null_from_text(found: dict[str, Any]) -> None:
-    """Remove null from the options of forms and addresses: both hold nothing but text."""
+    """Remove null from the options of forms and addresses, which contain text only."""
     for methods in found["paths"].values():
         for operation in methods.values():
             options = [one["schema"] for one in operation.get("parameters", ())]

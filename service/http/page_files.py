@@ -1,4 +1,4 @@
-"""The page's files: scripts without comments, and a document with addresses below the prefix."""
+"""The page's files: scripts without comments, and the document with the path prefix."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PageFiles(StaticFiles):
         scope: Scope,
         status_code: int = 200,
     ) -> Response:
-        """Answer with a file, or that the browser has it."""
+        """Answer with a file, or with 304 if the browser has it."""
         path = Path(full_path)
         if path.suffix != ".js":
             return super().file_response(path, stat_result, scope, status_code)
@@ -49,7 +49,7 @@ class PageFiles(StaticFiles):
 
 
 def page_response(document: Path, root_path: str, headers: Headers) -> Response:
-    """Answer with the page, its addresses below ``root_path``, or that the browser has it."""
+    """Answer with the page for ``root_path``, or with 304 if the browser has it."""
     page, tag = _within(document, document.stat().st_mtime_ns, root_path)
     response = Response(page, 200, {"ETag": tag}, "text/html")
     if _is_known(tag, headers):
@@ -73,7 +73,7 @@ def _within(document: Path, changed_ns: int, root_path: str) -> tuple[bytes, str
 
 @lru_cache(maxsize=128)
 def _shortened(path: Path, changed_ns: int) -> tuple[bytes, str]:  # noqa: ARG001 - of the cache
-    """Return a script as a browser needs it, and its ETag; no text of it goes over a line."""
+    """Return a script without comments, and its ETag. No string of a script spans lines."""
     text = path.read_text(encoding="utf-8")
     script = _UNSEEN.sub(lambda found: "\n" * found[0].count("\n"), text).encode()
     return script, f'"{hashlib.blake2b(script, digest_size=16).hexdigest()}"'

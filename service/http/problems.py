@@ -104,7 +104,7 @@ STATUS: dict[type[VouchError], int] = {
     SigningKeyError: 503,
     VouchError: 500,
 }
-"""HTTP status of each error; a class that is not here has that of its nearest ancestor."""
+"""HTTP status of each error class; other classes have the status of their nearest ancestor."""
 
 
 RETRY_AFTER_S: dict[type[VouchError], int] = {
@@ -116,7 +116,7 @@ RETRY_AFTER_S: dict[type[VouchError], int] = {
     ChangeUnconfirmed: 2,
     NotReady: 5,
 }
-"""Seconds after which a request that failed for a passing reason may be sent again."""
+"""Seconds before a retry after a temporary failure (`Retry-After`)."""
 
 
 def status_of(error: type[VouchError]) -> int:
@@ -147,7 +147,7 @@ def problem_response(
 def problem_document(
     request: Request, error: Exception, errors: list[FieldError] | None = None
 ) -> Problem:
-    """Return the problem document of an error; of an unforeseen one, details are only logged."""
+    """Return the problem document of an error. Details of an unexpected error are only logged."""
     if not isinstance(error, VouchError):
         request_id = request.state.request_id
         logger.error("unhandled", exc_info=error, extra={"fields": {"request_id": request_id}})
@@ -166,7 +166,7 @@ def problem_document(
 
 
 def add_problem_handlers(app: FastAPI) -> None:
-    """Give every error that can leave a route its problem document."""
+    """Convert every error of a route to a problem document."""
 
     @app.exception_handler(VouchError)
     async def of_the_family(request: Request, error: VouchError) -> JSONResponse:
@@ -197,7 +197,7 @@ def add_problem_handlers(app: FastAPI) -> None:
 
 
 def internal_error(request_id: str) -> InternalError:
-    """Return the error that a client is sent in place of an unforeseen one, without internals."""
+    """Return the error that replaces an unexpected one in the answer, without internal details."""
     return InternalError(
         "Something went wrong in the service; the request may be sent again. "
         f"Its operator finds the reason in the log under {request_id}."
@@ -211,7 +211,7 @@ def _in_words(entry: dict[str, Any]) -> str:
 
 
 def head_refusal(*, too_large: bool) -> bytes:
-    """A whole answer, head included, to a request whose head cannot be read."""
+    """Return a complete answer, head included, to a request with an unreadable head."""
     status, reason = (431, "Request Header Fields Too Large") if too_large else (400, "Bad Request")
     why = (
         f"The head of the request has more than {limits.MAX_HEAD_BYTES:,} bytes or "
@@ -221,7 +221,7 @@ def head_refusal(*, too_large: bool) -> bytes:
         "type": "urn:vouch:problem:invalid-head",
         "title": "The HTTP request is malformed",
         "status": status,
-        "detail": why if too_large else "This is not HTTP/1.1, or not all of it.",
+        "detail": why if too_large else "This is not a complete HTTP/1.1 request head.",
         "instance": "/",  # it was not read
         "code": "invalid_head",
         "request_id": uuid.uuid4().hex,
@@ -235,7 +235,7 @@ def head_refusal(*, too_large: bool) -> bytes:
 
 
 def responses(*errors: type[VouchError]) -> dict[int | str, dict[str, Any]]:
-    """The OpenAPI entries of a route that may answer with ``errors``."""
+    """Return the OpenAPI entries of a route that may answer with ``errors``."""
     by_status: dict[int | str, dict[str, Any]] = {}
     for error in errors:
         status = status_of(error)
@@ -249,7 +249,7 @@ def responses(*errors: type[VouchError]) -> dict[int | str, dict[str, Any]]:
 
 
 def _allowed(request: Request) -> str:
-    """Return the methods that a path takes: Starlette names those of the first of its routes."""
+    """Return the methods of a path. Starlette names only the methods of its first route."""
     methods = {
         method
         for route in request.app.routes
@@ -262,7 +262,7 @@ def _allowed(request: Request) -> str:
 
 
 def _as_family(request: Request, error: HTTPException, headers: Mapping[str, str]) -> VouchError:
-    """Convert an error that Starlette raises to one of Vouch's."""
+    """Convert an error of Starlette to an error of Vouch."""
     if error.status_code == 404:
         return PathNotFound(
             f"There is nothing at {_asked_path(request)}. See /docs for what there is."
@@ -277,7 +277,7 @@ def _as_family(request: Request, error: HTTPException, headers: Mapping[str, str
 
 
 def _asked_path(request: Request) -> str:
-    """The path as the client sent it: layers differ in whether the root path is in the scope."""
+    """Return the path as the client sent it; not all layers have the root path in the scope."""
     root, path = root_path.get(), request.url.path
     return path if not root or path.startswith(f"{root}/") else root + path
 

@@ -1,4 +1,4 @@
-"""The server of a process: uvicorn, within our bounds."""
+"""The server of a process: uvicorn with our limits."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from service.processes import workers
 from service.settings import Settings
 
 STARTUP_FAILURE = 3
-"""Exit status of a worker that cannot serve; uvicorn starts no other in its place."""
+"""Exit status of a worker that cannot serve; uvicorn does not replace it."""
 
 WORKER_TIMEOUT_S = 60
 """Seconds after which a worker that does not answer its parent is replaced."""
 
 BACKLOG = 2048
-"""Connections that the kernel holds until they are accepted."""
+"""Length of the kernel's queue of connections that wait to be accepted."""
 
 
 def serve(
@@ -35,7 +35,7 @@ def serve(
     listeners: Sequence[socket.socket],
     grace_s: int,
 ) -> bool:
-    """Answer on ``listeners`` until a signal ends it; False if it could not start.
+    """Serve on ``listeners`` until a signal; return False if it could not start.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def serve(
 
 
 class _Workers(Multiprocess):
-    """The workers, which a second signal ends at once."""
+    """The worker processes; a second signal ends them at once."""
 
     def keep_subprocess_alive(self) -> None:
         """Replace workers that have ended or do not answer."""

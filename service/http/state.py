@@ -19,15 +19,15 @@ from service.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The galleries, and what they share.
+    """The galleries, and their shared resources.
 
     Attributes
     ----------
-    sandbox : what the kernel confines decoders by.
-    shadows : bundles that are tried beside those that are served.
-    n_workers : returns how many processes answer.
-    drain : begun when the service is to end.
-    unknown : groups of kept queries that matched nothing, while they are cached.
+    sandbox : kernel confinement of the decoders.
+    shadows : shadow bundles.
+    n_workers : returns the number of worker processes.
+    drain : begins when the service ends.
+    unknown : cached groups of kept queries without a match.
     """
 
     galleries: Galleries

@@ -1,10 +1,11 @@
-"""A transport of asyncio that joins writes, lingers when it is closed, and has a limit of time.
+"""An asyncio transport that joins writes, closes with a linger, and has a time limit.
 
 A socket that is closed with unread bytes sends RST, which discards the answer before it. So after
 an early answer the rest of the request is read and discarded first.
 
-uvicorn writes head and body apart. A proxy that has passed on the head cannot ask another replica
-if this one is killed before it sends the body. So the writes of one turn of the event loop are one.
+uvicorn writes head and body separately. A proxy that has passed on the head cannot ask another
+replica if this one is killed before it sends the body. So all writes of one turn of the event loop
+are sent as one.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from service.http import limits
 T = TypeVar("T")
 
 MAX_JOINED_BYTES = 2**16
-"""Bytes from which joined writes are sent at once, so that the client's pace bounds memory."""
+"""Joined writes of this size are sent at once, so that a slow client cannot fill the memory."""
 
 
 class BoundedTransport:
-    """A transport whose `close` is another function; `finish` closes it."""
+    """A transport with a replaced `close`; `finish` closes it."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self._transport = transport
@@ -37,7 +38,7 @@ class BoundedTransport:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Send with all that is written in this turn of the event loop."""
+        """Send together with all other writes of this turn of the event loop."""
         if not self._joined:
             asyncio.get_running_loop().call_soon(self._send)
         self._joined.append(data)
@@ -54,7 +55,7 @@ class BoundedTransport:
         return self.lingers or self._transport.is_closing()
 
     def linger(self) -> None:
-        """Send nothing more, and read for a while what is still to come."""
+        """Send nothing more, and read the rest of the request for a limited time."""
         self.lingers = True
         self._send()
         self.limit(limits.LINGER_S)

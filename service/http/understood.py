@@ -1,9 +1,9 @@
-"""Requests of which every part is understood, or refused by name.
+"""Requests: each part is read by the route, or refused by name.
 
-A part that is passed over in silence changes the answer: without its filter, which is misspelt or
-stands in the wrong place, a search finds the items of all tenants; a write whose address is decoded
-to that of another item overwrites it. Each route knows what it reads, and everything else is
-refused here, once its caller is known and before anything is done.
+An ignored part would change the answer. A search whose filter is misspelt or misplaced would find
+the items of all tenants. A write whose address decodes to another item would overwrite that item.
+Each route declares its parameters. All others are refused here, after authentication and before any
+work.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ _UNREAD_OF_WRITES = (
     "x-http-method",
     "x-method-override",
 )
-"""Headers by which a write would be another one, or none; none of them is carried out."""
+"""Headers that would make a write conditional or change its method; they are refused."""
 
 _ONCE = ("idempotency-key", "content-type", "authorization", "x-api-key")
-"""Headers with one value, of which servers would choose one."""
+"""Headers with a single value; servers differ in which of several values they use."""
 
 _NO_OPTIONS = (b"", b"{}", b"null")
-"""Bodies that say nothing, such as clients send that must send JSON."""
+"""Empty JSON bodies, which some clients always send."""
 
 _MOST_OF_NO_OPTIONS = 64
 
 Repeats = Mapping[str, bool]
-"""Names of options, and whether each may be sent several times."""
+"""Names of options, each with True if it may be sent several times."""
 
 Error = dict[str, Any]
 
 
 class UnderstoodRoute(APIRoute):
-    """A route that refuses what it does not read.
+    """A route that refuses unknown parameters and bodies.
 
-    What it reads are the parameters and the body that it declares to FastAPI, and so to OpenAPI.
+    Its known parameters and body are the ones declared to FastAPI, and thus in OpenAPI.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -91,10 +91,10 @@ class UnderstoodRoute(APIRoute):
 
 
 def _check_address(route: APIRoute, request: Request) -> None:
-    """Refuse an address that would be decoded to the same text as another one.
+    """Refuse an address that decodes to the same text as another address.
 
-    Servers replace bytes that are no UTF-8, leave a bare `%` unchanged, and take `%2F` for a slash
-    between the parts of a path: then several addresses would name one item, or its picture.
+    Servers replace invalid UTF-8, keep a bare `%`, and decode `%2F` to a slash. Several addresses
+    would then name one item, or its picture.
 
     Raises
     ------
@@ -187,14 +187,14 @@ def _check_form(form: FormData, in_body: Repeats, in_address: Repeats) -> None:
     sent = [(name, value) for name, value in form.multi_items() if not is_empty(value)]
     errors = list(_errors(sent, in_body, in_address, "body"))
     if any(name == "filter" and value == "" for name, value in form.multi_items()):
-        # A variable of a script that is not set: it must not find the items of all.
+        # An unset variable of a script: it must not return all items.
         errors.append(_error("body", "filter", "is empty; leave it out to search all items"))
     if errors:
         raise RequestValidationError(errors)
 
 
 async def _check_no_body(request: Request) -> None:
-    """Refuse a body where none is read.
+    """Refuse a body if the route reads none.
 
     Raises
     ------
@@ -231,10 +231,10 @@ def _error(place: str, name: str, text: str) -> Error:
 
 
 def is_empty(value: UploadFile | str) -> bool:
-    """Return whether a field of a form was left empty; as from FastAPI, it was not sent then."""
+    """Return whether a field of a form is empty: such a field counts as not sent."""
     if isinstance(value, str):
         return value == ""
-    return value.filename == "" and value.size == 0  # what a browser sends of no file
+    return value.filename == "" and value.size == 0  # a browser's field without a file
 
 
 def _options_in_address(dependant: Dependant) -> Iterator[tuple[str, bool]]:
@@ -262,9 +262,9 @@ def _options(alias: str, field: FieldInfo) -> Iterator[tuple[str, bool]]:
 
 
 def is_cut_off(method: bytes, address: bytes) -> bool:
-    """Return whether an address ends before what its sender means.
+    """Return whether an address is cut at a `#` or `?` that the sender may mean as text.
 
-    Of ``/items/a#b`` the parser leaves ``/items/a``, of ``/items/who?`` the part before the mark:
-    a write to them would be to another item.
+    The parser reads ``/items/a#b`` as ``/items/a``, and ``/items/who?`` as ``/items/who``: a write
+    would change another item.
     """
     return b"#" in address or (method in {b"PUT", b"DELETE"} and address.endswith(b"?"))

@@ -1,4 +1,4 @@
-"""From the core's values to the service's JSON; rooms as in `service.schemas`.
+"""Convert records of the core to the service's JSON; modules as in `service.schemas`.
 
 ::
 
@@ -10,8 +10,8 @@
     bundles       which bundle answers
     feedback      feedback of users
     review        queries kept for review
-    unknown       those of them that matched nothing, in groups
-    labelling     the same for the labelling tools of others
+    unknown queries without a match, in groups
+    labelling cases for the labelling tools of others
     shadow        a bundle that is tried, beside the one that answers
     operations    health
 """

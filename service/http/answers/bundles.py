@@ -1,4 +1,4 @@
-"""Answers about bundles: the one that is served, its encoder, and the others."""
+"""Answers about bundles: the served bundle, its encoder, and other bundles."""
 
 from __future__ import annotations
 

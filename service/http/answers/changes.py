@@ -1,4 +1,4 @@
-"""The answers to changes of a gallery, from their receipts."""
+"""Answers to changes of a gallery, from their receipts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from service import schemas
 
 
 def item_written(gallery: str, receipt: Receipt) -> schemas.ItemWritten:
-    """Describe the one write of a receipt."""
+    """Describe a receipt of a single write."""
     return _written(gallery, receipt, receipt.written[0])
 
 
 def batch_written(gallery: str, ids: Sequence[str], receipt: Receipt) -> schemas.BatchWritten:
-    """Describe the outcome of each of several uploads with ``ids``."""
+    """Describe the outcomes of the uploads with ``ids``."""
     problems, rest = receipt.note["problems"], iter(receipt.written)
     items = []
     for index, item_id in enumerate(ids):

@@ -18,7 +18,7 @@ def feedback_answer(
 
     Parameters
     ----------
-    receipt : of the item that the query has become; None where it has not.
+    receipt : receipt of the item that was made from the query; None if there is none.
     """
     pair = next((pair for pair in kept.pairs if pair.item_id == kept.item_id), None)
     return schemas.FeedbackAnswer(
@@ -37,7 +37,7 @@ def feedback_answer(
 
 
 def decision_list(found: Sequence[Decided], limit: int) -> schemas.DecisionList:
-    """Describe at most ``limit`` decisions; a further one only shows that the list continues."""
+    """Describe at most ``limit`` decisions. One more decision means that there is a next page."""
     shown = found[:limit]
     more = len(found) > limit
     return schemas.DecisionList(

@@ -1,4 +1,4 @@
-"""Galleries, and what their probabilities rest on."""
+"""Galleries, and the evidence for their probabilities."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from service.serving.created import Listed
 from service.serving.lease import Lease
 
 N_LABELS = 12
-"""Labels that a gallery is described with: there may be hundreds of thousands."""
+"""Number of labels in a description; a gallery may have hundreds of thousands."""
 
 
 def gallery_list(
     galleries: Iterable[Listed], visible: Callable[[str], bool]
 ) -> schemas.GalleryList:
-    """All galleries that the caller can see, by name."""
+    """List the galleries that the caller can see, by name."""
     return schemas.GalleryList(
         galleries=[
             schemas.GalleryName(
@@ -131,7 +131,7 @@ def label_list(lease: Lease, after: str | None, limit: int) -> schemas.LabelList
 def calibration_report(
     lease: Lease, feedback: FeedbackSummary | None, order: Order | None
 ) -> schemas.CalibrationReport:
-    """Describe the calibration, for first items in ``order``, with the feedback on it if any."""
+    """Describe the calibration for lists in ``order``, with feedback on it if there is any."""
     calibration = lease.bundle.retriever.calibration
     state = bundle_state(lease).calibration
     share = lease.absent_share
@@ -178,7 +178,7 @@ def calibration_report(
 
 
 def _written_at(lease: Lease) -> datetime:
-    """The time at which the calibration's file was written; bundles themselves hold no dates."""
+    """Return when the calibration's file was written; bundles contain no dates."""
     name, _ = FILES[lease.bundle.retriever.kind]
     written = (lease.bundle.directory / name).stat().st_mtime
     return datetime.fromtimestamp(written, UTC)
@@ -187,7 +187,7 @@ def _written_at(lease: Lease) -> datetime:
 def _matches(
     promised: Sequence[MatchPromise], calibration: Calibration
 ) -> list[schemas.MatchPromise]:
-    """Describe the promises for the size classes that the gallery has labels of."""
+    """Describe the promises for the size classes of the gallery's labels."""
     return [
         schemas.MatchPromise(
             size_class=promise.size_class,
@@ -217,7 +217,7 @@ def _drift(lease: Lease) -> schemas.DriftReport:
 def operator_decision(
     lease: Lease, alarmed: Sequence[str], *, persisted: bool
 ) -> schemas.OperatorDecision:
-    """Describe what holds after a decision of the operator."""
+    """Describe the state after a decision of the operator."""
     share, operator = lease.absent_share, lease.engine.operator
     return schemas.OperatorDecision(
         gallery=lease.bundle.name,
@@ -231,7 +231,7 @@ def operator_decision(
 def _uncalibrated(
     state: schemas.CalibrationState, drift: schemas.DriftReport
 ) -> schemas.CalibrationReport:
-    """Describe a gallery of which nothing is known but that."""
+    """Describe a gallery by its name and size only."""
     return schemas.CalibrationReport(
         status=state.status,
         n_queries=state.n_queries,
@@ -266,7 +266,7 @@ def operating_point(
     source: str | None,
     order: Order | None,
 ) -> schemas.OperatingPointAnswer:
-    """Return the largest coverage that an error is promised for.
+    """Return the largest coverage that meets an error bound.
 
     Raises
     ------
@@ -282,7 +282,7 @@ def operating_point(
 
 
 def _errors_over_time(audit: Audit) -> schemas.ErrorsOverTime | None:
-    """Describe how often matches are wrong; None where no answers are drawn for review."""
+    """Describe the error rate of matches; None if no answers are drawn for review."""
     if not audit.watches:
         return None
     test, estimate = audit.test, estimate_error(audit.reviews)

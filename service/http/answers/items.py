@@ -29,7 +29,7 @@ def item_detail(bundle: Bundle, item: Item) -> schemas.ItemDetail:
 
 
 def item_list(lease: Lease, page: Page, passing: str) -> schemas.ItemList:
-    """A page of items; see `ItemsCursor` for ``passing``."""
+    """Describe a page of items; see `ItemsCursor` for ``passing``."""
     bundle = lease.bundle
     cursor = None
     if page.last is not None:
@@ -45,19 +45,19 @@ def item_list(lease: Lease, page: Page, passing: str) -> schemas.ItemList:
 
 
 def gallery_url(bundle: Bundle) -> str:
-    """Return the path of a gallery, as the client reaches it."""
+    """Return the path of a gallery, with the client's path prefix."""
     return f"{root_path.get()}/v1/galleries/{_quoted(bundle.name)}"
 
 
 def thumbnail_url(bundle: Bundle, item_id: str) -> str | None:
-    """Return the path of an item's picture; None in a gallery of vectors, which has none."""
+    """Return the path of an item's picture; None in a gallery of vectors."""
     if not bundle.retriever.encoder.metadata.takes_images:
         return None
     return f"{gallery_url(bundle)}/items/{_quoted(item_id)}/thumbnail"
 
 
 def preview_url(bundle: Bundle, item_id: str) -> str | None:
-    """Return the path of an item's picture to compare by; None where the gallery keeps none."""
+    """Return the path of an item's larger picture; None if the gallery keeps none."""
     if bundle.retriever.gallery.preview_side is None:
         return None
     return f"{thumbnail_url(bundle, item_id)}?size=preview"
@@ -69,5 +69,5 @@ def picture_urls(bundle: Bundle) -> PictureUrls:
 
 
 def _quoted(text: str) -> str:
-    """Quote as a part of a path; most ids need nothing, and to see that is ten times faster."""
+    """Quote an id as a part of a path; the check for plain ids is ten times faster."""
     return text if _PLAIN.fullmatch(text) else quote(text)

@@ -1,4 +1,4 @@
-"""Cases as the labelling tools of others read them, and annotations as they write them.
+"""Cases in the formats of labelling tools, and their annotations.
 
 Label Studio reads tasks in JSON, each with `data` and `predictions`, and writes the same with
 `annotations`; `LABELLING` is the interface that both are for. FiftyOne reads a folder with
@@ -38,7 +38,7 @@ Illustrated = tuple[Case, Picture]
 
 
 def label_studio(cases: Iterable[Illustrated]) -> list[dict[str, Any]]:
-    """Return tasks with the images inside, and what was served as a prediction."""
+    """Return tasks with embedded images, and the served answer as prediction."""
     return [
         {
             "data": {
@@ -57,7 +57,7 @@ def label_studio(cases: Iterable[Illustrated]) -> list[dict[str, Any]]:
 
 
 def fiftyone(cases: Iterable[Illustrated]) -> bytes:
-    """Return a zip of a dataset: its samples, with what was served as fields, and its images."""
+    """Return a zip of a dataset: samples with the served answers as fields, and images."""
     packed = io.BytesIO()
     samples = []
     with zipfile.ZipFile(packed, "w") as archive:
@@ -73,7 +73,7 @@ def fiftyone(cases: Iterable[Illustrated]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """A reviewer's word from a labelling tool, and when it was given, in seconds since 1970."""
+    """A reviewer's decision from a labelling tool, and its time in seconds since 1970."""
 
     review: Review
     decided_at: float
@@ -160,7 +160,7 @@ def _annotation(query_id: str, annotation: dict[str, Any]) -> Annotation:
 
 
 def _annotator(who: object) -> str | None:
-    """Return who has annotated: Label Studio exports a number, or what it knows of the person."""
+    """Return the annotator: Label Studio exports a number, or a record of the person."""
     if isinstance(who, dict):
         who = who.get("email") or who.get("id")
     return None if who is None else f"label-studio:{who}"[:200]

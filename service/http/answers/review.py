@@ -13,7 +13,7 @@ from service.serving.reviewing import ReviewTerms
 
 
 def review_case(bundle: Bundle, case: Case) -> schemas.ReviewCase:
-    """Describe a case; what others decided of it is not said, so that opinions are independent."""
+    """Describe a case without other reviewers' decisions, so that opinions are independent."""
     return schemas.ReviewCase(
         number=case.number,
         query_id=case.query_id,
@@ -43,14 +43,14 @@ def review_case(bundle: Bundle, case: Case) -> schemas.ReviewCase:
 
 
 def image_url(bundle: Bundle, case: Case | None) -> str | None:
-    """Return the path of the image of a query; None where it has no case, or none is kept."""
+    """Return the path of a query's image; None without a case or a kept image."""
     if case is None or case.media_type is None:
         return None
     return f"{gallery_url(bundle)}/review/{case.query_id}/image"
 
 
 def case_list(bundle: Bundle, found: Sequence[Case], limit: int) -> schemas.CaseList:
-    """Describe at most ``limit`` cases; a further one only shows that the list continues."""
+    """Describe at most ``limit`` cases. One more case means that there is a next page."""
     shown = found[:limit]
     return schemas.CaseList(
         cases=[review_case(bundle, case) for case in shown],
@@ -59,7 +59,7 @@ def case_list(bundle: Bundle, found: Sequence[Case], limit: int) -> schemas.Case
 
 
 def leases(bundle: Bundle, leased: Sequence[Leased]) -> schemas.Leases:
-    """Describe the cases that a reviewer has."""
+    """Describe the cases that a reviewer has leased."""
     return schemas.Leases(
         leases=[
             schemas.LeasedCase(

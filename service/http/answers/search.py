@@ -31,7 +31,7 @@ def search_answer(
     Parameters
     ----------
     options : of the request.
-    skipped : how many results stood on earlier pages.
+    skipped : number of results on earlier pages.
     """
     lease = lease.for_kind(found.answer.predictive.kind)
     bundle, answer = lease.bundle, found.answer
@@ -94,7 +94,7 @@ def similar_answer(lease: Lease, similar: SimilarItems, request_id: str) -> sche
 def assessment_answer(
     lease: Lease, assessed: Assessed, request_id: str
 ) -> schemas.AssessmentAnswer:
-    """Describe an image that was encoded and not searched with."""
+    """Describe an image that was encoded without a search."""
     bundle = lease.bundle
     measured = dict(zip(MEASURES, assessed.measures.tolist(), strict=True))
     return schemas.AssessmentAnswer(
@@ -121,7 +121,7 @@ def _not_yet_calibrated(lease: Lease) -> Message | None:
 def record(
     telemetry: Telemetry, lease: Lease, answer: schemas.SearchAnswer, found: SearchResult
 ) -> None:
-    """Count what was answered, and note it for the log and the trace of the request."""
+    """Count an answer, and note it for the log and the trace of the request."""
     gallery = counted_as(lease.bundle)
     query = answer.query
     search = SearchRecord(
@@ -147,7 +147,7 @@ def query(
     assessment: Assessment,
     alpha: float,
 ) -> schemas.Query:
-    """The query, before any neighbour is looked at."""
+    """Describe the query, without its neighbours."""
     text = upload.text if isinstance(upload, SearchResult) else None
     posterior = bundle.retriever.posterior
     return serializers.query(upload.query_id, assessment, alpha, posterior, upload.image, text)

@@ -1,4 +1,4 @@
-"""Answers about the bundle that is tried in the shadow."""
+"""Answers about the shadow bundle."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from service.serving.shadow import Shadow
 def shadow_report(
     bundle: Bundle, shadow: Shadow, cases: Mapping[str, Case], *, persisted: bool
 ) -> schemas.ShadowReport:
-    """Describe what a shadow says beside what was answered.
+    """Describe the comparison of a shadow bundle's answers with the served answers.
 
     Parameters
     ----------
-    cases : of changed answers by their queries' ids, where they are kept for review.
+    cases : cases of changed answers, by query id, if they are kept for review.
     """
     counted = shadow.compared
     recent = list(shadow.recent)[::-1]

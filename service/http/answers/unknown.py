@@ -21,7 +21,7 @@ def unknown_groups(
 
     Parameters
     ----------
-    cases : by the id of the query, for their images.
+    cases : cases by query id, for their images.
     """
     queries, groups = unknown.queries, unknown.groups
     days = Counter(_moment(at).date() for at in queries.kept_at.tolist())
@@ -75,7 +75,7 @@ def _group(
 def enrolled(
     gallery: str, group: str, asked: schemas.EnrolRequest, receipt: Receipt
 ) -> schemas.Enrolled:
-    """Describe the queries that have become items."""
+    """Describe the items that were made from queries."""
     query_of = {item_id: query_id for query_id, item_id in asked.item_ids.items()}
     return schemas.Enrolled(
         request_id=receipt.note["request_id"],

@@ -55,6 +55,6 @@ ROUTERS = tuple(
         operations,
     )
 )
-"""The busiest first: a path is looked for in one after the other."""
+"""The busiest first, because routers are searched in this order."""
 
 __all__ = ["ROUTERS"]

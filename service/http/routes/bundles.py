@@ -16,7 +16,7 @@ router = gallery_router("bundles")
 
 @router.get("/{gallery}/bundles", operation_id="list_bundles", responses=responses(GalleryNotFound))
 async def list_bundles(lease: LeaseOf, state: StateOf) -> schemas.BundleList:
-    """The bundles that could be served, oldest first, and the one that is."""
+    """List the bundles that can be served, oldest first, and the current one."""
     return answers.bundle_list(lease.bundle, state.galleries)
 
 
@@ -27,9 +27,9 @@ async def list_bundles(lease: LeaseOf, state: StateOf) -> schemas.BundleList:
     responses=responses(GalleryNotFound, BundleNotFound, ActivationRefused),
 )
 async def activate_bundle(gallery: str, bundle_id: str, state: StateOf) -> schemas.Activation:
-    """Serve another bundle from now on, once it has been verified and has answered a canary.
+    """Serve another bundle, after it is verified and has answered a canary query.
 
-    Requests under way are answered from the bundle they began with.
+    Requests in progress are answered from their first bundle.
     """
     return answers.activation(gallery, await state.galleries.activate(gallery, bundle_id))
 
@@ -41,5 +41,5 @@ async def activate_bundle(gallery: str, bundle_id: str, state: StateOf) -> schem
     responses=responses(GalleryNotFound, BundleNotFound, ActivationRefused),
 )
 async def rollback_bundle(gallery: str, state: StateOf) -> schemas.Activation:
-    """Serve the bundle again that was served before."""
+    """Serve the previous bundle again."""
     return answers.activation(gallery, await state.galleries.rollback(gallery))

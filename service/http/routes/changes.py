@@ -1,4 +1,4 @@
-"""Changing a gallery while it is served."""
+"""The paths that change a gallery while it is served."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ IdempotencyKey = Annotated[
         alias="Idempotency-Key",
         min_length=1,
         max_length=200,
-        description="Makes a request that may be sent again: within a day, the same key with the "
-        "same request gets the first answer again, and nothing is done twice.",
+        description="Makes a retry safe: within a day, the same request with the same key gets "
+        "the first answer again, and is not executed twice.",
     ),
 ]
 
@@ -87,9 +87,9 @@ async def put_item(
     state: StateOf,
     form: Annotated[ItemForm, Form(media_type=MULTIPART)],
 ) -> schemas.ItemWritten:
-    """Put an item into the gallery, in place of the one of that id if there is one.
+    """Put an item into the gallery; it replaces an item with the same id.
 
-    On return it is on the disk and found by every search.
+    When the call returns, the item is on the disk and every search finds it.
     """
     upload = Upload(item_id, form.label, form.metadata, await form.image.read())
     receipt = noted(context, response, await state.writer.put(lease, context, upload))
@@ -105,7 +105,7 @@ async def put_item(
 async def delete_item(
     lease: LeaseOf, context: ContextOf, response: Response, item_id: str, state: StateOf
 ) -> schemas.ItemWritten:
-    """Remove an item from the gallery; on return no search finds it."""
+    """Remove an item from the gallery. When the call returns, no search finds it."""
     receipt = noted(context, response, await state.writer.delete(lease, context, item_id))
     return answers.item_written(lease.bundle.name, receipt)
 
@@ -124,9 +124,9 @@ async def put_items(
     state: StateOf,
     form: Annotated[ItemBatchForm, Form(media_type=MULTIPART)],
 ) -> schemas.BatchWritten:
-    """Put several items into the gallery; a file that is no good image harms no other.
+    """Put several items into the gallery. An invalid image does not affect the other items.
 
-    The good ones are written together: after a crash all of them are there, or none.
+    The valid items are written in one transaction: after a crash, all or none are there.
     """
     if len(form.items) != len(form.images):
         raise RequestValidationError(
@@ -156,16 +156,16 @@ async def put_items(
     responses=responses(*WRITE_ERRORS, ActivationRefused),
 )
 async def compact_gallery(gallery: str, state: StateOf) -> schemas.Activation:
-    """Make a new bundle of the one that is served and the changes of its gallery, and serve that.
+    """Compact: write the served bundle and its changes to a new bundle, and serve it.
 
-    The gallery stays what it is; searches are faster, and a rollback returns to this moment. It
-    happens automatically after `VOUCH_COMPACT_AFTER` changes.
+    The gallery's content stays the same, searches are faster, and a rollback returns to this state.
+    It happens automatically after `VOUCH_COMPACT_AFTER` changes.
     """
     return answers.activation(gallery, await state.galleries.compact(gallery))
 
 
 def noted(context: WriteContext, response: Response, receipt: Receipt) -> Receipt:
-    """Note in the header where the receipt is that of an earlier request."""
+    """Set a header if the receipt belongs to an earlier request with the same key."""
     if receipt.note["request_id"] != context.request_id:
         response.headers[REPLAYED] = "true"
     return receipt

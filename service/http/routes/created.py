@@ -1,4 +1,4 @@
-"""The paths that create, describe, rename and drop galleries, and that of a key's usage."""
+"""The paths that create, describe, rename and drop galleries."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ BODY_ERRORS = (ImageTooLarge, UnsupportedMediaType)
 async def create_gallery(
     request: Request, response: Response, state: StateOf, body: schemas.NewGallery
 ) -> schemas.GalleryDetail:
-    """Create an empty gallery with the encoder of another; it takes items at once.
+    """Create an empty gallery with the encoder of another gallery.
 
-    Nothing is calibrated in it: it gives no probabilities and no `match` until it is, with
-    `vouch-build calibrate` on its directory of bundles.
+    Without a calibration it gives no probabilities and no `match`. `vouch-build calibrate` on its
+    directory of bundles calibrates it.
     """
     caller: Caller = request.state.caller
     _require_allowed(caller, body.name)
@@ -74,7 +74,7 @@ async def create_gallery(
 async def describe_gallery(
     gallery: str, state: StateOf, body: schemas.GalleryChange
 ) -> schemas.GalleryDetail:
-    """Give a gallery that was created another title or description."""
+    """Change the title or description of a created gallery."""
     await state.created.describe(gallery, body.title, body.description)
     return await _detail(gallery, state)
 
@@ -88,9 +88,9 @@ async def describe_gallery(
 async def rename_gallery(
     request: Request, gallery: str, state: StateOf, body: schemas.GalleryRename
 ) -> schemas.GalleryDetail:
-    """Call a gallery that was created something else; its old name stops answering.
+    """Rename a created gallery; its old name no longer exists.
 
-    Items, changes, decisions, cached queries and cursors go along.
+    Items, changes, decisions, cached queries and cursors stay valid.
     """
     _require_allowed(request.state.caller, body.name)
     await state.created.rename(gallery, body.name)
@@ -108,9 +108,9 @@ async def drop_gallery(
     state: StateOf,
     confirm: Annotated[str, Query(description="The gallery's name once more.", max_length=100)],
 ) -> schemas.GalleryDropped:
-    """Drop a gallery that was created, with all its items. This cannot be undone.
+    """Drop a created gallery with all its items. This cannot be undone.
 
-    Requests under way are answered; then its files are removed.
+    Requests in progress are answered, and then its files are removed.
     """
     if confirm != gallery:
         raise InvalidRequest(
@@ -129,7 +129,7 @@ async def _detail(name: str, state: State) -> schemas.GalleryDetail:
 
 
 def _require_allowed(caller: Caller, name: str) -> None:
-    """Refuse a name for a gallery that the caller's key would not be for.
+    """Refuse a gallery name that the caller's key could not use.
 
     Raises
     ------

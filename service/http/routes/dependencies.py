@@ -25,13 +25,13 @@ from service.serving.queries import SearchParameters
 
 
 class ItemPath(StringConvertor):
-    """An item id in a path, slashes included; paths below items are not ids of others."""
+    """An item id in a path, which may contain slashes; paths below an item are not ids."""
 
     regex = "(?!.*/(?:similar|thumbnail)$).*"
 
 
 class CasePath(StringConvertor):
-    """A query id in a path, none of the names that stand in its place."""
+    """A query id in a path, and none of the fixed names in this place."""
 
     regex = "(?!(?:export|import|leases|summary)$)[^/]+"
 
@@ -41,7 +41,7 @@ register_url_convertor("case", CasePath())
 
 
 def gallery_router(tag: str) -> APIRouter:
-    """A router of paths below a gallery; callers need the scope `read`, or what a path says."""
+    """Return a router of paths below a gallery; callers need the scope `read` or more."""
     return APIRouter(
         prefix="/v1/galleries",
         tags=[tag],
@@ -64,7 +64,7 @@ StateOf = Annotated[State, Depends(state_of)]
 async def leased(
     gallery: str, state: State, request: Request | None = None
 ) -> AsyncIterator[Lease]:
-    """The lease of a gallery, the same one until the answer is given, for a request's caller."""
+    """Lease a gallery for a request: the bundle stays the same until the answer."""
     async with state.galleries.lease(gallery) as lease:
         if request is not None:
             lease = replace(lease, caller=request.state.caller.stream)  # noqa: PLW2901
@@ -140,6 +140,6 @@ def parameters_of(options: schemas.ListOptions, request: Request | None = None) 
 LeaseOf = Annotated[Lease, Depends(lease_of)]
 
 LAST = 2**63 - 1
-"""The largest number that SQLite counts to."""
+"""The largest integer of SQLite."""
 
 After = Annotated[int, Query(ge=0, le=LAST, description="`next_after` of the page before.")]

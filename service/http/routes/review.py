@@ -39,24 +39,24 @@ QueryId = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="`query.id` 
 
 
 async def queue_of(request: Request, lease: LeaseOf) -> ReviewQueue:
-    """Return the review queue, with all that this process has seen of the gallery's queries.
+    """Return the review queue, after this process's pending queries are written to it.
 
     Raises
     ------
     FeedbackNotKept : no queries are kept.
-    Unauthenticated : the caller has no key, and does not ask from this machine alone.
+    Unauthenticated : the caller has no key, and the service is reachable from other machines.
     """
     caller: Caller = request.state.caller
     if caller.name is None and caller.scope != "admin":
         raise Unauthenticated(
-            "A key with the scope review is needed: what others have sent is not for anyone, even "
-            "where anyone may search."
+            "A key with the scope review is needed, even if searches need no key: the queue shows "
+            "other callers' images."
         )
     queue = lease.engine.reviews.queue
     if queue is None:
         raise FeedbackNotKept(
-            "This service keeps no queries for review. Its operator names a file in "
-            "VOUCH_FEEDBACK, and which queries in VOUCH_REVIEW_REASONS."
+            "This service does not keep queries for review. Its operator sets VOUCH_FEEDBACK (a "
+            "file) and VOUCH_REVIEW_REASONS (which queries)."
         )
     await lease.engine.reviews.keep()
     return queue
@@ -82,7 +82,7 @@ async def list_review_cases(
     after: After = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> schemas.CaseList:
-    """The queries kept for review, oldest first."""
+    """List the queries kept for review, oldest first."""
     where = {} if reason is None else {"reason": reason}
     key = lease.bundle.key
     found = await asyncio.to_thread(queue.listed, key, where, state, after, limit + 1)
@@ -98,7 +98,7 @@ async def list_review_cases(
 async def get_review_summary(
     lease: LeaseOf, queue: QueueOf, state: StateOf
 ) -> schemas.ReviewSummary:
-    """The number of queries that are kept, by reason, and which are."""
+    """Count the kept queries by reason, and show the settings of the queue."""
     counts = await asyncio.to_thread(queue.counts, lease.bundle.key)
     terms, settings = lease.engine.reviews.terms, state.settings
     return answers.review_summary(counts, terms, settings.audit_share, settings.review_retention_s)
@@ -113,11 +113,11 @@ async def get_review_summary(
 async def lease_review_cases(
     lease: LeaseOf, queue: QueueOf, wanted: schemas.LeaseRequest
 ) -> schemas.Leases:
-    """The next queries for a reviewer; other reviewers do not get them until the leases end.
+    """Lease the next queries to a reviewer; other reviewers do not get them until the leases end.
 
-    Every second case is one drawn at random, while any are left; the oldest comes first.
-    `POST …/feedback` with a `query_id` and the same `reviewer` ends its lease. Where several
-    reviewers have to agree, a query goes to further reviewers until they do, and to none twice.
+    Every second case was drawn at random, while such cases are left. Older cases come first.
+    `POST …/feedback` with a `query_id` and the same `reviewer` ends its lease. If several reviewers
+    must agree, a query goes to further reviewers until they agree, and to no reviewer twice.
     """
     given = await asyncio.to_thread(
         queue.lease,
@@ -158,7 +158,7 @@ async def export_review_cases(
     after: After = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
 ) -> Response:
-    """The queries with an image, for a labelling tool; `Link` names the next part, if there is."""
+    """Export queries with images for a labelling tool; `Link` names the next part."""
     if to == "label_studio_interface":
         return Response(labelling.LABELLING, media_type="application/xml")
     key = lease.bundle.key
@@ -183,9 +183,10 @@ async def export_review_cases(
 async def import_decisions(
     lease: LeaseOf, queue: QueueOf, state: StateOf, tasks: schemas.LabelStudioTasks
 ) -> schemas.DecisionsImported:
-    """Take in the annotations of a Label Studio project, exported as JSON, as decisions.
+    """Import the annotations of a Label Studio project (JSON export) as decisions.
 
-    Each counts once, however often it is sent; what cannot be taken in is named, and the rest is.
+    Each annotation counts once, even if it is sent again. Annotations that cannot be imported are
+    listed, and all others are imported.
     """
     kept = require_feedback(state)
     decided: list[Decided] = []
@@ -230,7 +231,7 @@ async def get_review_case(lease: LeaseOf, queue: QueueOf, query_id: QueryId) -> 
     dependencies=BY_REVIEWERS,
 )
 async def get_review_image(lease: LeaseOf, queue: QueueOf, query_id: QueryId) -> Response:
-    """The stored image of a query: a thumbnail, or the uploaded file."""
+    """Return the stored image of a query: a thumbnail, or the uploaded file."""
     picture = await asyncio.to_thread(queue.picture, lease.bundle.key, query_id)
     if picture is None:
         raise _not_kept(query_id)
@@ -249,7 +250,7 @@ async def end_review_lease(
     query_id: QueryId,
     reviewer: Annotated[str, Query(min_length=1, max_length=200)],
 ) -> schemas.LeaseEnded:
-    """Return a query undecided; another reviewer may get it."""
+    """Return a query without a decision, so that another reviewer may get it."""
     ended = await asyncio.to_thread(queue.give_back, lease.bundle.key, query_id, reviewer)
     return schemas.LeaseEnded(query_id=query_id, ended=ended)
 
@@ -263,9 +264,9 @@ async def end_review_lease(
 async def forget_review_case(
     lease: LeaseOf, queue: QueueOf, query_id: QueryId
 ) -> schemas.CaseForgotten:
-    """Delete a query on request: its image, its embedding, and what is cached of it here.
+    """Delete a query: its image, its embedding and its cache entries.
 
-    Decisions on it stay: they name the query by a hash of its image, and hold nothing of that.
+    Decisions on it stay. They contain a hash of the image, and no part of it.
     """
     known = await asyncio.to_thread(queue.forget, lease.bundle.key, query_id)
     await lease.engine.forget(query_id)

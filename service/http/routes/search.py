@@ -48,10 +48,11 @@ from service.serving.lease import Lease
 router = gallery_router("searching")
 
 MAX_BATCH = 32
-"""Images in a batch: more gain nothing, and one client would keep all others waiting."""
+"""Maximum number of images in a batch; larger batches are not faster, and other clients would
+wait."""
 
 BATCH_CONCURRENCY = 4
-"""Images of a batch that are worked on at the same time, so that single queries find their turn."""
+"""Number of images of a batch in progress at the same time, so that single queries get a turn."""
 
 BODY_ERRORS = (ImageTooLarge, UnsupportedMediaType, InvalidRequest, InvalidFilter)
 IMAGE_ERRORS = (EmptyImage, UnsupportedImage, ImageTooCostly, CorruptImage, EncoderStopped)
@@ -81,22 +82,22 @@ class SearchForm(schemas.SearchOptions):
 
 
 class SearchBatchForm(schemas.SearchOptions):
-    """Several searches, each with an image file; the options are those of all."""
+    """Several searches, each with an image file; the options hold for all."""
 
     images: list[UploadFile] = File(
-        min_length=1, max_length=MAX_BATCH, description="Image files, each as of a search."
+        min_length=1, max_length=MAX_BATCH, description="Image files, one for each search."
     )
 
 
 class AssessmentForm(RequestModel):
-    """An image file to look at."""
+    """An image file."""
 
     image: UploadFile = File(description=ONE_IMAGE)
     alpha: schemas.Alpha = None
 
 
 async def search(request: Request, gallery: str) -> schemas.SearchAnswer:
-    """Find the items most like an uploaded image, and say how sure that is.
+    """Find the items most similar to an uploaded image, with calibrated probabilities.
 
     `curl -F image=@photo.jpg -F limit=5 http://127.0.0.1:8080/v1/galleries/photographs/search`
     """
@@ -117,7 +118,7 @@ router.add_api_route(
 
 
 async def search_raw(request: Request, gallery: str) -> schemas.SearchAnswer:
-    """The same search, with the image file as the body and the options in the address.
+    """Search with the image file as the body and the options in the query string.
 
     `curl -H 'Content-Type: image/jpeg' --data-binary @photo.jpg …/search/raw?limit=5`
     """
@@ -151,9 +152,9 @@ router.add_api_route(
 async def search_json(
     request: Request, lease: LeaseOf, state: StateOf, body: schemas.SearchRequest
 ) -> schemas.SearchAnswer:
-    """The same search, with the image file in base64: for clients that can send nothing but JSON.
+    """Search with the image file in base64, for clients that can only send JSON.
 
-    A third larger than the file; no URL is ever fetched.
+    Base64 is a third larger than the file. URLs are not fetched.
     """
     data = await asyncio.to_thread(from_base64, body.image_base64, state.settings.max_image_bytes)
     return await _answer(request, lease, state, data, body)
@@ -171,11 +172,11 @@ async def search_batch(
     state: StateOf,
     form: Annotated[SearchBatchForm, Form(media_type=MULTIPART)],
 ) -> schemas.BatchAnswer:
-    """Several searches at once; a file that cannot be searched with harms no other.
+    """Several searches at once. An invalid file does not affect the others.
 
-    The answer is 200 whatever the files hold: each has a status, and an answer or a problem.
+    The answer is always 200: each file has a status, and an answer or a problem.
     """
-    parameters_of(form)  # what is wrong with the options is wrong with all
+    parameters_of(form)  # an error in the options is an error of the whole batch
     access: Access = request.app.state.access
     await access.count_searches(request, len(form.images) - 1)  # one has been counted
     turns = asyncio.Semaphore(BATCH_CONCURRENCY)
@@ -184,7 +185,7 @@ async def search_batch(
         async with turns:
             try:
                 answer = await _answer(request, lease, state, await image.read(), form)
-            except Exception as error:  # of any kind: the other files are to be answered
+            except Exception as error:  # of any kind, because the other files are answered
                 problem = problem_document(request, error)
                 return schemas.BatchItem(
                     index=index,
@@ -215,11 +216,11 @@ async def search_next(
         str, Query(max_length=cursors.MAX_LENGTH, description="`next_cursor` of the page before.")
     ],
 ) -> schemas.SearchAnswer:
-    """The next results of a query, as sure and in the same order; nothing is sent or encoded again.
+    """Return the next results of a query, in the same order, without encoding it again.
 
-    Cursors are of one bundle, whose gallery is searched in the state of the first page, and of a
-    query that the service remembers (for a while); they are taken for an hour. Nothing is shown of
-    items that have been deleted or replaced since: their ranks are left out.
+    A cursor belongs to one bundle, to the gallery's state at the first page, and to a query that
+    the service still keeps. It expires after an hour. Items that were deleted or replaced since
+    then are left out, with their ranks.
     """
     page = cursors.read(cursor, cursors.SearchCursor, lease.bundle.manifest.id, lease.engine.secret)
     lease = await lease.engine.compute(lambda: lease.at(page.version))
@@ -244,7 +245,7 @@ async def assess(
 ) -> schemas.AssessmentAnswer:
     """Assess an image before a search: quality, uncertainty, out of distribution.
 
-    For a camera's preview: nothing is searched, and a search with the same bytes is a cache hit.
+    Use it for a camera's preview. A later search with the same bytes is a cache hit.
     """
     assessed = await lease.assess(await form.image.read(), form.alpha)
     return answers.assessment_answer(lease, assessed, request.state.request_id)
@@ -261,9 +262,9 @@ async def embed(
     lease: LeaseOf,
     form: Annotated[AssessmentForm, Form(media_type=MULTIPART)],
 ) -> schemas.EmbeddingAnswer:
-    """An image's embedding as a distribution, for your own store; nothing is searched.
+    """Return the embedding of an image as a distribution, without a search.
 
-    Comparable with embeddings of the same `encoder.fingerprint` only.
+    Compare it only with embeddings of the same `encoder.fingerprint`.
     """
     embedded = await lease.embed(await form.image.read(), form.alpha)
     return answers.embedding_answer(lease, embedded, request.state.request_id)

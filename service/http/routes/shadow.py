@@ -1,4 +1,4 @@
-"""The paths of the bundle that answers a gallery's queries in the shadow."""
+"""The paths of shadow bundles."""
 
 from __future__ import annotations
 
@@ -46,10 +46,11 @@ router = gallery_router("bundles")
 async def start_shadow(
     lease: LeaseOf, state: StateOf, body: schemas.ShadowRequest
 ) -> schemas.ShadowReport:
-    """Try another bundle: it answers a share of the queries too, and no client gets these answers.
+    """Start a shadow bundle: it also answers a share of the queries, for comparison only.
 
-    It is opened and asked a canary first. Queries are put to it where nothing live has to wait for
-    that; else they are dropped. It continues after a restart, and ends when it is activated.
+    The bundle must first answer a canary query. It gets a query only if no live query has to wait;
+    other queries are dropped. The comparison continues after a restart, and ends when the bundle is
+    activated.
     """
     share = state.settings.shadow_share if body.share is None else body.share
     shadow = await state.shadows.start(lease.engine, ShadowTerms(body.bundle_id, share))
@@ -63,7 +64,7 @@ async def start_shadow(
     dependencies=[Depends(requires("admin"))],
 )
 async def get_shadow(lease: LeaseOf, state: StateOf) -> schemas.ShadowReport:
-    """The verdicts, first items and flags of the bundle that is tried, beside what was answered."""
+    """Compare the shadow bundle's verdicts, first items and flags with the served ones."""
     return await _report(lease, state, state.shadows.of(lease.engine))
 
 
@@ -74,7 +75,7 @@ async def get_shadow(lease: LeaseOf, state: StateOf) -> schemas.ShadowReport:
     dependencies=[Depends(requires("admin"))],
 )
 async def end_shadow(lease: LeaseOf, state: StateOf) -> schemas.ShadowReport:
-    """End it, and return its final report."""
+    """End the comparison, and return its final report."""
     return await _report(lease, state, await state.shadows.end(lease.engine))
 
 
@@ -85,7 +86,7 @@ async def _report(lease: Lease, state: State, shadow: Shadow) -> schemas.ShadowR
 
 
 def _cases(lease: Lease, shadow: Shadow) -> dict[str, Case]:
-    """Return those of the changed answers that are kept for review."""
+    """Return the cases of changed answers that are kept for review."""
     queue, key = lease.engine.reviews.queue, lease.bundle.key
     if queue is None:
         return {}

@@ -38,10 +38,9 @@ router = gallery_router("searching")
 async def search_text(
     request: Request, lease: LeaseOf, state: StateOf, body: schemas.TextSearchRequest
 ) -> schemas.SearchAnswer:
-    """The same search in words, where the gallery's encoder has a text tower.
+    """Search with a text, if the gallery's encoder has a text tower.
 
-    Texts are never judged by the calibration of images: until captions have calibrated them the
-    verdict is `not_calibrated`.
+    Texts need their own calibration, with captions; until then the verdict is `not_calibrated`.
     """
     found = await lease.search_text(body.text, parameters_of(body, request))
     answer = answers.search_answer(lease, found, request.state.request_id, body)

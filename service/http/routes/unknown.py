@@ -62,9 +62,10 @@ async def list_unknown(
 ) -> schemas.UnknownGroups:
     """List the kept queries that matched nothing, in groups.
 
-    Each group is probably one new identity. `p_same` is learned from labels of the gallery, each
-    judged by what was learned from others; it is too high where the encoder was trained on them.
-    Takes seconds after a change, and is remembered until the next. `POST …/enrol` names a group.
+    Each group is probably one new identity. `p_same` is learned from the gallery's labels,
+    cross-fitted over labels. It is too high if the encoder was trained on them. The first call
+    after a change takes seconds; the result is cached until the next change. `POST …/enrol` names a
+    group.
     """
     bundle = lease.bundle
     found = await state.unknown.of(bundle, queue, precision)
@@ -91,10 +92,10 @@ async def enrol_unknown(
     asked: schemas.EnrolRequest,
     precision: PrecisionOf = PRECISION,
 ) -> schemas.Enrolled:
-    """Name a group: its queries become items with that label, all in one transaction or none.
+    """Name a group: its queries become items with that label, in one transaction.
 
-    On return they are on the disk and found by every search. That a reviewer has named them is kept
-    as a decision on each query.
+    When the call returns, they are on the disk and every search finds them. The reviewer's name for
+    the group is stored as a decision on each query.
     """
     kept = require_feedback(state)
 

@@ -1,4 +1,4 @@
-"""The path that tells a caller what it may do, and how much of it is used."""
+"""The path of a caller's scope, quotas and usage."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ router = APIRouter(
 
 @router.get("", operation_id="get_usage")
 async def get_usage(request: Request, state: StateOf) -> schemas.Usage:
-    """Tell the caller its scope, galleries and quotas, and how much of them is used."""
+    """Return the caller's scope, galleries and quotas, and their usage."""
     caller: Caller = request.state.caller
     access: Access = request.app.state.access
     limits, made = caller.limits, await access.count_searches(request, 0)

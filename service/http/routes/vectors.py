@@ -36,9 +36,9 @@ _ERRORS = responses(
 async def search_vector(
     request: Request, lease: LeaseOf, state: StateOf, body: schemas.VectorSearchRequest
 ) -> schemas.SearchAnswer:
-    """The same search with a vector that the gallery's encoder has made elsewhere.
+    """Search with a vector that the gallery's encoder computed elsewhere.
 
-    What `embed` answers can be sent back: `direction` as `mean`, `variance`, and `outlier_score`.
+    The answer of `embed` fits: send `direction` as `mean`, `variance`, and `outlier_score`.
     """
     found = await lease.search_vector(_query(body), parameters_of(body, request))
     answer = answers.search_answer(lease, found, request.state.request_id, body)
@@ -55,10 +55,10 @@ async def search_vector(
 async def decide(
     request: Request, lease: LeaseOf, body: schemas.DecisionRequest
 ) -> schemas.DecisionAnswer:
-    """Decide on the neighbours that another store, such as a vector database, has found.
+    """Decide on neighbours from another store, for example a vector database.
 
-    Nothing is searched: of the gallery only its calibration is used. Send as many neighbours as
-    the calibration was fitted to, with the labels that the gallery has.
+    Only the gallery's calibration is used; nothing is searched. Send as many neighbours as the
+    calibration used, with the gallery's labels.
     """
     parameters = SearchParameters(
         len(body.neighbours),
@@ -83,7 +83,7 @@ def _neighbours(sent: list[schemas.Neighbour]) -> NeighbourList:
 
     Raises
     ------
-    InvalidVector : some have the one and some the other, or neither.
+    InvalidVector : the neighbours mix similarities and vectors, or some have neither.
     """
     similarities = [one.similarity for one in sent if one.similarity is not None]
     vectors = [one.vector for one in sent if one.vector is not None]
