@@ -30,7 +30,7 @@ default_role = "py:obj"
 # Notebooks find the commands of this environment. Without encryption a kernel warns.
 os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
 KernelManager.transport_encryption.default_value = "required"
-# Notebooks are run whenever the site is built: what they show is what the code of this tree does.
+# Notebooks run whenever the site is built, so that they show the results of this code.
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 600  # seconds a cell, on a machine that is busy

@@ -87,7 +87,7 @@ def start(settings: Settings) -> None:
     listeners = _listeners(settings)
     fields = {"url": _url(settings, listeners), "callers": access.summary}
     logger.info("serving", extra={"fields": fields})
-    # Uvicorn drains, then sends itself the signal again: ended as asked, that is success.
+    # Uvicorn drains, then sends itself the signal again. This is a successful end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     if not serve(open_app, settings, listeners, GRACE_S):
         sys.exit(1)
@@ -98,7 +98,7 @@ def _require_certificate(settings: Settings) -> None:
     if settings.tls_cert is None:
         return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:  # without a password: no user is there to type one
+    try:  # without a password, because no user can type one
         context.load_cert_chain(settings.tls_cert, settings.tls_key, password="")
     except OSError as error:
         is_content = isinstance(error, ssl.SSLError)
@@ -109,11 +109,11 @@ def _require_certificate(settings: Settings) -> None:
 def _open_app(
     settings: Settings, access: Access, drain: Drain, shared: Path | None = None
 ) -> ASGIApp:
-    """Open everything that a process serves.
+    """Open the bundles and the application of a process.
 
     Raises
     ------
-    VouchError : it cannot be served.
+    VouchError : a bundle cannot be served.
     """
     raise_gc_threshold()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -121,7 +121,7 @@ def _open_app(
     open_one = partial(open_served, settings, SharedEncoders(open_encoder))
     bundles = open_bundles(settings.bundle, open_one)
     app = create_app(settings, bundles, access, open_one, shared, drain)
-    del bundles  # one that is exchanged is to be freed
+    del bundles  # a replaced bundle can then be freed
     freeze_garbage()
     return app
 
@@ -133,7 +133,7 @@ def _begun(app: ASGIApp, drain: Drain) -> ASGIApp:
 
 
 def _open_in_worker(settings: Settings) -> ASGIApp:
-    """Open the application in one of several workers; end all of them where none answers."""
+    """Open the application in a worker; end all workers if none can serve."""
     log_as_json(secrets=settings.secrets)
     tune_malloc()
     shared = shared_directory()

@@ -1,4 +1,4 @@
-"""Reference pages made from the code: no page repeats by hand what the code says.
+"""Reference pages that are generated from the code.
 
 A line ``<!-- generated: NAME -->`` of a page is replaced by Markdown when the page is read. The
 sources are the models of settings and builds, the parsers of the programs, the OpenAPI snapshot,
@@ -35,7 +35,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
 
 
 def _insert(_: Sphinx, page: str, source: list[str]) -> None:
-    """Replace the markers of a page by what they name."""
+    """Replace the markers of a page with the generated Markdown."""
 
     def text_of(found: re.Match[str]) -> str:
         if found[1] not in GENERATED:
@@ -48,7 +48,7 @@ def _insert(_: Sphinx, page: str, source: list[str]) -> None:
 
 
 def _pages_of_code(_: Sphinx, env: BuildEnvironment, *__: object) -> list[str]:
-    """Return the pages to read again although their files have not changed: the code may have."""
+    """Return the pages to read again: the code may have changed, even if their files have not."""
     return [
         page
         for page in env.found_docs
@@ -77,14 +77,14 @@ def settings() -> Iterator[str]:
 
 
 def configuration() -> Iterator[str]:
-    """Yield the tables of a build's file, from the JSON schema that is shipped."""
+    """Yield the tables of a build file, from the shipped JSON schema."""
     path = ROOT / "index_builder" / "configuration" / "build.schema.json"
     schema = json.loads(path.read_text("utf-8"))
     yield from _section("The file", schema, [])
 
 
 def _section(title: str, schema: dict[str, Any], path: list[str]) -> Iterator[str]:
-    """Yield a section of the configuration, and then those inside it."""
+    """Yield a section of the configuration, and then its subsections."""
     rows, inside = [], []
     for key, value in schema.get("properties", {}).items():
         models = _models(value)
@@ -103,13 +103,13 @@ def _section(title: str, schema: dict[str, Any], path: list[str]) -> Iterator[st
 
 
 def _models(value: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the tables that a key can hold."""
+    """Return the tables that a key may contain."""
     alternatives = [value.get("items", value), *value.get("anyOf", []), *value.get("oneOf", [])]
     return [one for one in alternatives if isinstance(one, dict) and "properties" in one]
 
 
 def _names(value: dict[str, Any]) -> bool:
-    """Return whether a key can hold a name in place of a table."""
+    """Return whether a key may contain a name instead of a table."""
     return any(one.get("type") == "string" for one in value.get("anyOf", []))
 
 
@@ -124,7 +124,7 @@ def _variant(model: dict[str, Any]) -> str:
 
 
 def _meaning(value: dict[str, Any]) -> str:
-    """Return the description of a key, with its values where they are not in it."""
+    """Return the description of a key, with its values if the text lacks them."""
     text = value.get("description", "")
     choices = [
         str(name)
@@ -136,7 +136,7 @@ def _meaning(value: dict[str, Any]) -> str:
 
 
 def http() -> Iterator[str]:
-    """Yield the paths of the service by their tag, and the records that they take and return."""
+    """Yield the paths of the service by tag, and the records of their requests and answers."""
     document = json.loads((ROOT / "tests" / "service" / "openapi.json").read_text("utf-8"))
     tags: dict[str, list[str]] = {}
     for path, methods in document["paths"].items():
@@ -262,7 +262,7 @@ def _help(command: Any, name: str, help_of: Callable[..., str]) -> Iterator[str]
 
 
 def _programs() -> Iterator[str]:
-    """Yield the help of the programs that argparse reads for."""
+    """Yield the help of the programs that use argparse."""
     from service import command_line as serve  # noqa: PLC0415 - a second
     from service.access import command as keys  # noqa: PLC0415 - a second
     from service.client import mcp_server as mcp  # noqa: PLC0415 - a second
@@ -328,7 +328,7 @@ def errors() -> Iterator[str]:
 
 
 def reasons() -> Iterator[str]:
-    """Yield a table of the codes of reasons, with the sentence that is made of each."""
+    """Yield a table of the codes of reasons, with the sentence of each."""
     yield from _table(
         ("code", "sentence"),
         ((f"`{code}`", _inline(text.strip())) for code, text in MESSAGES.items()),
@@ -421,7 +421,7 @@ def _block(text: str) -> list[str]:
 
 
 def _inline(text: str | None) -> str:
-    """Return a description in one line; of Markdown it keeps code alone."""
+    """Return a description in one line; of Markdown, only code is kept."""
     parts = re.split(r"(``.+?``|`[^`]+`)", " ".join((text or "").split()))
     plain = [re.sub(r"([*_<>\[\]\\])", r"\\\1", part) for part in parts[::2]]
     code = [f"`{part.strip('`')}`" for part in parts[1::2]]

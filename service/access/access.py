@@ -68,7 +68,7 @@ class Access:
     rates : the rate limiter.
     rate : default rate limit of a caller; None for no limit.
     origins : web origins whose pages may send writes.
-    elsewhere : what those without a key may do that are not on this machine, if ``local_only``.
+    elsewhere : scope of callers without a key on other machines, if ``local_only``.
     local_only : whether what ``keyless`` allows is only for programs of this machine.
     """
 
@@ -92,7 +92,7 @@ class Access:
         self._local_only = local_only
 
     def account_of(self, scope: Scope) -> str:
-        """On whose account a request is, before anything else is known of it."""
+        """Return the account of a request, from its headers alone."""
         request = Request(scope)
         presented = _presented_key(request)
         if self._keyring is not None and presented is not None:
@@ -120,7 +120,7 @@ class Access:
         if known is not None:
             return known
         headers: dict[str, str] = request.state.answer_headers
-        if self._keyring is not None:  # then what is answered depends on who asks
+        if self._keyring is not None:  # the answer then depends on the caller
             headers |= {"Cache-Control": "no-store", "Vary": "Authorization, X-API-Key"}
         caller = request.state.caller = await self._identify(request)
         if caller.rate is not None:
@@ -143,7 +143,7 @@ class Access:
                 standing = await self._rates.count(account, self._rate)
                 if standing.exceeded:
                     request.state.answer_headers |= standing.headers()
-                    raise RateLimited("Too many keys were tried that are not good ones.") from None
+                    raise RateLimited("Too many invalid keys were sent.") from None
             raise
 
     def check(self, request: Request, caller: Caller, scope: KeyScope) -> None:
@@ -235,9 +235,10 @@ class Access:
         )
 
     def _refuse_foreign_page(self, request: Request) -> None:
-        """A page of any web site may make its visitor's browser send this to the visitor's machine.
+        """Refuse a write that a page of another origin has made a visitor's browser send.
 
-        Where a key is needed it cannot: it has none to send.
+        The browser may reach a service on the visitor's own machine. If a key is required, the page
+        cannot succeed, because it has no key.
         """
         origin = request.headers.get("origin")
         if origin is None or origin in self._origins:
@@ -270,7 +271,7 @@ async def counts_as_search(request: Request) -> None:
 
 
 def _require_seen(request: Request) -> None:
-    """Answer for a gallery that the caller's key is not for as if there were none of that name.
+    """Answer as if a gallery did not exist, if the caller's key is not for it.
 
     Raises
     ------
@@ -290,12 +291,12 @@ class GuardedRoute(APIRoute):
     """A route that checks the caller before it reads the request's body.
 
     FastAPI reads the body before it checks dependencies. So callers without a key could upload any
-    amount of data. So what it `requires` is no dependency to FastAPI.
+    amount of data. So `requires` is not a dependency of FastAPI here.
 
     Attributes
     ----------
-    scopes : that callers need, all of them; the last allows the most. Where there is one, galleries
-        that the caller's key is not for do not exist.
+    scopes : the scopes that callers need; the last one allows the most. Where there is one,
+        galleries that the caller's key is not for do not exist.
     is_search : whether a request is one of the searches that a key allows.
     """
 

@@ -1,9 +1,8 @@
 """The sandbox of a decoder: it can open no file, connect nowhere and look at no process.
 
-A decoder parses files of strangers. One that a file has taken over may still compute, answer, and
-spoil the pictures that it is given; it cannot read keys, galleries or another process, nor reach a
-network, for the kernel refuses every system call but those that computing takes (seccomp), and
-besides every path and port (Landlock).
+A decoder parses untrusted files. A decoder that runs an attacker's code can only compute, and
+return wrong pixels. It cannot read keys, galleries or other processes, or reach a network: the
+kernel allows only the system calls for computing (seccomp), and no path or port (Landlock).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ SandboxMode = Literal["required", "available", "off"]
 PARTS = ("seccomp", "landlock")
 
 MAX_FILE_BYTES = 2**28
-"""Bytes of the file of pictures that a decoder shares with the service, at most."""
+"""Maximum size of the shared picture file of a decoder, in bytes."""
 
 _COMPUTING = (
     *("read", "write", "readv", "writev", "recvfrom", "sendto", "recvmsg", "sendmsg"),
@@ -33,24 +32,24 @@ _COMPUTING = (
     *("getpid", "gettid", "getrusage", "sched_getaffinity", "poll", "ppoll"),
     *("exit", "exit_group", "restart_syscall"),
 )
-"""Nothing of it opens, connects, or names another process; `newfstatat` reveals only that a file
-exists, and its size."""
+"""None of these calls opens a file, connects, or names another process. `newfstatat` reveals only
+the existence and size of a file."""
 
 _NOT_THERE = ("clone3", "rseq", "membarrier")
-"""System calls that libraries do without where a kernel does not have it."""
+"""Optional system calls: libraries work without them on older kernels."""
 
 
 def enter(mode: SandboxMode) -> list[str]:
-    """Give up what decoding does not take; returns what is in force.
+    """Give up all rights that decoding does not need; return the parts of the sandbox in force.
 
     Raises
     ------
-    OSError : not all of it can be, and it is ``required``.
+    OSError : a part is not available, and the sandbox is ``required``.
     """
     if mode == "off":
         return []
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
-    # Each is prepared before either is in force: the one could not be loaded under the other.
+    # Both are prepared first, because neither can be loaded under the other.
     prepared: dict[str, Callable[[], object]] = {}
     missing: dict[str, Exception] = {}
     for part, prepare in {"landlock": _landlock, "seccomp": _seccomp}.items():
@@ -69,7 +68,7 @@ def enter(mode: SandboxMode) -> list[str]:
 
 
 def _seccomp() -> Callable[[], object]:
-    """Have the kernel refuse, with EPERM, every system call that computing does not take."""
+    """Make the kernel refuse, with EPERM, all system calls that computing does not need."""
     if sys.platform != "linux":
         raise OSError("it is Linux's")
     seccomp = importlib.import_module("pyseccomp")  # which loads libseccomp
@@ -78,7 +77,7 @@ def _seccomp() -> Callable[[], object]:
         calls.add_rule(seccomp.ERRNO(errno.ENOSYS), name)
     for name in _COMPUTING:
         calls.add_rule(seccomp.ALLOW, name)
-    # Its own limits it may set, no other's; threads it may start, no processes.
+    # It may set its own limits and start threads, but no processes.
     calls.add_rule(seccomp.ALLOW, "prlimit64", seccomp.Arg(0, seccomp.EQ, 0))
     calls.add_rule(
         seccomp.ALLOW, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_THREAD, _CLONE_THREAD)
@@ -90,7 +89,7 @@ _CLONE_THREAD = 0x10000
 
 
 class _Ruleset(ctypes.Structure):
-    """``struct landlock_ruleset_attr``; an older kernel takes as much of it as it knows."""
+    """``struct landlock_ruleset_attr``; an older kernel reads only its known fields."""
 
     _fields_ = (
         ("handled_access_fs", ctypes.c_uint64),
@@ -101,11 +100,11 @@ class _Ruleset(ctypes.Structure):
 
 _CREATE_RULESET, _RESTRICT_SELF, _NO_NEW_PRIVILEGES = 444, 446, 38
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
-"""The number of kinds of access that each version of Landlock knows; from the fifth on 16."""
+"""Number of access kinds of each Landlock version; 16 from the fifth version on."""
 
 
 def _landlock() -> Callable[[], object]:
-    """Have the kernel refuse every path, and from the fourth version on every port.
+    """Make the kernel refuse all paths, and from the fourth version on all ports.
 
     The package `landlock` (1.0.0.dev5) does not know of ports and scopes.
     """

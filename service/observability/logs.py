@@ -1,4 +1,4 @@
-"""Lines for a log collector: one JSON object each."""
+"""Log lines as JSON objects, for a log collector."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Redaction:
 
     Parameters
     ----------
-    secrets : texts that no message shows.
+    secrets : texts to remove from all messages.
     """
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
@@ -43,9 +43,9 @@ class Redaction:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line; what is passed as ``extra={"fields": …}`` stands beside the text.
+    """Formats a record as one JSON object in a line, with the fields of ``extra={"fields": …}``.
 
-    A line that concerns a request carries its id, and its trace's where there is one.
+    A line about a request has its id, and the id of its trace if there is one.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def log_as_json(level: int = logging.INFO, secrets: Iterable[str] = ()) -> None:
 
     Parameters
     ----------
-    secrets : texts that no line shows, nor the traceback of an error that ends the process.
+    secrets : texts to remove from all lines, and from the traceback of a fatal error.
     """
     redact = Redaction(secrets)
     handler = logging.StreamHandler(sys.stderr)
@@ -90,7 +90,7 @@ def log_as_json(level: int = logging.INFO, secrets: Iterable[str] = ()) -> None:
 
 
 def _described(value: object) -> str:
-    """Describe a value that JSON has no type for; binary data and arrays by their size only."""
+    """Describe a value without a JSON type; binary data and arrays by their size."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return f"{len(value)} bytes"
     shape = getattr(value, "shape", None)
