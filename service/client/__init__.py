@@ -3,20 +3,20 @@
 ::
 
     client      `VouchClient`: a method for each path
-    management  galleries created, described, renamed and dropped
-    contract    its requests, and the problems that it raises
+    management  create, describe, rename and drop galleries
+    contract    the requests of the client, and its errors
     review      the review queue of a gallery
-    unknown     queries that matched nothing, in groups
+    unknown     groups of queries without a match
 
-and, for tools of others, each of which needs that tool's library::
+and integrations; each needs the library of its tool::
 
     mcp_server    ``vouch-mcp``, a server of the Model Context Protocol
-    mcp_tools     its tools
+    mcp_tools     the tools of this server
     langchain     a retriever of LangChain
     llama_index   a retriever of LlamaIndex
     fiftyone      a plugin of FiftyOne
     vouched       only results with the verdict `match`
-    images        images as a text names them
+    images        reads an image from a path or ``data:`` URI
     words         answers in plain words
 """
 

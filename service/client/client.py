@@ -1,4 +1,4 @@
-"""A small client of the service, for Python.
+"""The Python client of the service.
 
 ::
 
@@ -6,8 +6,9 @@
         answer = vouch.search("digits", Path("photo.png"), limit=3)
         print(answer.verdict, answer.results[0].id, answer.results[0].match_probability)
 
-Answers are the models of `service.schemas`, errors of the service a `VouchProblem`. Neither the
-service's web framework nor a model is needed: ``pip install '.[client]'`` in a checkout.
+Methods return the models of `service.schemas`, and raise `VouchProblem` for errors of the service.
+Install the client in a checkout with ``pip install '.[client]'``; it needs no web framework and no
+encoder.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class VouchClient:
 
     Raises
     ------
-    ValueError : ``api_key`` cannot be sent; the message does not repeat it.
+    ValueError : ``api_key`` has characters that a header cannot carry; the message does not show
+        the key.
 
     Examples
     --------
@@ -98,7 +100,7 @@ class VouchClient:
         return self._get("/v1/galleries", schemas.GalleryList).galleries
 
     def gallery(self, gallery: str) -> schemas.GalleryDetail:
-        """One gallery: its size, encoder, calibration, measured quality, and samples to try.
+        """Return the size, encoder, calibration, measured quality and sample images of a gallery.
 
         Examples
         --------
@@ -116,7 +118,7 @@ class VouchClient:
         return self._get(path_of(gallery, "facets"), schemas.FacetList, {"limit": limit}).facets
 
     def labels(self, gallery: str, page_size: int = 1000) -> Iterator[str]:
-        """All labels of a gallery by name, fetched page by page on demand.
+        """Iterate over the labels of a gallery by name; pages are fetched on demand.
 
         Examples
         --------
@@ -262,7 +264,7 @@ class VouchClient:
         return self._upload(path, schemas.EmbeddingAnswer, options, [("image", image_file(image))])
 
     def items(self, gallery: str, page_size: int = 100) -> Iterator[schemas.ItemDetail]:
-        """All items of a gallery by id, fetched page by page on demand.
+        """Iterate over the items of a gallery by id; pages are fetched on demand.
 
         Examples
         --------
@@ -286,7 +288,7 @@ class VouchClient:
         return self._get(path_of(gallery, "items", item_id), schemas.ItemDetail)
 
     def thumbnail(self, gallery: str, item_id: str) -> tuple[bytes, str]:
-        """The picture of an item, and its media type.
+        """Return the picture of an item and its media type.
 
         Examples
         --------
@@ -452,7 +454,7 @@ class VouchClient:
         return self._ask(request, schemas.Decision)
 
     def review_queue(self, gallery: str) -> ReviewQueueClient:
-        """The review queue of a gallery.
+        """Return a client of the review queue of a gallery.
 
         Examples
         --------

@@ -1,4 +1,4 @@
-"""The requests of `VouchClient`, and the problems that it raises."""
+"""The requests and errors of `VouchClient`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
 MAX_ATTEMPTS = 3
 MAX_WAIT_S = 10.0
-"""Seconds that a client waits at most between two of its `MAX_ATTEMPTS` attempts at a busy
-service."""
+"""Maximum seconds between two attempts of a client at a busy service."""
 
 Fields = Mapping[str, str | int | float]
 
@@ -69,12 +68,12 @@ def problem_of(response: httpx2.Response) -> VouchProblem:
 
 
 def not_vouch(response: httpx2.Response) -> VouchProblem:
-    """Return the problem of a response that does not come from this release of Vouch."""
+    """Return the problem `not_vouch` for a response of another program or release."""
     problem = schemas.Problem(
         type="about:blank",
         title=response.reason_phrase,
         status=response.status_code,
-        detail=f"{response.request.url} is not answered by Vouch, or by another release of it: "
+        detail=f"{response.request.url} was answered by another program or release: "
         f"{len(response.content)} bytes of {response.headers.get('content-type', 'no type')}.",
         instance=response.request.url.path,
         code="not_vouch",
@@ -88,7 +87,7 @@ def read(response: httpx2.Response, answer: type[AnswerT]) -> AnswerT:
 
     Raises
     ------
-    VouchProblem : ``not_vouch``, where it is something else.
+    VouchProblem : the code is ``not_vouch`` if the JSON has another schema.
     """
     try:
         return answer.model_validate_json(response.content)
@@ -97,7 +96,7 @@ def read(response: httpx2.Response, answer: type[AnswerT]) -> AnswerT:
 
 
 def _retry_after(response: httpx2.Response) -> float | None:
-    """Seconds; None for a date, which the service does not send."""
+    """Return the seconds of ``Retry-After``; None for a date, because the service sends none."""
     value = response.headers.get("retry-after", "")
     return float(value) if value.isdigit() else None
 
@@ -108,7 +107,7 @@ def sent_again(key: str | None) -> dict[str, str]:
 
 
 def fields_of(**named: str | float | Filter | None) -> Fields:
-    """Return the options that were given as the fields of a form or query, with filters as JSON."""
+    """Return the given options as fields of a form or query string; filters become JSON."""
     return {
         name: json.dumps(value, ensure_ascii=False) if isinstance(value, Mapping) else value
         for name, value in named.items()
@@ -117,7 +116,7 @@ def fields_of(**named: str | float | Filter | None) -> Fields:
 
 
 def path_of(*parts: str) -> str:
-    """Return the path of a gallery, or of something in it.
+    """Return the path of a gallery, or of a resource in it.
 
     Raises
     ------
@@ -168,10 +167,11 @@ def headers_of(api_key: str | None) -> dict[str, str]:
 
     Raises
     ------
-    ValueError : the key cannot be sent; the message does not repeat it.
+    ValueError : the key has characters that a header cannot carry; the message does not show the
+        key.
     """
     if api_key is None:
         return {}
     if not re.fullmatch(r"[!-~]+", api_key):
-        raise ValueError("The API key has characters that no key has. Copy it again.")
+        raise ValueError("The API key has invalid characters. Copy it again.")
     return {"Authorization": f"Bearer {api_key}"}

@@ -1,4 +1,4 @@
-"""Images as a text names them, for tools whose queries are texts."""
+"""Images given as a path or a ``data:`` URI, for tools that send text only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def image_named(text: str, folders: Sequence[Path] | None = None) -> Path | byte
 
     Raises
     ------
-    InvalidRequest : there is no such file, it lies elsewhere, or the URI holds no base64.
+    InvalidRequest : the file is missing or outside of ``folders``, or the URI is not base64.
     """
     if text.startswith("data:"):
         return _held_by(text)
@@ -41,10 +41,10 @@ def image_named(text: str, folders: Sequence[Path] | None = None) -> Path | byte
 
 def _require_inside(text: str, path: Path, folders: Sequence[Path] | None) -> None:
     if folders is not None and not any(path.is_relative_to(one.resolve()) for one in folders):
-        allowed = ", ".join(map(str, folders)) or "none was named when the server was started"
+        allowed = ", ".join(map(str, folders)) or "none was named at the start of the server"
         raise InvalidRequest(
-            f"{text[:200]!r} does not lie in a folder whose images may be read ({allowed}). Name "
-            "an image in one of these, or send it as a data: URI in base64."
+            f"The image {text[:200]!r} is outside of the allowed folders ({allowed}). Name "
+            "an image in one of them, or send it as a data: URI in base64."
         )
 
 

@@ -23,10 +23,10 @@ except ModuleNotFoundError as error:
 
 
 class VouchRetriever(BaseRetriever):
-    """Documents of the items that match an image; none unless the verdict is ``match``.
+    """Returns the items that match an image as documents; none unless the verdict is ``match``.
 
-    The query of `invoke` is the path of an image file, or a ``data:`` URI. A document's metadata
-    are the item's, with Vouch's numbers under the key ``vouch``.
+    The query of `invoke` is the path of an image file, or a ``data:`` URI. A document has the
+    metadata of its item, and Vouch's numbers under the key ``vouch``.
 
     Attributes
     ----------

@@ -22,11 +22,11 @@ except ModuleNotFoundError as error:
 
 
 class VouchRetriever(BaseRetriever):
-    """Nodes of the items that match an image; none unless the verdict is ``match``.
+    """Returns the items that match an image as nodes; none unless the verdict is ``match``.
 
     The query is a ``QueryBundle`` with an ``image_path``, or a text that is the path of an image
-    file or a ``data:`` URI. A node's score is its match probability; its metadata are the item's,
-    with Vouch's numbers under the key ``vouch``.
+    file or a ``data:`` URI. A node's score is its match probability. A node has the metadata of its
+    item, and Vouch's numbers under the key ``vouch``.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """Creates, describes, renames and drops galleries, and starts shadow bundles.
 
-A key of the scope `admin` is needed.
+These calls need a key with the scope `admin`.
 
 ::
 
@@ -24,14 +24,14 @@ AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
 
 class Ask(Protocol):
-    """Sends a request, and reads its answer."""
+    """Sends a request and parses the response."""
 
     def __call__(self, request: httpx2.Request, answer: type[AnswerT]) -> AnswerT:
         """Return the answer, or raise `VouchProblem`."""
 
 
 class GalleryManagement:
-    """The galleries of a service, as their owner manages them; see `VouchClient.manage`.
+    """Manages the galleries of a service; see `VouchClient.manage`.
 
     Examples
     --------
@@ -147,7 +147,7 @@ class GalleryManagement:
 
         Parameters
         ----------
-        share : above 0 and below 1; None for the configured one.
+        share : above 0 and below 1; None restores the configured share.
 
         Examples
         --------

@@ -1,4 +1,4 @@
-"""``vouch-mcp``: a server of the Model Context Protocol, for assistants that look at images."""
+"""``vouch-mcp``: a server of the Model Context Protocol, for assistants that handle images."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Exit status:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve the tools on standard input and output, as assistants start such a server."""
+    """Serve the tools on standard input and output; the assistant starts this process."""
     parser = _parser()
     options = parser.parse_args(arguments)
     try:

@@ -38,9 +38,9 @@ except ModuleNotFoundError as error:
     ) from error
 
 INSTRUCTIONS = (
-    "Vouch searches galleries of images and says how sure it is. Every answer begins with a "
-    "verdict. Rely on results only where it is `match`; with any other verdict say so, and do not "
-    "present a result as the answer."
+    "Vouch searches galleries of images and reports its uncertainty. Every answer begins with a "
+    "verdict. Rely on results only if the verdict is `match`. For any other verdict, report the "
+    "verdict, and do not present a result as the answer."
 )
 
 Image = Annotated[
@@ -48,12 +48,12 @@ Image = Annotated[
     Field(description="Path of an image file, or the file as data:image/png;base64,…"),
 ]
 GalleryName = Annotated[
-    str | None, Field(description="May be left out where the service has but one.")
+    str | None, Field(description="Name of the gallery; optional if the service has only one.")
 ]
 
 
 class Tools:
-    """The tools, each a question to a service.
+    """The tools; each sends one request to the service.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class Tools:
             Field(description='Of items: {"label": "shoe", "year": {"gte": 2000}}.'),
         ] = None,
     ) -> CallToolResult:
-        """Find the items of a gallery most like an image, and how sure that is."""
+        """Search a gallery with an image: the verdict, and the nearest items with probabilities."""
         options: SearchOptions = {"limit": limit}
         if filter is not None:
             options["filter"] = filter
@@ -102,7 +102,7 @@ class Tools:
         return _result(answer, decision_in_words(answer))
 
     def calibration(self, gallery: GalleryName = None) -> CallToolResult:
-        """Report what a gallery's probabilities and verdicts rest on, and whether they hold."""
+        """Report the calibration of a gallery, and whether its guarantees hold now."""
         with _readable_errors():
             report = self._client.calibration(self._gallery(gallery))
         return _result(report, calibration_in_words(report))
@@ -138,7 +138,7 @@ def _result(answer: BaseModel, message: str) -> CallToolResult:
 
 
 def mcp_server(client: VouchClient, folders: Sequence[Path] = ()) -> MCPServer[Any]:
-    """Return the server; `MCPServer.run` serves it."""
+    """Return the MCP server with all tools."""
     server = MCPServer(
         "vouch", instructions=INSTRUCTIONS, version=installed_version(), log_level="WARNING"
     )

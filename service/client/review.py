@@ -65,7 +65,7 @@ class ReviewQueueClient:
         state: schemas.CaseState | None = None,
         page_size: int = 100,
     ) -> Iterator[schemas.ReviewCase]:
-        """All cases, oldest first, fetched page by page on demand.
+        """Iterate over the cases, oldest first; pages are fetched on demand.
 
         Examples
         --------
@@ -111,7 +111,7 @@ class ReviewQueueClient:
     def export(
         self, to: schemas.ExportFormat, *, state: schemas.CaseState = "open"
     ) -> Iterator[bytes]:
-        """Files for a labelling tool, each of at most a thousand cases: JSON, or a zip.
+        """Iterate over files for a labelling tool (JSON or zip), each with at most 1,000 cases.
 
         Examples
         --------

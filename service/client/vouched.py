@@ -1,4 +1,4 @@
-"""Only results with the verdict `match`, for programs that would use any result."""
+"""Results only for the verdict `match`, for programs that use every result they get."""
 
 from __future__ import annotations
 

@@ -9,18 +9,16 @@ from service import schemas
 
 VERDICT_WORDS: dict[Verdict, str] = {
     "match": "The first result is a confident match.",
-    "ambiguous": "Something may match, but not safely. Compare by eye before relying on it.",
-    "no_match": "The gallery probably holds nothing that matches. Something is always nearest; "
-    "that does not make it a match.",
-    "out_of_distribution": "This is not the kind of image that the model knows. Any resemblance "
-    "is a guess.",
-    "not_calibrated": "Nothing was calibrated, so that Vouch ranks but invents no probability.",
+    "ambiguous": "A result may match, but the error bound does not cover it. Compare by eye.",
+    "no_match": "The gallery probably has no match. The nearest items are look-alikes.",
+    "out_of_distribution": "The image is unlike the calibration images. Results are unreliable.",
+    "not_calibrated": "The gallery is not calibrated: results are ranked, without probabilities.",
 }
 
 _CALIBRATION_WORDS: dict[schemas.CalibrationStatus, str] = {
-    "valid": "The calibration holds: probabilities and verdicts can be relied on as stated.",
-    "drifting": "Recent queries differ from the calibration queries: nothing below is guaranteed.",
-    "stale": "The calibration is stale: no `match` is given, and nothing below is promised.",
+    "valid": "The calibration is valid: you can rely on probabilities and verdicts.",
+    "drifting": "Recent queries differ from the calibration queries: no guarantee holds now.",
+    "stale": "The calibration is stale: no query gets `match`, and no guarantee holds.",
     "missing": VERDICT_WORDS["not_calibrated"],
 }
 
@@ -42,7 +40,7 @@ def decision_in_words(answer: schemas.DecisionAnswer) -> str:
 
 
 def assessment_in_words(answer: schemas.AssessmentAnswer) -> str:
-    """Return an assessment as text; nothing was searched, so it begins with the outlier test."""
+    """Return an assessment as text; it begins with the outlier test, because it has no verdict."""
     ood = answer.query.ood
     if ood.flag:
         parts = f"out_of_distribution: {VERDICT_WORDS['out_of_distribution']}"
@@ -69,7 +67,7 @@ def calibration_in_words(report: schemas.CalibrationReport) -> str:
             f"{_percent(1 - (report.delta or 0))}."
         )
     parts += [
-        f"No `match` where the first result's label has {_SIZES[one.size_class]}: {one.reason}"
+        f"No `match` for labels with {_SIZES[one.size_class]}: {one.reason}"
         for one in report.matches
         if one.threshold is None and one.n_labels > 0
     ]
@@ -92,12 +90,12 @@ def _verdict(answer: schemas.SearchAnswer | schemas.DecisionAnswer) -> list[str]
     if answer.roll_up is not None:
         rolled = answer.roll_up
         parts.append(
-            f"Not sure which, but {rolled.label!r} ({rolled.level}) with "
-            f"{_percent(rolled.probability)}."
+            f"The label is uncertain; its parent {rolled.label!r} ({rolled.level}) has the "
+            f"probability {_percent(rolled.probability)}."
         )
     if answer.no_match_probability is not None:
         nothing = _percent(answer.no_match_probability)
-        parts.append(f"Probability that the gallery holds no match: {nothing}.")
+        parts.append(f"Probability that the gallery has no match: {nothing}.")
     return parts
 
 

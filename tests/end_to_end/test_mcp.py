@@ -150,8 +150,8 @@ def test_what_is_wrong_is_said_to_the_model(
     (tmp_path / "link.png").symlink_to(elsewhere)
     (tmp_path / "notes.txt").write_text("not an image")
     wrong = [
-        ({"image": str(elsewhere)}, "does not lie in a folder"),
-        ({"image": str(tmp_path / "link.png")}, "does not lie in a folder"),
+        ({"image": str(elsewhere)}, "is outside of the allowed folders"),
+        ({"image": str(tmp_path / "link.png")}, "is outside of the allowed folders"),
         ({"image": str(tmp_path / "missing.png")}, "no file"),
         ({"image": str(tmp_path / "notes.txt")}, "unsupported_image"),
         ({"image": "data:image/png,x"}, "base64"),

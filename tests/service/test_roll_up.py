@@ -47,7 +47,7 @@ def test_an_ambiguous_answer_says_what_it_is_all_the_same(
     assert rolled["label"] == ("round" if label in {"0", "6", "9"} else "straight")
     assert answer["results"][0]["match_probability"] <= rolled["probability"] <= 1
     words = search_in_words(schemas.SearchAnswer.model_validate(answer))
-    assert f"Not sure which, but '{rolled['label']}' (shape) with" in words
+    assert f"its parent '{rolled['label']}' (shape) has the" in words
 
 
 def test_it_says_so_of_the_neighbours_of_another_store(rolling: TestClient, digit: bytes) -> None:

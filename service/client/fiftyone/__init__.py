@@ -4,8 +4,8 @@
 
     verdicts    writes Vouch's verdicts on samples into their fields
 
-FiftyOne finds it by `fiftyone.yml`. It runs in FiftyOne's environment, which pins another web
-framework: install Vouch's client there, and not FiftyOne beside the service.
+FiftyOne finds it by `fiftyone.yml`. FiftyOne pins another web framework than the service. Therefore
+install Vouch's client in FiftyOne's environment, not FiftyOne beside the service.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _DEFAULT_URL = "http://127.0.0.1:8080"
 
 
 class WriteVerdicts(foo.Operator):  # type: ignore[misc]
-    """Asks a gallery about the samples of a view, and writes the answers into their fields."""
+    """Searches with each sample of a view, and writes the answers into the samples' fields."""
 
     @property
     def config(self) -> Any:  # noqa: ANN401 - FiftyOne has no types
-        """The operator as the App lists it."""
+        """Return the entry of the operator in the App's list."""
         return foo.OperatorConfig(
             name="write_verdicts",
             label="Vouch: write verdicts",
-            description="Search a Vouch gallery with each sample, and write how sure it is",
+            description="Search a Vouch gallery with each sample, and write its verdict",
             allow_delegated_execution=True,
         )
 
     def resolve_input(self, ctx: Any) -> Any:  # noqa: ANN401
-        """Return the form: where to ask, and what to call the fields."""
+        """Return the form with the service's address, the gallery and the prefix of the fields."""
         ctx.target_view()
         form = types.Object()
         form.str("gallery", required=True, label="Gallery")
@@ -46,7 +46,7 @@ class WriteVerdicts(foo.Operator):  # type: ignore[misc]
         return types.Property(form, view=types.View(label="Write verdicts of Vouch"))
 
     def execute(self, ctx: Any) -> dict[str, Any]:  # noqa: ANN401
-        """Ask, write, and say how many samples were answered and what was wrong with others."""
+        """Write the verdicts; return the number of answered samples, and the problems."""
         key = ctx.secrets.get("VOUCH_API_KEY")
         with VouchClient(ctx.params.get("url") or _url(ctx), key or None) as client:
             written = write_verdicts(
@@ -61,7 +61,7 @@ class WriteVerdicts(foo.Operator):  # type: ignore[misc]
         return {"written": written.n_written, "problems": written.problems}
 
     def resolve_output(self, ctx: Any) -> Any:  # noqa: ANN401, ARG002 - FiftyOne's signature
-        """Return what the App shows afterwards."""
+        """Return the form that the App shows after the run."""
         shown = types.Object()
         shown.int("written", label="Samples written")
         shown.obj("problems", label="Problems, by sample")

@@ -17,7 +17,7 @@ _FIELDS = {
     "vouch_verdict": (fo.StringField, "The verdict of Vouch"),
     "match_probability": (fo.FloatField, "Calibrated probability that the first result matches"),
     "uncertainty": (fo.FloatField, "Spherical variance of the embedding, 0 (certain) to 1"),
-    "ood": (fo.BooleanField, "Whether it is not the kind of image that the model knows"),
+    "ood": (fo.BooleanField, "Whether the image is unlike the calibration images"),
 }
 
 _WRITTEN_TOGETHER = 64
@@ -29,11 +29,11 @@ _ASKED_TOGETHER = 4
 
 @dataclass
 class Written:
-    """The outcome: how many samples were answered, and what was wrong with the others.
+    """The number of answered samples, and the problems of the others.
 
     Attributes
     ----------
-    problems : by a sample's id; its fields stay unchanged.
+    problems : problem of each unanswered sample, by sample id; its fields are unchanged.
     """
 
     n_written: int = 0
@@ -60,7 +60,7 @@ def write_verdicts(
 
     Raises
     ------
-    ValueError : the dataset has such a field that Vouch did not make; nothing was written.
+    ValueError : the dataset already has another field of this name; nothing was written.
     """
     names = {name: prefix + name for name in _FIELDS}
     ids, paths = samples.values(["id", "filepath"])
@@ -86,7 +86,7 @@ def write_verdicts(
 
 
 def _fields(client: VouchClient, gallery: str, path: str) -> dict[str, Any] | str:
-    """Return the fields of an image, or what is wrong with it alone."""
+    """Return the field values of an image, or the problem of this image."""
     try:
         answer = client.search(gallery, Path(path), limit=1)
     except OSError as error:
