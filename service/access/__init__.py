@@ -2,11 +2,11 @@
 
 ::
 
-    access         who may ask, and how often
-    caller         the caller of a request, and what its key is for
-    keys           API keys in a file
-    proxies        the caller behind a proxy
-    hosts          names that the service goes by
-    command        ``vouch-keys``
-    rate_limits    requests a caller may make, counted here or in Redis
+    access       keys, scopes and rate limits of requests
+    caller       the caller of a request, and the limits of its key
+    keys         API keys in a file
+    proxies      the caller behind a proxy
+    hosts        allowed host names
+    command      ``vouch-keys``
+    rate_limits  requests of a caller, counted in this process or in Redis
 """

@@ -1,12 +1,12 @@
-"""The caller of a request: its key, what the key allows, and how often.
+"""Access control: the key of a request, its scope and its rate limit.
 
-A route names the scope that it needs, alone or for a whole router::
+A route or a whole router names the required scope::
 
     router = APIRouter(route_class=GuardedRoute, dependencies=[Depends(requires("read"))])
 
     @router.post("/activate", dependencies=[Depends(requires("admin"))])
 
-Everything else follows: the answers 401, 403 and 429, their headers, and the OpenAPI document.
+This adds the responses 401, 403 and 429, their headers, and the entries of the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ SECURITY_SCHEMES = {
 
 
 class Access:
-    """Decides who may ask.
+    """Identifies callers, and checks their scopes and limits.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ class Access:
             request.state.answer_headers["Retry-After"] = wait
             raise SearchesUsedUp(
                 f"The key {caller.id} allows {rate.amount:,} searches within {rate.get_expiry():,} "
-                f"s, and they have been made; the next period begins in {wait} s. The service's "
+                f"s, and all are used. The next period begins in {wait} s. The service's "
                 "operator can allow more."
             )
         return standing
@@ -215,15 +215,15 @@ class Access:
 
         Raises
         ------
-        Unauthenticated : nothing, from where it asks.
+        Unauthenticated : callers from this address need a key.
         """
         if not self._local_only or _is_local(request):
             return self.keyless or "read"
         if self._elsewhere is None:
             raise self._challenge(
                 request,
-                "Without keys this service accepts programs of this machine only, and the "
-                "request comes from elsewhere, or through a proxy.",
+                "This service has no keys, so it accepts programs on its own machine only. The "
+                "request comes from another machine or through a proxy.",
             )
         return self._elsewhere
 
@@ -265,7 +265,7 @@ CHECKS = {scope: _check_of(scope) for scope in SCOPES}
 
 
 async def counts_as_search(request: Request) -> None:
-    """A dependency of a `GuardedRoute`: a request is one of the searches that its key allows."""
+    """A dependency of a `GuardedRoute`: count the request against the search quota of its key."""
     access: Access = request.app.state.access
     await access.count_searches(request)
 
@@ -283,7 +283,7 @@ def _require_seen(request: Request) -> None:
 
 
 def requires(scope: KeyScope) -> Check:
-    """A dependency of a `GuardedRoute` or its router: their callers need ``scope``."""
+    """Return a dependency of a `GuardedRoute` or its router: callers need ``scope``."""
     return CHECKS[scope]
 
 
@@ -327,7 +327,7 @@ class GuardedRoute(APIRoute):
         )
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler of the route, behind its checks."""
+        """Return the route's handler, preceded by its checks."""
         handle = super().get_route_handler()
 
         async def guarded(request: Request) -> Response:
@@ -383,7 +383,7 @@ def _is_local(request: Request) -> bool:
 
 
 def _presented_key(request: Request) -> str | None:
-    """Return the key in the request, first one after ``Bearer``; other schemes are ignored."""
+    """Return the key after ``Bearer``, or else in `X-API-Key`; other schemes are ignored."""
     scheme, _, sent = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return sent.strip()
@@ -393,13 +393,14 @@ def _presented_key(request: Request) -> str | None:
 def _address(request: Request) -> str:
     """Return what identifies a caller without a key: its IPv4 address, or its /64 network in IPv6.
 
-    A host in an IPv6 network may use any of its 2⁶⁴ addresses, so the network is counted as one.
+    A host can use any of the 2⁶⁴ addresses of its IPv6 network, so the network counts as one
+    caller.
     """
     host = request.client.host if request.client else ""
     try:
         address = ip_of(host)
     except ValueError:
-        return "unknown"  # a name of any length that a proxy passed on
+        return "unknown"  # a name from a proxy, of any length
     if address.version == 4:
         return str(address)
     return str(ipaddress.ip_network((address, 64), strict=False).network_address)

@@ -1,4 +1,4 @@
-"""The caller of a request: what its key allows, and what it is for."""
+"""The caller of a request, and the limits of its key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from service.settings import parse_rate
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """The galleries that a key is for, and what it may do with them; see `ApiKey`."""
+    """The galleries and quotas of a key; see `ApiKey`."""
 
     galleries: tuple[str, ...] | None = None
     searches: RateLimitItem | None = None
@@ -28,7 +28,7 @@ class KeyLimits:
         return cls(key.galleries, searches, key.max_items, key.max_galleries)
 
     def sees(self, gallery: str) -> bool:
-        """Return whether it is for a gallery of that name."""
+        """Return whether the key covers a gallery name."""
         if self.galleries is None:
             return True
         return any(fnmatchcase(gallery, pattern) for pattern in self.galleries)
@@ -63,9 +63,9 @@ class Caller:
 
     @property
     def stream(self) -> str:
-        """The name that the caller's queries are tested for drift under.
+        """Return the name of the caller in the drift test.
 
-        A key, or a network address; of IPv6 the network of 64 bits that one subscriber has.
+        This is the key, the IPv4 address, or the /64 network of an IPv6 address.
         """
         if self.name is not None:
             return self.account

@@ -1,6 +1,6 @@
 """``vouch-keys``: make, rotate, revoke and list the API keys of a service.
 
-A running service follows the file within a second; nothing has to be restarted.
+A running service reads a changed file within a second, without a restart.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point; exit status 1 and one line on standard error where something cannot be done."""
+    """Entry point; errors end with status 1 and one line on standard error."""
     with interruptible():
         options = _parser().parse_args(arguments)
         try:

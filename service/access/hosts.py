@@ -1,8 +1,8 @@
 """Host names of the service: protection against DNS rebinding by pages of other sites.
 
-A browser lets a page ask the host that the page came from. Who owns that host's name can let it
-point to 127.0.0.1 a moment later (DNS rebinding): to the browser page and service then are of one
-origin, and no rule of the browser is left between them. The header Host still has the name.
+A browser lets a page send requests to the host that it came from. An attacker who owns the host's
+name can then point it to 127.0.0.1 (DNS rebinding). For the browser, page and service now have one
+origin. The header Host still has the attacker's name, so the service checks this header.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ _HOST = re.compile(rb"(?:\[(?P<v6>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[\w.-]{1,255})
 
 
 PROBES = {"/livez", "/readyz"}
-"""Paths that kubelets and load balancers ask by the address of the container."""
+"""Paths that kubelets and load balancers request by the container's address."""
 
 METRICS = "/metrics"
-"""Prometheus asks each replica by its address, which no rebound name of a page can be."""
+"""Path that Prometheus requests by the address of each replica. An address cannot be a rebound
+name."""
 
 
 class AllowedHosts:
@@ -66,9 +67,9 @@ class AllowedHosts:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach ``host``; names but localhost may be anything."""
+    """Return whether only this machine can reach ``host``; False for all names except localhost."""
     name = _bare(host)
-    if name == "localhost" or name.endswith(".localhost"):  # RFC 6761: never asked of any server
+    if name == "localhost" or name.endswith(".localhost"):  # RFC 6761: never resolved by DNS
         return True
     try:
         return ip_of(name).is_loopback
@@ -76,7 +77,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-@lru_cache(maxsize=1024)  # asked four times a request, mostly of the same few clients
+@lru_cache(maxsize=1024)  # called four times a request, mostly for the same few clients
 def ip_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """Return the address; an IPv4 address in IPv6 form becomes IPv4."""
     address = ipaddress.ip_address(text)
@@ -97,14 +98,14 @@ def _bare(name: str) -> str:
 
 
 def _host_of(scope: Scope) -> str | None:
-    """The name in the header Host; None for HTTP/1.0, which needs none and comes of no browser."""
+    """Return the name in the header Host; None for HTTP/1.0 without Host, which no browser uses."""
     sent = [value for name, value in scope["headers"] if name == b"host"]
     if not sent and scope.get("http_version", "1.1") == "1.0":
         return None
     found = _HOST.fullmatch(sent[0].strip()) if len(sent) == 1 else None
     if found is None:
         raise InvalidHead(
-            f"The request has {len(sent)} headers Host, or one that is no host; wanted is one, "
+            f"The request has {len(sent)} headers Host, or an invalid one. Send one host, "
             "such as `Host: 127.0.0.1:8080`."
         )
     return _bare((found["v6"] or found["name"]).decode("ascii"))

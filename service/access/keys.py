@@ -24,11 +24,11 @@ logger = logging.getLogger(__name__)
 
 KeyScope = Literal["read", "review", "write", "admin"]
 SCOPES: Final[tuple[KeyScope, ...]] = get_args(KeyScope)
-"""Each allows what those before it allow."""
+"""The scopes, weakest first; each includes those before it."""
 
 
 def allows(held: KeyScope, wanted: KeyScope) -> bool:
-    """Return whether a key of the scope ``held`` may do what needs the scope ``wanted``."""
+    """Return whether the scope ``held`` includes the scope ``wanted``."""
     return SCOPES.index(wanted) <= SCOPES.index(held)
 
 
@@ -40,15 +40,14 @@ LOOK_AFTER_S = 1.0
 
 
 GalleryPattern = Annotated[str, Field(pattern=r"^[a-z0-9*][a-z0-9*._-]{0,63}$")]
-"""The name of a gallery, in which `*` stands for any letters: ``acme-*``."""
+"""Pattern of gallery names; `*` matches any characters: ``acme-*``."""
 
 
 class ApiKey(BaseModel):
-    """A key as the file stores it: the hash of its secret, and what it allows.
+    """A stored key: the hash of its secret, its scope and its limits.
 
-    The secret is 256 random bits: no attacker can try them all, however fast the hash, so SHA-256
-    is enough. A slow hash is for secrets that people choose, and would slow down every request
-    here.
+    The secret has 256 random bits, which no attacker can search, so SHA-256 is enough. A slow hash
+    protects passwords that people choose; here it would only slow down every request.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -56,21 +55,21 @@ class ApiKey(BaseModel):
     id: str = Field(pattern="^[0-9a-f]{12}$")
     name: str = Field(min_length=1, max_length=MAX_NAME)
     scope: KeyScope
-    sha256: str = Field(pattern="^[0-9a-f]{64}$", description="Of the secret.")
+    sha256: str = Field(pattern="^[0-9a-f]{64}$", description="SHA-256 of the secret.")
     created_at: AwareDatetime
     expires_at: AwareDatetime | None = None
     revoked_at: AwareDatetime | None = None
     rate_limit: RateText | None = None
     expected_absent: float | None = Field(
-        None, gt=0, lt=1, description="Share of its queries without a match in a gallery."
+        None, gt=0, lt=1, description="Share of the key's queries without a match."
     )
     galleries: tuple[GalleryPattern, ...] | None = Field(
-        None, min_length=1, description="That it is for; `*` stands for any letters. None: all."
+        None, min_length=1, description="Allowed galleries; `*` matches any characters. None: all."
     )
     searches: RateText | None = None
-    max_items: int | None = Field(None, ge=0, description="That it may keep in a gallery.")
+    max_items: int | None = Field(None, ge=0, description="Maximum items in a gallery.")
     max_galleries: int | None = Field(
-        None, ge=0, description="Created galleries that it is for and may create more of."
+        None, ge=0, description="Maximum galleries created by the key."
     )
 
     def state(self, now: datetime) -> Literal["active", "expired", "revoked"]:
@@ -110,10 +109,10 @@ def mint(name: str, scope: KeyScope, **options: Unpack[KeyOptions]) -> tuple[Api
 
 
 def rotated(key: ApiKey, grace: timedelta) -> tuple[ApiKey, ApiKey, str]:
-    """Replace a key: the old one, good for ``grace`` more; its successor; the new key itself.
+    """Replace a key; return the old record, the new record, and the text of the new key.
 
-    The successor has the old one's name, scope, galleries, limits, and life, if that was limited.
-    Its searches are counted anew.
+    The old key stays valid for ``grace``. The new key has the old one's name, scope, galleries,
+    limits and lifetime. Its search count begins at 0.
     """
     now = _now()
     if (state := key.state(now)) != "active":
@@ -145,7 +144,7 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
 
     Raises
     ------
-    KeysError : the file is missing, unreadable or damaged; the message says which.
+    KeysError : the file is missing, unreadable or damaged.
     """
     try:
         keys = _KeysFile.model_validate_json(path.read_bytes()).keys
@@ -168,10 +167,10 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
 
 
 def change_keys(path: Path, change: Callable[[Sequence[ApiKey]], Sequence[ApiKey]]) -> None:
-    """Rewrite the file atomically; one writer at a time.
+    """Rewrite the file atomically, with one writer at a time.
 
-    The new content is written beside the file, which only one writer can begin, and takes its place
-    by a rename. Mode and owner are kept; a new file can be read by its owner alone.
+    The new content goes to a temporary file, which only one writer can create, and is renamed over
+    the old one. Mode and owner are kept; a first file is readable by its owner only.
     """
     path = path.resolve()  # a link stays one
     draft = path.with_name(f"{path.name}.new")
@@ -202,19 +201,19 @@ def change_keys(path: Path, change: Callable[[Sequence[ApiKey]], Sequence[ApiKey
         raise
     directory = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(directory)  # so that the rename, too, outlives a power cut
+        os.fsync(directory)  # the rename also survives a power failure
     finally:
         os.close(directory)
 
 
 class Keyring:
-    """The keys that a running service knows.
+    """The keys of a running service, reloaded from their file.
 
-    Follows its file; a file that is gone or damaged changes nothing, but is complained of.
+    If the file becomes missing or damaged, the loaded keys stay valid and an error is logged.
 
     Raises
     ------
-    KeysError : at the start, where there is no file or it is damaged.
+    KeysError : at the start, the file is missing or damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -224,17 +223,18 @@ class Keyring:
         self._look_at = time.monotonic() + LOOK_AFTER_S
 
     def find(self, presented: str) -> ApiKey:
-        """The key that was presented, if it is good.
+        """Return the active key of a text.
 
         Raises
         ------
-        Unauthenticated : with details only for the holder of the secret.
+        Unauthenticated : the key is unknown, expired or revoked; only the holder of its secret
+            learns which.
         """
         self._look()
         key_id, secret = _parse(presented)
         known = self._keys.get(key_id)
         digest = _digest(secret)
-        # Compared where there is nothing to compare with as well: the time says nothing.
+        # An unknown id is compared too: the response time then reveals nothing.
         same = hmac.compare_digest(digest, known.sha256 if known else "0" * len(digest))
         if known is None or not same:
             raise Unauthenticated("The key that was sent is not one of this service's.")
@@ -262,7 +262,7 @@ class Keyring:
 
 
 def _parse(presented: str) -> tuple[str, str]:
-    """Id and secret; a malformed key gets an id that no key has."""
+    """Return id and secret; the id of a malformed key matches no key."""
     prefix, _, rest = presented.partition("_")
     key_id, _, secret = rest.partition("_")
     return (key_id if prefix == PREFIX else ""), secret
@@ -273,9 +273,9 @@ def _digest(secret: str) -> str:
 
 
 def _signature(path: Path) -> tuple[int, int, int] | None:
-    """Return modification time, size and inode of the file; None where it cannot be looked at.
+    """Return modification time, size and inode of the file; None if it cannot be read.
 
-    The keys are read again when these change.
+    A change of these values causes a reload.
     """
     try:
         found = path.stat()

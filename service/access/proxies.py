@@ -18,22 +18,22 @@ _FORWARDING = {
     *(b"x-remote-ip", b"x-remote-addr", b"x-proxyuser-ip", b"cdn-loop", b"x-amzn-trace-id"),
 }
 _FORWARDING_PREFIXES = (b"x-forwarded-", b"x-original-", b"x-envoy-", b"x-azure-", b"x-appengine-")
-"""Headers that a request has if a proxy passed it on, and that a client may send as it likes."""
+"""Headers that proxies add; clients can forge them."""
 
 root_path: ContextVar[str] = ContextVar("root_path", default="")
-"""The path prefix under which clients see the service, such as ``/vouch``; empty at the root."""
+"""Path prefix of the service for clients, such as ``/vouch``; empty at the root."""
 
 
 class KnownProxies:
-    """Trusts what named proxies forward about the client, and no other sender of such headers.
+    """Applies the forwarded headers of trusted proxies, and ignores those of other senders.
 
-    Sets the client's address and scheme, and ``root_path`` to ``X-Forwarded-Prefix``. From here on
-    ``path`` has no prefix, whether the proxy removed it or not; `WithinRootPath` adds it again.
+    Sets the client's address and scheme, and ``root_path`` to ``X-Forwarded-Prefix``. It removes
+    the prefix from ``path`` if the proxy did not; `WithinRootPath` adds it again.
 
     Parameters
     ----------
-    trusted : addresses and networks of proxies; ``*`` trusts every client.
-    prefix : root path of requests without that header.
+    trusted : addresses and networks of trusted proxies; ``*`` trusts every client.
+    prefix : root path of requests without ``X-Forwarded-Prefix``.
     """
 
     def __init__(self, app: ASGIApp, trusted: Sequence[str], prefix: str = "") -> None:
@@ -61,7 +61,7 @@ class KnownProxies:
 
 
 class WithinRootPath:
-    """Gives the application ``path`` as ASGI wants it: with the root path."""
+    """Adds the root path to ``path``, as ASGI requires."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -74,7 +74,7 @@ class WithinRootPath:
 
 
 def _forwarded_prefix(scope: Scope) -> str:
-    """The prefix that proxies name, the outermost first; empty where it is none."""
+    """Return the prefixes of all proxies, outermost first; empty if the header is no path."""
     sent = b",".join(value for name, value in scope["headers"] if name == b"x-forwarded-prefix")
     parts = [part.strip() for part in sent.decode("latin-1").split(",")]
     try:
@@ -90,7 +90,7 @@ def _without(prefix: str, path: str) -> str:
 
 
 def is_forwarding(name: bytes) -> bool:
-    """Return whether a header, in lower case, is one that proxies add."""
+    """Return whether proxies add this header (name in lower case)."""
     return name in _FORWARDING or name.startswith(_FORWARDING_PREFIXES)
 
 

@@ -1,4 +1,4 @@
-"""Rate limits: requests counted in Redis for all replicas, and in this process as well."""
+"""Rate limits: requests are counted in Redis for all replicas, and in this process."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from redis.asyncio import ConnectionPool
 
 MAX_CALLERS = 100_000
-"""Callers that one process counts for, a few hundred bytes each; who was idle longest goes."""
+"""Maximum number of callers that one process counts, with a few hundred bytes each. The least
+recent caller is dropped first."""
 
 
 MAX_COUNT = 2**53
-"""Beyond what can be counted."""
+"""Counts from Redis at or above this are invalid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Standing:
         return self.count > self.limit
 
     def headers(self) -> dict[str, str]:
-        """``RateLimit-*``, and ``Retry-After`` where there is something to wait for."""
+        """Return the headers ``RateLimit-*``, and ``Retry-After`` if the limit is exceeded."""
         reset = str(max(1, math.ceil(self.reset_s)))
         fields = {
             "RateLimit-Limit": str(self.limit),
@@ -55,7 +56,7 @@ class Standing:
 
 
 class Tally:
-    """One caller's count in one period, kept here so that it survives a Redis that forgets."""
+    """One caller's count in one period; it survives a restart of Redis."""
 
     def __init__(self, period: int) -> None:
         self.period = period
@@ -63,17 +64,17 @@ class Tally:
         self._lost = 0
 
     def settle(self, before: int, shared: int | None, n: int = 1) -> int:
-        """The count of a request, or of ``n``; of none, that of those before.
+        """Add ``n`` requests; return the count after them.
 
         Parameters
         ----------
-        before : `seen` when the request was sent to Redis.
-        shared : the count there; None if it could not be had.
+        before : value of `seen` before the call of Redis.
+        shared : count in Redis; None if Redis did not answer.
         """
         if shared is None:
             self.seen += n
             return self.seen
-        if shared + self._lost < before + n:  # it has forgotten: counts only grow
+        if shared + self._lost < before + n:  # Redis lost its counts: counts only grow
             self._lost = before + n - shared
         count = shared + self._lost
         self.seen = max(self.seen, count)
@@ -81,14 +82,14 @@ class Tally:
 
 
 class Tallies:
-    """The tallies of the callers that asked last, ``max_callers`` at most."""
+    """The tallies of the most recent callers, at most ``max_callers``."""
 
     def __init__(self, max_callers: int = MAX_CALLERS) -> None:
         self._max_callers = max_callers
         self._tallies: OrderedDict[tuple[str, RateLimitItem], Tally] = OrderedDict()
 
     def of(self, caller: str, rate: RateLimitItem, period: int) -> Tally:
-        """The caller's, in ``period``."""
+        """Return the caller's tally in ``period``."""
         tally = self._tallies.pop((caller, rate), None)
         if tally is None or tally.period != period:
             tally = Tally(period)
@@ -99,14 +100,14 @@ class Tallies:
 
 
 class Rates:
-    """Counts requests in periods of the clock that are the same for everyone.
+    """Counts requests in fixed periods of the clock, the same for all callers.
 
-    A caller may therefore send the requests of two periods in quick succession, around the boundary
-    of the periods. In return a count is one number: one round trip to Redis, and an exact
+    Around the boundary of two periods, a caller can send the requests of both in quick succession.
+    In return, a count is one number: it needs one round trip to Redis and gives an exact
     ``Retry-After``.
 
-    This process remembers how far a caller had come. If Redis is killed or restarts empty, requests
-    counted here still count; while it is gone, replicas only stop knowing of each other.
+    This process keeps its own counts too. If Redis restarts empty, these counts stay valid. While
+    Redis is unreachable, each replica counts alone.
     """
 
     def __init__(self, redis_url: str | None, timeout_s: float) -> None:
@@ -114,7 +115,7 @@ class Rates:
         self._calls = RedisCalls(timeout_s, "counting")
         self._pool: ConnectionPool | None = None
         if redis_url is not None:
-            # Slow to import, and many have no Redis.
+            # Slow to import, and not needed without Redis.
             from limits.aio.storage import RedisStorage  # noqa: PLC0415
             from redis.asyncio import ConnectionPool  # noqa: PLC0415
             from redis.asyncio.retry import Retry  # noqa: PLC0415
@@ -151,12 +152,12 @@ class Rates:
             await self._pool.aclose()
 
     async def _increment_shared(self, key: str, life_s: int, n: int) -> int | None:
-        """The count in Redis; None where it cannot be had in time."""
+        """Count in Redis; return None if Redis does not answer in time."""
         if self._pool is None:
             return None
         shared = self._shared
         count = await self._calls.ask(
             (lambda: shared.incr(key, life_s, n)) if n else (lambda: shared.get(key))
         )
-        # Whatever else it says is no count; see `RedisCalls`.
+        # Any other reply is not a count; see `RedisCalls`.
         return count if type(count) is int and 0 <= count < MAX_COUNT and count >= n else None

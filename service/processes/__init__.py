@@ -1,4 +1,4 @@
-"""The processes of a service: its workers, and what it shares with its children.
+"""The worker processes of a service, and resources shared with child processes.
 
 ::
 

@@ -1,4 +1,4 @@
-"""The files that this process may have open, and the galleries that they are enough for."""
+"""The limit of open files, and the number of galleries that it allows."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import resource
 from contextlib import suppress
 
 FILES_OF_A_GALLERY = 16
-"""Items and log of one that was written to, as several threads read them."""
+"""Open files of one gallery with changes: items and log, read by several threads."""
 
 FILES_OF_EVERYTHING_ELSE = 256
 
 FEWEST = 8
-"""Galleries that are held open however few files may be."""
+"""Minimum number of open galleries, whatever the limit of files is."""
 
 _MOST = 2**20
 
 
 def raise_file_limit() -> None:
-    """Raise the limit of open files to the maximum allowed; the default of a shell is low."""
+    """Raise the limit of open files to the hard limit, because shells set a low default."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -26,7 +26,7 @@ def raise_file_limit() -> None:
 
 
 def galleries_at_once(wanted: int, connections: int) -> int:
-    """Return how many galleries can be open at once, beside so many connections."""
+    """Return the number of galleries that can be open beside the given connections."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted

@@ -1,4 +1,4 @@
-"""Pixels that pass from one process to another."""
+"""Pixels in memory shared by two processes."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from numpy.typing import NDArray
 
 
 class SharedPixels:
-    """A file in memory that two processes share, for one picture, or batch, at a time.
+    """A file in memory, shared by two processes, with one picture or batch at a time.
 
-    A picture does not fit into a socket's buffer: through one, the two processes would take turns
-    at its pieces. What lies here the other process may overwrite at any time, so that it is copied
-    before anything is done with it.
+    A picture is larger than a socket's buffer, so a socket would transfer it in many small steps.
+    The other process can overwrite the file at any time; therefore readers copy the pixels before
+    use.
 
     Parameters
     ----------
-    number : of the file, where another process has opened it; None to open one.
+    number : file descriptor from another process; None creates a new file.
     """
 
     def __init__(self, number: int | None = None) -> None:
         self._file = _in_memory() if number is None else FileIO(number, "r+")
 
     def fileno(self) -> int:
-        """The file's number, to hand to another process."""
+        """Return the file descriptor, for another process."""
         return self._file.fileno()
 
     def write(self, pixels: NDArray[Any]) -> None:
-        """Lay ``pixels`` down, in place of what lies there."""
+        """Write ``pixels`` over the earlier content."""
         n_written = os.pwrite(self.fileno(), np.ascontiguousarray(pixels).data, 0)
         if n_written < pixels.nbytes:
             raise OSError(f"{n_written} of {pixels.nbytes} bytes of pixels could be written")
 
     def read(self, shape: tuple[int, ...], dtype: str = "|u1") -> NDArray[Any]:
-        """A copy of what lies here, of a shape and a type that the reader expects.
+        """Return a copy of the pixels, with the shape and type that the reader expects.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Several worker processes of one service, which uvicorn starts: each is a whole service."""
+"""Worker processes of one service, started by uvicorn; each is a complete service."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from prometheus_client.multiprocess import mark_process_dead
 
 DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
-"""The variable of prometheus_client that names the directory in which all workers count."""
+"""Environment variable of prometheus_client: the directory with the counters of all workers."""
 
 
 def is_worker() -> bool:
@@ -22,14 +22,14 @@ def is_worker() -> bool:
 
 
 def shared_directory() -> Path | None:
-    """Return the directory of what the workers count; None where there is one process."""
+    """Return the directory of the workers' counters; None for a single process."""
     return Path(os.environ[DIRECTORY]) if is_worker() else None
 
 
 def join_workers(shared: Path) -> None:
-    """Begin as a worker: end with the parent, and forget the gauges of workers that died.
+    """Set up a worker: end it with its parent, and delete the gauges of dead workers.
 
-    The keyboard interrupts all processes at once; the parent then ends its workers in order.
+    Ctrl+C interrupts all processes at once; the worker ignores it, and its parent ends it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, args=(shared,), daemon=True, name="parent").start()
@@ -39,7 +39,7 @@ def join_workers(shared: Path) -> None:
 
 
 def is_first_worker(shared: Path) -> bool:
-    """Return whether this worker does what one of them must do; if it dies, the next one does."""
+    """Return whether this worker does the tasks of one worker; another replaces it if it dies."""
     lock = os.open(shared / "first", os.O_CREAT | os.O_RDWR)  # held until this process ends
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -50,12 +50,12 @@ def is_first_worker(shared: Path) -> bool:
 
 
 def n_workers(shared: Path | None) -> int:
-    """Return how many processes answer, or are about to."""
+    """Return the number of workers that serve or are starting."""
     return 1 if shared is None else sum(map(_is_alive, _workers(shared)))
 
 
 def _workers(shared: Path) -> list[int]:
-    """The processes that have a gauge of live processes, by their ids."""
+    """Return the ids of the processes with live gauges."""
     return [int(file.stem.rpartition("_")[2]) for file in shared.glob("gauge_livesum_*.db")]
 
 
