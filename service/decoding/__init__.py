@@ -1,11 +1,11 @@
-"""Uploaded bytes → pixels, in processes that can be lost.
+"""Uploaded bytes → pixels, in disposable processes.
 
 ::
 
     decoder     the protocol, and a decoder in a thread
-    pool        decoder processes, and requests that wait for one
+    pool        decoder processes, and the queue of requests
     process     a decoder process as its parent sees it
     worker      the decoder process itself
-    sandbox     what the decoder process gives up before the first picture
-    messages    what both say to each other
+    sandbox     confines the decoder process before its first picture
+    messages    messages between both
 """

@@ -24,7 +24,7 @@ from service.fair_share import FairShare
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """An image file, ready to be encoded.
+    """A decoded image, ready for the encoder.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class Prepared:
 
 
 class Decoder(Protocol):
-    """From uploads to the encoder's input.
+    """Decodes uploads to the encoder's input.
 
     Attributes
     ----------
@@ -93,7 +93,7 @@ class ThreadDecoder:
 
         Raises
         ------
-        ImageError : the image is empty, too large, damaged, or of another format.
+        ImageError : the image is empty, too large, damaged or in an unsupported format.
         """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(

@@ -24,7 +24,7 @@ _ERRORS = {error.__name__: error for error in ImageError.__subclasses__()}
 def request_message(
     preprocessing: Preprocessing, *, measured: bool, thumbnail: bool, preview_side: int | None
 ) -> bytes:
-    """The header of a request to a decoder; the served encoders use the same."""
+    """Return the header of a request to a decoder."""
     header = {
         "preprocessing": asdict(preprocessing),
         "measured": measured,

@@ -1,8 +1,7 @@
-"""The pool of decoders: a file that crashes, hangs or bloats its decoder costs one request.
+"""The pool of decoders: a file that crashes, hangs or exhausts its decoder fails one request only.
 
-A process pool from a library was tried first (pebble 5): its workers share one pipe, and killing
-one of them ended the pool. Here every decoder has its own socket, so nothing that happens to
-one reaches another.
+The workers of a library's pool (pebble 5) share one pipe, and killing one of them ended the pool.
+Here every decoder has its own socket, so decoders fail independently.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ RETRY_S = 1.0
 
 
 class DecoderPool:
-    """Decodes image files in processes that can be lost.
+    """Decodes image files in disposable processes.
 
     Use it as an asynchronous context; inside, all processes are ready. Requests wait for a free
     process: callers take turns, and each caller's requests keep their order. With several
@@ -119,7 +118,7 @@ class DecoderPool:
 
         Raises
         ------
-        ImageError : the image is empty, too large, damaged, of another format, or too costly.
+        ImageError : the image is empty, too large, damaged, too costly or in an unsupported format.
         """
         check_size(data, self._limits)
         request = request_message(
@@ -142,7 +141,7 @@ class DecoderPool:
     async def _decode(
         self, who: str, data: bytes, request: bytes, preprocessing: Preprocessing
     ) -> Prepared | ImageError | None:
-        """Decode an image; return None if its decoder was killed from outside."""
+        """Decode an image; return None if SIGKILL ended its decoder."""
         decoder = await self._take()
         try:
             async with asyncio.timeout(self._budget.clock_s):
@@ -158,7 +157,7 @@ class DecoderPool:
         return outcome
 
     def _judged(self, exit_status: int) -> ImageError | None:
-        """Return the error of an image whose decoder has ended; None after a kill from outside."""
+        """Return the error of an image whose decoder has ended; None after SIGKILL."""
         if exit_status == -signal.SIGKILL:
             return None
         if exit_status == -signal.SIGPROF:
@@ -183,11 +182,11 @@ class DecoderPool:
             self._spawn(self._replace(decoder))
 
     async def _replace(self, decoder: DecoderProcess, who: str | None = None) -> int:
-        """End a decoder, start another in the background; returns the exit status.
+        """End a decoder, start another in the background; return the exit status of the old one.
 
         Parameters
         ----------
-        who : had a place, and leaves it when there is a decoder again for the next request.
+        who : holder of a place, which is released when the new decoder is ready.
         """
         restarted = self._spawn(self._restart())
         if who is not None:
@@ -225,7 +224,7 @@ class DecoderPool:
         self._free.put_nowait(decoder)
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run in the background; the event loop itself keeps no task alive."""
+        """Run in the background; keep a reference, because the event loop keeps none."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -1,4 +1,4 @@
-"""The sandbox of a decoder: it can open no file, connect nowhere and look at no process.
+"""The sandbox of a decoder: no access to files, network and other processes.
 
 A decoder parses untrusted files. A decoder that runs an attacker's code can only compute, and
 return wrong pixels. It cannot read keys, galleries or other processes, or reach a network: the
@@ -106,7 +106,7 @@ _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
 def _landlock() -> Callable[[], object]:
     """Make the kernel refuse all paths, and from the fourth version on all ports.
 
-    The package `landlock` (1.0.0.dev5) does not know of ports and scopes.
+    The package `landlock` (1.0.0.dev5) does not support ports and scopes.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     version = _checked(libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1))
@@ -125,7 +125,5 @@ def _checked(result: int) -> int:
     return result
 
 
-if (
-    __name__ == "__main__"
-):  # for `vouch-build doctor`: the parts that are in force here, a line each
+if __name__ == "__main__":  # for `vouch-build doctor`: one line for each confinement in force
     print("\n".join(enter("available")), flush=True)

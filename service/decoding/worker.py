@@ -1,4 +1,4 @@
-"""A decoder: a process that turns image files into prepared pictures, and does nothing else.
+"""The decoder process: it only turns image files into prepared pictures.
 
 Image files are not trusted. Their parsers are the part of the service most likely to crash, hang or
 use too much memory. So they run here, one file at a time, in a process that can be lost.
@@ -41,17 +41,17 @@ from service.decoding import sandbox
 from service.processes.shared_pixels import SharedPixels
 
 PREFIX = struct.Struct("!II")
-"""Before every message: how many bytes of JSON follow, and how many bytes after that."""
+"""Prefix of every message: the number of bytes of JSON, and of the data after it."""
 
 
 NICE = 5
-"""Costly images of one caller keep all decoders but one computing: on few cores, answering and
-encoding take precedence over them."""
+"""Niceness of decoders. Costly images of one caller can occupy all decoders except one; on few
+cores, answering and encoding then have priority."""
 
 
 def main() -> None:
-    """Answer requests until the socket closes; its file number, and the pictures', are given."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the service says when it is over
+    """Serve requests until the socket closes; arguments: the descriptors of socket and pictures."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the service ends this process
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would contain a user's picture
@@ -129,7 +129,7 @@ def _warm_up(limits: ImageLimits) -> None:
     """Load Pillow's plugins, which it otherwise loads at the first use of a format."""
     preprocessing = Preprocessing(8, 8)
     kinds: list[tuple[str, str, dict[str, str]]] = [(name, "RGB", {}) for name in FORMATS]
-    # Floating point is read by another library than the rest of TIFF.
+    # Pillow reads TIFF with floating-point pixels by another library.
     kinds += [("TIFF", "F", {}), ("TIFF", "F", {"compression": "tiff_adobe_deflate"})]
     for name, mode, options in kinds:
         file = BytesIO()

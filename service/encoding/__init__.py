@@ -8,7 +8,7 @@
     shared           one encoder of several bundles, run once
     queues           the queue of each encoder
     batching         images of several requests, encoded together
-    batch_size       how many of them pay
-    single_flight    equal work done once
+    batch_size       measures the best batch size
+    single_flight    computes concurrent equal requests once
     cache            predictive distributions, in Redis or in the process
 """

@@ -46,8 +46,8 @@ class Batches:
 def largest_useful_batch(encoder: Encoder, limit: int) -> int:
     """Measure the best batch size, at most ``limit``.
 
-    More than one only where that is faster *and* gives each image the very bits it is given alone:
-    an answer must not depend on who else asks at the moment, nor on the replica.
+    A batch has several images only if it is faster *and* each image gets the same bits as alone.
+    Otherwise an answer would depend on concurrent requests and on the replica.
     """
     images = _noise(encoder, limit)
     alone = Embeddings.concatenate([encoder.encode(images[i : i + 1]) for i in range(limit)])
@@ -63,8 +63,8 @@ def largest_useful_batch(encoder: Encoder, limit: int) -> int:
 def useful_turn(encoder: Encoder, size: int, limit: int, n_processors: int) -> int:
     """Measure the best number of batches of ``size`` in a turn, at most ``limit``.
 
-    With several processors it is more than one only if the encoder is faster with batches in
-    parallel, and gives each image the same bits as alone.
+    With several processors the number exceeds 1 only if parallel batches are faster and each image
+    gets the same bits as alone.
     """
     n = min(n_processors, limit)
     images = _noise(encoder, n * size)
@@ -82,13 +82,13 @@ def useful_turn(encoder: Encoder, size: int, limit: int, n_processors: int) -> i
 
 
 def blank_images(encoder: Encoder, n: int) -> Inputs:
-    """``n`` images that show nothing, at the encoder's input size."""
+    """Return ``n`` black images at the encoder's input size."""
     expected = encoder.metadata.input
     return np.zeros((n, *expected.shape), dtype=expected.dtype)
 
 
 def _noise(encoder: Encoder, n: int) -> Inputs:
-    """Return ``n`` random images; where sums are of very different numbers rounding shows."""
+    """Return ``n`` random images; sums of very different numbers reveal differences in rounding."""
     expected = encoder.metadata.input
     images = np.random.default_rng(0).integers(0, 256, (n, *expected.shape), dtype=np.uint8)
     return images.astype(expected.dtype)

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from contextvars import Context
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,8 +24,8 @@ logger = logging.getLogger(__name__)
 _ENDS = "The service ends. Send the image again."
 
 _LOOP_TURNS = 10
-"""Turns of the event loop in which those whose images were encoded search and answer, and new
-requests are read and decoded."""
+"""Turns of the event loop between two batches. In these turns, encoded queries are searched and
+answered, and new requests are read and decoded."""
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
@@ -34,12 +33,12 @@ _LONGEST_PAUSE_S = 30.0
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
-    """An image in the queue, and where its answer goes.
+    """An image in the queue, and the future of its embedding.
 
     Attributes
     ----------
-    alone : whether the encoder has stopped over it and others: which of them it was over shows when
-        each is encoded alone.
+    alone : whether the encoder stopped on a batch with this image. Each image of that batch is then
+        encoded alone, to find the cause.
     """
 
     image: Inputs
@@ -87,11 +86,9 @@ class MicroBatcher:
         self._queue: deque[_Waiting] = deque()
         self._more = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="encode")
-        # A separate context: a batch belongs to none of the requests, nor to one that had the
-        # bundle activated.
-        self._runs = asyncio.create_task(self._run(), context=Context())
-        self._closed = False
-        self.running = True
+        # A separate context: a batch belongs to no single request, nor to the request that
+        # activated the bundle. lf._runs = asyncio.create_task(self._run(), context=Context())
+        # lf._closed = False lf.running = True
 
     @property
     def waiting(self) -> int:
@@ -104,7 +101,7 @@ class MicroBatcher:
         return not self._more.is_set()
 
     async def encode(self, image: Inputs) -> Embeddings:
-        """Embed one image, (H, W, 3) at the encoder's input size; the embeddings are of it alone.
+        """Embed one image, (H, W, 3) at the encoder's input size; return one embedding.
 
         Raises
         ------
@@ -152,7 +149,7 @@ class MicroBatcher:
                 await self._recover()
 
     async def _wait_for_others(self, patience_s: float) -> None:
-        """Wait for other work, such as searches with the images that were just encoded."""
+        """Wait for other work, such as searches with the last encoded images."""
         if not self._shares:
             return
         with suppress(TimeoutError):
@@ -182,7 +179,7 @@ class MicroBatcher:
 
         Returns
         -------
-        None; where the encoder stopped, those of them that are to be encoded once it is back.
+        None; if the encoder stopped, the images to encode after its restart.
         """
         outcome = await self._compute([one.image for one in taken])
         if isinstance(outcome, Embeddings):

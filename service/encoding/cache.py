@@ -1,7 +1,7 @@
-"""Cached predictive distributions: the same bytes are encoded once.
+"""Cache of predictive distributions: equal image bytes are encoded once.
 
-A hit gives the very numbers a miss gave, so answers are equal to the last bit. Keys are bound to
-what the numbers depend on: encoder, decision layer, number of samples, and the image's bytes.
+A hit returns the same bits as the first computation. A key contains all inputs of the numbers:
+encoder, decision layer, number of samples and image bytes.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def _seal(key: str, body: bytes, secret: bytes) -> bytes:
 class Cache(Protocol):
     """A store of encoded images.
 
-    Laws: `get` returns either the whole entry that was `put` under that key, or None; neither
-    method raises because the store is unreachable.
+    `get` returns the whole entry that `put` stored under this key, or None. Neither method raises
+    if the store is unreachable.
     """
 
     @property
@@ -77,7 +77,7 @@ class Cache(Protocol):
 
     @property
     def is_reachable(self) -> bool:
-        """Return whether the store answered at the last attempt: if not, a miss proves nothing."""
+        """Return whether the store answered the last call; if not, a missing entry may exist."""
 
     async def get(self, key: str) -> CacheEntry | None:
         """The entry, or None."""
@@ -121,7 +121,7 @@ class ProcessCache:
         return entry
 
     async def put(self, key: str, entry: CacheEntry) -> None:
-        """Keep the entry, dropping older ones."""
+        """Store the entry, and drop older ones."""
         size = entry.predictive.samples.nbytes + entry.predictive.direction.nbytes
         replaced = self._entries.pop(key, None)
         self._bytes += size - (replaced[1] if replaced else 0)
@@ -231,9 +231,9 @@ key."""
 
 
 def key_prefix(retriever: Retriever, gallery: str = "") -> str:
-    """Return what the keys of one encoder and one outlier detector, of each kind, begin with.
+    """Return the prefix of the cache keys of one encoder and its outlier detectors.
 
-    A gallery may change, and be compacted: cached images stay valid.
+    Changes and compaction of a gallery keep cached images valid.
 
     Parameters
     ----------

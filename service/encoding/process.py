@@ -1,7 +1,7 @@
 """The encoder in a separate process, so that its crash does not end the service.
 
-ONNX Runtime and a GPU's driver can end the process they run in. Here that process does nothing
-else: its current work fails with an error, and it is restarted.
+ONNX Runtime and a GPU's driver can end the process they run in. This process only encodes: after a
+crash, its current images fail with an error, and it is restarted.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class EncoderProcess(EncoderProxy):
 
     Raises
     ------
-    EncoderError : as `OnnxEncoder`, or the child cannot be started.
+    EncoderError : `OnnxEncoder` raises it, or the child does not start.
     """
 
     def __init__(

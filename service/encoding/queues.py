@@ -34,7 +34,7 @@ class BatchLimits:
 
 @dataclass(eq=False, slots=True)
 class EncoderQueue:
-    """The queue of one encoder, and the batches that it is given."""
+    """The queue of one encoder, and its batch sizes."""
 
     batcher: MicroBatcher
     batches: Batches
@@ -42,12 +42,12 @@ class EncoderQueue:
 
 
 class EncoderQueues:
-    """The queue of each encoder, for as long as an engine uses it.
+    """The queues of all encoders; each is open while an engine uses it.
 
     Parameters
     ----------
-    shares : of callers in what else computes; an encoder with one processor in common with it works
-        while all of them are idle, see `MicroBatcher`.
+    shares : shares of searches and decoders. On a single processor, the encoder waits until all are
+        idle; see `MicroBatcher`.
     """
 
     def __init__(self, shares: Sequence[FairShare] = ()) -> None:
@@ -57,7 +57,7 @@ class EncoderQueues:
 
     @property
     def is_idle(self) -> bool:
-        """True while no encoder has anything to do."""
+        """True if no encoder has work."""
         return all(queue.batcher.is_idle for queue in self._queues.values())
 
     async def enter(
@@ -66,11 +66,11 @@ class EncoderQueues:
         limits: BatchLimits,
         observe: Callable[[BatchRecord], None],
     ) -> EncoderQueue:
-        """Return the queue of ``encoder``, which is measured if it is new.
+        """Return the queue of ``encoder``; the batch size of a new encoder is measured first.
 
         Parameters
         ----------
-        observe : called for every batch, where the queue is a new one.
+        observe : callback for each batch of a new queue.
 
         Raises
         ------
@@ -85,7 +85,7 @@ class EncoderQueues:
         return queue
 
     async def leave(self, encoder: Encoder) -> None:
-        """Give the queue back; the last one closes it, and waiting requests get an error."""
+        """Release the queue. The last user closes it, and waiting requests get an error."""
         key = id(_real(encoder))
         queue = self._queues[key]
         queue.n_users -= 1

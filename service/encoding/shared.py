@@ -1,7 +1,7 @@
-"""Encoders that several bundles have: each runs once, whichever of them asks.
+"""Encoders shared by bundles: each runs once for all of them.
 
-Bundles of one encoder have the same file, by its digest: a thousand galleries that were created
-from one are served by one process.
+Encoders are compared by the digest of their file, so one process can serve a thousand galleries
+with the same encoder.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from model_store.processors import ProviderChoice
 
 FindFile = Callable[[], Path]
 OpenFound = Callable[[FindFile, ProviderChoice, int], Encoder]
-"""Opens the encoder in a file that may be found elsewhere when it is started again."""
+"""Opens an encoder; the function is called again at each restart, because the file may have
+moved."""
 
 _Key = tuple[str, ProviderChoice, int]
 
 
 class SharedEncoder(ForwardingEncoder):
-    """One user's part in an encoder that several have; obeys `Encoder`."""
+    """One user's handle of a shared encoder; implements `Encoder`."""
 
     def __init__(self, real: Encoder, let_go: Callable[[], None]) -> None:
         super().__init__(real)
@@ -35,30 +36,30 @@ class SharedEncoder(ForwardingEncoder):
         self._closing = threading.Lock()
 
     def close(self) -> None:
-        """Release it; the last one closes it."""
+        """Release the handle; the last release closes the encoder."""
         if self._closing.acquire(blocking=False):  # once, however often it is called
             self._let_go()
 
 
 @dataclass(eq=False, slots=True)
 class _Held:
-    """An encoder and the files of those who use it."""
+    """An encoder, and the file of each bundle that uses it."""
 
     files: list[Path] = field(default_factory=list)
     opening: threading.Lock = field(default_factory=threading.Lock)
     encoder: Encoder | None = None
 
     def file(self) -> Path:
-        """A file that one of them still has."""
+        """Return a file that still exists."""
         return next((file for file in self.files if file.exists()), self.files[0])
 
 
 class SharedEncoders:
-    """Opens encoders, each once; safe to share by threads.
+    """Opens each encoder once. Threads can share it.
 
     Parameters
     ----------
-    open_encoder : opens one that is not open yet.
+    open_encoder : function that opens a new encoder.
     """
 
     def __init__(self, open_encoder: OpenFound) -> None:
@@ -70,7 +71,7 @@ class SharedEncoders:
     def open(
         self, path: Path, provider: ProviderChoice = "auto", threads: int = 0
     ) -> SharedEncoder:
-        """A part in the encoder at ``path``.
+        """Return a handle of the encoder at ``path``.
 
         Raises
         ------
@@ -91,7 +92,7 @@ class SharedEncoders:
             raise
 
     def open_text(self, directory: Path, threads: int = 0) -> OnnxTextEncoder | None:
-        """The text encoder in a directory; None where there is none."""
+        """Return the text encoder in a directory; None if it has none."""
         if not (directory / TEXT_ENCODER_FILE).exists():
             return None
         key = str(describe_shared(directory / TEXT_ENCODER_FILE)["sha256"]), threads

@@ -1,7 +1,7 @@
-"""Several batches at once, each on one thread.
+"""Batches in parallel, each on one thread.
 
-Threads that share a batch wait for each other in every layer. Where several batches come together,
-each is computed faster by all threads, and all of them sooner by a thread each.
+Threads that share a batch wait for each other in every layer. All threads compute a single batch
+fastest; several batches finish sooner with one thread each.
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ from model_store.processors import PROVIDERS, ProviderChoice, usable_processors
 logger = logging.getLogger(__name__)
 
 LARGEST_FILE = 256 * 1024**2
-"""Bytes of an encoder's file above which its weights are not held twice: large layers divide well
-among threads."""
+"""Maximum bytes of an encoder file for a second copy of its weights. Large layers parallelise well
+within one batch."""
 
 
 class SideBySide:
-    """Encodes a single batch on all threads, and several side by side, each on one thread.
+    """Encodes a single batch on all threads, and several batches in parallel on one thread each.
 
     Parameters
     ----------
-    whole : computes a single batch.
-    open_narrow : opens the same encoder on one thread, when several batches come for the first
-        time.
-    n : batches at a time.
+    whole : encoder with all threads, for a single batch.
+    open_narrow : opens the same encoder with one thread, at the first call with several batches.
+    n : number of parallel batches.
     """
 
     def __init__(self, whole: Encoder, open_narrow: Callable[[], Encoder], n: int) -> None:
@@ -41,7 +40,7 @@ class SideBySide:
         self._threads = ThreadPoolExecutor(n, thread_name_prefix="batch")
 
     def encode(self, images: Inputs, at_once: int | None = None) -> Embeddings:
-        """Embed ``images``, so many ``at_once``; see `Encoder.encode`."""
+        """Embed ``images`` in batches of ``at_once``; see `Encoder.encode`."""
         if at_once is None or len(images) <= at_once:
             return self._whole.encode(images)
         narrow = self._opened()
@@ -51,7 +50,7 @@ class SideBySide:
         return Embeddings.concatenate(list(self._threads.map(narrow.encode, batches)))
 
     def _opened(self) -> Encoder | None:
-        """Return the encoder of one thread; None where it cannot be opened, or is another."""
+        """Return the encoder with one thread; None if it cannot be opened or differs."""
         if self._open_narrow is not None:
             try:
                 narrow = self._open_narrow()
@@ -66,11 +65,11 @@ class SideBySide:
 def side_by_side(
     path: Path, provider: ProviderChoice, threads: int, *, cuda_graphs: bool
 ) -> tuple[OnnxEncoder, Callable[[Inputs, int | None], Embeddings]]:
-    """Open the encoder at ``path``, and return it with its way to encode.
+    """Open the encoder at ``path``; return it with its parallel version.
 
     Parameters
     ----------
-    provider, threads, cuda_graphs : as for `OnnxEncoder`.
+    provider, threads, cuda_graphs : arguments of `OnnxEncoder`.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The same work asked for by several at once is done once."""
+"""Single flight: concurrent calls with one key share one computation."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class _Flight(Generic[T]):
 
 
 class SingleFlight(Generic[T]):
-    """A request for a key that is being computed waits for that outcome.
+    """A call waits for a running computation of the same key.
 
-    The work continues while a request waits for it; it ends when the last of them has gone away.
+    The computation is cancelled when its last waiting call is cancelled.
 
     Parameters
     ----------
-    joined : told of everyone who waits for work that another began.
+    joined : callback for each call that joins a running computation.
     """
 
     def __init__(self, joined: Callable[[], None] = lambda: None) -> None:
@@ -31,7 +31,7 @@ class SingleFlight(Generic[T]):
         self._joined = joined
 
     async def do(self, key: str, work: Callable[[], Awaitable[T]]) -> T:
-        """The outcome of ``work``, or of the work that is under way for ``key``."""
+        """Return the result of ``work``, or of the running computation of ``key``."""
         flight = self._flights.get(key)
         if flight is None:
             flight = _Flight(asyncio.ensure_future(work()))
@@ -50,6 +50,6 @@ class SingleFlight(Generic[T]):
                 flight.work.cancel()
 
     def _remove(self, key: str, flight: _Flight[T]) -> None:
-        """Close the work to new requests, unless newer work has replaced it."""
+        """Remove the computation of ``key``, unless a newer one has replaced it."""
         if self._flights.get(key) is flight:
             del self._flights[key]

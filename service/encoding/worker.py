@@ -1,4 +1,4 @@
-"""The encoder's process: receive batches, answer embeddings; `process` is its parent's side."""
+"""The encoder's process: it receives batches and returns embeddings; see `process`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from service.processes.shared_pixels import SharedPixels
 
 
 def main() -> None:
-    """The child's whole life; given are the file numbers of its pipe, and of its images."""
+    """Run the child; the arguments are the file descriptors of its pipe and of its images."""
     # A signal that stops the service may go to its whole group; the service then drains, and needs
     # us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def _serve(connection: Connection[Any, Any], images: SharedPixels) -> None:
-    """Answer batches until the pipe closes."""
+    """Encode batches until the pipe closes."""
     path, provider, threads, cuda_graphs = connection.recv()
     try:
         encoder, encode = side_by_side(path, provider, threads, cuda_graphs=cuda_graphs)

@@ -2,7 +2,7 @@
 
 ::
 
-    records    one request's facts, collected while it is answered
+    records    facts of one request, for log, metrics and trace
     metrics    counters and histograms for Prometheus
     logs       one JSON object a line
     tracing    OpenTelemetry spans

@@ -49,7 +49,7 @@ class JsonFormatter(logging.Formatter):
 
     Parameters
     ----------
-    redact : removes secrets from a line.
+    redact : function that removes secrets from a line.
     """
 
     def __init__(self, redact: Redaction | None = None) -> None:
@@ -73,7 +73,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_as_json(level: int = logging.INFO, secrets: Iterable[str] = ()) -> None:
-    """Send every log line of the process, Python's warnings among them, to standard error.
+    """Send all log lines of the process, and Python's warnings, to standard error.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def log_as_json(level: int = logging.INFO, secrets: Iterable[str] = ()) -> None:
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)
     sys.excepthook = lambda *error: sys.stderr.write(redact("".join(format_exception(*error))))
-    # It warns of each malformed form: a client could fill the log.
+    # It logs a warning for each malformed form, so a client could fill the log.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 

@@ -44,7 +44,7 @@ MetricT = TypeVar("MetricT", Counter, Histogram)
 
 @lru_cache(maxsize=4096)
 def _of(metric: MetricT, *labels: str) -> MetricT:
-    """The part of a metric that has these labels: a search asks for a dozen, mostly the same."""
+    """Return the child of a metric for these labels; cached, because a search needs a dozen."""
     return metric.labels(*labels)
 
 
@@ -62,16 +62,15 @@ _FLAGS = {True: "yes", False: "no", None: "unknown"}
 
 
 class Telemetry:
-    """The service's metrics, in a separate registry.
+    """The metrics of the service, in a separate registry.
 
     Parameters
     ----------
-    shared : the directory where all processes of the service count, by prometheus_client's
-        multiprocess mode; None where there is one process.
+    shared : directory of prometheus_client's multiprocess mode; None for a single process.
 
     Attributes
     ----------
-    exposed : the registry that Prometheus reads.
+    exposed : registry that Prometheus reads.
     """
 
     def __init__(self, shared: Path | None = None) -> None:
@@ -96,7 +95,7 @@ class Telemetry:
         ).labels(installed_version()).set(1)
 
     def request(self, record: RequestRecord) -> None:
-        """Count a request that has ended."""
+        """Count a finished request."""
         method = record.method if record.method in METHODS else "other"
         _of(self.requests, method, record.route, str(record.status)).inc()
         _of(self.request_seconds, record.route).observe(record.seconds)
@@ -104,7 +103,7 @@ class Telemetry:
             _of(self.problems, record.code).inc()
 
     def search(self, gallery: str, search: SearchRecord) -> None:
-        """Count a search that has been answered."""
+        """Count an answered search."""
         _of(self.verdicts, gallery, search.verdict).inc()
         _of(self.cache, search.cache).inc()
         for stage, seconds in search.seconds.items():
@@ -177,7 +176,7 @@ class Telemetry:
         self.items_written.labels(gallery, "deleted").inc(n_deleted)
 
     def exposition(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.exposed)
 
     def _of_requests(self) -> None:
@@ -202,7 +201,7 @@ class Telemetry:
 
     def _of_queries(self) -> None:
         self.stage_seconds = self._histogram(
-            "vouch_stage_seconds", "Time within a search, by stage.", STAGE_SECONDS, "stage"
+            "vouch_stage_seconds", "Time of each stage of a search.", STAGE_SECONDS, "stage"
         )
         self.verdicts = self._counter("vouch_verdicts_total", "Verdicts.", "gallery", "verdict")
         self.audits = self._counter(
@@ -239,7 +238,7 @@ class Telemetry:
     def _of_shadows(self) -> None:
         self.shadow_queries = self._counter(
             "vouch_shadow_queries_total",
-            "Queries drawn for a bundle in the shadow: compared, dropped for live ones, failed.",
+            "Queries drawn for a shadow: compared, failed, or dropped because of live load.",
             "gallery",
             "outcome",
         )

@@ -1,4 +1,4 @@
-"""The facts of a request, from which its log line, metrics and trace are made."""
+"""The facts of a request, for its log line, metrics and trace."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ UNMATCHED = "unmatched"
 """Value of the route for paths that match none."""
 
 LONGEST_REASON = 1024
-"""Characters of a reason in a log line: other programs write it, at any length."""
+"""Maximum characters of a reason in a log line; other programs write it, in any length."""
 
 _QUERY_ID = re.compile("[0-9a-f]{64}")
 
 LONGEST_PATH = 256
-"""Characters of a path in a log line: a client may put anything there, in any length."""
+"""Maximum characters of a path in a log line; clients send paths of any length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class SearchRecord:
 
     Attributes
     ----------
-    verdict, cache, uncertainty_percentile, outlier_p_value, is_outlier : as answered.
-    seconds : of each stage, and ``total``.
-    ended_ns : when the answer was there, nanoseconds since 1970.
+    verdict, cache, uncertainty_percentile, outlier_p_value, is_outlier : values in the answer.
+    seconds : duration of each stage, and ``total``.
+    ended_ns : time of the answer, in nanoseconds since 1970.
     """
 
     verdict: str
@@ -75,16 +75,16 @@ class RequestRecord:
     searches: list[SearchRecord] = field(default_factory=list)
 
     def ids(self) -> dict[str, str]:
-        """Return the ids that every log line of the request carries."""
+        """Return the ids for every log line of the request."""
         ids = {"request_id": self.request_id}
         return ids if self.trace_id is None else ids | {"trace_id": self.trace_id}
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of the request's access line, without those that are unknown."""
+        """Return the known fields of the request's access line."""
         fields: dict[str, Any] = {
             **self.ids(),
             "method": self.method,
-            # The id of a query is a hash of its image: it would tell who sent the same one.
+            # A query's id is a hash of its image; it would reveal which clients sent equal images.
             "path": _QUERY_ID.sub("{query_id}", self.path)[:LONGEST_PATH],
             "status": self.status,
             "ms": round(1000 * self.seconds, 2),
@@ -105,11 +105,11 @@ class RequestRecord:
 class Tracing(Protocol):
     """A destination of traces.
 
-    Laws: no method waits for a collector, except that `close` waits for a bounded time.
+    No method waits for a collector, except `close`, which waits for a limited time.
     """
 
     def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> Callable[[], None]:
-        """Begin the trace of a request, in the trace of its caller; call the result at its end."""
+        """Start the trace of a request within its caller's trace; call the result to end it."""
 
     async def close(self) -> None:
         """Send the outstanding spans, within the timeout."""

@@ -1,8 +1,7 @@
 """Traces for an OpenTelemetry collector: the stages of each request.
 
-The only room that knows OpenTelemetry, and imported only where `VOUCH_OTLP_ENDPOINT` names a
-collector. The tracer stays here instead of becoming the process's: frameworks that look for that
-one would add their own spans, with the values of requests.
+Only this module uses OpenTelemetry; it is imported only if `VOUCH_OTLP_ENDPOINT` is set. The tracer
+is not registered globally: frameworks would then add their own spans, with values of requests.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ AFTER_ENCODING = ("search", "decide", "items")
 
 
 class OtlpTracing:
-    """Sends one trace a request to a collector, by OTLP over HTTP, from a separate thread.
+    """Sends one trace for each request to a collector, by OTLP over HTTP, on a separate thread.
 
     Spans wait in a bounded queue. If the collector is slow or unreachable, the oldest are dropped,
     and requests are not delayed. A caller's `traceparent` is continued, its decision to sample
@@ -65,7 +64,7 @@ class OtlpTracing:
         self._propagator = TraceContextTextMapPropagator()
 
     def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> Callable[[], None]:
-        """Begin the trace of a request, in the trace of its caller; call the result at its end."""
+        """Start the trace of a request within its caller's trace; call the result to end it."""
         if record.path in NOT_TRACED:
             return lambda: None
         names = ("traceparent", "tracestate")
@@ -105,7 +104,7 @@ class OtlpTracing:
 
 
 def stage_times(search: SearchRecord) -> Iterator[tuple[str, int, int]]:
-    """Each stage of a search with its begin and end, nanoseconds since 1970.
+    """Yield each stage of a search with its start and end, in nanoseconds since 1970.
 
     Only the durations of stages were measured. They follow one another from the begin of the
     search, and those after the encoding end with the answer; what lies between was waiting for a
@@ -132,7 +131,7 @@ def stage_times(search: SearchRecord) -> Iterator[tuple[str, int, int]]:
 
 
 def _attributes(record: RequestRecord) -> dict[str, AttributeValue]:
-    """Return the attributes of a request's span; none of them holds text that a client made up."""
+    """Return the attributes of a request's span, without free text from the client."""
     known: dict[str, AttributeValue | None] = {
         "http.request.method": record.method,
         "http.route": None if record.route == UNMATCHED else record.route,
