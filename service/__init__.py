@@ -1,18 +1,18 @@
-"""The online half of Vouch: HTTP in front of opened bundles, and no torch.
+"""The service: serves bundles over HTTP, without PyTorch.
 
-The way of a request::
+The path of a request::
 
-    http             the edge: bounds, paths, bodies, answers, errors
-    access           who asks, and how often they may
-    serving          which bundle answers; live writes, hot swap, health
+    http             limits, paths, bodies, answers, errors
+    access           keys, scopes and rate limits
+    serving          served bundles, live writes, activation, health
     decoding         uploaded bytes → pixels, in processes
     encoding         pixels → predictive distribution, in a process; cached
     model_store      search and decision
 
-Beside it: `schemas` (the JSON of requests and answers), `serializers` (answers as these records),
-`observability` (metrics, logs, traces), `processes` (what child processes share), `fair_share`
-(places that callers share), `redis_calls` and `circuit_breaker` (a Redis that is broken, or lies,
-is left alone), `settings` (``VOUCH_*``), `command_line` (an option for each), `health_check`
-(of a container), `app` (puts everything together), `start` (one process or several) and `client`
-(asks a service from Python, and from the tools of others).
+Other modules: `schemas` (the JSON of requests and answers), `serializers` (core answers to JSON
+records), `observability` (metrics, logs, traces), `processes` (workers and shared memory),
+`fair_share` (fair scheduling of callers), `redis_calls` and `circuit_breaker` (tolerate a broken
+Redis), `settings` (``VOUCH_*``), `command_line` (an option for each setting), `health_check` (of a
+container), `app` (assembles the application), `start` (starts the processes) and `client` (Python
+client and integrations).
 """

@@ -1,4 +1,4 @@
-"""The application: everything that was decided elsewhere, put together."""
+"""Assembles the ASGI application from the settings."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def create_api(
     shared: Path | None = None,
     drain: Drain | None = None,
 ) -> FastAPI:
-    """The routes, with what they work on in ``app.state.vouch`` while the application runs.
+    """Create the FastAPI application; its resources are in ``app.state.vouch`` while it runs.
 
-    It runs once. After the start it holds no reference to the bundles: the memory of bundles
-    that are replaced later can be freed.
+    It runs once. After the start it holds no reference to the bundles, so that replaced bundles can
+    be freed.
     """
     opened = list(bundles)
 
@@ -112,7 +112,7 @@ def create_api(
         lifespan=lifespan,
     )
     api.state.access = access
-    for router in ROUTERS:  # their routes as they exist: `include_router` copies each, in 0.1 s
+    for router in ROUTERS:  # existing routes are reused: `include_router` would copy them, in 0.1 s
         api.router.routes.extend(router.routes)
     api.router.routes.insert(0, description_route(api, "/openapi.json"))
     add_problem_handlers(api)
@@ -134,17 +134,17 @@ def create_app(
     shared: Path | None = None,
     drain: Drain | None = None,
 ) -> ASGIApp:
-    """The whole application.
+    """Create the ASGI application with all its layers.
 
-    CORS lies around everything, or a browser could not read the answer of a failed request.
+    CORS is an outer layer, so that browsers can also read error responses.
 
     Parameters
     ----------
-    bundles : what is served at first.
-    access : who may call; by default as configured.
-    open_more : opens bundles that are activated later; by default in this process.
-    shared : directory in which all workers count for Prometheus; None for one process.
-    drain : begun when the service is to end.
+    bundles : bundles served at the start.
+    access : access control; by default from the settings.
+    open_more : opens bundles activated later; by default in this process.
+    shared : directory of the workers' Prometheus counters; None for a single process.
+    drain : starts when the service stops.
     """
     telemetry, drain = Telemetry(shared), drain or Drain()
     tracing = _open_tracing(settings.otlp_endpoint)
@@ -158,7 +158,7 @@ def create_app(
         settings.deadline_s,
         access.account_of,
     )
-    # Without keys a web page must not be taken for its visitor, whatever its host is called.
+    # Without keys, requests of rebound web pages must be refused by their host name.
     any_host = access.keyless != "admin" and not settings.allowed_hosts
     app: ASGIApp = RequestContext(
         AllowedHosts(admission, None if any_host else settings.allowed_hosts),
@@ -178,7 +178,7 @@ def create_app(
             allow_methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"],
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
-            allow_private_network=True,  # of these origins, to a service in the visitor's network
+            allow_private_network=True,  # these origins may call a service in the visitor's network
         )
     return KnownProxies(app, settings.trusted_proxies, settings.root_path)
 
@@ -194,7 +194,7 @@ def _open_tracing(endpoint: str | None) -> Tracing | None:
 def _kept_queries(
     settings: Settings,
 ) -> tuple[AnsweredQueries | None, ReviewQueue | None, ReviewTerms]:
-    """Return what keeps answered queries and those under review, and which of them are."""
+    """Return the store of answered queries, the review queue, and the rules of this queue."""
     file, retention_s = settings.feedback, settings.query_retention_s
     if file is None or not (retention_s or settings.review_reasons):
         return None, None, NOTHING_REVIEWED
@@ -209,7 +209,7 @@ def _kept_queries(
 
 
 async def _ended(task: asyncio.Task[None]) -> None:
-    """Cancel a task that never ends, and wait until it has released everything."""
+    """Cancel an endless task, and wait until it has released its resources."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -217,7 +217,7 @@ async def _ended(task: asyncio.Task[None]) -> None:
 def _galleries(
     settings: Settings, resources: EngineResources, open_more: OpenBundle
 ) -> tuple[Galleries, CreatedGalleries]:
-    """Return the registry of galleries, none of which is served yet, and what creates more."""
+    """Return the empty registry of galleries, and the manager that creates galleries."""
     folder = None
     if settings.galleries is not None:
         folder = GalleryFolder(settings.galleries, settings.max_galleries)
@@ -237,7 +237,7 @@ def _galleries(
 
 
 def _shadows(settings: Settings, resources: EngineResources, open_more: OpenBundle) -> Shadows:
-    """Return what tries bundles; their engines share all but what keeps something of queries."""
+    """Return the manager of shadows; their engines store no queries, but share all else."""
     keeping_nothing = replace(
         resources,
         cache=ReadOnlyCache(resources.cache),
@@ -262,7 +262,7 @@ def _recalibrator(settings: Settings) -> Recalibrator:
 async def _decoder(
     stack: AsyncExitStack, settings: Settings, threads: ThreadPoolExecutor, telemetry: Telemetry
 ) -> Decoder:
-    """Start what decodes images: processes, or where there are none threads of this one."""
+    """Start the image decoder: processes, or threads if the setting is 0."""
     if not settings.decoders:
         return ThreadDecoder(threads, settings.image_limits)
     return await stack.enter_async_context(
@@ -285,7 +285,7 @@ async def _set_up(
     shared: Path | None,
     drain: Drain,
 ) -> State:
-    """Start what works behind the routes; ``stack`` ends it again, last started first."""
+    """Start the resources of the routes; ``stack`` closes them in reverse order."""
     stack.enter_context(one_blas_thread())
     threads = ThreadPoolExecutor(settings.workers, thread_name_prefix="search")
     stack.enter_context(threads)

@@ -1,4 +1,4 @@
-"""A store that failed is left alone for a while, so that its absence costs one timeout a second."""
+"""Circuit breaker: a failed store costs at most one timeout a second."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Rest:
         return self._until > 0
 
     def begin(self) -> bool:
-        """Note a failure; whether it is the first since things went well."""
+        """Record a failure; return True for the first failure after a success."""
         first = not self.failed_last
         self._until = time.monotonic() + REST_AFTER_FAILURE_S
         return first

@@ -44,7 +44,7 @@ _SERVICE_LINK = re.compile(
 """Variables that Kubernetes sets in all pods for a Service."""
 
 _NEARLY = 0.75
-"""The least likeness of two names, of which one may be the other misspelt."""
+"""Minimum similarity (0 to 1) of two names for a "did you mean"."""
 
 _UNITS = {
     "s": "SECONDS",
@@ -63,17 +63,17 @@ _UNITS = {
     "ancestors": "ORIGIN",
     "reasons": "REASON",
 }
-"""Names of values, by the last word of a setting; others are named by their type."""
+"""Placeholder of a value in the help, by the last word of the setting; else its type."""
 
 _TYPES = {int: "N", float: "NUMBER", str: "TEXT", SecretStr: "TEXT", Path: "PATH"}
 
 
 def read_command_line(arguments: Sequence[str]) -> Settings:
-    """Return the settings that options and environment variables make together.
+    """Return the settings from options and environment variables.
 
     Raises
     ------
-    SystemExit : help or the version was requested; or, with status 2, one of them cannot be used.
+    SystemExit : help or the version was requested; status 2 if an option or variable is invalid.
     """
     given = vars(_parser().parse_args(arguments))
     try:
@@ -91,9 +91,9 @@ def read_command_line(arguments: Sequence[str]) -> Settings:
 
 
 def misspelt_variables(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Give environment variables that are nearly settings, with the setting that each may mean.
+    """Yield misspelt ``VOUCH_*`` variables, each with the most similar setting.
 
-    Passed over, ``VOUCH_KEY`` would start a service without keys.
+    If they were ignored, ``VOUCH_KEY`` would start a service without keys.
     """
     for name in sorted(names):
         plain = name.removeprefix(PREFIX).lower()
@@ -105,11 +105,11 @@ def misspelt_variables(names: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def check_health(arguments: Sequence[str]) -> None:
-    """Ask ``/readyz`` of the service that the same settings start on this machine.
+    """Request ``/readyz`` of the service that runs with these settings on this machine.
 
     Raises
     ------
-    SystemExit : with status 1, it is not ready or does not answer.
+    SystemExit : status 1 if the service is not ready or does not answer.
     """
     settings = read_command_line(arguments)
     check(settings.host, settings.port, is_https=settings.tls_cert is not None)
@@ -122,18 +122,18 @@ def refuse(why: str, status: int = 1) -> NoReturn:
 
 
 def settings_problem(error: ValidationError, given: Mapping[str, object]) -> str:
-    """Return what is wrong with settings, in one line that repeats no value of them.
+    """Return the error of invalid settings in one line, without their values.
 
     Parameters
     ----------
-    given : settings that come from the command line, by name.
+    given : names of the settings given on the command line.
     """
     found = error.errors(include_url=False, include_input=False, include_context=False)
     return "; ".join(dict.fromkeys(_problem(one, given) for one in found))
 
 
 def _problem(error: ErrorDetails, given: Mapping[str, object]) -> str:
-    """Return what is wrong with an option, or with a variable."""
+    """Return the error of an option or a variable."""
     name = str(error["loc"][0])
     place = _option(name) if name in given else _variable(name)
     return f"{place}: {error['msg'].removeprefix('Value error, ')}"
@@ -173,7 +173,7 @@ def _add(group: Any, name: str, field: FieldInfo) -> None:  # noqa: ANN401 - arg
 
 
 def _notes(name: str, field: FieldInfo) -> Iterator[str]:
-    """Give the default of a setting, where its description does not, and its variable."""
+    """Return the default, unless the description states it, and the variable of a setting."""
     default = field.get_default(call_default_factory=True)
     if isinstance(default, tuple):
         default = ",".join(map(str, default))
@@ -185,7 +185,7 @@ def _notes(name: str, field: FieldInfo) -> Iterator[str]:
 
 
 def _value_of(name: str, kind: Any) -> str:  # noqa: ANN401 - a type
-    """Return what the help calls the value of a setting."""
+    """Return the placeholder of a setting's value in the help."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal:
         return "|".join(map(str, parts))

@@ -1,4 +1,4 @@
-"""Places that callers share: a caller with many requests waits for its own only."""
+"""Fair scheduling: a caller with many requests delays only itself."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 caller: ContextVar[str] = ContextVar("caller", default="")
-"""On whose behalf something is done: a key or an address; empty for the service itself."""
+"""Account of the current request: a key or an address; empty for the service itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A caller's wait for so many places."""
+    """A caller's request for ``n_places`` places."""
 
     n_places: int
     come: asyncio.Future[None]
 
 
 class FairShare:
-    """Places to work at, which callers are given in turn; the last is never of one who has others.
+    """Places for concurrent work, given to callers in turn; no caller takes the last place as well.
 
-    Of two or more places one caller holds at most all but one, so that a newcomer never waits for
-    the work of others to end. The next in line, if it waits for several places, is not overtaken.
+    One caller holds at most ``n_places - 1`` of several places, so that a new caller finds a place.
+    A caller that waits for several places is not overtaken.
 
     Parameters
     ----------
-    n_places : how many there are.
-    most : of one caller; a single request for more has to wait until its caller holds none.
+    n_places : number of places.
+    most : maximum places of one caller. A larger request waits until its caller holds none.
     """
 
     def __init__(self, n_places: int, most: int | None = None) -> None:
@@ -41,7 +41,7 @@ class FairShare:
 
     @property
     def is_idle(self) -> bool:
-        """True while no place is taken."""
+        """True if no place is taken."""
         return self._idle.is_set()
 
     async def idle(self) -> None:
@@ -49,7 +49,7 @@ class FairShare:
         await self._idle.wait()
 
     async def enter(self, n_places: int = 1) -> str:
-        """Wait for places, at most all of them; return the holder, for `leave`."""
+        """Wait for places (at most all); return the holder's account, for `leave`."""
         who = caller.get()
         turn = _Turn(min(n_places, self._n_places), asyncio.get_running_loop().create_future())
         self._waiting.setdefault(who, deque()).append(turn)
@@ -65,7 +65,7 @@ class FairShare:
         return who
 
     def leave(self, who: str, n_places: int = 1) -> None:
-        """Return places, and give them to the next caller."""
+        """Release places, and give them to the next caller."""
         n_given = min(n_places, self._n_places)
         self._n_free += n_given
         self._held[who] -= n_given
@@ -82,7 +82,7 @@ class FairShare:
             self._idle.clear()
 
     def _hand_to_next(self) -> bool:
-        """Give places to the next caller; return whether there were any."""
+        """Give places to the next caller; return False if no caller can get any."""
         for who in [*self._waiting]:
             turns = self._waiting[who]
             while turns and turns[0].come.done():  # they did not wait for it

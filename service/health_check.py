@@ -1,7 +1,7 @@
-"""The health check of a container: asks ``/readyz`` of the service on this machine.
+"""The health check of a container: requests ``/readyz`` of the service on this machine.
 
-It runs every few seconds beside each replica, so it imports nothing that takes long: it reads the
-three settings that it needs, in place of all of them.
+It runs every few seconds beside each replica. Therefore it imports only fast modules, and reads
+only the settings that it needs.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from typing import NoReturn
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8080
 
 TIMEOUT_S = 4.0
-"""The timeout of a health check, shorter than the container's own."""
+"""Timeout in seconds, shorter than the container's own timeout."""
 
 SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
-"""The beginning of the value of ``VOUCH_PORT`` in a pod beside a Service named vouch."""
+"""Start of the value of ``VOUCH_PORT`` that Kubernetes sets for a Service named vouch."""
 
 
 def address_in(variables: Mapping[str, str]) -> tuple[str, int, bool]:
-    """Return host and port of the service that these variables start, and whether it has HTTPS.
+    """Return host and port of the service with these variables, and whether it uses HTTPS.
 
     Raises
     ------
-    ValueError : ``VOUCH_PORT`` is no port.
+    ValueError : ``VOUCH_PORT`` is not a port.
     """
     found = {name.lower(): value for name, value in variables.items() if value}
     folder = found.get("vouch_secrets_dir")
     if folder and Path(folder).is_dir():
-        with suppress(OSError):  # the service reports it, and does not start
+        with suppress(OSError):  # the service itself reports the error, and does not start
             for path in Path(folder).iterdir():
                 if path.name.lower() in {"vouch_host", "vouch_port", "vouch_tls_cert"}:
                     found.setdefault(path.name.lower(), path.read_text("utf-8").strip())
@@ -51,10 +51,10 @@ def check(host: str, port: int, *, is_https: bool) -> None:
 
     Raises
     ------
-    SystemExit : with status 1, the service is not ready or does not answer.
+    SystemExit : status 1 if the service is not ready or does not answer.
     """
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
-    if is_https:  # the certificate names the host that clients ask; this is the same machine
+    if is_https:  # the certificate has the public host name, but this request stays on the machine
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         connection: http.client.HTTPConnection = http.client.HTTPSConnection(
@@ -75,7 +75,7 @@ def check(host: str, port: int, *, is_https: bool) -> None:
 
 
 def check_by_environment() -> None:
-    """Ask the service that the variables of this process start."""
+    """Check the service with the environment variables of this process."""
     try:
         host, port, is_https = address_in(os.environ)
     except ValueError:

@@ -1,7 +1,7 @@
 """Calls of a Redis that may be unreachable, slow, full, or another program.
 
-No request fails because of its replies: all calls are made here, replies are returned unchanged,
-and callers use only what they can verify.
+No reply makes a request fail: replies are returned unchanged, and callers use only replies that
+they can verify.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class RedisCalls:
         try:
             async with asyncio.timeout(self._timeout_s):
                 answer = await call()
-        except ResponseError as error:  # it is there, but full, or has something else there
+        except ResponseError as error:  # it is reachable, but full, or the key has another type
             logger.warning("Redis refused: %s", str(error)[:SHOWN])
             return None
-        # Replies of no kind are ValueErrors, RecursionErrors and others of its client.
+        # Invalid replies raise ValueError, RecursionError and others in the Redis client.
         except Exception as error:
             if self._rest.begin():
                 fields = {"reason": f"{type(error).__name__}: {str(error)[:SHOWN]}"}

@@ -1,7 +1,7 @@
 """Converts the core's answers to the records of `service.schemas`; needs no web framework.
 
-The service sends these records as JSON, and `vouch_search` returns them for a gallery on this
-machine: an answer has the same names in both.
+The service sends these records as JSON, and `vouch_search` returns them for a local gallery. Both
+therefore use the same names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PictureUrls = Callable[[str], tuple[str | None, str | None]]
 OUTLIER_METHOD = "conformal"
 
 _LEAST_PLANNED = 1e-9
-"""Alpha below which the number of queries that it needs is not spelt out."""
+"""Below this alpha, the message omits the number of queries that it needs."""
 
 
 def search_answer(
@@ -48,9 +48,9 @@ def search_answer(
 
     Parameters
     ----------
-    reason : used if the decision itself gives none.
-    skipped : the number of results on earlier pages.
-    gone : ids of items that were deleted or replaced since the search.
+    reason : reason of the answer if the decision gives none.
+    skipped : number of results on earlier pages.
+    gone : ids of items deleted or replaced since the search.
     """
     decision = answer.decision
     refused = is_refused(answer, on_uncertain)
@@ -120,7 +120,7 @@ def _why_none_is_flagged(assessment: Assessment, alpha: float) -> Message | None
     least = assessment.least_alpha
     if least is None or alpha >= least:
         return None
-    # The reciprocal of the smallest numbers is infinite.
+    # The reciprocal of a tiny alpha is infinite.
     needed = math.ceil(1 / alpha) - 1 if alpha > _LEAST_PLANNED else "more than a billion"
     return message(
         "alpha_too_small",
@@ -189,7 +189,7 @@ def result_set(chosen: ResultSet, items: Sequence[tuple[str, str | None]]) -> sc
 
 
 def roll_up(decision: Decision) -> schemas.RollUp | None:
-    """Describe the parent label that is certain enough; None if there is none."""
+    """Describe the parent label that meets the error bound; None if none does."""
     return None if decision.roll_up is None else schemas.RollUp(**asdict(decision.roll_up))
 
 
@@ -213,7 +213,7 @@ def absent_share(
 def bundle_state(
     bundle_id: str, calibration: Calibration | None, stale: str | None, drift: str | None = None
 ) -> schemas.BundleState:
-    """Describe the bundle that answers, and whether its calibration holds."""
+    """Return the record of the bundle, with the status of its calibration."""
     status: schemas.CalibrationStatus = "valid" if drift is None else "drifting"
     if stale is not None:
         status = "stale"

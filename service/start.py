@@ -55,11 +55,11 @@ Python's default of 0.005, each step of a request waits up to 5 ms for every com
 
 
 def start(settings: Settings) -> None:
-    """Serve until a signal comes, by this process or by several workers.
+    """Serve with this process or several workers, until a signal.
 
     Raises
     ------
-    SystemExit : with status 1 or 2, and one line on standard error, when it cannot serve.
+    SystemExit : status 1 or 2 with one line on standard error, if the service cannot start.
     """
     log_as_json(secrets=settings.secrets)
     tune_malloc()
@@ -127,7 +127,7 @@ def _open_app(
 
 
 def _begun(app: ASGIApp, drain: Drain) -> ASGIApp:
-    """Return the application; its drain follows signals from now on."""
+    """Return the application; signals now start its drain."""
     drain.follow_signals()
     return app
 
@@ -181,7 +181,7 @@ def _listeners(settings: Settings) -> list[socket.socket]:
 
 
 def open_served(settings: Settings, encoders: SharedEncoders, path: Path) -> Bundle:
-    """Open a bundle whose encoder runs in a separate process, shared by bundles of that encoder."""
+    """Open a bundle; its encoder runs in a separate process, shared by bundles."""
     return open_bundle(
         path,
         settings.provider,
@@ -194,7 +194,7 @@ def open_served(settings: Settings, encoders: SharedEncoders, path: Path) -> Bun
 
 
 def open_bundles(paths: Sequence[Path], open_one: Callable[[Path], Bundle]) -> list[Bundle]:
-    """Open every bundle; their galleries must have different names."""
+    """Open all bundles; their galleries must have different names."""
     bundles = [open_one(path) for path in paths]
     names = [bundle.name for bundle in bundles]
     if len(set(names)) != len(names):

@@ -209,7 +209,7 @@ class Telemetry:
         )
         self.review_cases = self._counter(
             "vouch_review_cases_total",
-            "Review cases: kept, expired, displaced by the limits, and lost before.",
+            "Review cases: kept, expired, displaced by the limits, or lost before storage.",
             "gallery",
             "outcome",
         )
