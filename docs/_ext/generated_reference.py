@@ -114,7 +114,7 @@ def _names(value: dict[str, Any]) -> bool:
 
 
 def _variant(model: dict[str, Any]) -> str:
-    """Return which of several tables a model describes."""
+    """Return a suffix such as " with kind NAME" for the variant that a model describes."""
     for key in ("kind", "method"):
         if key in model["properties"]:
             field = model["properties"][key]
@@ -309,7 +309,7 @@ def metrics() -> Iterator[str]:
 
 
 def errors() -> Iterator[str]:
-    """Yield a table of the codes of problems, with status and exception."""
+    """Yield a table of the error codes with status and exception."""
     from service.http.problems import RETRY_AFTER_S, _snake_case, status_of  # noqa: PLC0415
 
     yield from _table(
@@ -353,7 +353,7 @@ def _served_errors() -> list[type[VouchError]]:
 
 
 def _family(root: type[VouchError]) -> list[type[VouchError]]:
-    """Return the errors of the core below a class; tests and tools may have others."""
+    """Return the core's subclasses of an error; subclasses in tests and tools are left out."""
     return [
         error
         for child in root.__subclasses__()
@@ -429,7 +429,7 @@ def _inline(text: str | None) -> str:
 
 
 def _value(value: Any) -> str:  # noqa: ANN401 - any default
-    """Return a default as a reader writes it."""
+    """Return a default value as text for the page."""
     if hasattr(value, "get_secret_value"):
         value = value.get_secret_value()
     if value is None or value == "" or value in ({}, (), []):

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import Context
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -87,8 +88,10 @@ class MicroBatcher:
         self._more = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="encode")
         # A separate context: a batch belongs to no single request, nor to the request that
-        # activated the bundle. lf._runs = asyncio.create_task(self._run(), context=Context())
-        # lf._closed = False lf.running = True
+        # activated the bundle.
+        self._runs = asyncio.create_task(self._run(), context=Context())
+        self._closed = False
+        self.running = True
 
     @property
     def waiting(self) -> int:
