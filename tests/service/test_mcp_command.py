@@ -17,7 +17,7 @@ def test_mcp_key_that_cannot_be_sent_is_refused_unprinted(
         main([])
     assert ended.value.code == 2
     _, line = capsys.readouterr().err.splitlines()
-    assert line.startswith("vouch-mcp: error: VOUCH_API_KEY: The API key has characters that no")
+    assert line.startswith("vouch-mcp: error: VOUCH_API_KEY: The API key has invalid")
     assert "nter2" not in line
     with pytest.raises(ValueError, match="Copy it again"):
         VouchClient("http://127.0.0.1", key)
