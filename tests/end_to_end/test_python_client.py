@@ -356,7 +356,7 @@ class TestAtAServiceThatMisbehaves:
         ids=["502", "200", "other JSON"],
     )
     def test_what_is_no_answer_of_it_is_a_problem_too(self, response: httpx2.Response) -> None:
-        with pytest.raises(VouchProblem, match="not answered by Vouch") as caught:
+        with pytest.raises(VouchProblem, match="answered by another program or release") as caught:
             self.client(lambda _: response).galleries()
         assert (caught.value.code, caught.value.status) == ("not_vouch", response.status_code)
 
@@ -373,7 +373,7 @@ class TestAtAServiceThatMisbehaves:
     )
     def test_so_it_is_wherever_it_comes(self, ask: Callable[[VouchClient], object]) -> None:
         client = self.client(lambda _: httpx2.Response(200, text="<html>Sign in"))
-        with pytest.raises(VouchProblem, match="not answered by Vouch"):
+        with pytest.raises(VouchProblem, match="answered by another program or release"):
             ask(client)
 
     def test_every_write_can_be_told_from_the_one_before(self) -> None:

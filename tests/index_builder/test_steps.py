@@ -148,7 +148,7 @@ def test_feedback_that_is_not_there_is_refused(folder_of_digits: Path, tmp_path:
     config.write_text(CONFIG.format(path=folder_of_digits))
     done = vouch_build("calibrate", "--config", str(config), "--feedback", "none.db", cwd=tmp_path)
     assert done.returncode == 1
-    assert "There is no feedback in none.db" in " ".join(done.stderr.split())
+    assert "The feedback file none.db does not exist" in " ".join(done.stderr.split())
 
 
 def test_images_without_labels_become_a_gallery_of_things(
@@ -396,7 +396,7 @@ def test_whitening_adds_no_dimensions(digits_config: BuildConfig, tmp_path: Path
     too_many = {"last_layer": "whitening", "embedding_dim": 10_000}
     network = digits_config.network.model_copy(update=too_many)
     config = digits_config.model_copy(update={"network": network})
-    with pytest.raises(ConfigError, match="embedding_dim = 10000, but the trunk has 1024"):
+    with pytest.raises(ConfigError, match="embedding_dim = 10000, but the trunk has only 1024"):
         train_step(config, Run(tmp_path), splits_of(config))
 
 
@@ -409,7 +409,9 @@ def test_a_run_and_its_configuration_belong_together(
         {"training": {**digits_config.training.model_dump(), "margin": 0.5}},
     ):
         config = BuildConfig.model_validate({**digits_config.model_dump(), **change})
-        with pytest.raises(ConfigError, match=rf"trained with another `{next(iter(change))}`"):
+        with pytest.raises(
+            ConfigError, match=rf"trained with other values of `{next(iter(change))}`"
+        ):
             fit_step(config, Run(digits_run), splits_of(config))
 
 
@@ -420,7 +422,7 @@ def test_too_few_images_are_refused_before_anything_is_computed(tmp_path: Path) 
             shade = (80 * number, ord(label), 0)
             Image.new("RGB", (9, 9), shade).save(tmp_path / label / f"{number}.png")
     config = encoder_config(tmp_path, name="few")
-    with pytest.raises(DatasetError, match="There are 4 images to learn from, at most 2 of one"):
+    with pytest.raises(DatasetError, match="There are 4 training images, at most 2 of one"):
         train_step(config, Run(tmp_path / "run"), splits_of(config))
 
 
@@ -433,7 +435,10 @@ def test_brackets_in_an_error_are_not_taken_for_markup(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), "error: No space left on device. Make"),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            "error: No space left on device. Free disk",
+        ),
         (PermissionError(errno.EACCES, "Permission denied", "a[b]"), "error: a[b]: Permission"),
     ],
 )

@@ -180,7 +180,7 @@ def test_reviewers_who_may_not_write_decide_without_an_item(
 def test_an_item_goes_with_new_alone(client: TestClient, digit: bytes) -> None:
     refused = client.post(FEEDBACK, json=said_of(client, digit, decision="none_of_these"))
     assert refused.status_code == 422
-    assert "with `new` alone" in refused.text
+    assert "needs the decision `new`" in refused.text
 
 
 def test_the_client_enrols(client: TestClient, stranger: bytes) -> None:
