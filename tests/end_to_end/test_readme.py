@@ -354,7 +354,7 @@ def test_a_gallery_is_changed_reviewed_and_tried_over_http(
     photo = (digits_bundle / "samples" / "1.png").read_bytes()
     for name in ("photo.png", "a.png", "b.png"):
         (tmp_path / name).write_bytes(photo)
-    exported = block("sh", "export VOUCH_FEEDBACK=").split()[1:]
+    exported = block("sh", "export VOUCH_FEEDBACK=feedback.sqlite3").split()[1:]
     variables = dict(one.split("=") for one in exported) | {"VOUCH_QUERY_RETENTION_S": "60"}
     variables["VOUCH_FEEDBACK"] = str(tmp_path / variables["VOUCH_FEEDBACK"])
     with Service(mine, tmp_path / "mine.log", variables) as service:

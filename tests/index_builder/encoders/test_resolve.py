@@ -95,8 +95,8 @@ class TestSpecification:
             ("resnet50", r"'resnet50'.*Did you mean timm:resnet50\?"),
             ("tim:resnet50", r"Did you mean timm:resnet50\?"),
             ("openclip:ViT-B-32/openai", r"Did you mean open_clip:ViT-B-32/openai\?"),
-            ("timm:", "none of timm:NAME"),
-            ("s3://bucket/encoder", "none of timm:NAME"),
+            ("timm:", "one of timm:NAME"),
+            ("s3://bucket/encoder", "one of timm:NAME"),
         ],
     )
     def test_an_unknown_one_is_refused(self, spec: str, said: str, tmp_path: Path) -> None:
