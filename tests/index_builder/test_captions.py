@@ -275,7 +275,7 @@ class TestTheCommand:
         self, worded: Path, opened: Bundle, digits_bundle: Path, tmp_path: Path
     ) -> None:
         table = write_captions(tmp_path / "c.jsonl", captions_of_digits(opened, 90, 0))
-        with pytest.raises(TextUnavailable, match="no text tower"):
+        with pytest.raises(TextUnavailable, match="no text encoder"):
             calibrate_bundle_texts(digits_bundle.parent, table, {})
         with pytest.raises(WriteRefused, match="name the directory that holds its bundles"):
             calibrate_bundle_texts(locate(worded), table, {})

@@ -95,7 +95,7 @@ def test_queries_of_one_label_are_left_out_together_and_one_label_is_refused() -
     labels = np.arange(100, dtype=np.int32) % 7
     folds = cross_fitted(replace(examples, labels=labels), 0).folds
     assert all(len(np.unique(folds[labels == label])) == 1 for label in range(7))
-    with pytest.raises(CalibrationError, match="of one label"):
+    with pytest.raises(CalibrationError, match="have the same label"):
         cross_fitted(examples, 0)
 
 

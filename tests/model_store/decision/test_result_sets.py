@@ -131,7 +131,7 @@ def test_a_match_that_is_found_without_any_probability_is_found() -> None:
     np.testing.assert_array_equal(chosen.places, [0, 1, 2])
     half = rule_of(np.where(np.arange(100) < 50, -1.0, 0.0)).shortfall(0.9)
     assert half is not None
-    assert "for 0.5;" in half
+    assert "share of 0.5 have" in half
     just_enough = rule_of(np.r_[-1.0, np.zeros(21)]).shortfall(0.9)  # log δ / log 0.9 = 21.9
     assert just_enough is not None
     assert "0.955" in just_enough, "one that is not found, and not too few queries"
@@ -149,7 +149,7 @@ def test_matches_that_are_not_found_at_all_cannot_be_promised() -> None:
     assert rule.shortfall(0.9) is None
     shortfall = choose(rule, [0], [0.9], 0.95).shortfall
     assert shortfall is not None
-    assert "for 0.92;" in shortfall
+    assert "share of 0.92 have" in shortfall
 
 
 def test_an_unpromised_set_is_of_the_likeliest_labels() -> None:
