@@ -15,7 +15,7 @@ from model_store.feedback.exchange import from_csv, to_csv
 from model_store.spreadsheets import FORMULA, from_cell, to_cell
 
 BEGINNINGS = "=+-@\t\r\n＝＋－＠"
-PAGE = Path(__file__).parents[2] / "service" / "http" / "page" / "batch" / "csv.js"
+PAGE = Path(__file__).parents[2] / "service" / "http" / "page" / "spreadsheet.js"
 
 
 @given(st.text(alphabet=f"'{BEGINNINGS}a1<", max_size=6))
