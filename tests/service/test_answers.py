@@ -206,7 +206,7 @@ class TestASearch:
         ood = too_small["query"]["ood"]
         assert ood["flag"] is None
         assert f"With {len(calibration.outlier_scores)} calibration queries" in ood["reason"]
-        assert f"It needs {math.ceil(1 / (0.99 * least)) - 1} queries" in ood["reason"]
+        assert f"That needs {math.ceil(1 / (0.99 * least)) - 1} queries" in ood["reason"]
         assert ood["reason_code"]["code"] == "alpha_too_small"
         assert ood["reason_code"]["parameters"]["n_queries"] == len(calibration.outlier_scores)
         assert too_small["verdict"] != "out_of_distribution"
