@@ -213,7 +213,7 @@ class TestASearch:
         assessed = assess(client, stranger, alpha=0.99 * least).json()
         assert assessed["query"]["ood"] == ood
         tiny = search(client, stranger, alpha=5e-324).json()["query"]["ood"]
-        assert "It needs more than a billion queries" in tiny["reason"]
+        assert "That needs more than a billion queries" in tiny["reason"]
         enough = search(client, stranger, alpha=least).json()["query"]["ood"]
         assert enough["flag"] is (enough["p_value"] <= least)
         assert enough["reason"] is enough["reason_code"] is None
