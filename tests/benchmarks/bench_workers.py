@@ -42,11 +42,14 @@ from tests.benchmarks.load.servers import Server, server
 from tests.benchmarks.measured import record_figures
 from tests.end_to_end.processes import Redis
 
-N_ROUNDS = 5
+N_ROUNDS = 3
 N_CLIENTS = 32
 N_IMAGES = 64
-SECONDS = 4.0
-PLAIN = f"{sys.executable} -m uvicorn --factory --workers 2 tests.benchmarks.load.plain_workers:app"
+SECONDS = 3.0
+PLAIN = (
+    f"{sys.executable} -m uvicorn --factory --workers 2 --no-access-log "
+    "tests.benchmarks.load.plain_workers:app"
+)
 SEEDS = itertools.count(1)
 """Jobs of different seeds have no image in common."""
 DEFAULTS = ("VOUCH_ENCODER_THREADS", "VOUCH_CACHE_BYTES", "OMP_NUM_THREADS")
