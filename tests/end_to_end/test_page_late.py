@@ -110,10 +110,20 @@ def test_a_picture_that_comes_late_takes_the_place_of_no_other(shown: Shown) -> 
     shown.choose("a.png")
     shown.found("look").click()
     image = shown.found("pane-candidate").locator("img")
-    shown.page.keyboard.press("ArrowRight")
-    expect(image).to_have_attribute("src", re.compile("^blob:"))
-    before = image.get_attribute("src")
     holds(shown, held)
+    with shown.page.expect_response("**/item-2/preview"):
+        shown.page.keyboard.press("ArrowRight")
+    # The thumbnails come first, and are replaced.
+    before = image.evaluate(
+        """async (image) => {
+            let shown;
+            do {
+                shown = image.src;
+                await new Promise((again) => setTimeout(again, 300));
+            } while (shown !== image.src || !shown.startsWith("blob:"));
+            return shown;
+        }"""
+    )
     [late] = held
     late.fulfill(body=PICTURE)
     shown.page.wait_for_timeout(500)
