@@ -17,13 +17,12 @@ import argparse
 import io
 import itertools
 import json
+import os
 import pickle
 import shlex
 import statistics
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
@@ -38,7 +37,7 @@ from tests.benchmarks.bench_busy import busy_cores
 from tests.benchmarks.load.generator import Job, Outcome
 from tests.benchmarks.load.photographs import TOKEN
 from tests.benchmarks.load.requests import Request, form
-from tests.benchmarks.load.servers import Server, server
+from tests.benchmarks.load.servers import Server, server, until_all_answer
 from tests.benchmarks.measured import record_figures
 from tests.end_to_end.processes import Redis
 
@@ -61,6 +60,7 @@ def measure(bundle: Path, plain: str) -> dict[str, float]:
     opened = open_bundle(bundle, provider="cpu")
     requests = _requests(opened.name, opened.retriever.encoder.metadata.preprocessing.height)
     ours = [sys.executable, "-m", "service", "--bundle", str(bundle)]
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:2]))
     found: dict[str, float] = {}
     with TemporaryDirectory() as folder, ExitStack() as running:
         redis = running.enter_context(Redis(Path(folder) / "redis.log"))
@@ -76,10 +76,10 @@ def measure(bundle: Path, plain: str) -> dict[str, float]:
             "one": (ours, {}),
         }
         targets = {
-            name: running.enter_context(server(command, "0,1", "/readyz", settings | more))
+            name: running.enter_context(server(command, cores, "/readyz", settings | more))
             for name, (command, more) in commands.items()
         }
-        _wait_for_all(targets["workers"], 2)
+        until_all_answer(targets["workers"], 2)
         for state in ("quiet", "busy"):
             with busy_cores() if state == "busy" else nullcontext():
                 for kind, asked in requests.items():
@@ -116,15 +116,6 @@ def _jpeg(pixels: np.ndarray, comment: bytes) -> bytes:
     data = io.BytesIO()
     Image.fromarray(pixels).save(data, "JPEG", quality=85, comment=comment)
     return data.getvalue()
-
-
-def _wait_for_all(target: Server, n: int) -> None:
-    """Wait until ``n`` workers of a service answer."""
-    while True:
-        with urllib.request.urlopen(f"http://127.0.0.1:{target.port}/readyz") as answer:
-            if json.load(answer)["processes"] == n:
-                return
-        time.sleep(0.1)
 
 
 def _rates(

@@ -37,6 +37,17 @@ export function pressOnce(event) {
   if (event.repeat && ["Enter", " "].includes(event.key)) event.preventDefault();
 }
 
+/** Let a button act when it is pressed twice: the first press shows `asking`. A double click or a
+ * held key is one press. */
+export function pressTwice(button, asking, act) {
+  button.onkeydown = pressOnce;
+  button.onclick = ({ detail }) => {
+    if (detail > 1) return;
+    if (button.classList.replace("quiet", "danger")) button.textContent = asking;
+    else act();
+  };
+}
+
 /** Open a dialog in a part of the page, in place of another one that is open there; closed, it is
  * gone, and `closed` is called. */
 export function openDialog(dialog, within, closed = () => {}) {

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import sys
-import time
-import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,7 +15,7 @@ from tempfile import TemporaryDirectory
 from tests.benchmarks.bench_throughput import IMAGES, SEARCH, bare
 from tests.benchmarks.load.generator import Job, Outcome
 from tests.benchmarks.load.questions import Questions
-from tests.benchmarks.load.servers import Server, server
+from tests.benchmarks.load.servers import Server, server, until_all_answer
 from tests.end_to_end.processes import Redis
 
 N_ROUNDS = 3
@@ -50,21 +47,12 @@ def measure(
                 server(command, first, "/readyz", settings) as one,
                 server(command, f"{first},{second}", "/readyz", both) as two,
             ):
-                _until_all_answer(two, 2 if suffix else 1)
+                until_all_answer(two, 2 if suffix else 1)
                 for size in ("small", "phone"):
                     name = "cores_2_over_1" + ("" if size == "small" else f"_{size}") + suffix
                     jobs = [_job(target, questions, size) for target in (one, two)]
                     found |= _figures(name, jobs, (first, second), generate)
     return found
-
-
-def _until_all_answer(target: Server, n: int) -> None:
-    """Wait until ``n`` processes of a service answer."""
-    while True:
-        with urllib.request.urlopen(f"http://127.0.0.1:{target.port}/readyz") as answer:
-            if json.load(answer)["processes"] == n:
-                return
-        time.sleep(0.1)
 
 
 def _figures(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -67,6 +68,15 @@ def server(
                 process.wait(30)
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+def until_all_answer(target: Server, n: int) -> None:
+    """Wait until ``n`` workers of a service answer."""
+    while True:
+        with urllib.request.urlopen(f"http://127.0.0.1:{target.port}/readyz") as answer:
+            if json.load(answer)["processes"] == n:
+                return
+        time.sleep(0.1)
 
 
 def environment() -> dict[str, str]:

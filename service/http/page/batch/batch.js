@@ -3,7 +3,7 @@
 
 import { verdictOf } from "../answer.js";
 import { askJson, patiently, searchWith } from "../api.js";
-import { el, glyph, picture, save } from "../elements.js";
+import { el, glyph, picture, pressTwice, save } from "../elements.js";
 import { t } from "../language.js";
 import { addToBatch, batchOf, forgetBatch, updateRow } from "../kept.js";
 import { said } from "../service_texts.js";
@@ -140,10 +140,8 @@ function batchView(entries, gallery, place, { run, stop, clear, keep, within }) 
   });
   const acceptor = el("button", { type: "button", "data-testid": "accept-shown", onclick: acceptShown });
   const stopper = el("button", { type: "button", "data-testid": "stop", onclick: () => (state.ended ? run() : stop()) });
-  const clearer = el("button.quiet", { type: "button", "data-testid": "clear-batch", onclick: () => {
-    if (clearer.classList.replace("quiet", "danger")) clearer.textContent = t`Press again to clear the batch`;
-    else clear();
-  } }, t`Clear the batch`);
+  const clearer = el("button.quiet", { type: "button", "data-testid": "clear-batch" }, t`Clear the batch`);
+  pressTwice(clearer, t`Press again to clear the batch`, clear);
   const reporter = el("button", { type: "button", "data-testid": "export-report", onclick: saveReport }, t`Export as a report`);
   const rows = new Map();
   const body = el("tbody", { onkeydown: between });

@@ -1,7 +1,7 @@
 // Looking through a gallery, or through the items like one of them, however many there are.
 
 import { askJson, mayWrite } from "../api.js";
-import { dialogHeader, el, openDialog, picture, pressOnce } from "../elements.js";
+import { dialogHeader, el, openDialog, picture, pressTwice } from "../elements.js";
 import { t } from "../language.js";
 import { filterBar } from "../filters/bar.js";
 import { facts, recordUrl } from "../look/facts.js";
@@ -33,9 +33,9 @@ export function browse(gallery, within) {
     type: "button", title: item.id, "data-place": place, disabled: gone.has(item.id),
     ...(selected.isOn && { "aria-pressed": String(selected.has(item)) }),
     onclick: ({ currentTarget, shiftKey }) => (
-      selected.isOn ? selected.mark(item, place, shiftKey) : choose(item, currentTarget)),
+      selected.isOn ? selected.mark(item, shiftKey) : choose(item, currentTarget)),
   }, picture(item.thumbnail_url, "", true), el("span", { dir: "auto" }, brief(item.label ?? item.id))));
-  const selected = selection(gallery, addressOf, grid, (item) => gone.add(item.id), () => {
+  const selected = selection(gallery, addressOf, grid, gone, () => {
     about.replaceChildren(...(selected.isOn ? [selected.element] : []));
   });
   const dialog = el("dialog.browse.whole", { "aria-labelledby": "browse-title", "data-testid": "browse" },
@@ -85,27 +85,21 @@ export function browse(gallery, within) {
   function deleting(item, cell) {
     const button = el("button.quiet", { type: "button", hidden: true, "data-testid": "delete" }, t`Delete it`);
     changeable.then((may) => { button.hidden = !may; });
-    button.onkeydown = pressOnce;
-    button.onclick = async ({ detail }) => {
-      if (detail > 1) return; // so it is by a double click
-      if (!button.classList.replace("quiet", "danger")) {
-        button.disabled = true;
-        try {
-          await askJson(addressOf(item), { method: "DELETE" });
-          done.textContent = t`“${brief(item.id)}” is no longer in the gallery.`;
-          gone.add(item.id);
-          cell.disabled = true;
-          if (!about.contains(button)) return; // another item is looked at by now
-          about.replaceChildren();
-          grid.element.focus();
-        } catch (error) {
-          done.textContent = reasonOf(error);
-          button.remove(); // a second press would be refused as well
-        }
-        return;
+    pressTwice(button, t`Press again: it cannot be taken back`, async () => {
+      button.disabled = true;
+      try {
+        await askJson(addressOf(item), { method: "DELETE" });
+        done.textContent = t`“${brief(item.id)}” is no longer in the gallery.`;
+        gone.add(item.id);
+        cell.disabled = true;
+        if (!about.contains(button)) return; // another item is looked at by now
+        about.replaceChildren();
+        grid.element.focus();
+      } catch (error) {
+        done.textContent = reasonOf(error);
+        button.remove(); // a second press would be refused as well
       }
-      button.textContent = t`Press again: it cannot be taken back`;
-    };
+    });
     return button;
   }
 
@@ -212,6 +206,11 @@ function windowed(cellOf) {
     if (focused) source.cells.get(Number(focused))?.focus({ preventScroll: true });
   }
 
-  const between = (a, b) => source.items.slice(Math.min(a, b), Math.max(a, b) + 1);
+  /** The items from one to another; `b` alone where another list is shown by now than that of `a`. */
+  function between(a, b) {
+    const [begin, end] = [a, b].map(({ id }) => source.items.findIndex((one) => one.id === id));
+    return begin < 0 ? [b] : source.items.slice(Math.min(begin, end), Math.max(begin, end) + 1);
+  }
+
   return { element, show, end, redraw, between };
 }

@@ -1,7 +1,7 @@
 // Many items of a gallery at once: marked in the grid, exported as a table, or deleted.
 
 import { askJson, mayWrite } from "../api.js";
-import { el, pressOnce, save } from "../elements.js";
+import { el, pressTwice, save } from "../elements.js";
 import { t } from "../language.js";
 import { csvFile } from "../spreadsheet.js";
 import { count } from "../words.js";
@@ -14,16 +14,16 @@ const COLUMNS = {
 
 /** The marked items of a gallery, and what can be done with them.
  *
- * `grid` has `between(a, b)`, the items from one place to another, and `redraw()`. `deleted(item)` is
- * called of each item that is deleted, `changed()` when other items are marked. */
-export function selection(gallery, addressOf, grid, deleted, changed) {
+ * `grid` has `redraw()`, and `between(a, b)`, the items from one to another in the list that is shown.
+ * `gone` has the ids of deleted items. `changed()` is called when other items are marked. */
+export function selection(gallery, addressOf, grid, gone, changed) {
   const marked = new Map(); // by id
   const done = el("p.status", { role: "status", "data-testid": "selection-done" });
   const erase = el("button.quiet", { type: "button", hidden: true, "data-testid": "delete-selected" });
   const element = el("div.selection", { hidden: true, "data-testid": "selection" });
   const changeable = mayWrite();
   let isOn = false;
-  let last = null; // place that was marked last
+  let last = null; // the item that was marked last
   let working = false;
 
   const n = el("p", { "data-testid": "n-selected" });
@@ -31,18 +31,12 @@ export function selection(gallery, addressOf, grid, deleted, changed) {
     type: "button", "data-testid": "export-selected",
     onclick: () => save(csvFile(COLUMNS, [...marked.values()]), `${gallery.name}.csv`),
   }, t`Export as CSV`);
-  const clear = el("button", { type: "button", onclick: () => unmark() }, t`Clear the selection`);
+  const clear = el("button", {
+    type: "button", "data-testid": "clear-selected", onclick: () => unmark(),
+  }, t`Clear the selection`);
   element.append(n, exporting, clear, erase, done);
   changeable.then((may) => { erase.hidden = !may; });
-  erase.onkeydown = pressOnce;
-  erase.onclick = ({ detail }) => {
-    if (detail > 1) return; // so it is by a double click
-    if (erase.classList.replace("quiet", "danger")) {
-      erase.textContent = t`Press again: it cannot be taken back`;
-    } else {
-      eraseAll();
-    }
-  };
+  pressTwice(erase, t`Press again: it cannot be taken back`, eraseAll);
 
   function show() {
     element.hidden = !isOn;
@@ -62,15 +56,15 @@ export function selection(gallery, addressOf, grid, deleted, changed) {
   }
 
   /** Mark an item or not; with `through`, all from the one that was marked last. */
-  function mark(item, place, through) {
+  function mark(item, through) {
     if (working) return;
-    const some = through && last !== null ? grid.between(last, place) : [item];
+    const some = (through && last ? grid.between(last, item) : [item]).filter(({ id }) => !gone.has(id));
     const on = through || !marked.has(item.id);
     for (const one of some) {
       if (on) marked.set(one.id, one);
       else marked.delete(one.id);
     }
-    last = place;
+    last = item;
     done.textContent = "";
     grid.redraw();
     show();
@@ -87,7 +81,7 @@ export function selection(gallery, addressOf, grid, deleted, changed) {
       try {
         await askJson(addressOf(item), { method: "DELETE" });
         marked.delete(item.id);
-        deleted(item);
+        gone.add(item.id);
       } catch (error) {
         reasons.set(item.id, error.problem?.detail ?? String(error));
       }
