@@ -18,10 +18,8 @@ import io
 import itertools
 import json
 import os
-import pickle
 import shlex
 import statistics
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
@@ -34,7 +32,8 @@ from PIL import Image
 
 from model_store import open_bundle
 from tests.benchmarks.bench_busy import busy_cores
-from tests.benchmarks.load.generator import Job, Outcome
+from tests.benchmarks.bench_load import WORK, generate
+from tests.benchmarks.load.generator import Job
 from tests.benchmarks.load.photographs import TOKEN
 from tests.benchmarks.load.requests import Request, form
 from tests.benchmarks.load.servers import Server, server, until_all_answer
@@ -62,6 +61,7 @@ def measure(bundle: Path, plain: str) -> dict[str, float]:
     ours = [sys.executable, "-m", "service", "--bundle", str(bundle)]
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:2]))
     found: dict[str, float] = {}
+    WORK.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as folder, ExitStack() as running:
         redis = running.enter_context(Redis(Path(folder) / "redis.log"))
         settings = {
@@ -83,7 +83,7 @@ def measure(bundle: Path, plain: str) -> dict[str, float]:
         for state in ("quiet", "busy"):
             with busy_cores() if state == "busy" else nullcontext():
                 for kind, asked in requests.items():
-                    rates = _rates(targets, asked, Path(folder), f"{state} {kind}")
+                    rates = _rates(targets, asked, cores, f"{state} {kind}")
                     found |= _figures(f"{state}_{kind}", rates)
     return found
 
@@ -119,7 +119,7 @@ def _jpeg(pixels: np.ndarray, comment: bytes) -> bytes:
 
 
 def _rates(
-    targets: Mapping[str, Server], requests: Sequence[Request], folder: Path, about: str
+    targets: Mapping[str, Server], requests: Sequence[Request], cores: str, about: str
 ) -> dict[str, list[float]]:
     """Return the answers a second of each target in each round."""
     rates: dict[str, list[float]] = {name: [] for name in targets}
@@ -142,19 +142,12 @@ def _rates(
             name = list(targets)[(place + number) % len(targets)]
             target, seed = targets[name], next(SEEDS)
             mine = replace(job, port=target.port, server=target.pid, seed=seed)
-            outcome = _generated(mine, folder / "job.pickle")
+            outcome = generate(mine, cores)
             if outcome.goodput == 0 or set(outcome.statuses) != {"200"}:
                 raise RuntimeError(f"{about}, {name}: {outcome.statuses}")
             rates[name].append(outcome.goodput)
     print(about, {name: [round(one) for one in some] for name, some in rates.items()}, flush=True)
     return rates
-
-
-def _generated(job: Job, file: Path) -> Outcome:
-    file.write_bytes(pickle.dumps(job))
-    command = [sys.executable, "-m", "tests.benchmarks.load.generator", str(file)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return Outcome(**json.loads(done.stdout))
 
 
 def _figures(name: str, rates: Mapping[str, Sequence[float]]) -> dict[str, float]:
