@@ -40,10 +40,10 @@ from tests.benchmarks.load.servers import Server, server, until_all_answer
 from tests.benchmarks.measured import record_figures
 from tests.end_to_end.processes import Redis
 
-N_ROUNDS = 3
+N_ROUNDS = 5
 N_CLIENTS = 32
 N_IMAGES = 64
-SECONDS = 3.0
+SECONDS = 1.5
 PLAIN = (
     f"{sys.executable} -m uvicorn --factory --workers 2 --no-access-log "
     "tests.benchmarks.load.plain_workers:app"
