@@ -1,16 +1,17 @@
-"""The gallery: what a query is compared with.
+"""The gallery: the items that a query is compared with.
 
 Every engine implements the protocol `Gallery`. `FaissGallery` (FAISS and SQLite in a directory) is
-the embedded default. `LiveGallery` adds a log of changes to it and makes a `GallerySnapshot` after
-each change. `MilvusGallery` keeps the items in a Milvus collection, which several machines can
-share; `MilvusLive` writes its changes. `LiveGallery` and `MilvusLive` implement `Writable`.
-`read_filter` parses a filter, and `Gallery.matching` returns the rows that pass it.
+the embedded default. `LiveGallery` adds a log of changes to a `FaissGallery` and makes a
+`GallerySnapshot` after each change. `MilvusGallery` keeps the items in a Milvus collection, which
+several machines can share; `MilvusLive` writes its changes. `LiveGallery` and `MilvusLive`
+implement `Writable`. `read_filter` parses a filter, and `Gallery.matching` returns the rows that
+pass it.
 
 ::
 
     protocol    the protocol `Gallery`, its items and embeddings
-    writable    the `Writable`: a gallery that takes changes
-    opening     directory → gallery
+    writable    the protocol `Writable`: a gallery that accepts changes
+    opening     opens the gallery in a directory
     files       the embedded engine: FAISS and SQLite
     index       FAISS indexes
     live        an embedded gallery with a log of changes
@@ -93,7 +94,7 @@ _MODULE_OF = {name: module for module, names in _PLACES.items() for name in name
 
 
 def __getattr__(name: str) -> object:
-    """Import on first use: code that needs only filters or index settings does not import FAISS."""
+    """Import a name on its first use: code for filters and index settings does not need FAISS."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -1,4 +1,4 @@
-"""Opening the gallery of a bundle with the right engine."""
+"""Opens the gallery of a bundle with the engine that wrote it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from model_store.gallery.milvus.gallery import MilvusGallery
 from model_store.gallery.protocol import Gallery
 
 ANY_GALLERY_FILES = (*GALLERY_FILES, MILVUS_FILE)
-"""All file names that a bundle's gallery can have."""
+"""Names of all files that a bundle's gallery can have."""
 
 
 def open_gallery(directory: Path, access: MilvusAccess = NO_ACCESS) -> Gallery:
@@ -27,7 +27,7 @@ def open_gallery(directory: Path, access: MilvusAccess = NO_ACCESS) -> Gallery:
 
     Raises
     ------
-    BundleMismatch : the parts of the gallery do not belong together.
+    BundleMismatch : files of the gallery contradict each other, or it has a wrong collection.
     GalleryUnavailable : the gallery is in Milvus, which does not answer.
     """
     if (directory / MILVUS_FILE).exists():

@@ -50,13 +50,13 @@ class NewItem:
 
 
 Part = tuple[Embeddings, Sequence[NewItem]]
-"""Embeddings and items of one part of a gallery, in the order of the ids."""
+"""One part of a gallery: embeddings and items, sorted by id."""
 
 AT_ONCE = 1_000
-"""Number of items in a part; with their pictures, some megabytes."""
+"""Number of items in a part. A part takes some megabytes, mainly for pictures."""
 
 PREVIEWED_AT_ONCE = 100
-"""Number of items in a part with previews."""
+"""Number of items in a part if the items have previews."""
 
 
 def in_parts(embeddings: Embeddings, items: Sequence[NewItem]) -> Iterator[Part]:
@@ -86,8 +86,8 @@ class Candidates:
     ----------
     rows : (B, n) int64, positions in the gallery.
     similarities : (B, n) float64, inner products of unit vectors, rounded to `SIMILARITY_DECIMALS`.
-        Descending; equal similarities are ordered by id.
-    plan : how allowed rows were found; meaningless without a filter.
+        The largest similarity comes first; items with equal similarity are ordered by id.
+    plan : how the search found the allowed rows; meaningless without a filter.
     """
 
     rows: NDArray[np.int64]
@@ -96,24 +96,25 @@ class Candidates:
 
 
 SIMILARITY_DECIMALS = 8
-"""Similarities are computed in float64 and rounded to this many decimals before ordering. Smaller
-differences come from the encoder's float32, and would change the order of equal images between
-queries."""
+"""Decimal places of a similarity. Similarities are computed in float64 and rounded before items are
+ordered. The encoder's float32 causes smaller differences, which would order equal images
+differently in each query."""
 
 
 class Gallery(Protocol):
-    """Unit directions under the inner product, with their variances and items.
+    """The items that a query is compared with, by the inner product of unit directions.
 
-    Laws: `candidates` are ordered by similarity, equal ones by id. A query gives the same
-    candidates in any batch. An object of this class never changes, even if the gallery does.
+    Laws: `candidates` orders items by similarity, and items of equal similarity by id. A query gets
+    the same candidates in any batch. An object of this class never changes; a changed gallery gets
+    a new object.
 
-    A row is the position of a present or former item, so a live gallery can have more rows than
-    items. Rows without an item are never found.
+    A row is the position of an item; a removed item keeps its row. So a live gallery can have more
+    rows than items. A search never finds the row of a removed item.
     """
 
     @property
     def encoder_fingerprint(self) -> str:
-        """The encoder that embedded the items."""
+        """The fingerprint of the encoder that embedded the items."""
 
     @property
     def index_type(self) -> str:
@@ -129,7 +130,7 @@ class Gallery(Protocol):
 
     @property
     def n_rows(self) -> int:
-        """N: rows are 0 to N − 1."""
+        """N, the number of rows; rows are numbered from 0 to N − 1."""
 
     @property
     def n_changed(self) -> int:
@@ -155,54 +156,55 @@ class Gallery(Protocol):
     ) -> Candidates:
         """Find the n items nearest to each of ``directions`` (B, D).
 
-        ``allowed`` restricts the search to some rows. Fewer than ``n`` are returned only if fewer
-        are allowed.
+        The search finds only ``allowed`` rows; None allows all rows. The result has fewer than
+        ``n`` items only if fewer rows are allowed.
         """
 
     def matching(self, part: Filter) -> Allowed:
-        """Return the rows that pass a filter, as `candidates` takes them."""
+        """Return the rows that pass a filter, for the parameter ``allowed`` of `candidates`."""
 
     def facets(self, most: int) -> list[Facet] | None:
-        """Describe the fields indexed at the build, with at most ``most`` values each.
+        """Describe each field that was indexed at the build, with at most ``most`` of its values.
 
-        The counts include all current items. None if the engine does not count values.
+        The counts include all current items. Returns None if the engine cannot count values.
         """
 
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Unit directions of ``rows`` (...), shape (..., D)."""
+        """Return the unit directions (..., D) of ``rows`` (...)."""
 
     def total_variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Variance of each item relative to its squared norm, Σ_d v_d / ‖m‖², shape (...)."""
+        """Return each item's total variance, divided by its squared norm: Σ_d v_d / ‖m‖², (...)."""
 
     def variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Variance of each item's embedding, relative to its squared norm: v / ‖m‖², (..., D)."""
+        """Return each item's variances, divided by its squared norm: v / ‖m‖², (..., D)."""
 
     def label_codes(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Codes of the rows' labels, -1 where an item has none, shape (...)."""
+        """Return the label codes of ``rows`` (...); -1 for an item without a label."""
 
     def rows(self) -> NDArray[np.int64]:
-        """Rows (n_items,) of all items, ascending."""
+        """Return the rows (n_items,) of all items, ascending."""
 
     def page(self, after: int | None, limit: int) -> NDArray[np.int64]:
-        """Rows of the next ``limit`` items by id, after the row ``after``.
+        """Return the rows of the next ``limit`` items after the row ``after``, in the order of ids.
 
-        None for the first page. The item at ``after`` may have been removed in between.
+        If ``after`` is None, the first items are returned. The item at ``after`` may be removed
+        already.
         """
 
     def items(self, rows: NDArray[np.int64]) -> list[Item]:
-        """The items at ``rows`` (n,), in that order."""
+        """Return the items at ``rows`` (n,), in the order of ``rows``."""
 
     def row(self, item_id: str) -> int:
-        """Return the row of an item, or raise `ItemNotFound`."""
+        """Return the row of the item with this id, or raise `ItemNotFound`."""
 
     def item(self, item_id: str) -> Item:
-        """The item of that id, or `ItemNotFound`."""
+        """Return the item with this id, or raise `ItemNotFound`."""
 
     def thumbnail(self, item_id: str) -> Thumbnail:
-        """The picture of that item, or `ItemNotFound`."""
+        """Return the thumbnail of an item, or raise `ItemNotFound`."""
 
     def preview(self, item_id: str) -> bytes:
-        """The larger picture of that item, JPEG, or `ItemNotFound`.
+        """Return the preview of an item as JPEG, or raise `ItemNotFound`.
 
-        Empty if its thumbnail is as large, or if the gallery has no previews.
+        Empty if the item's thumbnail is as large, or if the gallery has no previews.
         """

@@ -62,7 +62,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One entry of the log, with the parts that a search needs; without ``vector``, a deletion."""
+    """The part of a log entry that a search needs; ``vector`` is None for a deletion."""
 
     sequence: int
     id: str
@@ -77,7 +77,7 @@ class Retry:
     Attributes
     ----------
     key : unique key of the request, chosen by the client.
-    request : digest of the request's content; a key with other content is refused.
+    request : digest of the request's content. A known key with another digest is refused.
     """
 
     key: str
@@ -107,7 +107,7 @@ class Receipt:
     Attributes
     ----------
     written : result of each write, in order.
-    note : JSON of the caller, returned with the receipt if the request is sent again.
+    note : JSON object from the caller; a repeated request returns it with the receipt.
     """
 
     written: tuple[Written, ...]
@@ -126,14 +126,14 @@ class Receipt:
 
 
 class Writable(Protocol):
-    """A gallery that takes changes.
+    """A gallery that accepts changes.
 
     Laws: a change is atomic, also across a crash. After `commit` returns, every search of this
-    process finds the change. A `Retry` is carried out only once.
+    process finds the change. Requests with the same `Retry` are carried out only once.
     """
 
     def snapshot(self, version: int | None = None) -> Gallery:
-        """The current snapshot, or the one after an earlier change if it is kept."""
+        """Return the current snapshot, or the snapshot of an earlier ``version`` if it is kept."""
 
     def refresh(self) -> Gallery:
         """Read the changes of other processes; return the current snapshot."""
@@ -142,7 +142,7 @@ class Writable(Protocol):
         """A token that changes with every commit; see `ChangesFile.mark`."""
 
     def receipt(self, retry: Retry) -> Receipt | None:
-        """Return the receipt of a request that was carried out, else None; or raise `KeyReused`."""
+        """Return the receipt of a request, None for a new request; may raise `KeyReused`."""
 
     def commit(
         self,
@@ -151,21 +151,21 @@ class Writable(Protocol):
         note: Mapping[str, Any] = NO_NOTE,
         most_items: int | None = None,
     ) -> Receipt:
-        """Make all changes or none. On return, they are on the disk and searchable.
+        """Make all changes or none. When it returns, all changes are on the disk and searchable.
 
         Parameters
         ----------
-        retry : identity of the request; a known request is not carried out again.
+        retry : identity of the request. A request is not carried out a second time.
         note : see `Receipt`.
         most_items : see `plan_writes`.
 
         Returns
         -------
-        The new receipt, or the stored receipt of a repeated request.
+        The new receipt. For a repeated request, the stored receipt.
 
         Raises
         ------
-        ItemNotFound : an item to delete is not there.
+        ItemNotFound : an item to delete does not exist.
         QuotaExceeded : the gallery would exceed ``most_items``; nothing was changed.
         WriteError : nothing was changed; the message has the reason.
         GalleryUnavailable : the change is stored, or its outcome is unknown.
@@ -182,18 +182,18 @@ def plan_writes(
     version: int,
     most_items: int | None = None,
 ) -> list[Written]:
-    """Return the result of each of ``writes``, in order, without making the changes.
+    """Return the result that each of ``writes`` would have, in order; changes nothing.
 
     Parameters
     ----------
     there : returns whether the gallery has an item with an id.
-    n_items, version : number of items and version of the gallery.
-    most_items : maximum number of items afterwards; None for no limit. Writes that add no item are
-        always allowed.
+    n_items, version : number of items and version of the gallery before the writes.
+    most_items : maximum number of items after the writes; None for no limit. Writes that do not
+        increase the number of items are always allowed.
 
     Raises
     ------
-    ItemNotFound : an item to delete is not there.
+    ItemNotFound : an item to delete does not exist.
     QuotaExceeded : the gallery would exceed ``most_items``.
     """
     since: dict[str, bool] = {}
@@ -218,11 +218,11 @@ def plan_writes(
 
 @contextmanager
 def once_kept() -> Iterator[None]:
-    """Convert errors after a change was stored; a `WriteError` would report it as lost.
+    """Convert the errors of a stored change: a `WriteError` would report the change as lost.
 
     Raises
     ------
-    GalleryUnavailable : searches may not find the change yet.
+    GalleryUnavailable : the change is stored, but searches may not find it yet.
     LogDamaged : the stored change may be lost.
     """
     try:

@@ -1,4 +1,4 @@
-"""Indexes of the fields in filters: stored with the gallery, or built on first use.
+"""Indexes of fields, for filters: stored with the gallery, or built on first use.
 
 ``fields.bin`` holds the arrays of every `Column`, one after another, for memory-mapping.
 ``fields.json`` holds the offset of each array.
@@ -38,19 +38,19 @@ FIELDS_FILE = "fields.json"
 COLUMNS_FILE = "fields.bin"
 
 BYTES_OF_AN_ITEM = 256
-"""Maximum bytes per item for the indexes of fields that are not configured. A direction of 128
-dimensions takes twice as much."""
+"""Maximum bytes per item for the indexes of automatically chosen fields. For comparison, the
+direction of an item with 128 dimensions takes twice as many bytes."""
 
 MOST_FIELDS = 64
-"""Maximum number of fields that are indexed without being configured. Indexing one field takes
+"""Maximum number of automatically chosen fields to index. Indexing one field takes
 seconds for a million items."""
 
 LEARNED_BYTES = 2**28
-"""Maximum bytes of the indexes that a process builds on first use. At least ten indexes of a
-million items fit."""
+"""Maximum total size in bytes of the indexes that a process builds on first use. The limit allows
+at least ten indexes of a million items."""
 
 MOST_LEARNED = 256
-"""Maximum number of indexes that a process builds on first use and keeps."""
+"""Maximum number of cached indexes that a process has built on first use."""
 
 _ALWAYS = (Field("id"), Field("label"))
 _ITEMS = Source("items", "row")
@@ -65,7 +65,7 @@ class FieldsSeen:
         self._seen: dict[tuple[str, ...], list[int]] = {}  # number of items, characters of text
 
     def add(self, metadata: Mapping[str, Any], path: tuple[str, ...] = ()) -> None:
-        """Look at an item's metadata."""
+        """Count the fields in an item's metadata."""
         for key, value in metadata.items():
             at = (*path, key)
             if isinstance(value, dict):
@@ -82,7 +82,7 @@ class FieldsSeen:
                     seen[1] += len(part)
 
     def worth_indexing(self) -> list[Field]:
-        """Return the most frequent fields, in ascending order of their text."""
+        """Return the most frequent fields; fields with the least text come first."""
         frequent = sorted(self._seen, key=lambda path: (-self._seen[path][0], path))
         chosen = sorted(frequent[:MOST_FIELDS], key=lambda path: (self._seen[path][1], path))
         return [Field("metadata", path) for path in chosen]
@@ -104,8 +104,8 @@ def write_fields(
 
     Parameters
     ----------
-    named : fields to index, of any size. None indexes the smallest fields of ``seen``, up to
-        `BYTES_OF_AN_ITEM`.
+    named : fields to index, without a size limit. None indexes the fields of ``seen`` with the
+        least text, up to `BYTES_OF_AN_ITEM`.
     """
     wanted = (*_ALWAYS, *(seen.worth_indexing() if named is None else named))
     left = BYTES_OF_AN_ITEM * n_rows
@@ -147,12 +147,12 @@ def _append(file: BinaryIO, array: NDArray[Any]) -> tuple[str, int, int]:
 class FieldColumns:
     """The indexes of a gallery's fields; safe to share by threads.
 
-    A field without a stored index is indexed in memory on its first use. The least recently used
-    indexes are dropped beyond `LEARNED_BYTES`.
+    A field without a stored index is indexed in memory on its first use. If these indexes exceed
+    `LEARNED_BYTES`, the least recently used indexes are dropped.
 
     Parameters
     ----------
-    directory : contains the files of `write_fields`; galleries of early releases have none.
+    directory : directory with the files of `write_fields`; early releases wrote no such files.
     """
 
     def __init__(self, directory: Path, n_rows: int) -> None:
@@ -184,7 +184,7 @@ class FieldColumns:
 
         Parameters
         ----------
-        connection : to the items.
+        connection : connection to the database of items.
 
         Raises
         ------
@@ -207,7 +207,7 @@ class FieldColumns:
         return {field: column for field, column in self._stored.items() if field.column != "id"}
 
     def _learn(self, field: Field, connection: sqlite3.Connection) -> Column | None:
-        """Build the index of a field without a stored one; None if that fails."""
+        """Build the index of a field that has no stored index; None if the build fails."""
         with self._learning:
             if field not in self._learned:
                 try:
@@ -235,8 +235,8 @@ class FilteredRows:
 
     Parameters
     ----------
-    selection : the selected rows, out of ``n_rows``.
-    indexes : for each field of the filter, where its index is stored.
+    selection : the rows that pass the filter, out of ``n_rows`` rows.
+    indexes : field of the filter → where the field's index is stored.
     """
 
     def __init__(self, selection: Selection, n_rows: int, indexes: Mapping[str, IndexedBy]) -> None:
@@ -245,11 +245,11 @@ class FilteredRows:
 
     @cached_property
     def share(self) -> float:
-        """The estimated share of the N rows; the same at each call."""
+        """The estimated share of the N rows that is allowed; the same value at each call."""
         return estimated_share(self._selection, self._n_rows)
 
     def at(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which of ``rows`` (n,) are allowed, (n,)."""
+        """Return a mask (n,): whether each of ``rows`` (n,) is allowed."""
         return self._selection.at(rows)
 
     def rows(self) -> NDArray[np.int64]:
@@ -257,7 +257,7 @@ class FilteredRows:
         return np.sort(self._selection.rows())
 
     def mask(self) -> NDArray[np.bool_]:
-        """A read-only mask (N,) of the allowed rows."""
+        """Return a read-only mask (N,) of the allowed rows."""
         return self._mask
 
     @cached_property

@@ -43,7 +43,7 @@ GALLERY_FILES = (
     COLUMNS_FILE,
     PREVIEWS_FILE,
 )
-"""All file names that a gallery can have; some files are optional."""
+"""Names of all files that a gallery can have; some files are optional."""
 
 
 class FaissGallery:
@@ -51,7 +51,7 @@ class FaissGallery:
 
     Raises
     ------
-    BundleMismatch : the files do not hold the same number of items.
+    BundleMismatch : the files have different numbers of items.
     """
 
     is_local = True
@@ -86,7 +86,7 @@ class FaissGallery:
     def candidates(
         self, directions: NDArray[np.float32], n: int, allowed: Allowed | None = None
     ) -> Candidates:
-        """Find the n items nearest to each of ``directions`` (B, D), among the ``allowed`` rows."""
+        """Find the n items nearest to each of ``directions`` (B, D); see `Gallery.candidates`."""
         found, plan = self._index.nearest(directions, n, allowed)
         ranked = [
             self._ranked(rows, query, n) for rows, query in zip(found, directions, strict=True)
@@ -97,7 +97,7 @@ class FaissGallery:
     def _ranked(
         self, rows: NDArray[np.int64], query: NDArray[np.float32], n: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The ``n`` nearest of ``rows``, nearest first, and their similarities."""
+        """Return the ``n`` nearest of ``rows`` and their similarities, nearest first."""
         rows = np.sort(rows)  # the stable sort below then orders ties by id
         exact = similarities_of(self.directions(rows), query)
         similarities = np.round(exact, SIMILARITY_DECIMALS)
@@ -106,40 +106,40 @@ class FaissGallery:
 
     @property
     def filter_fields(self) -> tuple[str, ...] | None:
-        """The configured fields to index; see `IndexSettings`."""
+        """The names in the setting ``filter_fields`` of `IndexSettings`."""
         return self._items.fields.named
 
     def matching(self, part: Filter) -> Allowed:
-        """Return the rows that pass a filter, as `candidates` takes them."""
+        """Return the rows that pass a filter, for the parameter ``allowed`` of `candidates`."""
         return self._items.matching(part)
 
     def facets(self, most: int) -> list[Facet]:
-        """Describe the fields that the gallery was built with an index of; see `Gallery.facets`."""
+        """Describe the fields that were indexed at the build; see `Gallery.facets`."""
         stored = self.field_indexes().items()
         return [facet_of(field.name, [Counted(column)], most) for field, column in stored]
 
     def field_indexes(self) -> dict[Field, Column]:
-        """The field indexes that the gallery was built with, except the index of the ids."""
+        """Return the indexes that the build made, except the index of the ids."""
         return self._items.fields.stored()
 
     def rows(self) -> NDArray[np.int64]:
-        """Rows (n_items,) of all items, ascending."""
+        """Return the rows (n_items,) of all items, ascending."""
         return np.arange(self.n_items)
 
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Unit directions of ``rows`` (...), shape (..., D)."""
+        """Return the unit directions (..., D) of ``rows`` (...)."""
         return self._directions.take(rows, axis=0)  # a third faster than indexing
 
     def total_variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Variance of each item relative to its squared norm, Σ_d v_d / ‖m‖², shape (...)."""
+        """Return each item's total variance, divided by its squared norm: Σ_d v_d / ‖m‖², (...)."""
         return self._variances.total_variances(rows)
 
     def variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Variance of each item's embedding, relative to its squared norm: v / ‖m‖², (..., D)."""
+        """Return each item's variances, divided by its squared norm: v / ‖m‖², (..., D)."""
         return self._variances.relative(rows)
 
     def label_codes(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Codes of the rows' labels, -1 where an item has none, shape (...)."""
+        """Return the label codes of ``rows`` (...); -1 for an item without a label."""
         return np.asarray(self._label_codes[rows])
 
     def embeddings(self, rows: NDArray[np.int64]) -> Embeddings:
@@ -149,21 +149,21 @@ class FaissGallery:
         return Embeddings(mean, variance, np.empty((len(rows), 0), dtype=np.float32))
 
     def page(self, after: int | None, limit: int) -> NDArray[np.int64]:
-        """Rows of the next ``limit`` items by id, after the row ``after``."""
+        """Return the rows of the next ``limit`` items after ``after``, in the order of ids."""
         first = 0 if after is None else after + 1
         return np.arange(first, max(first, min(first + limit, self.n_items)))
 
     def next_row(self, item_id: str) -> int:
-        """The first row with an id greater than ``item_id``; N if there is none."""
+        """Return the first row whose id is greater than ``item_id``; N if no id is greater."""
         found = self._items.next_row(item_id)
         return self.n_items if found is None else found
 
     def items(self, rows: NDArray[np.int64]) -> list[Item]:
-        """The items at ``rows`` (n,), in that order."""
+        """Return the items at ``rows`` (n,), in the order of ``rows``."""
         return self._items.at(rows.tolist())
 
     def with_pictures(self, rows: NDArray[np.int64]) -> list[NewItem]:
-        """The items at ``rows`` (n,), in that order."""
+        """Return the items at ``rows`` (n,), in the order of ``rows``."""
         places = rows.tolist()
         items, thumbnails = self._items.at(places), self._items.thumbnails(places)
         return [
@@ -172,26 +172,27 @@ class FaissGallery:
         ]
 
     def row(self, item_id: str) -> int:
-        """Return the row of an item, or raise `ItemNotFound`."""
+        """Return the row of the item with this id, or raise `ItemNotFound`."""
         return self._items.row(item_id)
 
     def item(self, item_id: str) -> Item:
-        """The item of that id, or `ItemNotFound`."""
+        """Return the item with this id, or raise `ItemNotFound`."""
         return self._items.item(item_id)
 
     def thumbnail(self, item_id: str) -> Thumbnail:
-        """The picture of that item, or `ItemNotFound`."""
+        """Return the thumbnail of an item, or raise `ItemNotFound`."""
         return self._items.thumbnail(item_id)
 
     def preview(self, item_id: str) -> bytes:
-        """The larger picture of that item, or `ItemNotFound`; see `Gallery.preview`."""
+        """Return the preview of an item, or raise `ItemNotFound`; see `Gallery.preview`."""
         return self._previews.at(self._items.row(item_id))
 
 
 def similarities_of(items: NDArray[np.float32], query: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Inner products of unit ``items`` (n, D) with a unit ``query`` (D,), as 1 − ½ ‖z − q‖².
+    """Return inner products of unit ``items`` (n, D) with a unit ``query`` (D,).
 
-    The inner product alone would lose the digits in which near neighbours differ.
+    The formula is 1 − ½ ‖z − q‖², because a sum of products would lose the last digits, and near
+    neighbours differ only in the last digits.
     """
     difference = items.astype(np.float64)
     difference -= query

@@ -38,7 +38,7 @@ CREATE TABLE thumbnails (row INTEGER PRIMARY KEY, media_type TEXT NOT NULL, data
 
 
 class ItemsWriter:
-    """Writes items to a new file, part by part and atomically; their order gives their rows.
+    """Writes items to a new file in one transaction; the first item gets row 0.
 
     ``n_changed``: see `model_store.gallery.Gallery`.
 
@@ -50,9 +50,9 @@ class ItemsWriter:
     def __init__(self, path: Path, encoder_fingerprint: str, n_changed: int = 0) -> None:
         self.fields = FieldsSeen()
         self._connection = sqlite3.connect(path)
-        self._connection.executescript(f"BEGIN; {_SCHEMA}")  # ended when all is written
+        self._connection.executescript(f"BEGIN; {_SCHEMA}")  # `__exit__` ends the transaction
         self._seen: dict[str | None, int] = {}
-        self._codes = array("i")  # label → order of its first item
+        self._codes = array("i")  # for each item: the label's number, in order of first use
         self._connection.execute("INSERT INTO meta VALUES ('encoder', ?)", (encoder_fingerprint,))
         if n_changed:
             self._connection.execute("INSERT INTO meta VALUES ('changed', ?)", (str(n_changed),))
@@ -73,7 +73,9 @@ class ItemsWriter:
         self._codes.extend(self._seen.setdefault(item.label, len(self._seen)) for _, item in added)
 
     def label_codes(self) -> NDArray[np.int32]:
-        """Position of each item's label in the sorted labels, (N,); -1 without a label."""
+        """Return (N,) the position of each item's label among the sorted labels; -1 for no
+        label.
+        """
         place = {label: place for place, label in enumerate(self._labels())} | {None: -1}
         codes = np.array([place[label] for label in self._seen], dtype=np.int32)
         return codes[np.frombuffer(self._codes, dtype=np.intc)] if self._codes else codes
@@ -100,16 +102,17 @@ class ItemsWriter:
 
 
 REMEMBERED_FILTERS = 16
-"""Number of filters whose rows are cached, because pages repeat a filter. Each takes at most one
-byte per item."""
+"""Maximum number of filters whose rows are cached: requests for the next page repeat a filter. The
+rows of a filter take at most one byte per item."""
 
 SMALL_BYTES, SMALL_CACHE_KIB = 64 * 2**20, 128
-"""Below this file size a connection caches less than SQLite's default of 2 MB. The system caches
-the file too, and a thousand galleries have a connection for every thread."""
+"""Maximum size of a small file, and the cache in KiB of a connection to a small file. SQLite's
+default cache of 2 MB would be too large: each thread has a connection to each gallery, and there
+may be a thousand galleries. The operating system caches the file too."""
 
 
 class Items:
-    """Read access to the file that `ItemsWriter` wrote, from any thread.
+    """Reads the file that `ItemsWriter` wrote; thread-safe.
 
     Attributes
     ----------
@@ -149,7 +152,7 @@ class Items:
         )
 
     def at(self, rows: Sequence[int]) -> list[Item]:
-        """The items at ``rows``, in that order."""
+        """Return the items at ``rows``, in the order of ``rows``."""
         marks = ",".join("?" * len(rows))
         query = f"SELECT row, id, label, metadata FROM items WHERE row IN ({marks})"  # noqa: S608
         found = {
@@ -159,22 +162,22 @@ class Items:
         return [found[row] for row in rows]
 
     def next_row(self, item_id: str) -> int | None:
-        """The first row whose id is greater than ``item_id``; None if there is none."""
+        """Return the first row whose id is greater than ``item_id``; None if no id is greater."""
         found = self._connection.execute(
             "SELECT row FROM items WHERE id > ? ORDER BY id LIMIT 1", (item_id,)
         ).fetchone()
         return None if found is None else int(found[0])
 
     def item(self, item_id: str) -> Item:
-        """The item of that id."""
+        """Return the item with this id."""
         return self.at([self.row(item_id)])[0]
 
     def thumbnail(self, item_id: str) -> Thumbnail:
-        """The picture of that item."""
+        """Return the thumbnail of an item."""
         return self.thumbnails([self.row(item_id)])[0]
 
     def thumbnails(self, rows: Sequence[int]) -> list[Thumbnail]:
-        """The pictures of the items at ``rows``, in that order."""
+        """Return the thumbnails of the items at ``rows``, in the order of ``rows``."""
         marks = ",".join("?" * len(rows))
         query = f"SELECT row, data, media_type FROM thumbnails WHERE row IN ({marks})"  # noqa: S608
         found = {row: Thumbnail(*one) for row, *one in self._connection.execute(query, list(rows))}
@@ -203,7 +206,7 @@ class Items:
         return matching
 
     def _looked_at(self, text: str, values: list[Scalar]) -> NDArray[np.bool_]:
-        """The mask of rows that pass a filter; SQL checks every row."""
+        """Return a mask of the rows that pass a filter; checks every row by SQL."""
         mask = np.zeros(self.fields.n_rows, dtype=bool)
         with interrupted_when_late(self._connection) as connection:
             found = connection.execute(f"SELECT row FROM items WHERE {text}", values)  # noqa: S608
@@ -211,7 +214,7 @@ class Items:
         return mask
 
     def row(self, item_id: str) -> int:
-        """The row of the item of that id, or `ItemNotFound`."""
+        """Return the row of the item with this id, or raise `ItemNotFound`."""
         found = self._connection.execute(
             "SELECT row FROM items WHERE id = ?", (item_id,)
         ).fetchone()

@@ -1,4 +1,4 @@
-"""Optional previews of items in SQLite, by row: pictures large enough for a review."""
+"""Previews in SQLite, by row: optional pictures of items, large enough for a reviewer."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ CREATE TABLE previews (row INTEGER PRIMARY KEY, data BLOB NOT NULL);
 
 
 class PreviewsWriter:
-    """Writes the previews of items to a new file; the order of the items gives their rows.
+    """Writes the previews of items to a new file; rows are numbered in the order of the items.
 
     Parameters
     ----------
-    side : the longest of any preview, pixels.
+    side : longest side of the previews in pixels.
     """
 
     def __init__(self, path: Path, side: int) -> None:
         self._connection = sqlite3.connect(path)
-        self._connection.executescript(f"BEGIN; {_SCHEMA}")  # ended when all is written
+        self._connection.executescript(f"BEGIN; {_SCHEMA}")  # `__exit__` ends the transaction
         self._connection.execute("INSERT INTO meta VALUES (?)", (side,))
         self._n_rows = 0
 
@@ -59,11 +59,11 @@ class PreviewsWriter:
 
 
 class Previews:
-    """Read access to the file of `PreviewsWriter`, from any thread; empty without a file.
+    """Reads the file of `PreviewsWriter`; thread-safe. Without the file, all previews are empty.
 
     Attributes
     ----------
-    side : the longest of any preview, pixels; None in a gallery without previews.
+    side : longest side of the previews in pixels; None in a gallery without previews.
     """
 
     def __init__(self, path: Path) -> None:
@@ -82,7 +82,7 @@ class Previews:
         return connection
 
     def at(self, row: int) -> bytes:
-        """Return the preview of a row, JPEG; empty if it has none."""
+        """Return the preview of a row as JPEG; empty if the row has no preview."""
         if self.side is None:
             return b""
         query = "SELECT data FROM previews WHERE row = ?"

@@ -1,4 +1,4 @@
-"""Arrays on disk whose rows come in parts."""
+"""Writes an array to disk part by part, and loads arrays."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 READ_BYTES = 2**20
-"""Files up to this size are read whole: a mapped file stays open, and there may be thousands."""
+"""Maximum size of a file that is read whole; a larger file is memory-mapped. A mapped file stays
+open, and a process may load thousands of small files."""
 
 
 def load_rows(path: Path) -> NDArray[Any]:
-    """Load an array that `numpy.save` wrote: a large one is mapped."""
+    """Load an array that `numpy.save` wrote; a large array is memory-mapped."""
     found: NDArray[Any] = np.load(path, mmap_mode="r" if _is_large(path) else None)
     return found
 
 
 def load_bytes(path: Path) -> NDArray[np.uint8]:
-    """Load the bytes of a file; a large file is mapped."""
+    """Load the bytes of a file; a large file is memory-mapped."""
     if _is_large(path):
         return np.asarray(np.memmap(path, mode="r"))
     return np.fromfile(path, np.uint8)
@@ -33,11 +34,11 @@ def _is_large(path: Path) -> bool:
 class RowFile:
     """Writes an array part by part, with the same bytes as `numpy.save`.
 
-    It uses no memory map: a full disk then raises `OSError` and does not kill the process.
+    A full disk raises `OSError`; with a memory map, a full disk would kill the process.
 
     Parameters
     ----------
-    n_rows, shape, dtype : the whole array is (n_rows, *shape) of this type.
+    n_rows, shape, dtype : the whole array has the shape (n_rows, *shape) and this type.
     """
 
     def __init__(self, path: Path, n_rows: int, *shape: int, dtype: DTypeLike) -> None:

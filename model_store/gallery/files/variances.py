@@ -15,12 +15,12 @@ VARIANCES_FILE = "variances.npy"
 SCALES_FILE = "variance_scales.npy"
 
 HALF_ROUNDING = 2.0**-11
-"""Relative rounding error in float16 of a variance above 2⁻¹⁴ of the item's largest. The error of a
-smaller variance is at most 2⁻²⁴ of the largest."""
+"""Maximum relative rounding error of a variance in float16, if it is at least 2⁻¹³ of the item's
+largest variance. For a smaller variance, the error is at most 2⁻²⁴ of the largest variance."""
 
 
 class VarianceWriter(ExitStack):
-    """Writes the variances of a gallery's items, part by part; a context manager.
+    """A context manager that writes the variances of a gallery's items, part by part.
 
     With ``half``, variances are stored in float16 (`HALF_ROUNDING`), divided by the squared norm
     and by a power of two for each item. The power of two brings the item's largest variance to
@@ -42,7 +42,7 @@ class VarianceWriter(ExitStack):
             self._scales = self.enter_context(scales)
 
     def add(self, norms: NDArray[np.float32], variances: NDArray[np.float32]) -> None:
-        """Write the next variances (n, D); their means have the ``norms`` (n,)."""
+        """Write variances (n, D) of the next items, whose means have the norms (n,)."""
         if self._scales is None:
             self._variances.add(variances)
             return
@@ -54,7 +54,7 @@ class VarianceWriter(ExitStack):
 
 
 class Variances:
-    """The files that `VarianceWriter` wrote into ``directory``; large ones are mapped."""
+    """Reads the files that `VarianceWriter` wrote; large files are memory-mapped."""
 
     def __init__(self, directory: Path) -> None:
         self._norms = load_rows(directory / NORMS_FILE)
@@ -63,16 +63,16 @@ class Variances:
         self._scales = load_rows(directory / SCALES_FILE) if half else None
 
     def lengths(self) -> dict[str, int]:
-        """Return the number of items in each file, by its name."""
+        """Return the number of items in each file, by file name."""
         files = {NORMS_FILE: self._norms, VARIANCES_FILE: self._stored, SCALES_FILE: self._scales}
         return {name: len(file) for name, file in files.items() if file is not None}
 
     def norms(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Norms ‖m‖ of the means, (...)."""
+        """Return the norms ‖m‖ (...) of the means."""
         return np.asarray(self._norms[rows])
 
     def relative(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Variance of each dimension relative to the squared norm, v / ‖m‖², (..., D)."""
+        """Return each item's variances, divided by its squared norm: v / ‖m‖², (..., D)."""
         if self._scales is None:
             whole: NDArray[np.float32] = self._stored[rows] / self._norms[rows][..., None] ** 2
             return whole
@@ -80,7 +80,7 @@ class Variances:
         return scaled
 
     def total_variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Variance of each item relative to the squared norm, Σ_d v_d / ‖m‖², (...)."""
+        """Return each item's total variance, divided by its squared norm: Σ_d v_d / ‖m‖², (...)."""
         if self._scales is None:
             total: NDArray[np.float32] = self._stored[rows].sum(-1) / self._norms[rows] ** 2
             return total

@@ -1,4 +1,4 @@
-"""Writing a gallery into files, part by part; the gallery need not fit into memory."""
+"""Writes a gallery into files, part by part; the gallery may be larger than the memory."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ def write_faiss_gallery(
     settings: IndexSettings = DEFAULT_SETTINGS,
     n_changed: int = 0,
 ) -> IndexReport:
-    """Write a gallery into ``directory``; same input, same bytes.
+    """Write a gallery into ``directory``; equal input gives equal bytes.
 
     Parameters
     ----------
-    embeddings : N embeddings, in the order of ``items``. ``mean`` is stored in float32, as norm ×
-        direction. An exact FAISS index contains the directions; an approximate index has a separate
-        file for them. ``variance`` is stored in float32, or with an approximate index in float16.
+    embeddings : N embeddings, in the order of ``items``. ``mean`` is stored as norm and direction,
+        in float32. An exact FAISS index contains the directions; beside an approximate index, a
+        separate file contains them. ``variance`` is stored in float32 for an exact index, and in
+        float16 for an approximate index.
     items : N items with distinct ids. Rows are numbered in the order of the ids, so that the
         gallery does not depend on the order of ``items``.
     encoder_fingerprint : fingerprint of the encoder that made ``embeddings``.
@@ -47,7 +48,7 @@ def write_faiss_gallery(
 
     Returns
     -------
-    The index that was built.
+    The report of the built index.
 
     Raises
     ------
@@ -71,12 +72,12 @@ def write_faiss_parts(
 ) -> IndexReport:
     """Write a gallery whose items come in parts; see `write_faiss_gallery`.
 
-    Memory holds the index, its training vectors, and one part.
+    Only the index, its training vectors and one part are in memory.
 
     Parameters
     ----------
     shape : (N, D) of the whole gallery.
-    parts : embeddings and their items, in the order of the distinct ids.
+    parts : embeddings and items, sorted by id; the ids are distinct.
     """
     plan, fields = plan_index(*shape, settings), named_fields(settings.filter_fields)
     exact = plan.kind == "flat"
@@ -105,7 +106,7 @@ def write_faiss_parts(
     np.save(directory / LABELS_FILE, written.label_codes())
     write_fields(directory, shape[0], fields, written.fields)
     report = _write_index(directory, plan, settings)
-    if exact:  # the index holds them
+    if exact:  # the index contains the directions
         (directory / DIRECTIONS_FILE).unlink()
     return report
 

@@ -1,13 +1,13 @@
-"""The index of one field: its distinct values in order, and the rows of each.
+"""The index of one field: its distinct values in order, and the rows of each value.
 
-Every row has one code. There is a code for each of missing, null, false, true, list and object;
-each distinct number and text has its own code, in ascending order. So every comparison selects one
-range of codes. Rows are stored in the order of their codes, so a range of codes is a slice of rows.
-For a wide range, comparing the codes of all rows is faster.
+Every row has one code. Missing, null, false, true, list and object have one code each. Every
+distinct number and text has its own code, in ascending order. So a comparison with a value selects
+one range of codes. Rows are sorted by code, so the rows of a range are a slice. For a wide range,
+it is faster to compare the codes of all rows.
 
-Measured with 10⁶ items and a thousand values: a mask for one value, for 5 % of the values and for
-half of them takes 0.02, 0.11 and 0.11 ms. With one roaring bitmap for each value it takes 0.3, 0.5
-and 2.4 ms, with an index of SQLite 0.3, 13 and 137 ms. Checking every item takes 800 ms.
+With 10⁶ items and a thousand values, a mask takes 0.02 ms for one value, and 0.11 ms for 5 % or for
+half of the values. One roaring bitmap per value would take 0.3, 0.5 and 2.4 ms; an index of SQLite
+would take 0.3, 13 and 137 ms. A check of every item takes 800 ms.
 """
 
 from __future__ import annotations
@@ -26,33 +26,34 @@ from numpy.typing import NDArray
 from model_store.gallery.filters.grammar import Comparison, Scalar
 
 MISSING, NULL, FALSE, TRUE, LIST, OBJECT, FIRST_VALUE = range(7)
-"""Codes of fields that are neither number nor text, and the first code for numbers and texts."""
+"""Codes of a field without a number or text, and the first code of numbers and texts."""
 
 NUMBER_KIND, TEXT_KIND = FIRST_VALUE, FIRST_VALUE + 1
-"""The kind of a number or text in an `Entry`. The kind of any other value is its code."""
+"""Kinds of numbers and texts in an `Entry`. For every other value, the kind is the code."""
 
 Entry = tuple[int, Any, int]
-"""The kind of a value, the value (a number, text as UTF-8, or None), and the row."""
+"""Kind of a value, the value, and its row. The value is a number, a text in UTF-8, or None."""
 
 FREQUENT = 32
-"""A code has a bitmap if at least one in this many rows holds it. The bitmap is then no larger than
-the row numbers."""
+"""A code is frequent if at least 1 / `FREQUENT` of all rows have it. A frequent code has a bitmap,
+which takes no more bytes than the row numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Postings:
-    """Rows in the order of their values.
+    """The rows of a field, sorted by value.
 
-    A number is stored as the nearest float64 and, for an integer, the remainder. The order of these
-    pairs is exactly the order of the numbers.
+    A number is stored as a pair: the nearest float64 and, for an integer, the remainder. The pairs
+    have the same order as the numbers.
 
     Attributes
     ----------
     nearest, left : (n,) float64 and int16; the nearest floats and remainders of the n distinct
         numbers.
-    text_starts : (m + 1,) offsets of the m distinct texts, and the end of the last.
+    text_starts : (m + 1,) offsets of the m distinct texts in ``texts``, and the end of the last
+        text.
     texts : the texts as UTF-8, one after another, ordered by code point.
-    starts : (codes + 1,) offsets of each code's rows, and the end of the last.
+    starts : (codes + 1,) offset of each code's first entry in ``rows``, and the length of ``rows``.
     rows : uint32, ordered by code and then ascending.
     """
 
@@ -69,15 +70,15 @@ class Postings:
         return range(len(self.starts) - 1)
 
     def of(self, codes: range) -> NDArray[np.uint32]:
-        """The rows of a range of codes."""
+        """Return the rows whose codes are in a range."""
         return self.rows[self.starts[codes.start] : self.starts[codes.stop]]
 
     def count(self, codes: range) -> int:
-        """Return the number of rows of a range of codes."""
+        """Return the number of rows whose codes are in a range."""
         return int(self.starts[codes.stop] - self.starts[codes.start])
 
     def compared(self, comparison: Comparison, value: Scalar) -> range:
-        """Return the codes that pass ``eq``, ``gt``, ``gte``, ``lt`` or ``lte`` with a value."""
+        """Return the codes that pass a comparison: ``eq``, ``gt``, ``gte``, ``lt`` or ``lte``."""
         if value is None or isinstance(value, bool):
             code = {None: NULL, False: FALSE, True: TRUE}[value]
             return range(code, code + 1)
@@ -102,8 +103,8 @@ class Postings:
                 return range(first, after)
 
     def equal_to(self, values: Iterable[Scalar]) -> list[range]:
-        """Return the codes of the given values that the column has, in any order."""
-        numbers: dict[float, None] = {}  # most may be absent, and many may be equal
+        """Return the codes of ``values`` in any order, without values that the column lacks."""
+        numbers: dict[float, None] = {}  # most values may be absent, and many may repeat
         others: dict[Scalar, None] = {}
         for value in values:
             if isinstance(value, int | float) and not isinstance(value, bool):
@@ -120,7 +121,7 @@ class Postings:
         ]
 
     def _equal_numbers(self, value: float) -> range:
-        """The position of an equal number; if there is none, an empty range where it would be."""
+        """Return the position of a number as a range; empty if the number is absent."""
         nearest, left = _split(value)
         first = int(np.searchsorted(self.nearest, nearest))
         among = self.left[first : np.searchsorted(self.nearest, nearest, side="right")]
@@ -129,7 +130,7 @@ class Postings:
         return range(first + before, first + until)
 
     def _equal_texts(self, text: bytes) -> range:
-        """The position of a text; if there is none, an empty range where it would be."""
+        """Return the position of a text as a range; empty if the text is absent."""
         places = range(len(self.text_starts) - 1)
         first = bisect_left(places, text, key=self._text)
         return range(first, first + (first < len(places) and self._text(first) == text))
@@ -152,10 +153,10 @@ class Column:
     ----------
     values : every row once, ordered by the value of its field.
     codes : (N,) unsigned integers, the code of each row in ``values``.
-    held : rows whose field is a list, once for each distinct element (null, true, false, number or
-        text).
-    frequent : (m,) the codes in ``held`` that at least one in `FREQUENT` rows holds.
-    bitmaps : (m, ⌈N / 8⌉) uint8, the rows of each frequent code; the first row is the lowest bit.
+    held : rows whose field is a list; a row occurs once for each distinct element. Elements are
+        null, true, false, numbers and texts.
+    frequent : (m,) the frequent codes in ``held``; see `FREQUENT`.
+    bitmaps : (m, ⌈N / 8⌉) uint8, one bit per row for each frequent code; row 0 is the lowest bit.
     """
 
     values: Postings
@@ -194,12 +195,12 @@ class Column:
 def make_column(
     values: Iterable[Entry], held: Iterable[Entry], n_rows: int, most_bytes: float
 ) -> Column | None:
-    """Make the index of a field, or None where it would take more than ``most_bytes``.
+    """Make the index of a field; None if the index would take more than ``most_bytes``.
 
     Parameters
     ----------
     values : one entry for each row 0 to ``n_rows`` − 1, ordered by kind, value and row.
-    held : the elements of lists, each at most once for a row, in the same order.
+    held : one entry for each distinct element of a row's list, in the same order as ``values``.
     """
     every = _gathered(values, most_bytes)
     if every is None:
@@ -213,7 +214,7 @@ def make_column(
 
 
 def _frequent(lists: Postings, n_rows: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """The codes that many rows hold, and the bitmap of each."""
+    """Return the frequent codes, and the bitmap of each frequent code."""
     frequent = np.flatnonzero(np.diff(lists.starts) * FREQUENT >= n_rows)
     bitmaps = np.zeros((len(frequent), -(-n_rows // 8)), dtype=np.uint8)
     for bitmap, code in zip(bitmaps, frequent.tolist(), strict=True):
@@ -224,7 +225,7 @@ def _frequent(lists: Postings, n_rows: int) -> tuple[NDArray[np.int64], NDArray[
 
 
 def _gathered(entries: Iterable[Entry], most_bytes: float) -> Postings | None:
-    """Make postings from ordered entries; None if they take more than ``most_bytes``."""
+    """Make postings from sorted entries; None if the postings exceed ``most_bytes``."""
     nearest, left = array("d"), array("h")
     text_starts, texts = array("q", [0]), bytearray()
     counts, rows = array("q", [0] * FIRST_VALUE), array("I")

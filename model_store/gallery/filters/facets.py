@@ -1,4 +1,4 @@
-"""The values of a field and the number of items with each, counted from its index."""
+"""Counts the items with each value of a field, by the field's index."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from model_store.gallery.filters.grammar import Scalar
 
 @dataclass(frozen=True, slots=True)
 class Facet:
-    """The contents of a field.
+    """The values of a field, and their counts.
 
     Attributes
     ----------
-    field : its name in a filter.
-    comparison : the comparison that finds a value: ``has`` if most items have a list, else ``eq``.
+    field : name of the field in a filter.
+    comparison : the comparison for a filter by value: ``has`` if most items have a list, else
+        ``eq``.
     n_items : number of items with a value of the field.
     n_values : number of distinct numbers, texts, true and false.
-    least, greatest : smallest and largest number; None without numbers.
-    values : the most frequent values and the number of items of each; ties in the order of values.
-        Empty if no two items share a value.
+    least, greatest : smallest and largest number in the field; None if it has no numbers.
+    values : the most frequent values, each with its number of items. Equally frequent values are in
+        ascending order. Empty if no two items have the same value.
     """
 
     field: str
@@ -40,12 +41,12 @@ class Facet:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """One part of the items, with its index of a field.
+    """The index of a field for one part of the items.
 
     Attributes
     ----------
-    column : the index.
-    gone : rows of the index that no longer hold an item; None if all do.
+    column : index of the field.
+    gone : rows of removed items in the index; None if no item was removed.
     """
 
     column: Column
@@ -70,10 +71,10 @@ class Counted:
 
 
 def facet_of(field: str, parts: Sequence[Counted], most: int) -> Facet:
-    """Describe a field by the indexes of its items, with at most ``most`` values.
+    """Describe a field with at most ``most`` values; ``parts`` together index all items.
 
-    The time grows with three numbers: the distinct values of the first part, its removed items, and
-    the items of the other parts.
+    The time grows with the distinct values and the removed items of the first part, and with the
+    items of the other parts.
     """
     by_value = [part.values() for part in parts]
     of_lists = sum(int(counts[LIST]) for counts in by_value)
@@ -103,7 +104,7 @@ def _joined(
     counts: NDArray[np.int64],
     others: Iterable[tuple[Postings, NDArray[np.int64]]],
 ) -> dict[Scalar, int]:
-    """Add the other parts' counts of values in ``first``; return the counts of all other values."""
+    """Add the counts of ``others`` to ``counts``; return the counts of values not in ``first``."""
     new: Counter[Scalar] = Counter()
     for postings, more in others:
         for code in np.flatnonzero(more).tolist():
@@ -117,7 +118,7 @@ def _joined(
 
 
 def _of_values(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the counts with 0 for every code that is not true, false, a number or a text."""
+    """Copy the counts; the codes of missing, null, lists and objects get the count 0."""
     counts = counts.copy()
     counts[[code for code in range(FIRST_VALUE) if code not in (FALSE, TRUE)]] = 0
     return counts
@@ -138,7 +139,7 @@ def _is_number(value: Scalar) -> bool:
 
 
 def _order(value: Scalar) -> tuple[int, float, bytes]:
-    """A key to sort values by: false, true, numbers, texts."""
+    """Return a sort key: first false, true and numbers, then texts."""
     if isinstance(value, str):
         return 2, 0.0, value.encode()
     return int(_is_number(value)), float(value or 0), b""
@@ -157,6 +158,6 @@ def _value(postings: Postings, code: int) -> Scalar:
 
 
 def _number(nearest: np.float64, left: int) -> float:
-    """Return the number with this nearest float64 and remainder."""
+    """Return the number from its nearest float64 and its remainder."""
     number = float(nearest)
     return int(number) + left if number.is_integer() else number

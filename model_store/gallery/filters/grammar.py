@@ -1,6 +1,6 @@
-"""Filters: which items a search may find, by their id, label and metadata.
+"""Filters: conditions on the id, label and metadata of the items that a search may find.
 
-A filter is JSON. An object maps field names to conditions; all conditions must hold:
+A filter is a JSON object that maps field names to conditions. All conditions must be true:
 
 ::
 
@@ -14,10 +14,10 @@ A filter is JSON. An object maps field names to conditions; all conditions must 
 Fields are ``id``, ``label`` and the metadata's keys; a dot selects a key of a nested object. A
 metadata key named ``id``, ``label``, ``and``, ``or`` or ``not`` needs a prefix, for example
 ``metadata.label``. Comparisons: ``eq``, ``ne``, ``in``, ``gt``, ``gte``, ``lt``, ``lte``, ``has``,
-``exists``. A bare value means ``eq``. Values are compared only within their kind: text (by code
-point), numbers, true and false, null. If the kinds differ, only ``ne`` holds. If the field is
-missing, only ``ne`` and ``exists: false`` hold. ``ne`` holds exactly where ``eq`` does not. An item
-without a label has the label null.
+``exists``. A bare value means ``eq``. Only values of the same kind are compared. The kinds are text
+(ordered by code point), number, true and false, and null. If the kinds differ, only ``ne`` is true.
+If the field is missing, only ``ne`` and ``exists: false`` are true. ``ne`` is always the opposite
+of ``eq``. An item without a label has the label null.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Scalar: TypeAlias = str | int | float | bool | None
 Comparison = Literal["eq", "ne", "in", "gt", "gte", "lt", "lte", "has", "exists"]
 
 MAX_BYTES = 1_500
-"""Maximum bytes of a filter's text. A hundred ids fit, and a page cursor that contains the filter
-still fits into a URL."""
+"""Maximum size of a filter's JSON in bytes. A filter with a hundred ids is smaller, and a URL has
+room for a page cursor that contains the filter."""
 
 MAX_DEPTH = 8
 MAX_CONDITIONS = 32
-"""Maximum number of conditions; each may be checked for every item of the gallery."""
+"""Maximum number of conditions. A search may check each condition for every item of the gallery."""
 
 _RESERVED = frozenset({"id", "label", "and", "or", "not"})
 _ORDERED = frozenset({"gt", "gte", "lt", "lte"})
@@ -56,7 +56,7 @@ class Field:
 
     @property
     def name(self) -> str:
-        """Its name in a filter."""
+        """The name of the field in a filter."""
         if self.column != "metadata":
             return self.column
         name = ".".join(self.path)
@@ -65,7 +65,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One comparison with one value; ``in`` has any number of values."""
+    """A comparison of a field with one value; with any number of values for ``in``."""
 
     field: Field
     comparison: Comparison
@@ -74,21 +74,21 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class And:
-    """All parts hold; true without parts."""
+    """True if all parts are true, or if there are no parts."""
 
     parts: tuple[Filter, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Or:
-    """At least one part holds; false without parts."""
+    """True if at least one part is true."""
 
     parts: tuple[Filter, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """The part does not hold."""
+    """True if the part is false."""
 
     part: Filter
 
@@ -97,7 +97,7 @@ Filter: TypeAlias = Condition | And | Or | Not
 
 
 class RepeatedName(ValueError):
-    """An object of a JSON document has a name twice."""
+    """An object in a JSON document has the same name twice."""
 
 
 def read_json(text: str | bytes) -> Any:  # noqa: ANN401 - any document
@@ -105,7 +105,7 @@ def read_json(text: str | bytes) -> Any:  # noqa: ANN401 - any document
 
     Raises
     ------
-    RepeatedName : an object has a name twice.
+    RepeatedName : an object has the same name twice.
     ValueError, RecursionError : see `json.loads`.
     """
     return json.loads(text, object_pairs_hook=_object)
@@ -125,7 +125,7 @@ def read_filter(text: str) -> Filter:
 
     Raises
     ------
-    InvalidFilter : it is not JSON, too large, or not a filter.
+    InvalidFilter : the text is not JSON, too large, or not a filter.
     """
     if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         raise InvalidFilter(
@@ -149,7 +149,7 @@ def parse_filter(value: object) -> Filter:
 
     Raises
     ------
-    InvalidFilter : it is not a filter, or exceeds `MAX_CONDITIONS` or `MAX_DEPTH`.
+    InvalidFilter : the value is not a filter, or exceeds `MAX_CONDITIONS` or `MAX_DEPTH`.
     """
     parsed = _filter(value, "the filter", MAX_DEPTH)
     if (n := _n_conditions(parsed)) > MAX_CONDITIONS:
@@ -188,7 +188,7 @@ def _joined(parts: list[Filter]) -> Filter:
 
 
 def _entry(name: str, given: object, place: str, depth: int) -> Filter:
-    """Convert one name of an object and its condition to a filter."""
+    """Convert one entry of a filter object, a name and its value, to a filter."""
     if name == "not":
         return Not(_filter(given, place, depth))
     if name in {"and", "or"}:
@@ -227,7 +227,7 @@ def parse_field(name: str) -> Field:
 
 
 def named_fields(names: Sequence[str] | None) -> tuple[Field, ...] | None:
-    """The fields that a configuration names; None if it leaves the choice to the build.
+    """Convert configured field names to fields; None if no names are configured.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """The rows that pass a filter, found by the indexes of its fields.
 
-For a narrow filter, the rows of its narrowest condition are checked against the other conditions.
-For a wide filter, whole columns are compared.
+If a condition allows few rows, the other conditions check only these rows. If all conditions allow
+many rows, each condition compares its whole column.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ Rows: TypeAlias = NDArray[np.int64]
 Mask: TypeAlias = NDArray[np.bool_]
 
 N_SAMPLED = 1_024
-"""Number of sampled rows to estimate a share; for a share of 0.2 the error is below 0.04."""
+"""Number of rows sampled to estimate the share of selected rows. For a share of 0.2, the error is
+below 0.04."""
 
 _WIDE = 32
-"""If at least one in this many rows is selected, a mask is made by comparing all rows. Otherwise
-the selected rows are set one by one."""
+"""A selection is wide if it has at least 1 / `_WIDE` of all rows. The mask of a wide selection is
+made by comparing all rows; in any other mask, the selected rows are set one by one."""
 
 _FEW = 8
-"""Up to this many ranges, codes are compared with each range; beyond it, each code is looked up in
+"""Maximum number of ranges that codes are compared with. For more ranges, each code is looked up in
 a table."""
 
 
@@ -39,7 +40,7 @@ class Selection(Protocol):
         """An upper bound on the number of selected rows, known without counting."""
 
     def at(self, rows: Rows) -> Mask:
-        """Return which of ``rows`` (n,) are selected, as a mask (n,)."""
+        """Return a mask (n,): whether each of ``rows`` (n,) is selected."""
 
     def rows(self) -> Rows:
         """All selected rows, in any order; the time grows with `at_most`."""
@@ -60,7 +61,7 @@ def select(part: Filter, columns: Mapping[Field, Column], n_rows: int) -> Select
 
 
 def estimated_share(selection: Selection, n_rows: int) -> float:
-    """Estimate the share of selected rows, the same at each call; 0 without rows."""
+    """Estimate the share of selected rows; each call returns the same value, 0 without rows."""
     if not n_rows or isinstance(selection, _OfCodes | _OfHolders):
         return selection.at_most / max(n_rows, 1)
     sampled = np.random.default_rng(0).integers(0, n_rows, N_SAMPLED)
@@ -96,7 +97,7 @@ def _selected(
 
 
 def _merged(parts: list[Selection], *, every: bool) -> list[Selection]:
-    """Merge the selections on one column into one, for example the two ends of a range."""
+    """Merge selections on the same column, for example the lower and the upper end of a range."""
     merged: dict[int, _OfCodes] = {}
     others: list[Selection] = []
     for part in parts:
@@ -111,7 +112,7 @@ def _merged(parts: list[Selection], *, every: bool) -> list[Selection]:
 
 
 def _of_condition(condition: Condition, column: Column, *, negated: bool) -> Selection:
-    """The rows for which a comparison holds; with ``negated``, the other rows."""
+    """Return the rows for which a comparison is true; if ``negated``, the other rows."""
     if condition.comparison == "has":
         codes = column.held.compared("eq", condition.values[0])
         return _OfHolders(column, codes, negated=negated)
@@ -119,7 +120,7 @@ def _of_condition(condition: Condition, column: Column, *, negated: bool) -> Sel
 
 
 def _codes(condition: Condition, column: Column, *, negated: bool) -> list[range]:
-    """The codes for which a comparison holds; with ``negated``, the other codes."""
+    """Return the codes for which a comparison is true; if ``negated``, the other codes."""
     every, values = column.values.codes, condition.values
     match condition.comparison:
         case "exists":
@@ -139,7 +140,7 @@ def _codes(condition: Condition, column: Column, *, negated: bool) -> list[range
 
 
 def _joined(codes: Iterable[range]) -> list[range]:
-    """The same codes in the fewest possible ranges, ascending."""
+    """Return the same codes as the smallest number of ranges, ascending."""
     joined: list[range] = []
     for part in sorted((part for part in codes if part), key=lambda part: part.start):
         if joined and part.start <= joined[-1].stop:
@@ -150,14 +151,14 @@ def _joined(codes: Iterable[range]) -> list[range]:
 
 
 def _between(codes: list[range], every: range) -> list[range]:
-    """The codes outside all of the ranges."""
+    """Return the codes in ``every`` that are in none of the ranges ``codes``."""
     starts = [every.start, *(part.stop for part in codes)]
     stops = [*(part.start for part in codes), every.stop]
     return [range(*ends) for ends in zip(starts, stops, strict=True) if ends[0] < ends[1]]
 
 
 class _OfCodes:
-    """The rows whose codes are within ranges."""
+    """The rows whose codes are in one of several ranges."""
 
     def __init__(self, column: Column, codes: list[range]) -> None:
         self.column = column
@@ -204,7 +205,7 @@ class _OfCodes:
 
     @cached_property
     def _table(self) -> Mask:
-        """A table: for each code, whether it is within the ranges."""
+        """A mask over all codes: whether each code is in one of the ranges."""
         table = np.zeros(self.column.values.codes.stop, dtype=bool)
         for part in self._codes:
             table[part.start : part.stop] = True
@@ -212,7 +213,7 @@ class _OfCodes:
 
 
 class _OfHolders:
-    """The rows whose list holds a value; with ``negated``, the other rows."""
+    """The rows whose list contains a value; if ``negated``, the other rows."""
 
     def __init__(self, column: Column, codes: range, *, negated: bool) -> None:
         self._holders = column.held.of(codes)
@@ -247,7 +248,7 @@ class _OfHolders:
 
 
 class _OfEvery:
-    """The intersection of selections; every row without selections."""
+    """The intersection of selections; all rows if there are no selections."""
 
     def __init__(self, parts: list[Selection], n_rows: int) -> None:
         self._parts, self._n_rows = sorted(parts, key=lambda part: part.at_most), n_rows

@@ -1,4 +1,4 @@
-"""Filters, and the values of a field, as SQL on the columns ``id``, ``label`` and ``metadata``."""
+"""Converts filters to SQL, and reads the values of a field by SQL."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ _ORDERED: Mapping[str, str] = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 
 
 def to_sql(part: Filter) -> tuple[str, list[Scalar]]:
-    """Return an expression that is 1 or 0 for every row, never null, and its parameters.
+    """Return an SQL expression that is 1 or 0 for every row (never null), and its parameters.
 
-    It uses the columns ``id``, ``label`` (null without a label) and ``metadata`` (a JSON object
-    written by `metadata_json`). The expression contains no text from the filter, only parameters.
+    The expression uses the columns ``id``, ``label`` (null without a label) and ``metadata`` (a
+    JSON object written by `metadata_json`). It contains no text of the filter, only ``?`` for each
+    parameter.
     """
     match part:
         case Condition():
@@ -63,7 +64,7 @@ def _join(operator: str, parts: tuple[Filter, ...], of_none: str) -> tuple[str, 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """SQL for the kind of a value and for the value, and the parameters that each of them takes."""
+    """SQL expressions for a value and for its kind; both take the parameters ``marks``."""
 
     kind: str
     value: str
@@ -104,7 +105,7 @@ def _condition_sql(condition: Condition) -> tuple[str, list[Scalar]]:
 
 
 def _exists(field: Field, source: _Source, *, wanted: bool) -> tuple[str, list[Scalar]]:
-    """Return the condition that an item has the field; without ``wanted``, that it lacks it."""
+    """Return the condition that an item has (if ``wanted``) or lacks the field."""
     text = "label IS NULL" if field.column == "label" else f"{source.kind} IS NULL"
     values = [] if field.column == "label" else list[Scalar](source.marks)
     return (f"NOT ({text})" if wanted else f"({text})"), values
@@ -119,7 +120,7 @@ def _has(source: _Source, wanted: Scalar) -> tuple[str, list[Scalar]]:
 
 
 def _any_equal(source: _Source, wanted: tuple[Scalar, ...]) -> tuple[str, list[Scalar]]:
-    """Equality with one of several values; all texts are compared in one expression."""
+    """Return the condition that a value equals one of several values."""
     texts: list[str] = ["0"]
     values: list[Scalar] = []
     words = [word for word in (None, True, False) if any(one is word for one in wanted)]
@@ -140,7 +141,7 @@ def _any_equal(source: _Source, wanted: tuple[Scalar, ...]) -> tuple[str, list[S
 
 
 _NUMBER = "json_extract(?, '$')"
-"""Reads a number exactly as SQLite reads a number of the metadata."""
+"""SQL that reads a number in the same way as SQLite reads numbers of the metadata."""
 
 
 def _is_number(source: _Source) -> str:
@@ -155,7 +156,7 @@ def _equal(source: _Source, wanted: Scalar) -> tuple[str, list[Scalar]]:
 
 
 def _compare(source: _Source, operator: str, wanted: Scalar) -> tuple[str, list[Scalar]]:
-    """Return a comparison within one kind; it reads numbers as SQLite reads the metadata's."""
+    """Return a comparison with a value; it is false for values of other kinds."""
     if isinstance(wanted, str):
         of_kind, mark, value = f"{source.kind} IS 'text'", "?", wanted
         marks = source.marks
@@ -173,8 +174,8 @@ class Source:
 
     Attributes
     ----------
-    table : its name.
-    row : the column with the row number.
+    table : name of the table.
+    row : name of the column with the row number.
     condition, marks : SQL that selects the rows to read, and its parameters.
     numbers : (n,) ascending row numbers; None for 0 to n − 1.
     """
@@ -214,7 +215,7 @@ def column_of(
     n_rows: int,
     most_bytes: float = math.inf,
 ) -> Column | None:
-    """Index a field of all ``n_rows`` of a source; None if it takes more than ``most_bytes``."""
+    """Index a field of a source with ``n_rows``; None if the index exceeds ``most_bytes``."""
     of_field = _source(field)
     rows = f"{source.table} WHERE {source.condition}"
     values = _entries(connection, of_field, (), rows, source)
@@ -236,7 +237,7 @@ def _entries(
     rows: str,
     source: Source,
 ) -> Iterator[Entry]:
-    """Yield kinds, values and rows in order; the query runs when the first is read."""
+    """Yield kind, value and row in order; the query runs when the first entry is read."""
     query = _ENTRIES.format(kind=of_field.kind, value=of_field.value, row=source.row, rows=rows)
     found = connection.execute(query, [*of_field.marks * 2, *marks, *source.marks])
     if source.numbers is None:
@@ -248,7 +249,7 @@ def _entries(
 
 
 def as_stored(part: Filter) -> Filter:
-    """Return a filter with its floats as SQLite reads them; the last bit may differ."""
+    """Return a filter whose floats are rounded like SQLite's, which may change the last bit."""
     match part:
         case Not(inner):
             return Not(as_stored(inner))
@@ -263,8 +264,8 @@ def as_stored(part: Filter) -> Filter:
 def _as_read(value: Scalar) -> Scalar:
     """Return the value as SQLite reads it from JSON.
 
-    The thread reuses one connection, because opening one takes longer than a small search with a
-    filter.
+    The thread reuses one connection, because opening a connection takes longer than a small search
+    with a filter.
     """
     if not isinstance(value, float):
         return value

@@ -1,4 +1,4 @@
-"""The rows that a search may find, read only as far as the search needs them."""
+"""The rows that a search may find, in the form that the search needs: a list, a mask or a test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NO_FIELDS: Mapping[str, IndexedBy] = MappingProxyType({})
 
 
 class Allowed(Protocol):
-    """A set of the rows 0 to N − 1 of a gallery, which never changes."""
+    """An immutable set of rows of a gallery with the rows 0 to N − 1."""
 
     @property
     def at_most(self) -> int:
@@ -23,24 +23,24 @@ class Allowed(Protocol):
 
     @property
     def share(self) -> float:
-        """The estimated share of the N rows; the same at each call."""
+        """The estimated share of the N rows that is allowed; the same value at each call."""
 
     @property
     def indexes(self) -> Mapping[str, IndexedBy]:
-        """For each field of the filter, where its index is stored."""
+        """Field of the filter → where the field's index is stored."""
 
     def at(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which of ``rows`` (n,) are allowed, (n,)."""
+        """Return a mask (n,): whether each of ``rows`` (n,) is allowed."""
 
     def rows(self) -> NDArray[np.int64]:
         """All allowed rows, ascending; the time grows with `at_most`."""
 
     def mask(self) -> NDArray[np.bool_]:
-        """The mask (N,) of them, read-only."""
+        """Return a read-only mask (N,) of the allowed rows."""
 
 
 class MaskedRows:
-    """The rows of a mask (N,), which must not change afterwards; implements `Allowed`."""
+    """The rows that a mask (N,) selects; makes the mask read-only. Implements `Allowed`."""
 
     def __init__(
         self, mask: NDArray[np.bool_], indexes: Mapping[str, IndexedBy] = NO_FIELDS
@@ -52,7 +52,7 @@ class MaskedRows:
         self.indexes = indexes
 
     def at(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which of ``rows`` (n,) are allowed, (n,)."""
+        """Return a mask (n,): whether each of ``rows`` (n,) is allowed."""
         return self._mask[rows]
 
     def rows(self) -> NDArray[np.int64]:
@@ -60,5 +60,5 @@ class MaskedRows:
         return np.flatnonzero(self._mask)
 
     def mask(self) -> NDArray[np.bool_]:
-        """The mask (N,) of them, read-only."""
+        """Return a read-only mask (N,) of the allowed rows."""
         return self._mask

@@ -1,4 +1,4 @@
-"""Building an approximate index, and measuring its recall against exact search."""
+"""Builds an index, and measures the recall of an approximate index against exact search."""
 
 from __future__ import annotations
 
@@ -29,34 +29,35 @@ from model_store.threads import faiss_threads
 REPORT_FILE = "index.json"
 
 N_QUERIES = 500
-"""Number of queries to measure recall. Their 5,000 neighbours suffice to distinguish 0.98 from
-0.99."""
+"""Number of queries that measure recall. With ten neighbours for each query, 5,000 neighbours are
+enough to distinguish a recall of 0.98 from 0.99."""
 
 POINTS_PER_LIST = 40
-"""Training items for each centroid; the lower bound of FAISS is 39."""
+"""Number of training items for each centroid; FAISS recommends at least 39."""
 
 _NEIGHBOURHOOD_EFFORT = 32
-"""``nprobe`` or ``efSearch`` to find the neighbours that queries are made of; they need not be the
-nearest."""
+"""``nprobe`` or ``efSearch`` for the search for neighbours in `_queries`. These neighbours need not
+be the nearest items."""
 
 NEIGHBOURS_AMONG = 1_000_000
-"""The neighbours are searched among at most this many items, drawn at random. More items have
-nearer neighbours: among ten million, all neighbours may be copies of one picture. Queries made of
-copies are too easy, so the neighbourhood is kept equally wide for all sizes."""
+"""Maximum number of items, drawn at random, among which `_queries` searches for neighbours. In a
+larger gallery, neighbours are nearer: among ten million items, all neighbours may be copies of one
+picture. Queries made of copies are too easy. With this limit, the distance of neighbours does not
+depend on the size of the gallery."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexReport:
-    """A built index.
+    """The description of a built index.
 
     Attributes
     ----------
     kind, factory : kind of the index, and its FAISS factory string.
     parameters : search parameter, ``nprobe`` or ``efSearch``; empty for an exact index.
-    recall_at_10 : mean share of the ten nearest items that a search finds, after re-ranking. The
-        ``n_queries`` queries are made from the gallery's items (`_queries`).
-    n_bytes : calculated bytes that stay in memory.
-    min_recall, memory_budget_bytes : the settings of the build; a compaction uses them again.
+    recall_at_10 : share of the ten nearest items that a search finds after re-ranking, as the mean
+        over ``n_queries`` queries. `_queries` makes the queries from the gallery's items.
+    n_bytes : calculated size of the index in memory, in bytes.
+    min_recall, memory_budget_bytes : settings of the build; a compaction uses the same settings.
     """
 
     kind: IndexKind
@@ -90,11 +91,12 @@ def build_index(
 ) -> tuple[Any, IndexReport]:
     """Build the planned index and choose its search parameters; equal input gives equal bytes.
 
-    An approximate index compares by Euclidean distance. For unit vectors the order is the same as
-    by inner product, but quantisation costs far less accuracy. The error of the distance is the
-    part of x − x̂ along q − x, which is short for a near neighbour; the error of the inner product
-    is the part along q. With 8 bits a dimension, recall at 10 of a million Fashion-MNIST embeddings
-    is 0.96 instead of 0.59 before candidates are ranked again.
+    An approximate index compares by Euclidean distance. For unit vectors, distance and inner
+    product give the same order, but quantisation of x to x̂ harms the distance far less. The error
+    of the distance is the part of x − x̂ along q − x, which is short for a near neighbour. The
+    error of the inner product is the part along q. For a million Fashion-MNIST embeddings with 8
+    bits per dimension, recall at 10 before re-ranking is 0.96 by distance, and 0.59 by inner
+    product.
 
     Parameters
     ----------
@@ -167,7 +169,7 @@ def _fill(
     if many:
         add_to_lists(index, row_blocks(directions))
         return
-    # The links of a graph depend on the vectors that are added together.
+    # The links of a graph depend on which vectors are added in one call.
     for rows in [directions] if plan.kind == "hnsw" else row_blocks(directions):
         index.add(rows)
 
@@ -192,7 +194,7 @@ def set_effort(index: Any, effort: int) -> None:  # noqa: ANN401 - FAISS has no 
 
 
 def parameters_of(index: Any, effort: int, among: Any = None) -> Any:  # noqa: ANN401
-    """Return the parameters of a search: its effort, and the rows that it may find."""
+    """Return FAISS's search parameters for an effort and, optionally, a selector of rows."""
     options = {} if among is None else {"sel": among}
     if hasattr(index, "hnsw"):
         return faiss.SearchParametersHNSW(efSearch=effort, **options)
@@ -211,7 +213,7 @@ def _tuned(
     settings: IndexSettings,
     generator: np.random.Generator,
 ) -> tuple[int, float, int]:
-    """Return the least effort that reaches `min_recall`, its recall, and the number of queries."""
+    """Return the smallest effort for `min_recall`, the recall, and the number of queries."""
     queries = _queries(index, directions, generator)
     tenth = tenth_similarity(directions, queries)
     recall = 0.0
@@ -241,13 +243,13 @@ def _queries(
     directions: NDArray[np.float32],
     generator: np.random.Generator,
 ) -> NDArray[np.float32]:
-    """Unit vectors near items, but not equal to any item, (n, D).
+    """Return n queries (n, D): unit vectors near items, but not equal to any item.
 
-    Each is an item plus the difference of two of its neighbours. An item would be too easy a query:
-    if there are many copies, its ten nearest are copies in the same list. On a million
-    Fashion-MNIST embeddings with copies, items as queries gave a recall of 0.997, held-out images
-    0.85. The vectors made here give the recall of held-out images: 0.985 for 0.985, and 0.996 for
-    0.997.
+    Each query is an item plus the difference of two of its neighbours. A query equal to an item
+    would be too easy: in a gallery with many copies, its ten nearest items are copies in the same
+    list. On a million Fashion-MNIST embeddings with copies, recall was 0.997 for queries equal to
+    items, and 0.85 for held-out images. The queries made here agree with held-out images: recall is
+    0.985 for both, or 0.996 against 0.997.
     """
     n_items = len(directions)
     rows = np.sort(generator.permutation(n_items)[:N_QUERIES])

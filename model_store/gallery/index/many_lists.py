@@ -1,8 +1,8 @@
-"""Very many inverted lists: centroids are learned, and items assigned, in two levels.
+"""Very many inverted lists: learns centroids and assigns items in two levels.
 
-Comparing every item with every centroid costs N^1.5: with ten million items and 8,192 lists, a
-quarter of an hour on one processor. With two levels, near centroids form groups, and an item is
-compared only with the centroids of the nearest groups.
+To compare every item with every centroid takes time in proportion to N^1.5. For ten million items
+and 8,192 lists, this is a quarter of an hour on one processor. With two levels, near centroids form
+groups, and an item is compared only with the centroids of the nearest groups.
 """
 
 from __future__ import annotations
@@ -17,28 +17,29 @@ from faiss.contrib.ivf_tools import add_preassigned
 from numpy.typing import NDArray
 
 LEAST_LISTS = 8_192
-"""Minimum number of lists for two levels. It is reached at about eight million items, as there are
-about 2 √N lists."""
+"""Minimum number of lists for two levels. An index has about 2 √N lists, so about eight million
+items are needed."""
 
 GROUPS_LOOKED_AT = 8
-"""Number of groups whose centroids an item is compared with. Measured on 10,000 of ten million
-items, 99.97 % are then in their nearest list (Fashion-MNIST embeddings with noise)."""
+"""Number of nearest groups whose centroids are compared with an item. In a test with 10,000 of ten
+million items, 99.97 % got their nearest list. The items were Fashion-MNIST embeddings with
+noise."""
 
 _ROUNDS = 10
 """Iterations of k-means; the default of FAISS for inverted lists."""
 
 
 def are_many(index: Any) -> bool:  # noqa: ANN401 - FAISS has no types
-    """Return whether an index has enough lists that two levels save time."""
+    """Return whether an index has enough lists for two levels."""
     return getattr(index, "nlist", 0) >= LEAST_LISTS
 
 
 def learn_lists(index: Any, points: NDArray[np.float32], seed: int) -> None:  # noqa: ANN401
-    """Learn the centroids of an index from ``points`` (n, D); `train` then keeps them.
+    """Learn the centroids of an index from ``points`` (n, D); a later `train` keeps the centroids.
 
-    The points are clustered into groups, and each group learns centroids in proportion to its
-    points. A group with too few points gets no centroid; `faiss.contrib.clustering` would fail
-    there.
+    The points are clustered into groups. The number of centroids of a group is proportional to its
+    number of points. A group with too few points gets no centroid; `faiss.contrib.clustering` would
+    fail for it.
     """
     first = _learned(points, _n_groups(index), seed)
     _, group_of = first.assign(points)
@@ -57,7 +58,7 @@ def _learned(points: NDArray[np.float32], n: int, seed: int) -> faiss.Kmeans:
 
 
 def add_to_lists(index: Any, blocks: Iterable[NDArray[np.float32]]) -> None:  # noqa: ANN401
-    """Add directions (n, D), each to a list whose centroid is near."""
+    """Add each direction in ``blocks`` of (n, D) to a list with a near centroid."""
     centroids = index.quantizer.reconstruct_n(0, index.nlist)
     groups = faiss.IndexFlatL2(index.d)
     near = faiss.IndexIVFFlat(groups, index.d, _n_groups(index))

@@ -1,7 +1,7 @@
-"""The choice of an index: exact for a small gallery, approximate for a large one.
+"""Chooses an index: exact for a small gallery, approximate for a large gallery.
 
-All sizes here count only the parts that stay in memory: codes, ids, links and centroids. Items,
-variances, and the directions for re-ranking candidates are in memory-mapped files.
+The size of an index counts only the parts that stay in memory: codes, ids, links and centroids.
+Items, variances, and the directions for re-ranking are in memory-mapped files.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from model_store.errors import ConfigError
 IndexKind: TypeAlias = Literal["flat", "hnsw", "ivf_sq8", "ivf_pq"]
 
 EXACT_BYTES = 2**25
-"""Maximum bytes of float32 directions for an exact index; reading them takes about a
-millisecond."""
+"""Maximum size of an exact index: bytes of its float32 directions. To read all of them takes about
+a millisecond."""
 
 HNSW_LINKS = 32
 
 _ID_BYTES = 8
 _FLOAT_BYTES = 4
 _HNSW_BYTES = 2 * HNSW_LINKS * _FLOAT_BYTES + 16
-"""Bytes for each item: its links on the lowest level, and 16 bytes for its position, its level and
-the higher levels."""
+"""Bytes of the graph for each item: links on the lowest level, and 16 bytes for the item's
+position, its level and the higher levels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,14 @@ class IndexSettings:
 
     Attributes
     ----------
-    kind : kind of the index; auto takes the first of flat, ivf_sq8 and ivf_pq that suits the size
-        and the budget.
+    kind : kind of the index; auto chooses the first of flat, ivf_sq8 and ivf_pq that suits the
+        number of items and the memory budget.
     memory_budget_bytes : maximum bytes of the index that stay in memory.
-    min_recall : minimum recall at 10 against exact search; the cheapest search parameters that
-        reach it are used.
+    min_recall : minimum recall at 10 against exact search. The build chooses the cheapest search
+        parameters that reach this recall.
     seed : random seed for the centroids and for the queries that measure recall.
-    filter_fields : names of fields to index for filters; None for the most frequent fields, within
-        a size limit.
+    filter_fields : names of fields to index for filters; None chooses the most frequent fields,
+        within a size limit.
     preview_side : longest side of the previews in pixels; None for no previews.
     """
 
@@ -57,13 +57,13 @@ DEFAULT_SETTINGS = IndexSettings()
 
 @dataclass(frozen=True, slots=True)
 class IndexPlan:
-    """An index to be built.
+    """The description of an index to build.
 
     Attributes
     ----------
     kind : kind of the index.
     factory : FAISS factory string.
-    n_bytes : bytes that stay in memory.
+    n_bytes : size of the index in memory, in bytes.
     """
 
     kind: IndexKind
@@ -96,7 +96,7 @@ def plan_index(n_items: int, dim: int, settings: IndexSettings) -> IndexPlan:
 
 
 def _plans(n_items: int, dim: int) -> list[IndexPlan]:
-    """All possible plans, the most exact first."""
+    """Return all possible plans; the most exact plan comes first."""
     n_lists = lists_for(n_items)
     lists = _ID_BYTES * n_items + _FLOAT_BYTES * n_lists * dim
     codebook = _FLOAT_BYTES * 256 * dim

@@ -11,22 +11,22 @@ from numpy.typing import NDArray
 from model_store.gallery.index.row_blocks import row_blocks, rows_at
 
 FETCHED = 200
-"""Minimum number of candidates from an approximate index that are re-ranked by their stored
-directions."""
+"""Minimum number of candidates to fetch from an approximate index. The stored directions re-rank
+the candidates."""
 
 N_NEIGHBOURS = 10
 EFFORTS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
-"""Values of ``nprobe`` or ``efSearch`` to try; each is about one third to a half larger than the
-one before."""
+"""Values of ``nprobe`` or ``efSearch`` to try, ascending; most steps add a third or a half."""
 
 _TIE = 1e-7
-"""Neighbours whose similarities differ by less are equal: float32 has no more precision."""
+"""Two neighbours with a smaller difference in similarity count as equal, because float32 is not
+more precise."""
 
 
 def tenth_similarity(
     directions: NDArray[np.float32], queries: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Similarity of each query to its tenth nearest item, or to the last item."""
+    """Return each query's similarity to its tenth nearest item; to the last of fewer items."""
     k = min(N_NEIGHBOURS, len(directions))
     nearest = np.empty((len(queries), 0), np.float32)
     for rows in row_blocks(directions):
@@ -42,7 +42,7 @@ def share_found(
     found: Sequence[NDArray[np.int64]],
     tenth: NDArray[np.float32],
 ) -> float:
-    """Mean share of each query's ten nearest items that are among its ``found`` rows.
+    """Return the recall at 10: the share of a query's ten nearest items that were found, as a mean.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Directions read block by block, so that finished blocks of a file use no memory."""
+"""Reads directions in blocks, so that the finished blocks of a file use no memory."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK_ROWS = 65_536
-"""Rows in a block. FAISS itself adds this many rows at a time, so the index is the same as with one
-call."""
+"""Number of rows in a block. FAISS adds rows in blocks of this size too, so the index is the same
+as after one call for all rows."""
 
 
 def row_blocks(rows: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
     """Yield the rows (N, D) of an array, or of a whole mapped file, in blocks.
 
-    Each block of a file is a separate memory map, which is closed with the block. With one map of
-    the whole file, all rows read would count as memory of the process.
+    Each block of a file is a separate memory map, which is closed after use. In one map of the
+    whole file, all rows that were read would count as memory of the process.
     """
     for start in range(0, len(rows), BLOCK_ROWS):
         stop = min(start + BLOCK_ROWS, len(rows))
@@ -29,7 +29,7 @@ def row_blocks(rows: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
 
 
 def rows_at(rows: NDArray[np.float32], places: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return the rows at ``places``, ascending, as `row_blocks` reads them."""
+    """Return the rows at the ascending ``places``; reads one block at a time."""
     found = np.empty((len(places), *rows.shape[1:]), rows.dtype)
     start = 0
     for block in row_blocks(rows):

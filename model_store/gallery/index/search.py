@@ -1,4 +1,4 @@
-"""Finding the nearest rows with an exact or an approximate index."""
+"""Finds the nearest rows with an exact or an approximate index."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ INDEX_FILE = "gallery.faiss"
 DIRECTIONS_FILE = "directions.npy"
 
 EXACT_ROWS = 10_000
-"""Up to this many allowed rows, each row is compared exactly, without the approximate index. This
-takes some milliseconds and misses no row."""
+"""Maximum number of allowed rows for an exact comparison with every row, without the approximate
+index. The comparison takes some milliseconds and misses no row."""
 
 SEARCH_FIRST_SHARE = 0.3
-"""From this share of allowed rows, an inverted index is searched without the filter for more rows
-than requested, and the filter is applied to the result. With 10⁶ rows this takes 0.9 times as long
-as a search with a mask if half of the rows are allowed, and twice as long if 5 % are."""
+"""Minimum share of allowed rows for a search without the filter. Such a search of an inverted index
+fetches more rows than requested, and then applies the filter to the result. With 10⁶ rows, a search
+with a mask is 1.1 times slower if half of the rows are allowed, and twice as fast if 5 % are
+allowed."""
 
 _MARGIN = 4
-"""Safety margin for the number of allowed rows among the found ones, in standard deviations."""
+"""Safety margin for the number of allowed rows in an unfiltered result, in standard deviations."""
 
 _AT_ONCE = 16_384
 
@@ -38,18 +39,18 @@ Rows = NDArray[np.int64]
 
 
 class RowIndex(Protocol):
-    """Unit directions with a search for the nearest ones."""
+    """An index of unit directions that finds the directions nearest to a query."""
 
     @property
     def directions(self) -> NDArray[np.float32]:
-        """All of them, (N, D)."""
+        """All directions, (N, D)."""
 
     def nearest(
         self, queries: NDArray[np.float32], n: int, allowed: Allowed | None
     ) -> tuple[list[Rows], Plan]:
-        """Return at least ``n`` rows near each query, or all allowed ones, in any order.
+        """Return at least ``n`` rows near each query, or all allowed rows, in any order.
 
-        The plan says how they were found.
+        The plan says how the rows were found.
         """
 
 
@@ -61,13 +62,13 @@ def open_index(directory: Path, report: IndexReport) -> RowIndex:
     BundleMismatch : the file is not an index of the kind in ``report``, or it refers to another
         file.
     """
-    # An index file may name another file with its inverted lists, and FAISS opens any path. With
-    # this flag FAISS opens only a file in the directory of the index, and none if it maps the
-    # index.
+    # An index file may name another file that has the inverted lists, and FAISS opens any path.
+    # With this flag, FAISS opens only a file in the directory of the index. If the index is
+    # memory-mapped, FAISS opens no other file.
     flags = faiss.IO_FLAG_ONDISK_SAME_DIR
     if report.kind != "flat":
-        # The index is mapped: opening it takes no time, and processes share its memory. The
-        # precomputed tables of product quantisation would take more memory than the codes.
+        # The index is memory-mapped, so it opens quickly and processes share its memory. Skip the
+        # precomputed tables of product quantisation: they would take more memory than the codes.
         flags |= faiss.IO_FLAG_MMAP_IFC | faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE
     try:
         index = faiss.read_index(str(directory / INDEX_FILE), flags)
@@ -77,7 +78,7 @@ def open_index(directory: Path, report: IndexReport) -> RowIndex:
         if not isinstance(index, faiss.IndexFlatIP):
             raise _not_an_index(report)
         return ExactIndex(index)
-    # This is memory-mapped too; a plain array avoids the overhead of `numpy.memmap`.
+    # The file is memory-mapped too; a plain array avoids the overhead of `numpy.memmap`.
     directions = np.asarray(np.load(directory / DIRECTIONS_FILE, mmap_mode="r"))
     return ApproximateIndex(index, report, directions)
 
@@ -101,7 +102,7 @@ class ExactIndex:
     def nearest(
         self, queries: NDArray[np.float32], n: int, allowed: Allowed | None
     ) -> tuple[list[Rows], Plan]:
-        """The ``n`` nearest rows, or all that are allowed."""
+        """Return the ``n`` nearest allowed rows; all allowed rows if there are fewer."""
         mask = None if allowed is None else allowed.mask()
         n_allowed = self._index.ntotal if mask is None else int(np.count_nonzero(mask))
         if min(n, n_allowed) == 0:
@@ -117,10 +118,10 @@ class ExactIndex:
 
 
 class ApproximateIndex:
-    """Compares the codes of likely rows, until it has found enough rows.
+    """Compares the codes of likely rows, until enough rows are found.
 
-    It searches one query at a time. In a batch, FAISS rounds the distances to the centroids
-    differently, so the result would depend on the other queries.
+    Queries are searched one by one. In a batch, FAISS rounds the distances to the centroids
+    differently, so a result would depend on the other queries.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class ApproximateIndex:
             missing = [place for place, rows in enumerate(found) if rows is None]
             if not missing:
                 return [rows for rows in found if rows is not None], "search_first"
-            # Each query gets the result that it would get alone.
+            # The result of a query must not depend on the other queries.
             others, plan = self._masked(queries[missing], n, allowed.mask())
             rest = iter(others)
             return [next(rest) if rows is None else rows for rows in found], plan
@@ -158,7 +159,7 @@ class ApproximateIndex:
     def _masked(
         self, queries: NDArray[np.float32], n: int, mask: NDArray[np.bool_]
     ) -> tuple[list[Rows], Plan]:
-        """Return at least ``n`` rows of a mask near each query, by comparison or by a search."""
+        """Return at least ``n`` rows of a mask near each query; few rows are compared exactly."""
         n_allowed = int(np.count_nonzero(mask))
         if n_allowed <= EXACT_ROWS:
             return self._compared(queries, n, np.flatnonzero(mask)), "exact"
@@ -172,9 +173,9 @@ class ApproximateIndex:
     def _searches_first(self, allowed: Allowed) -> bool:
         """Return whether an unfiltered search would find enough allowed rows.
 
-        At least twice `EXACT_ROWS` must be allowed, because the share is an estimate. It holds only
-        for inverted lists: a filter does not change which lists are read, but it changes the path
-        through a graph.
+        The number of allowed rows must be at least twice `EXACT_ROWS`, because the share is an
+        estimate. The result is always False for a graph: a filter changes the path through a graph,
+        but it does not change which inverted lists are read.
         """
         least = max(SEARCH_FIRST_SHARE * self._n_items, 2 * EXACT_ROWS)
         possible = self._knob == "nprobe" and allowed.at_most >= least
@@ -183,8 +184,8 @@ class ApproximateIndex:
     def _found_first(self, query: NDArray[np.float32], n: int, allowed: Allowed) -> Rows | None:
         """Search without the filter and return the nearest allowed rows; None if too few.
 
-        It reads as many lists as `_filtered_first` and returns as many rows. With a known share the
-        rows are the same; with an estimated share, only their number is.
+        It reads as many lists as `_filtered_first` and returns as many rows. If the share is exact,
+        it returns the same rows. If the share is an estimate, some rows may differ.
         """
         wanted = max(n, FETCHED)
         fetched = math.ceil((wanted + _MARGIN * math.sqrt(wanted)) / allowed.share)
@@ -205,7 +206,7 @@ class ApproximateIndex:
         """Return at least ``n`` rows near each query; only rows of the mask are compared."""
         n_allowed = self._n_items if mask is None else int(np.count_nonzero(mask))
         among = None if mask is None else selector(mask)
-        # The search compares as many allowed rows as it would compare without a filter.
+        # With this effort, the search compares as many allowed rows as a search without a filter.
         effort = math.ceil(self._effort * self._n_items / n_allowed)
         fetched = min(max(n, FETCHED), n_allowed)
         found = [self._search(query, n, fetched, effort, among) for query in queries]

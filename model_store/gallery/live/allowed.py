@@ -35,7 +35,7 @@ class RowsOfAll:
         return (of_base + self._n_since) / max(len(self._removed), 1)
 
     def at(self, rows: Rows) -> Mask:
-        """Return which of ``rows`` (n,) are allowed, (n,)."""
+        """Return a mask (n,): whether each of ``rows`` (n,) is allowed."""
         in_base = rows < self._n_base
         found = np.empty(rows.shape, dtype=bool)
         found[in_base] = self._of_base.at(rows[in_base])
@@ -77,14 +77,14 @@ class RowsOfBase:
 
     @property
     def share(self) -> float:
-        """The estimated share of the N rows; the same at each call."""
+        """The estimated share of the N rows that is allowed; the same value at each call."""
         n: float = self._there
         if self._allowed is not None:
             n = min(n, self._allowed.share * self._n_rows)
         return n / max(len(self._removed), 1)
 
     def at(self, rows: Rows) -> Mask:
-        """Return which of ``rows`` (n,) are allowed, (n,)."""
+        """Return a mask (n,): whether each of ``rows`` (n,) is allowed."""
         there = ~self._removed[rows]
         return there if self._allowed is None else there & self._allowed.at(rows)
 
@@ -97,7 +97,7 @@ class RowsOfBase:
         return rows[~self._removed[rows]]
 
     def mask(self) -> Mask:
-        """A read-only mask (N,) of the allowed rows."""
+        """Return a read-only mask (N,) of the allowed rows."""
         mask = ~self._removed
         if self._allowed is not None:
             mask &= self._allowed.mask()[: len(self._removed)]

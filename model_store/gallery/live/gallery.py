@@ -70,7 +70,7 @@ class LiveGallery:
         self.refresh()
 
     def snapshot(self, version: int | None = None) -> GallerySnapshot:
-        """The current snapshot, or the one after an earlier change."""
+        """Return the current snapshot, or the snapshot of an earlier ``version``."""
         with self._lock:
             if version is None or version == self._version:
                 return self._snapshot
@@ -92,7 +92,7 @@ class LiveGallery:
         return self.log.mark()
 
     def receipt(self, retry: Retry) -> Receipt | None:
-        """Return the receipt of a request that was carried out, else None; or raise `KeyReused`."""
+        """Return the receipt of a request, None for a new request; may raise `KeyReused`."""
         return self.log.receipt(retry)
 
     def commit(
@@ -102,7 +102,7 @@ class LiveGallery:
         note: Mapping[str, Any] = NO_NOTE,
         most_items: int | None = None,
     ) -> Receipt:
-        """Make changes, all of them or none; see `Writable`."""
+        """Make all changes or none; see `Writable`."""
         with self.writing() as turn:
             before = None if retry is None else turn.receipt(retry)
             if before is not None:

@@ -337,7 +337,7 @@ class Transaction:
         return rows.last_sequence(self._connection)
 
     def receipt(self, retry: Retry) -> Receipt | None:
-        """Return the receipt of a request that was carried out, else None; or raise `KeyReused`."""
+        """Return the receipt of a request, None for a new request; may raise `KeyReused`."""
         return _receipt(self._connection, retry)
 
     def add(self, writes: Sequence[Upsert | Delete]) -> list[Change]:

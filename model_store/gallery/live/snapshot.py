@@ -118,7 +118,7 @@ class GallerySnapshot:
     def candidates(
         self, directions: NDArray[np.float32], n: int, allowed: Allowed | None = None
     ) -> Candidates:
-        """Find the n items nearest to each of ``directions`` (B, D), among the ``allowed`` rows."""
+        """Find the n items nearest to each of ``directions`` (B, D); see `Gallery.candidates`."""
         if self._is_base:
             return self._base.candidates(directions, n, allowed)
         n_base = self._base.n_rows
@@ -177,14 +177,14 @@ class GallerySnapshot:
         return ordered
 
     def matching(self, part: Filter) -> Allowed:
-        """Return the rows that pass a filter, as `candidates` takes them."""
+        """Return the rows that pass a filter, for the parameter ``allowed`` of `candidates`."""
         if self._is_base:
             return self._base.matching(part)
         since = self._columns.matching(part, self._appended.sequences)
         return RowsOfAll(self._base.matching(part), since, self._removed)
 
     def facets(self, most: int) -> list[Facet]:
-        """Describe the fields that the gallery was built with an index of; see `Gallery.facets`."""
+        """Describe the fields that were indexed at the build; see `Gallery.facets`."""
         indexes = self._base.field_indexes().items()
         return [
             facet_of(field.name, self._counted(field, column), most) for field, column in indexes
@@ -201,23 +201,23 @@ class GallerySnapshot:
         ]
 
     def rows(self) -> NDArray[np.int64]:
-        """Rows (n_items,) of all items, ascending."""
+        """Return the rows (n_items,) of all items, ascending."""
         return np.flatnonzero(~self._removed)
 
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Unit directions of ``rows`` (...), shape (..., D)."""
+        """Return the unit directions (..., D) of ``rows`` (...)."""
         return self._at(rows, self._base.directions, self._appended.directions)
 
     def total_variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Variance of each item relative to its squared norm, Σ_d v_d / ‖m‖², shape (...)."""
+        """Return each item's total variance, divided by its squared norm: Σ_d v_d / ‖m‖², (...)."""
         return self._at(rows, self._base.total_variances, self._appended.total_variances)
 
     def variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Variance of each item's embedding, relative to its squared norm: v / ‖m‖², (..., D)."""
+        """Return each item's variances, divided by its squared norm: v / ‖m‖², (..., D)."""
         return self._at(rows, self._base.variances, self._appended.variances)
 
     def label_codes(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Codes of the rows' labels, -1 where an item has none, shape (...)."""
+        """Return the label codes of ``rows`` (...); -1 for an item without a label."""
         return self._at(rows, self._base.label_codes, self._appended.label_codes)
 
     def _at(
@@ -236,7 +236,7 @@ class GallerySnapshot:
         return values
 
     def page(self, after: int | None, limit: int) -> NDArray[np.int64]:
-        """Rows of the next ``limit`` items by id, after the row ``after``."""
+        """Return the rows of the next ``limit`` items after ``after``, in the order of ids."""
         n_base = self._base.n_rows
         start, first = 0, ""
         if after is not None:
@@ -274,7 +274,7 @@ class GallerySnapshot:
         return self.items(np.array([row]))[0].id
 
     def items(self, rows: NDArray[np.int64]) -> list[Item]:
-        """The items at ``rows`` (n,), in that order."""
+        """Return the items at ``rows`` (n,), in the order of ``rows``."""
         in_base = rows < self._base.n_rows
         if in_base.all():
             return self._base.items(rows)
@@ -284,7 +284,7 @@ class GallerySnapshot:
         return [next(of_base if known else since) for known in in_base]
 
     def row(self, item_id: str) -> int:
-        """Return the row of an item, or raise `ItemNotFound`."""
+        """Return the row of the item with this id, or raise `ItemNotFound`."""
         held = self._appended.rows_of.get(item_id, ())
         row = next((row for row in reversed(held) if row < self.n_rows), None)
         if row is None:
@@ -294,18 +294,18 @@ class GallerySnapshot:
         return row
 
     def item(self, item_id: str) -> Item:
-        """The item of that id, or `ItemNotFound`."""
+        """Return the item with this id, or raise `ItemNotFound`."""
         return self.items(np.array([self.row(item_id)]))[0]
 
     def thumbnail(self, item_id: str) -> Thumbnail:
-        """The picture of that item, or `ItemNotFound`."""
+        """Return the thumbnail of an item, or raise `ItemNotFound`."""
         row = self.row(item_id)
         if row < self._base.n_rows:
             return self._base.thumbnail(item_id)
         return self._log.thumbnail(int(self._appended.sequences[row - self._base.n_rows]))
 
     def preview(self, item_id: str) -> bytes:
-        """The larger picture of that item, or `ItemNotFound`; see `Gallery.preview`."""
+        """Return the preview of an item, or raise `ItemNotFound`; see `Gallery.preview`."""
         row = self.row(item_id)
         if row < self._base.n_rows:
             return self._base.preview(item_id)

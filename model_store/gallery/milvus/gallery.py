@@ -117,7 +117,7 @@ class MilvusGallery:
 
     @property
     def n_rows(self) -> int:
-        """N: rows are 0 to N − 1."""
+        """N, the number of rows; rows are numbered from 0 to N − 1."""
         return self.described.n_items + self.head.version
 
     @property
@@ -133,7 +133,7 @@ class MilvusGallery:
     def candidates(
         self, directions: NDArray[np.float32], n: int, allowed: Allowed | None = None
     ) -> Candidates:
-        """Find the n items nearest to each of ``directions`` (B, D), among the ``allowed`` rows."""
+        """Find the n items nearest to each of ``directions`` (B, D); see `Gallery.candidates`."""
         n_allowed = self.n_items if allowed is None else min(allowed.at_most, self.n_items)
         n = min(n, n_allowed)
         plan: Plan = "filter_first"
@@ -258,7 +258,7 @@ class MilvusGallery:
         return np.array([entities[place][0] for place in order]), similarities[order]
 
     def matching(self, part: Filter) -> Allowed:
-        """Return the rows that pass a filter, as `candidates` takes them."""
+        """Return the rows that pass a filter, for the parameter ``allowed`` of `candidates`."""
         expression = to_expression(part)
         return MatchingRows(self.by_number, expression, self.head, self.n_rows, self._current)
 
@@ -270,19 +270,19 @@ class MilvusGallery:
         return self.page(None, self.n_items)
 
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Unit directions of ``rows`` (...), shape (..., D)."""
+        """Return the unit directions (..., D) of ``rows`` (...)."""
         values = np.empty((rows.size, self.dim), dtype=np.float32)
         for place, entity in enumerate(self._each(rows)):
             values[place] = entity.direction
         return values.reshape(*rows.shape, self.dim)
 
     def total_variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Variance of each item relative to its squared norm, Σ_d v_d / ‖m‖², shape (...)."""
+        """Return each item's total variance, divided by its squared norm: Σ_d v_d / ‖m‖², (...)."""
         values = [entity.total_variance for entity in self._each(rows)]
         return np.array(values, dtype=np.float32).reshape(rows.shape)
 
     def variances(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Variance of each item's embedding, relative to its squared norm: v / ‖m‖², (..., D)."""
+        """Return each item's variances, divided by its squared norm: v / ‖m‖², (..., D)."""
         stored: dict[int, tuple[Any, Any]] = {}
         for part in _parts(rows.ravel(), READ_AT_ONCE):
             found = self.by_number.at(part.tolist(), self.head.since, ["variance", "norm"])
@@ -294,12 +294,12 @@ class MilvusGallery:
         return relative.reshape(*rows.shape, self.dim)
 
     def label_codes(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Codes of the rows' labels, -1 where an item has none, shape (...)."""
+        """Return the label codes of ``rows`` (...); -1 for an item without a label."""
         codes = [self._code(entity.item.label) for entity in self._each(rows)]
         return np.array(codes, dtype=np.int32).reshape(rows.shape)
 
     def items(self, rows: NDArray[np.int64]) -> list[Item]:
-        """The items at ``rows`` (n,), in that order."""
+        """Return the items at ``rows`` (n,), in the order of ``rows``."""
         return [entity.item for entity in self._each(rows)]
 
     def page(self, after: int | None, limit: int) -> NDArray[np.int64]:
@@ -314,15 +314,15 @@ class MilvusGallery:
         return np.array(found[:limit], dtype=np.int64)
 
     def row(self, item_id: str) -> int:
-        """Return the row of an item, or raise `ItemNotFound`."""
+        """Return the row of the item with this id, or raise `ItemNotFound`."""
         return int(self._by_id(item_id, [])["row"])
 
     def item(self, item_id: str) -> Item:
-        """The item of that id, or `ItemNotFound`."""
+        """Return the item with this id, or raise `ItemNotFound`."""
         return read_entity(self._by_id(item_id, ENTITY_FIELDS)).item
 
     def thumbnail(self, item_id: str) -> Thumbnail:
-        """The picture of that item, or `ItemNotFound`."""
+        """Return the thumbnail of an item, or raise `ItemNotFound`."""
         found = self._by_id(item_id, ["thumbnail", "media_type"])
         return Thumbnail(base64.b64decode(found["thumbnail"]), found["media_type"])
 

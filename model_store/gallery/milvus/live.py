@@ -132,7 +132,7 @@ class MilvusLive:
         return self._log.mark()
 
     def receipt(self, retry: Retry) -> Receipt | None:
-        """Return the receipt of a request that was carried out, else None; or raise `KeyReused`."""
+        """Return the receipt of a request, None for a new request; may raise `KeyReused`."""
         before = self._log.receipt(retry)
         if before is not None:
             with once_kept():

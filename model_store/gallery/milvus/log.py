@@ -148,7 +148,7 @@ class MilvusLog:
         return dict(found)
 
     def receipt(self, retry: Retry) -> Receipt | None:
-        """Return the receipt of a request that was carried out, else None; or raise `KeyReused`."""
+        """Return the receipt of a request, None for a new request; may raise `KeyReused`."""
         return _receipt(self._database.ask, self._collection, retry)
 
     @contextmanager
@@ -200,7 +200,7 @@ class Turn:
         self.now = now(execute)
 
     def receipt(self, retry: Retry) -> Receipt | None:
-        """Return the receipt of a request that was carried out, else None; or raise `KeyReused`."""
+        """Return the receipt of a request, None for a new request; may raise `KeyReused`."""
         return _receipt(self._execute, self._collection, retry)
 
     def rows(self, item_ids: Sequence[str]) -> dict[str, int | None]:

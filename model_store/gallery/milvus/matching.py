@@ -58,7 +58,7 @@ class MatchingRows:
         return NO_FIELDS
 
     def at(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which of ``rows`` (n,) are allowed, (n,)."""
+        """Return a mask (n,): whether each of ``rows`` (n,) is allowed."""
         if not rows.size:
             return np.zeros(0, dtype=bool)
         among = self._rows.among(rows.tolist(), self._head.since, self.expression)
@@ -73,7 +73,7 @@ class MatchingRows:
         return self._current(np.array(found, dtype=np.int64))
 
     def mask(self) -> NDArray[np.bool_]:
-        """A read-only mask (N,) of the allowed rows."""
+        """Return a read-only mask (N,) of the allowed rows."""
         mask = np.zeros(self._n_rows, dtype=bool)
         mask[self.rows()] = True
         mask.flags.writeable = False
