@@ -73,9 +73,7 @@ class ItemsWriter:
         self._codes.extend(self._seen.setdefault(item.label, len(self._seen)) for _, item in added)
 
     def label_codes(self) -> NDArray[np.int32]:
-        """Return (N,) the position of each item's label among the sorted labels; -1 for no
-        label.
-        """
+        """Return the positions (N,) of the items' labels in the sorted labels; -1 for no label."""
         place = {label: place for place, label in enumerate(self._labels())} | {None: -1}
         codes = np.array([place[label] for label in self._seen], dtype=np.int32)
         return codes[np.frombuffer(self._codes, dtype=np.intc)] if self._codes else codes

@@ -5,8 +5,8 @@
     log         an append-only log of changes in SQLite
     rows        the rows of the log, with checksums
     high_water  the number of the last change, in a file beside the log
-    gallery     base and log: reads and writes
-    snapshot    base and log at one version: searches
+    gallery     a base gallery with a log: accepts changes
+    snapshot    the gallery after one change: answers searches
     allowed     the rows that a search may find
     fields      indexes of the fields of added items
     sqlite      connections with the settings of the log

@@ -1,4 +1,4 @@
-"""The rows that a search of a live gallery may find, in its base and among added items."""
+"""The rows that a search of a live gallery may find: rows of the base and rows of added items."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Mask = NDArray[np.bool_]
 
 
 class RowsOfAll:
-    """Allowed rows of the base and of added items, without removed ones; implements `Allowed`.
+    """Allowed rows of the base and of added items, without removed rows; implements `Allowed`.
 
     Parameters
     ----------
     of_base : allowed rows of the base, 0 to N − 1.
-    since : (M,) mask of allowed rows among N to N + M − 1.
-    removed : (N + M,) mask of rows that no longer hold an item.
+    since : (M,) mask of the allowed rows among the rows N to N + M − 1.
+    removed : (N + M,) mask of the rows of removed items.
     """
 
     def __init__(self, of_base: Allowed, since: Mask, removed: Mask) -> None:
@@ -30,7 +30,7 @@ class RowsOfAll:
 
     @property
     def share(self) -> float:
-        """The estimated share of the N + M rows; the same at each call."""
+        """The estimated share of the N + M rows that is allowed; the same value at each call."""
         of_base = self._of_base.share * self._n_base
         return (of_base + self._n_since) / max(len(self._removed), 1)
 
@@ -43,14 +43,14 @@ class RowsOfAll:
         return found & ~self._removed[rows]
 
     def rows(self) -> Rows:
-        """All of them, ascending."""
+        """Return all allowed rows, ascending."""
         since = self._n_base + np.flatnonzero(self._since)
         rows: Rows = np.concatenate([self._of_base.rows(), since])
         there: Rows = rows[~self._removed[rows]]
         return there
 
     def mask(self) -> Mask:
-        """A read-only mask (N + M,) of the allowed rows."""
+        """Return a read-only mask (N + M,) of the allowed rows."""
         mask = np.concatenate([self._of_base.mask(), self._since])
         mask &= ~self._removed
         mask.flags.writeable = False
@@ -58,13 +58,13 @@ class RowsOfAll:
 
 
 class RowsOfBase:
-    """The allowed rows of the base, 0 to N − 1, without removed ones; implements `Allowed`.
+    """Allowed rows of the base, 0 to N − 1, without removed rows; implements `Allowed`.
 
     Parameters
     ----------
     allowed : allowed rows of the whole live gallery; None for all rows.
-    removed : (N,) mask of rows of the base that no longer hold an item.
-    n_removed : number of removed rows.
+    removed : (N,) mask of the rows of removed items in the base.
+    n_removed : number of True values in ``removed``.
     n_rows : number of rows of the whole live gallery.
     """
 
@@ -89,7 +89,7 @@ class RowsOfBase:
         return there if self._allowed is None else there & self._allowed.at(rows)
 
     def rows(self) -> Rows:
-        """All of them, ascending."""
+        """Return all allowed rows, ascending."""
         if self._allowed is None:
             return np.flatnonzero(~self._removed)
         rows = self._allowed.rows()

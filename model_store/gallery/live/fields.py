@@ -1,9 +1,9 @@
 """Indexes of the fields of added items, built on first use by a filter.
 
-The items are divided into runs of `RUN` items, and of 2, 4, 8, … times as many. The run lengths are
-the binary digits of the number of items: two runs of equal length merge into one. So each item is
-indexed only a few times, and a filter reads few runs. The last items, fewer than `RUN`, are checked
-one by one.
+The items are divided into runs. A run has `RUN` items, or 2, 4, 8, … times `RUN` items. Two runs of
+equal length merge into one run, so all run lengths differ. So each item is indexed only a few
+times, and a filter reads few runs. The last items, fewer than `RUN`, have no index; a filter checks
+each of them.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from model_store.gallery.filters.sql import as_stored
 from model_store.gallery.live.log import ChangesFile
 
 RUN = 256
-"""Number of items in the shortest run. Checking so many one by one takes about as long as the
+"""Number of items in the shortest run. A check of this many items takes about as long as a
 search."""
 
 MOST_COLUMNS, MOST_BYTES = 1_024, 2**26
-"""Maximum number of cached indexes (one for each field and run), and their maximum bytes. This is
-enough for a hundred fields until compaction, by default after 10,000 items."""
+"""Maximum number of cached indexes, and maximum size of the cache in bytes. There is one index for
+each field and run. The cache is large enough for a hundred fields until a compaction, by default
+after 10,000 items."""
 
 
 class LogColumns:
-    """The indexes of fields of the items in a log; safe to share by threads."""
+    """The indexes of fields of the items in a log; thread-safe."""
 
     def __init__(self, log: ChangesFile) -> None:
         self._log = log
@@ -44,7 +45,7 @@ class LogColumns:
 
         Parameters
         ----------
-        sequences : ascending sequence numbers of all items in the log, up to some item.
+        sequences : ascending sequence numbers of the first M items in the log.
         """
         mask = np.zeros(len(sequences), dtype=bool)
         fields, stored, done = fields_of(part), as_stored(part), 0
@@ -60,7 +61,7 @@ class LogColumns:
         return mask
 
     def all(self, field: Field, sequences: NDArray[np.int64]) -> Iterator[tuple[int, Column]]:
-        """Yield the start and the index of each run; together they cover all items.
+        """Yield the start and the index of each run; the runs together have all items.
 
         Parameters
         ----------
@@ -74,7 +75,7 @@ class LogColumns:
             yield done, self._log.column(field, sequences[done:])
 
     def _column(self, field: Field, run: range, sequences: NDArray[np.int64]) -> Column:
-        """The index of a field for one run."""
+        """Return the index of a field for the items of one run."""
         key = field, run.start, run.stop
         with self._lock:
             column = self._columns.get(key)
@@ -92,7 +93,7 @@ class LogColumns:
 
 
 def runs(n: int) -> Iterator[range]:
-    """Yield the runs of ``n`` items, the longest first."""
+    """Yield the runs of ``n`` items; the longest run comes first."""
     start, full = 0, n // RUN
     for power in reversed(range(full.bit_length())):
         if full >> power & 1:

@@ -1,4 +1,4 @@
-"""A gallery that changes while it is searched: an immutable base, and a log of changes to it."""
+"""A gallery that changes while it is searched: an immutable base and a log of changes."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from model_store.sphere import unit_direction
 
 
 class LiveGallery:
-    """A base gallery and the log of its changes; thread-safe; implements `Writable`.
+    """A base gallery and the log of its changes; implements `Writable`. Thread-safe.
 
-    A search takes a `snapshot` and uses it until it ends. A writer calls `commit`. `refresh` reads
-    what other processes have written to the same log.
+    A search takes a `snapshot` and uses it from start to end. A writer calls `commit`. `refresh`
+    reads the changes that other processes have written to the log.
 
     Parameters
     ----------
-    admit : called in each transaction, before anything is written; raises if the gallery no longer
-        accepts writes.
+    admit : function that each transaction calls before its first write. It raises an error if the
+        gallery no longer accepts writes.
 
     Raises
     ------
@@ -125,7 +125,7 @@ class LiveGallery:
 
         Raises
         ------
-        WriteError : `admit` refused it, or the writes could not be stored.
+        WriteError : `admit` refused the transaction, or the writes could not be stored.
         """
         with self.log.transaction() as turn:
             self._admit()
@@ -136,7 +136,7 @@ class LiveGallery:
         self.log.close()
 
     def _catch_up(self, log: ChangesFile | Transaction) -> None:
-        """Apply the unread changes of the log; the log may be newer than this object."""
+        """Apply the unread changes of the log; skip to its start if the log begins later."""
         start = log.start()
         if self._version < start:
             self._version, self._snapshot = start, self._at(start)
@@ -158,7 +158,7 @@ class LiveGallery:
         self._snapshot = self._at(self._version)
 
     def _append(self, change: Change, vector: Vector) -> None:
-        """Give an item the next row."""
+        """Store the vector of an added item in the next row."""
         row = self._rows[change.id] = self._base.n_rows + len(self._ids)
         self._rows_of.setdefault(change.id, []).append(row)
         self._ids.append(change.id)
@@ -178,7 +178,7 @@ class LiveGallery:
         return self._row(item_id) is not None
 
     def _row(self, item_id: str) -> int | None:
-        """Return the current row of an item; None where there is no such item."""
+        """Return the current row of an item; None if the item does not exist."""
         if item_id in self._rows:
             return self._rows[item_id]
         return self._row_in_base(item_id)
@@ -190,7 +190,7 @@ class LiveGallery:
             return None
 
     def _at(self, version: int) -> GallerySnapshot:
-        """The snapshot after the change ``version``."""
+        """Return the snapshot after the change ``version``."""
         columns = self._columns
         n = int(np.searchsorted(columns.sequences.until(), version, side="right"))
         removed = self._emptied.at(version)
@@ -210,7 +210,7 @@ class LiveGallery:
 
 
 class _Column:
-    """An array that grows at its end; earlier views of it stay valid."""
+    """An array that grows at its end; earlier results of `until` stay valid."""
 
     def __init__(self, dtype: type[np.generic], *shape: int) -> None:
         self._values = np.empty((16, *shape), dtype=dtype)
@@ -225,12 +225,12 @@ class _Column:
         self._n += 1
 
     def until(self, n: int | None = None) -> NDArray[Any]:
-        """The first ``n`` elements; all by default."""
+        """Return the first ``n`` elements; all elements by default."""
         return self._values[: self._n if n is None else n]
 
 
 class _Columns:
-    """The columns of added items that a search needs; see `DeltaSegment`."""
+    """The data of added items that a search needs; see `DeltaSegment`."""
 
     def __init__(self, dim: int) -> None:
         self.sequences = _Column(np.int64)
@@ -242,13 +242,13 @@ class _Columns:
 
 
 class _Tombstones:
-    """Rows that no longer hold an item, and the changes that removed them."""
+    """Rows of removed items, and the numbers of the changes that removed the items."""
 
     def __init__(self) -> None:
         self.rows, self.since = _Column(np.int64), _Column(np.int64)
 
     def at(self, version: int) -> NDArray[np.int64]:
-        """The rows without an item after the change ``version``."""
+        """Return the rows of all items removed by the change ``version`` or before."""
         n = int(np.searchsorted(self.since.until(), version, side="right"))
         rows: NDArray[np.int64] = self.rows.until(n)
         return rows

@@ -1,10 +1,10 @@
-"""A high-water mark beside a log, which shows whether the log has lost its last changes.
+"""A file beside a log with the number of the log's last change; it shows whether changes are lost.
 
 SQLite reports no error if its journal was lost or damaged, or if the log was deleted. The number is
-written in place, after a change is on the disk and before the change is acknowledged. So it is
-never ahead of the stored changes. It is not flushed for each change, so a power cut may leave an
-older number. It protects against lost and damaged files; SQLite itself protects against a power
-cut.
+written after a change is on the disk and before the change is acknowledged. So the number is never
+larger than that of the last stored change. The file is not flushed for each change, so a power cut
+may leave a smaller number. The file protects against lost and damaged files; SQLite itself protects
+against a power cut.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ logger = logging.getLogger(__name__)
 _DIGITS = 20
 _ENDING = ".high"
 UNFINISHED = f"{_ENDING}{PARTIAL}"
-"""Ending of the name of a temporary file."""
+"""Ending of the names of temporary files."""
 
 
 class HighWater:
-    """The greatest sequence number that a log is known to have reached.
+    """The largest sequence number that a log has acknowledged.
 
     Parameters
     ----------
@@ -39,11 +39,11 @@ class HighWater:
         self.path = log.with_name(f"{log.name}{_ENDING}")
 
     def read(self) -> int:
-        """Return the number; 0 without a file.
+        """Return the stored number; 0 if there is no file.
 
         Raises
         ------
-        LogDamaged : the file holds no number.
+        LogDamaged : the file cannot be read, or its content is not a number.
         """
         try:
             content = self.path.read_bytes()
@@ -58,7 +58,7 @@ class HighWater:
     def make(self, sequence: int) -> None:
         """Create the file if it is missing, so that a later `raise_to` needs no disk space.
 
-        A killed process leaves no file or a complete one.
+        If the process is killed, the file is either missing or complete.
 
         Raises
         ------
@@ -71,10 +71,10 @@ class HighWater:
                         staged.write_bytes(_written(sequence))
 
     def raise_to(self, sequence: int) -> None:
-        """Write a greater number; an error is only logged, as the change is stored already."""
+        """Write a larger number. Errors are only logged, because the change is already stored."""
         try:
             with self.path.open("r+b") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)  # writers of other processes
+                fcntl.flock(file, fcntl.LOCK_EX)  # other processes may write too
                 known = file.read()
                 if not known.isdigit() or int(known) < sequence:
                     os.pwrite(file.fileno(), _written(sequence), 0)
@@ -83,7 +83,7 @@ class HighWater:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove temporary files that killed processes have left in a folder of logs."""
+    """Remove the temporary files of killed processes from a folder of logs."""
     with _alone(folder):
         for left in folder.glob(f".*{UNFINISHED}"):
             left.unlink()
@@ -91,7 +91,7 @@ def remove_unfinished(folder: Path) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Lock a folder against other processes that create such files."""
+    """Lock a folder against other processes that create or remove temporary files."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with suppress(OSError):  # the file system may not lock folders
@@ -102,7 +102,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def require_reached(last: int, reached: int) -> None:
-    """Raise `LogDamaged` if a log ends with ``last``, before ``reached``.
+    """Raise `LogDamaged` if the last change ``last`` of a log is before ``reached``.
 
     If other processes can write, read ``reached`` before reading the log.
     """

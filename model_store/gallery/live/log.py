@@ -1,7 +1,7 @@
 """The log of changes since a gallery's bundle was built, in one SQLite file.
 
 The log is append-only. Every change has a sequence number. A reader continues after the last number
-that it has read, and the gallery at any earlier number can be reconstructed. A complete transaction
+that it has read. The gallery after any earlier change can be reconstructed. A complete transaction
 is on the disk before it is acknowledged (write-ahead log, ``synchronous=FULL``). Only one process
 writes at a time.
 """
@@ -40,23 +40,23 @@ from model_store.gallery.writable import Change, Delete, Receipt, Retry, Upsert
 T = TypeVar("T")
 
 READER_CACHE_KIB = 128
-"""Page cache of a reader, instead of SQLite's 2 MB. The system caches the file too, and each of a
-thousand galleries has a reader."""
+"""Size of a reader's page cache in KiB; SQLite's default is 2 MB. There may be a thousand
+galleries, each with a reader. The operating system caches the file too."""
 
 SCHEMA_VERSION = "2"
 
 OUTCOME_LIFE_S = 24 * 3600.0
-"""Seconds, by the log's clock, for which the outcome of an Idempotency-Key is kept."""
+"""Seconds for which the outcome of an Idempotency-Key is kept, measured by the log's clock."""
 
 LONGEST_STEP_S = 3600.0
-"""Largest step of the log's clock, in seconds. Without writes, outcomes are therefore kept
-longer."""
+"""Maximum advance of the log's clock between two stored outcomes, in seconds. If writes are rare,
+outcomes are therefore kept longer."""
 
 
 class ChangesFile:
-    """The log of one bundle's gallery; safe to share by threads and by processes.
+    """The log of one bundle's gallery; several threads and processes can use it.
 
-    The file is made by the first write; until then there are no changes.
+    The first write creates the file; before, the gallery has no changes.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class ChangesFile:
     ------
     BundleMismatch : the file belongs to another bundle or encoder.
     StorageFailed : the file exists and cannot be read.
-    LogDamaged : the log differs from its checksums; every later call raises it too.
+    LogDamaged : the log differs from its checksums; every later call raises this error too.
     """
 
     def __init__(self, path: Path, bundle_id: str, encoder_fingerprint: str) -> None:
@@ -95,7 +95,7 @@ class ChangesFile:
         """
         self._read(rows.verify_all, None)
         with self._told():
-            reached = self._high.read()  # read first: other processes may raise it at any time
+            reached = self._high.read()  # first: other processes may write before `last`
         last = self.last()
         with self._told():
             require_reached(last, reached)
@@ -103,8 +103,8 @@ class ChangesFile:
     def mark(self) -> tuple[int, int] | None:
         """Return a token that changes when any process commits; (0, 0) before the first change.
 
-        It is checked before every request; this takes microseconds, because it is in shared memory.
-        None if it cannot be read, for example on a read-only disk.
+        The service compares the token before every request. It is in shared memory, so it takes
+        microseconds to read. None if it cannot be read, for example on a read-only disk.
         """
         if self._damage is not None:
             raise self._damage
@@ -114,7 +114,7 @@ class ChangesFile:
             try:
                 if self._watcher is None:
                     self._watcher = connect(self.path, "ro", patience_s=0)
-                    self._n_watchers += 1  # each counts for itself
+                    self._n_watchers += 1  # each connection has its own counter
                 ((version,),) = rows.fetched(self._watcher, "PRAGMA data_version")
             except sqlite3.Error:
                 return None
@@ -133,15 +133,15 @@ class ChangesFile:
         return self._read(rows.first_sequence, 0)
 
     def items(self, sequences: Sequence[int]) -> list[Item]:
-        """The items that were written at ``sequences``, in that order."""
+        """Return the items written by the changes ``sequences``, in the order of ``sequences``."""
         return self._read(partial(rows.items_at, sequences=sequences), []) if sequences else []
 
     def thumbnail(self, sequence: int) -> Thumbnail:
-        """The picture that was written at ``sequence``."""
+        """Return the thumbnail written by the change ``sequence``."""
         return self._there(partial(rows.thumbnail_at, sequence=sequence))
 
     def matching(self, part: Filter, first: int, last: int) -> list[int]:
-        """Return the writes from ``first`` to ``last`` whose items pass a filter."""
+        """Return the numbers of changes, from ``first`` to ``last``, whose items pass a filter."""
         condition, values = to_sql(part)
         query = (
             "SELECT sequence FROM changes WHERE mean IS NOT NULL "  # noqa: S608
@@ -154,34 +154,34 @@ class ChangesFile:
         return [sequence for (sequence,) in found]
 
     def column(self, field: Field, sequences: NDArray[np.int64]) -> Column:
-        """Index a field of the items written at ``sequences``; no item in between is left out."""
+        """Index a field of the items of ``sequences``, which must be without gaps."""
         return self._there(partial(rows.field_column, field=field, sequences=sequences))
 
     def upserts(self, sequences: Sequence[int]) -> Iterator[Upsert]:
-        """Read the complete writes at ``sequences``, one after another."""
+        """Yield the complete items and vectors written by the changes ``sequences``."""
         for sequence in sequences:
             yield self._there(partial(rows.upsert_at, sequence=sequence))
 
     def features(self, sequences: Sequence[int]) -> dict[int, bytes]:
-        """The known features of the items written at ``sequences``; see `HalfRows`."""
+        """Return the known features of items, by sequence number; see `HalfRows`."""
         return self._beside("features", sequences)
 
     def preview(self, sequence: int) -> bytes:
-        """The larger picture that was written at ``sequence``; empty if there was none."""
+        """Return the preview written by the change ``sequence``; empty if there is none."""
         return self._beside("previews", [sequence]).get(sequence, b"")
 
     def receipt(self, retry: Retry) -> Receipt | None:
-        """Return the receipt of a request that was carried out, else None.
+        """Return the receipt of a request; None for a new request.
 
         Raises
         ------
-        KeyReused : the key was used for another request.
+        KeyReused : the key belongs to another request.
         """
         return self._read(partial(_receipt, retry=retry), None)
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """Open a transaction: all of its writes are kept, or none after an error.
+        """Open a transaction; after an error, none of its writes are kept.
 
         Raises
         ------
@@ -207,7 +207,7 @@ class ChangesFile:
                 self._high.raise_to(turn.reached)
 
     def copy_to(self, target: Path) -> None:
-        """Make a consistent copy of the log, without later writes.
+        """Copy the log consistently to ``target``, while writers continue.
 
         Without a log, the copy is empty.
         """
@@ -229,7 +229,7 @@ class ChangesFile:
         self._reader = self._watcher = None
 
     def _read(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
-        """Do ``work`` with the reading connection; return ``otherwise`` if there is no log yet."""
+        """Call ``work`` with the reading connection; return ``otherwise`` if no log exists."""
         with self._reading, self._told(), errors_in_words(self.path, "read"):
             if self._reader is None and self.path.exists():
                 self._reader = self._open_reader()
@@ -240,7 +240,7 @@ class ChangesFile:
         return self._read(found, {})
 
     def _there(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Do ``work`` on a log that must exist; raise `LogDamaged` if it does not."""
+        """Call ``work`` with the reading connection; raise `LogDamaged` if there is no log."""
         nothing: list[T] = []
         found = self._read(lambda connection: [work(connection)], nothing)
         if not found:
@@ -249,7 +249,7 @@ class ChangesFile:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Re-raise damage with the bundle and advice; all later calls fail too."""
+        """Add bundle and advice to a `LogDamaged` error, and raise it in all later calls too."""
         if self._damage is not None:
             raise self._damage
         try:
@@ -268,7 +268,7 @@ class ChangesFile:
             made = rows.fetched(connection, "SELECT 1 FROM sqlite_master LIMIT 1")
         except sqlite3.OperationalError:
             connection.close()
-            # On a read-only disk, a log that was closed properly has no journal.
+            # On a read-only disk, a log without a journal was closed properly and can be opened.
             journal = self.path.with_name(f"{self.path.name}-wal")
             if journal.exists() and journal.stat().st_size:
                 raise
@@ -287,7 +287,8 @@ class ChangesFile:
             folder.mkdir(exist_ok=True)
         except OSError as error:
             raise of_the_system(error) from error
-        # A connection that was opened read-only would see no later change.
+        # A connection opened before the log existed as a writable file would not find later
+        # changes.
         with self._reading, self._watching:
             self._close_readers()
         connection = connect(self.path, "rwc")
@@ -341,7 +342,7 @@ class Transaction:
         return _receipt(self._connection, retry)
 
     def add(self, writes: Sequence[Upsert | Delete]) -> list[Change]:
-        """Append to the log."""
+        """Append changes to the log; return them with their sequence numbers."""
         last = self.last()
         return [self._add(last + place, write) for place, write in enumerate(writes, start=1)]
 
@@ -366,7 +367,7 @@ class Transaction:
         )
 
     def copy_tail(self, path: Path, bundle_id: str, after: int) -> None:
-        """Write the changes after a sequence number to a new log for another bundle."""
+        """Write the changes after the change ``after`` to a new log for another bundle."""
         with closing(connect(path, "rwc")) as target:
             target.execute("PRAGMA journal_mode=WAL")
             meta = rows.meta(self._connection)
@@ -386,10 +387,10 @@ def _receipt(connection: sqlite3.Connection, retry: Retry) -> Receipt | None:
 
 
 def _now(connection: sqlite3.Connection) -> float:
-    """Return the time by the log's clock, in seconds.
+    """Return the time of the log's clock, in seconds.
 
-    It follows the system clock, but never goes back. Between two stored outcomes it advances by at
-    most `LONGEST_STEP_S`. So no outcome is lost when the system clock jumps.
+    The log's clock follows the system clock, but never goes back. Between two stored outcomes, it
+    advances by at most `LONGEST_STEP_S`. So outcomes survive a jump of the system clock.
     """
     system, own = rows.clock(connection)
     return own + min(max(time.time() - system, 0.0), LONGEST_STEP_S)

@@ -1,8 +1,8 @@
 """Rows of the log, each with checksums, and the SQL statements that read them.
 
-A row has a checksum for each of its three parts (item, vector, picture), because each part is read
-separately. Each checksum includes the sequence number, and sequence numbers have no gaps. So
-reading finds rows that are damaged, missing or exchanged.
+A row has three parts (item, vector, picture), which are read separately. Each part has its own
+checksum. Each checksum includes the sequence number, and sequence numbers have no gaps. So a reader
+finds rows that are damaged, missing or exchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from model_store.half_precision import HalfRows
 
 SCHEMA = (
     "CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
-    # Without a mean, the item is deleted.
+    # A row without a mean is a deletion.
     """CREATE TABLE IF NOT EXISTS changes (
   sequence INTEGER PRIMARY KEY,
   id TEXT NOT NULL,
@@ -45,8 +45,8 @@ SCHEMA = (
   at REAL NOT NULL,
   checksum BLOB NOT NULL
 ) WITHOUT ROWID""",
-    # Of changes whose features are known, or that have a preview; logs of earlier releases lack the
-    # tables.
+    # Changes with known features have a row in `features`; changes with a preview have a row in
+    # `previews`. Logs of earlier releases lack these tables.
     """CREATE TABLE IF NOT EXISTS features (
   sequence INTEGER PRIMARY KEY,
   features BLOB NOT NULL,
@@ -62,7 +62,7 @@ SCHEMA = (
 Row = tuple[Any, ...]
 
 Beside = Literal["features", "previews"]
-"""Tables of optional content of a change, with a checksum."""
+"""Names of the tables with optional content of changes."""
 
 _FLOATS = np.dtype("<f4")
 _CHECKSUM_BYTES = 16
@@ -72,7 +72,7 @@ _WHOLE = "sequence, id, label, metadata, media_type, thumbnail, mean, variance, 
 
 
 def make(connection: sqlite3.Connection, identity: dict[str, str], start: int) -> None:
-    """Make an empty log that begins after ``start``, if there is no log."""
+    """Make an empty log that begins after the change ``start``, unless a log exists."""
     connection.execute("BEGIN IMMEDIATE")
     for statement in SCHEMA:
         connection.execute(statement)
@@ -87,12 +87,12 @@ def fetched(connection: sqlite3.Connection, query: str, values: Sequence[Any] = 
 
 
 def meta(connection: sqlite3.Connection) -> dict[str, str]:
-    """Return the description that the log holds."""
+    """Return the log's own description: schema, bundle, encoder, start and clock."""
     return dict(fetched(connection, "SELECT key, value FROM meta"))
 
 
 def clock(connection: sqlite3.Connection) -> tuple[float, float]:
-    """Return the system's clock and the log's clock at the last change; 0 and 0 at first."""
+    """Return the times of system clock and log clock at the last stored outcome; else 0 and 0."""
     try:
         system, own = map(float, meta(connection).get("clock", "0 0").split())
     except ValueError:
@@ -101,12 +101,12 @@ def clock(connection: sqlite3.Connection) -> tuple[float, float]:
 
 
 def set_clock(connection: sqlite3.Connection, system: float, own: float) -> None:
-    """Keep what `clock` returns."""
+    """Store the times that `clock` returns."""
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('clock', ?)", (f"{system!r} {own!r}",))
 
 
 def first_sequence(connection: sqlite3.Connection) -> int:
-    """Return the sequence number at which the log begins."""
+    """Return the number of the last change before the log begins."""
     first = meta(connection).get("start", "")
     if not (first.isascii() and first.isdigit()):
         raise LogDamaged("it does not say at which change it begins")
@@ -120,7 +120,7 @@ def last_sequence(connection: sqlite3.Connection) -> int:
 
 
 def row_of(sequence: int, write: Upsert | Delete) -> Row:
-    """Return the row of a write."""
+    """Return the row that stores a write."""
     values: Row = (sequence, write.id, None, None, None, None, None, None)
     if isinstance(write, Upsert):
         item, vector = write.item, write.vector
@@ -140,7 +140,7 @@ def row_of(sequence: int, write: Upsert | Delete) -> Row:
 def rows_beside(sequence: int, write: Upsert | Delete) -> Iterator[tuple[Beside, Row]]:
     """Yield the table and row of each optional content: features (`HalfRows`) and preview.
 
-    A write without these yields nothing.
+    A write without optional content yields nothing.
     """
     if isinstance(write, Delete):
         return
@@ -154,7 +154,7 @@ def rows_beside(sequence: int, write: Upsert | Delete) -> Iterator[tuple[Beside,
 def contents_beside(
     connection: sqlite3.Connection, table: Beside, sequences: Sequence[int]
 ) -> dict[int, bytes]:
-    """Return the optional content of the writes at ``sequences``, where they have it."""
+    """Return optional content by sequence number; changes without the content are left out."""
     if table not in _tables_beside(connection):
         return {}
     found = {}
@@ -189,7 +189,7 @@ def changes_after(connection: sqlite3.Connection, sequence: int) -> list[Change]
 
 
 def items_at(connection: sqlite3.Connection, sequences: Sequence[int]) -> list[Item]:
-    """Return the items that were written at ``sequences``, in that order."""
+    """Return the items written by the changes ``sequences``, in the order of ``sequences``."""
     marks = ",".join("?" * len(sequences))
     query = (
         "SELECT sequence, id, label, metadata, checksums FROM changes "  # noqa: S608
@@ -206,7 +206,7 @@ def items_at(connection: sqlite3.Connection, sequences: Sequence[int]) -> list[I
 
 
 def thumbnail_at(connection: sqlite3.Connection, sequence: int) -> Thumbnail:
-    """Return the picture that was written at ``sequence``."""
+    """Return the thumbnail written by the change ``sequence``."""
     query = "SELECT media_type, thumbnail, checksums FROM changes WHERE sequence = ?"
     for media_type, data, checksums in fetched(connection, query, [sequence]):
         _verify(sequence, _PICTURE, (media_type, data), checksums)
@@ -217,9 +217,9 @@ def thumbnail_at(connection: sqlite3.Connection, sequence: int) -> Thumbnail:
 def field_column(
     connection: sqlite3.Connection, field: Field, sequences: NDArray[np.int64]
 ) -> Column:
-    """Index a field of the items at ``sequences`` (n,); no item in between is left out."""
+    """Index a field of the items of ``sequences`` (n,), which must be without gaps."""
     ends = int(sequences[0]), int(sequences[-1])
-    connection.execute("PRAGMA temp_store=MEMORY")  # sort in memory: these are few items
+    connection.execute("PRAGMA temp_store=MEMORY")  # sort in memory, because the items are few
     between = "mean IS NOT NULL AND sequence BETWEEN ? AND ?"
     column = column_of(
         connection, field, Source("changes", "sequence", between, ends, sequences), len(sequences)
@@ -230,7 +230,7 @@ def field_column(
 
 
 def upsert_at(connection: sqlite3.Connection, sequence: int) -> Upsert:
-    """Return the complete write at ``sequence``."""
+    """Return the item and vector written by the change ``sequence``."""
     rows = fetched(connection, f"SELECT {_WHOLE} FROM changes WHERE sequence = ?", [sequence])  # noqa: S608
     if not rows:
         raise LogDamaged(f"change {sequence} is missing")
@@ -242,7 +242,7 @@ def upsert_at(connection: sqlite3.Connection, sequence: int) -> Upsert:
 
 
 def receipt_of(connection: sqlite3.Connection, retry: Retry, since: float) -> Receipt | None:
-    """Return the receipt of a request after ``since``, else None; or raise `KeyReused`."""
+    """Return the receipt of a request if it is newer than ``since``; may raise `KeyReused`."""
     query = "SELECT key, request, outcome, at, checksum FROM outcomes WHERE key = ? AND at > ?"
     for row in fetched(connection, query, [retry.key, since]):
         _verify_outcome(row)
@@ -257,13 +257,13 @@ def receipt_of(connection: sqlite3.Connection, retry: Retry, since: float) -> Re
 
 
 def outcome_row(retry: Retry, receipt: Receipt, at: float) -> Row:
-    """Return the row of a request's receipt."""
+    """Return the row that stores the receipt of a request."""
     values = retry.key, retry.request, receipt.to_json(), at
     return *values, _digest(b"outcome", *map(str, values))
 
 
 def verify_all(connection: sqlite3.Connection) -> None:
-    """Read every row.
+    """Read and verify every row.
 
     Raises
     ------
@@ -284,7 +284,7 @@ def verify_all(connection: sqlite3.Connection) -> None:
 def copy_rows(
     connection: sqlite3.Connection, target: sqlite3.Connection, after: int, since: float
 ) -> None:
-    """Copy changes and their optional content after ``after``, and outcomes after ``since``."""
+    """Copy the changes after number ``after``, and the outcomes after the time ``since``."""
     tables = [("changes", "sequence", after), ("outcomes", "at", since)]
     tables += [(table, "sequence", after) for table in _tables_beside(connection)]
     for table, column, bound in tables:
@@ -296,7 +296,7 @@ def copy_rows(
 
 
 def _parts(values: Row) -> tuple[Row, Row, Row]:
-    """The item, the vector and the picture of a row."""
+    """Return the three parts of a row: item, vector and picture."""
     _, item_id, label, metadata, media_type, thumbnail, mean, variance = values
     return (item_id, label, metadata), (mean, variance), (media_type, thumbnail)
 
@@ -330,7 +330,7 @@ def _verify_beside(table: Beside, row: Row) -> None:
 
 
 def _tables_beside(connection: sqlite3.Connection) -> list[Beside]:
-    """The tables of optional content that this log has."""
+    """Return the names of the optional tables that this log has."""
     found = {name for (name,) in fetched(connection, "SELECT name FROM sqlite_master")}
     return [table for table in get_args(Beside) if table in found]
 
@@ -345,7 +345,7 @@ def _checksum(sequence: int, part: int, content: Row) -> bytes:
 
 
 def _digest(kind: bytes, *values: str | bytes | None) -> bytes:
-    """Return a digest of values; each has its type and length, so its end is unambiguous."""
+    """Return a digest of the values, their types and their lengths."""
     digest = hashlib.blake2b(digest_size=_CHECKSUM_BYTES, person=kind)
     for value in values:
         content = value.encode() if isinstance(value, str) else bytes(value or b"")

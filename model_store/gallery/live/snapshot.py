@@ -1,4 +1,4 @@
-"""A live gallery after one change. A request uses one snapshot until it ends."""
+"""The state of a live gallery after one change. A request uses one snapshot from start to end."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ from model_store.gallery.protocol import (
 NumberT = TypeVar("NumberT", bound=np.generic)
 
 _SLACK = 1e-5
-"""Maximum error of an inner product in float32. Items within this distance are computed in
-float64."""
+"""Maximum error of an inner product in float32. If similarities differ by less, they are computed
+again in float64."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaSegment:
-    """Items added after the base, oldest first, including replaced and deleted ones.
+    """Items added after the base was built, oldest first; includes replaced and deleted items.
 
     Attributes
     ----------
     sequences : (M,) sequence numbers of the changes that added the items.
-    ids : ids of the M items; later ids may follow.
+    ids : ids of the M items; the list may continue with later items.
     is_new : (M,) True if the base has no item with this id.
     directions : (M, D) unit vectors.
-    variances : (M, D), relative to the squared norm.
-    total_variances : (M,), sums of the variances.
-    label_codes : (M,), -1 where an item has no label.
-    rows_of : id → all rows of the id, present and former; later rows may follow.
+    variances : (M, D), divided by the squared norm of the mean.
+    total_variances : (M,), sums of ``variances`` over the dimensions.
+    label_codes : (M,), -1 for an item without a label.
+    rows_of : id → all rows that an item with the id has or had; may include later rows.
     """
 
     sequences: NDArray[np.int64]
@@ -65,15 +65,15 @@ class DeltaSegment:
 
 
 class GallerySnapshot:
-    """A base, the items added to it, and the removed rows; implements `Gallery`.
+    """A base, added items and removed rows; implements `Gallery`.
 
-    The base has the rows 0 to N − 1; added items have rows N, N + 1, …
+    The base has the rows 0 to N − 1; added items have the rows N, N + 1, …
 
     Parameters
     ----------
     labels : see `Gallery.labels`.
-    removed : distinct rows that no longer hold an item.
-    log : source of the added items and pictures.
+    removed : distinct rows of removed items.
+    log : the log with the added items and their pictures.
     columns : field indexes of the added items.
 
     Attributes
@@ -102,7 +102,7 @@ class GallerySnapshot:
         self.dim, self.preview_side = base.dim, base.preview_side
         self.n_rows = base.n_rows + len(appended.sequences)
         self.n_items = self.n_rows - len(removed)
-        # The system allocates zeros lazily, so this does not touch every row of a large base.
+        # The system allocates zeros lazily, so this takes little memory and time for a large base.
         self._removed = np.zeros(self.n_rows, dtype=bool)
         self._removed[removed] = True
         self._n_removed_of_base = int((removed < base.n_rows).sum())
@@ -112,7 +112,7 @@ class GallerySnapshot:
 
     @property
     def n_appended(self) -> int:
-        """The number of rows added after the base; a search compares them one by one."""
+        """The number of rows after the rows of the base; a search compares each of them."""
         return self.n_rows - self._base.n_rows
 
     def candidates(
@@ -149,7 +149,7 @@ class GallerySnapshot:
         rows: NDArray[np.int64],
         similarities: NDArray[np.float64],
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The n nearest of the base's results and of the appended items at ``places``."""
+        """Merge results of the base with appended items at ``places``; return the n nearest."""
         directions = self._appended.directions
         roughly = (directions @ direction)[places]
         if len(places) > n:
@@ -165,7 +165,7 @@ class GallerySnapshot:
     def _by_id(
         self, rows: NDArray[np.int64], similarities: NDArray[np.float64]
     ) -> NDArray[np.int64]:
-        """Order ``rows`` with equal similarity by id; they are ordered by similarity already."""
+        """Return ``rows``, sorted by similarity, with rows of equal similarity sorted by id."""
         equal = similarities[1:] == similarities[:-1]
         tied = np.flatnonzero(np.append(equal, False) | np.append(False, equal))
         if not tied.size:
@@ -191,7 +191,7 @@ class GallerySnapshot:
         ]
 
     def _counted(self, field: Field, of_base: Column) -> list[Counted]:
-        """The indexes of a field that cover all items, each with its removed rows."""
+        """Return the indexes of a field that together cover all items, with their removed rows."""
         starts = {0: of_base}
         for start, column in self._columns.all(field, self._appended.sequences):
             starts[self._base.n_rows + start] = column
@@ -226,7 +226,7 @@ class GallerySnapshot:
         of_base: Callable[[NDArray[np.int64]], NDArray[NumberT]],
         appended: NDArray[NumberT],
     ) -> NDArray[NumberT]:
-        """Return the values at ``rows``, each from the base or from the appended ones."""
+        """Return the values of ``rows`` from the base and from the array ``appended``."""
         in_base = rows < self._base.n_rows
         if in_base.all():
             return of_base(rows)
@@ -254,23 +254,23 @@ class GallerySnapshot:
         return rows[sorted(range(len(rows)), key=by_id.__getitem__)[:limit]]
 
     def _there(self, start: int, limit: int) -> NDArray[np.int64]:
-        """The first ``limit`` rows of the base with an item, from ``start`` on."""
+        """Return the first ``limit`` rows of the base, from ``start`` on, that have an item."""
         n_base, n = self._base.n_rows, limit
         while True:
             rows = start + np.flatnonzero(~self._removed[start : min(start + n, n_base)])
             if len(rows) >= limit or start + n >= n_base:
                 return rows[:limit]
-            n *= 2  # a page of a large gallery must not read all later rows
+            n *= 2  # do not read all later rows of a large gallery for one page
 
     @cached_property
     def _appended_by_id(self) -> tuple[list[str], list[int]]:
-        """Sorted ids of the appended items that still exist, and their places."""
+        """The sorted ids of the appended items that still exist, and the items' places."""
         live = np.flatnonzero(~self._removed[self._base.n_rows :]).tolist()
         live.sort(key=self._appended.ids.__getitem__)
         return [self._appended.ids[place] for place in live], live
 
     def _id(self, row: int) -> str:
-        """The id of the present or former item at a row."""
+        """Return the id of the item at a row; the item may be removed."""
         return self.items(np.array([row]))[0].id
 
     def items(self, rows: NDArray[np.int64]) -> list[Item]:
@@ -312,11 +312,11 @@ class GallerySnapshot:
         return self._log.preview(int(self._appended.sequences[row - self._base.n_rows]))
 
     def appended_ids(self) -> list[str]:
-        """The ids of the added items that still exist."""
+        """Return the ids of the added items that still exist, sorted."""
         return self._appended_by_id[0]
 
     def put_features(self, ids: Sequence[str]) -> dict[str, bytes]:
-        """The known features of added items; see `HalfRows`."""
+        """Return the known features of added items by id, in the format of `HalfRows`."""
         places = [self.row(item_id) - self._base.n_rows for item_id in ids]
         sequences = self._appended.sequences[places].tolist() if ids else []
         found = self._log.features(sequences)
@@ -335,7 +335,7 @@ class GallerySnapshot:
             after = int(rows[-1])
 
     def _whole(self, rows: NDArray[np.int64]) -> tuple[Embeddings, list[NewItem]]:
-        """The complete items and embeddings of ``rows`` (n,), in that order."""
+        """Return the embeddings and complete items of ``rows`` (n,), in the order of ``rows``."""
         in_base = rows < self._base.n_rows
         of_base = self._base.embeddings(rows[in_base])
         mean = np.empty((len(rows), self.dim), dtype=np.float32)

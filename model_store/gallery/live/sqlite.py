@@ -1,4 +1,4 @@
-"""SQLite files that are written while they are served, and their errors."""
+"""Opens SQLite files that one process writes and others read, and converts SQLite's errors."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from model_store.errors import (
 )
 
 BUSY_S = 5.0
-"""Seconds that a writer waits for the lock. A transaction takes milliseconds, the copy at the end
-of a compaction a second."""
+"""Timeout in seconds for the write lock. A transaction takes milliseconds; the copy at the end of a
+compaction takes a second."""
 
 _LOOK_EVERY_S = 0.005
 
@@ -29,7 +29,7 @@ _LOOK_EVERY_S = 0.005
 def connect(
     path: Path, mode: str, *, immutable: bool = False, patience_s: float = BUSY_S
 ) -> sqlite3.Connection:
-    """Open a file that any thread may use, in autocommit mode."""
+    """Open a connection in autocommit mode that any thread may use."""
     uri = f"{path.resolve().as_uri()}?mode={mode}" + ("&immutable=1" if immutable else "")
     return sqlite3.connect(
         uri, uri=True, timeout=patience_s, isolation_level=None, check_same_thread=False
@@ -39,7 +39,7 @@ def connect(
 def use_write_ahead_log(connection: sqlite3.Connection, patience_s: float = BUSY_S) -> None:
     """Switch a file to a write-ahead log, so that readers and the writer do not block each other.
 
-    It waits for a current writer; SQLite itself would fail at once.
+    If another process is writing, this waits; SQLite itself would fail without waiting.
 
     Raises
     ------
@@ -67,7 +67,7 @@ def errors_in_words(path: Path, doing: Literal["read", "written"] = "written") -
         if doing == "written" and code in _MEANING:
             kind, message = _MEANING[code]
             raise kind(message) from error
-        # After a failed read, it is unknown whether something was changed.
+        # A read may follow a change, so its error must not say that nothing was changed.
         unchanged = "Nothing was changed. " if doing == "written" else ""
         raise StorageFailed(
             f"The changes in {path.name} cannot be {doing} ({error}). {unchanged}Check the "
@@ -76,13 +76,13 @@ def errors_in_words(path: Path, doing: Literal["read", "written"] = "written") -
 
 
 def commit(connection: sqlite3.Connection) -> None:
-    """Commit a transaction; its changes are then on the disk.
+    """Commit a transaction. On return, its changes are on the disk.
 
     Raises
     ------
     sqlite3.Error : nothing was changed.
-    ChangeUnconfirmed : the disk did not confirm the write. The change is not visible, unless a
-        crash follows before the next change: it may then be recovered from the journal.
+    ChangeUnconfirmed : the disk did not confirm the write. Searches do not find the change. If a
+        crash follows before the next change, the journal may restore the change.
     """
     try:
         connection.execute("COMMIT")
@@ -101,7 +101,7 @@ def _code(error: sqlite3.Error) -> int:
 
 
 def of_the_system(error: OSError) -> WriteError:
-    """Convert an error of the file system at the directory of changes to a `WriteError`."""
+    """Convert an error of the file system, in the directory of logs, to a `WriteError`."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return StorageFull(_FULL)
     if error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
