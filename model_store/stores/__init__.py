@@ -1,8 +1,8 @@
-"""Adapters for vector databases: they find the neighbours, and Vouch decides.
+"""Adapters for vector databases: the database finds the neighbours, and Vouch decides.
 
 ::
 
-    store      the interface, and search with decision in one call
+    store      the interface, and a function that searches and decides
     qdrant     a collection of Qdrant
     pgvector   a table of PostgreSQL with pgvector
     lancedb    a table of LanceDB

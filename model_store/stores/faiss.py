@@ -22,7 +22,7 @@ class FaissStore:
     Attributes
     ----------
     index : a ``faiss.Index``; its row numbers are indexes into ``ids`` and ``labels``.
-    ids, labels : ids and labels of all its vectors.
+    ids, labels : ids and labels of all vectors in ``index``.
     """
 
     index: Any
@@ -32,7 +32,7 @@ class FaissStore:
     def nearest(self, direction: Direction, n: int) -> NeighbourList:
         """Return the ``n`` nearest vectors."""
         measured, places = self.index.search(np.ascontiguousarray(direction[None]), n)
-        found = places[0] >= 0  # an inverted list may hold fewer
+        found = places[0] >= 0  # −1 stands for a missing result
         cosines = measured[0][found].astype(np.float64)
         if self.index.metric_type != _INNER_PRODUCT:
             cosines = 1 - cosines / 2  # for unit vectors, |a - b|² = 2 - 2 a·b

@@ -11,14 +11,15 @@ from model_store.vector_queries import NeighbourList
 
 @dataclass(frozen=True, slots=True)
 class PgvectorStore:
-    """A table of PostgreSQL with pgvector; an index for cosine distance is used if it exists.
+    """A table of PostgreSQL with pgvector; uses an index for cosine distance if there is one.
 
     Attributes
     ----------
     connection : a ``psycopg.Connection``.
     table : name of the table, optionally with its schema.
     vector, id, label : names of columns.
-    where : a condition in SQL. It is inserted unchanged, so never pass untrusted text.
+    where : a condition in SQL. The condition becomes part of the SQL statement, so never pass
+        untrusted text.
     """
 
     connection: Any
@@ -39,7 +40,7 @@ class PgvectorStore:
         )
         text = str(direction.tolist())
         with self.connection.transaction(), self.connection.cursor() as cursor:
-            # the maximum number of results of an HNSW index; at most 1000
+            # an HNSW index returns at most `ef_search` rows; pgvector allows at most 1000
             wide = str(min(max(n, 40), 1000))
             cursor.execute("SELECT set_config('hnsw.ef_search', %s, true)", (wide,))
             found = cursor.execute(statement, (text, text, n)).fetchall()

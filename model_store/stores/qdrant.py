@@ -17,8 +17,8 @@ class QdrantStore:
     ----------
     client : a ``qdrant_client.QdrantClient``.
     collection : name of the collection.
-    label, id : payload keys of an item's label and id; None as ``id`` uses the point's id.
-    vector : name of the vector if points have several.
+    label, id : payload keys of an item's label and id. If ``id`` is None, the point's id is used.
+    vector : name of the vector, if a point has several vectors.
     options : options of ``query_points``, for example a filter.
     """
 

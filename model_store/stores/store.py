@@ -1,4 +1,4 @@
-"""The interface of a vector database, and search with decision in one call."""
+"""The interface of a vector database, and a function that searches and decides."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Direction = NDArray[np.float32]
 
 
 class Store(Protocol):
-    """A store with the gallery's vectors. Law: lists are in descending order of cosine."""
+    """A vector database with the gallery's vectors. Lists are in descending order of cosine."""
 
     def nearest(self, direction: Direction, n: int) -> NeighbourList:
-        """Return the ``n`` items nearest to a unit vector (D,), or all if there are fewer."""
+        """Return the ``n`` items nearest to a unit vector (D,); all items if there are fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class StoreAnswer:
 def search_and_decide(
     retriever: Retriever, store: Store, query: VectorQuery, terms: Terms | None = None
 ) -> StoreAnswer:
-    """Search a store for the number of neighbours that the calibration needs, and decide.
+    """Search a store for as many neighbours as the calibration needs, and decide.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def search_and_decide(
 
     Raises
     ------
-    InvalidVector : see `decide_list`; also if the store has or finds too few items.
+    InvalidVector : see `decide_list`; or the store finds too few items.
     """
     calibration = retriever.calibration
     n = N_CANDIDATES if calibration is None else calibration.n_candidates
@@ -66,7 +66,7 @@ def by_cosine(
     labels: Sequence[str | None],
     vectors: Sequence[Sequence[float]] | NDArray[np.float32],
 ) -> NeighbourList:
-    """Reorder items from a store with another measure by cosine, nearest first."""
+    """Sort items by cosine, nearest first; for a store that sorts by another measure."""
     found = np.asarray(vectors, np.float64).reshape(len(ids), len(direction))
     cosines = np.nan_to_num(cosines_of(found, direction))
     order = np.argsort(-cosines, kind="stable").tolist()
@@ -78,5 +78,5 @@ def by_cosine(
 
 
 def label_of(value: object) -> str | None:
-    """Convert a label to the gallery's form: a text or None."""
+    """Convert a store's label to a text or None."""
     return None if value is None else str(value)

@@ -26,9 +26,9 @@ index. The comparison takes some milliseconds and misses no row."""
 
 SEARCH_FIRST_SHARE = 0.3
 """Minimum share of allowed rows for a search without the filter. Such a search of an inverted index
-fetches more rows than requested, and then applies the filter to the result. With 10⁶ rows, it takes
-0.9 times the time of a search with a mask if half of the rows are allowed, and twice the time if 5
-% are allowed."""
+fetches more rows than requested, and then applies the filter to the result. Among 10⁶ rows, of
+which half are allowed, it takes 0.9 times the time of a search with a mask; if 5 % are allowed, it
+takes twice the time."""
 
 _MARGIN = 4
 """Safety margin for the number of allowed rows in an unfiltered result, in standard deviations."""

@@ -129,7 +129,7 @@ class ChangesFile:
         return self._read(rows.last_sequence, 0)
 
     def start(self) -> int:
-        """The sequence number at which the log begins; the bundle contains earlier changes."""
+        """Return the number of the last change in the bundle; the log begins after it."""
         return self._read(rows.first_sequence, 0)
 
     def items(self, sequences: Sequence[int]) -> list[Item]:
@@ -287,8 +287,7 @@ class ChangesFile:
             folder.mkdir(exist_ok=True)
         except OSError as error:
             raise of_the_system(error) from error
-        # A connection opened before the log existed as a writable file would not find later
-        # changes.
+        # An immutable connection of `_open_reader` would not find later changes.
         with self._reading, self._watching:
             self._close_readers()
         connection = connect(self.path, "rwc")
@@ -330,7 +329,7 @@ class Transaction:
         return rows.changes_after(self._connection, sequence)
 
     def start(self) -> int:
-        """The sequence number at which the log begins."""
+        """See `ChangesFile.start`."""
         return rows.first_sequence(self._connection)
 
     def last(self) -> int:

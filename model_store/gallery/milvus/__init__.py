@@ -10,7 +10,7 @@
     gallery       search of the collection
     filter        filters → expressions of Milvus
     matching      the rows that pass a filter expression
-    live          its changes
+    live          changes of the gallery: accepts writes
     log           the changes, and the current rows
     content       the content of a change, as text in the log
     databases     storage of the log: SQLite or PostgreSQL

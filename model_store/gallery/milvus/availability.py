@@ -1,4 +1,4 @@
-"""A circuit breaker: while Milvus is down, calls fail at once, and a thread checks the server."""
+"""A circuit breaker: while Milvus is down, calls fail without delay, and a thread checks Milvus."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from collections.abc import Callable
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
-"""Seconds between two attempts to reach a Milvus that was down."""
+"""Seconds between two checks of a Milvus server that is down."""
 
 SLOW_S = 1.0
-"""If a call has no answer after this many seconds, the next calls check the connection first."""
+"""Seconds after which a call without an answer is slow. While a call is slow, new calls first check
+the connection."""
 
 
 class Availability:
-    """The availability of a Milvus server; safe to share by threads.
+    """The availability of a Milvus server; thread-safe.
 
     Parameters
     ----------
-    answers : sends a request and returns whether Milvus answered; may take seconds.
-    is_reachable : returns whether the port accepts a connection; takes milliseconds.
+    answers : function that sends a request and returns whether Milvus answered; may take seconds.
+    is_reachable : function that returns whether Milvus's port accepts a connection; takes
+        milliseconds.
     """
 
     def __init__(self, answers: Callable[[], bool], is_reachable: Callable[[], bool]) -> None:

@@ -1,4 +1,4 @@
-"""Recently found items of a collection; the content of a row never changes."""
+"""Caches recently found items by row; the cache stays valid, because rows never change."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from collections.abc import Collection, Iterable, Mapping
 from model_store.gallery.milvus.entities import Entity
 
 REMEMBERED_ITEMS = 16_384
-"""Maximum number of cached items: about 30 MB with 128 dimensions."""
+"""Maximum number of cached items. They take about 30 MB with 128 dimensions."""
 
 MOSTLY_KNOWN = 0.6
-"""From this share of cached rows, a search requests only row numbers and reads missing items in a
-second request. Near this share, both ways take equally long."""
+"""Minimum share of cached rows for a search in two requests: the first request returns only row
+numbers, the second request reads the missing items. With a smaller share, one request for rows and
+items is faster."""
 
 _N_AVERAGED = 8
-"""Searches."""
+"""Number of recent searches in the average of the share of cached rows."""
 
 
 class EntityCache:
-    """An LRU cache of `REMEMBERED_ITEMS` items by row; safe to share by threads."""
+    """An LRU cache of `REMEMBERED_ITEMS` items by row; thread-safe."""
 
     def __init__(self) -> None:
         self._entities: OrderedDict[int, Entity] = OrderedDict()
@@ -33,7 +34,7 @@ class EntityCache:
         return self._known_share >= MOSTLY_KNOWN
 
     def observe(self, rows: Collection[int]) -> None:
-        """Update the share of found rows that are cached."""
+        """Update the average share of found rows that are cached."""
         if not rows:
             return
         with self._lock:
@@ -41,12 +42,12 @@ class EntityCache:
             self._known_share += (share - self._known_share) / _N_AVERAGED
 
     def known(self, rows: Iterable[int]) -> dict[int, Entity]:
-        """The cached items among ``rows``."""
+        """Return the cached items among ``rows``."""
         with self._lock:
             return {row: self._entities[row] for row in rows if row in self._entities}
 
     def remember(self, entities: Mapping[int, Entity]) -> None:
-        """Add items, and drop the least recently found ones."""
+        """Add items, and drop the items that were found least recently."""
         with self._lock:
             for row, entity in entities.items():
                 self._entities[row] = entity

@@ -13,10 +13,11 @@
     facts      digests of the item's values for filters, see `model_store.gallery.milvus.filter`
     thumbnail  base64, media_type beside it
 
-A bundle names the collection in `MILVUS_FILE`. The collection stores the fingerprint of its encoder
-and is not used with another encoder. One mark says that the collection is complete. Another mark
-names the log of its changes; without that log, nothing is written to the collection. Marks are
-aliases, because they survive a killed server; Milvus 2.3 loses properties that were set later.
+A bundle names its collection in `MILVUS_FILE`. The collection stores the fingerprint of its encoder
+and refuses another encoder. A collection can have marks. One mark says that the collection is
+complete. Another mark names the log of changes; a service without this log cannot write to the
+collection. Marks are stored as aliases of the collection, because aliases survive a killed server.
+Milvus 2.3 loses properties that are set after the creation of a collection.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from model_store.installation import how_to_install
 MILVUS_FILE = "milvus.json"
 
 TEXT_BYTES = 65_535
-"""Maximum bytes of a text in Milvus; the limit for JSON is about the same."""
+"""Maximum size of a text in Milvus in bytes. The limit for JSON is about the same."""
 
 MOST_FACTS = 4_096
 """Maximum number of elements of an array in Milvus."""
@@ -51,17 +52,17 @@ SCHEMA_PROPERTY = "vouch.schema"
 SCHEMA = "3"
 
 COMPLETE = "complete"
-"""The mark of a complete collection."""
+"""The mark that a complete collection has."""
 
 MOST_EFFORT = 8
-"""Maximum factor by which a narrow filter increases the search effort. With a still narrower
-filter, Milvus compares all remaining items."""
+"""Maximum factor by which a narrow filter increases the search effort. If a filter is still
+narrower, Milvus compares all items that pass the filter."""
 
 EVENTUALLY = 1
-"""A timestamp in the past: a read with it never waits for writes."""
+"""A Milvus timestamp in the past: a read with this timestamp never waits for writes."""
 
 NOW = 0
-"""A timestamp that includes all writes up to now, by any client."""
+"""The Milvus timestamp of the present: a read finds all earlier writes of all clients."""
 
 _NO_SUCH_COLLECTION = 100
 _NOT_LOADED = 101
@@ -69,7 +70,7 @@ _OUR_MISTAKE = 1100
 
 _PORT = 19530
 _CONNECT_S = 0.045
-"""Timeout in seconds to check the port after a call was late or failed."""
+"""Timeout in seconds for the check of the port, after a call was slow or failed."""
 
 _SHOWN = 200
 _UNAVAILABLE = (
@@ -80,16 +81,17 @@ _UNAVAILABLE = (
 
 @dataclass(frozen=True, slots=True)
 class MilvusAccess:
-    """The address of Milvus, and the token for it.
+    """The address of a Milvus server, and the token.
 
     Attributes
     ----------
-    uri : ``http://host:19530``, or the path of a file that ends in ``.db`` for milvus-lite; None
-        if the operator named none. A bundle may come from a third party: its address is never used.
+    uri : ``http://host:19530``, or the path of a file that ends in ``.db`` for milvus-lite; None if
+        the operator has set none. The address in a bundle is never used, because a third party may
+        have built the bundle.
     token : ``user:password`` or an API key; it is never stored.
     timeout_s : seconds to wait for an answer.
-    log : address of the PostgreSQL database that keeps the log of changes, for writers on several
-        machines; None for a file beside the bundles.
+    log : address of the PostgreSQL database with the log of changes, for writers on several
+        machines. None if the log is a file beside the bundles.
     """
 
     uri: str | None = None
@@ -99,7 +101,7 @@ class MilvusAccess:
 
 
 NO_ACCESS = MilvusAccess()
-"""Access without an address; it refuses galleries in Milvus."""
+"""Access without an address: galleries in Milvus cannot be opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ class MilvusDescription:
     def effort(self, limit: int, share: float) -> dict[str, int]:
         """Return the parameters of a search for ``limit`` items among a ``share`` of all items.
 
-        If a filter passes fewer items, the search reads more lists.
+        A smaller share increases the search effort, up to the factor `MOST_EFFORT`.
         """
         more = min(1 / share, MOST_EFFORT)
         parameters = {name: int(value * more) for name, value in self.index["parameters"].items()}
@@ -152,7 +154,7 @@ class MilvusDescription:
 
 
 class Collection:
-    """A connection to one collection; safe to share by threads.
+    """A connection to one collection; thread-safe.
 
     Raises
     ------
@@ -178,7 +180,7 @@ class Collection:
         self._availability = Availability(self._answers, self._is_reachable)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._availability.close()
         self.client.close()
 
@@ -202,13 +204,13 @@ class Collection:
             return False
 
     def ask(self, call: str, *values: Any, **options: Any) -> Any:  # noqa: ANN401 - has no types
-        """Make the client's ``call`` on this collection and return its answer."""
+        """Call the client's method ``call`` for this collection, and return its result."""
         return self._ask(lambda: getattr(self.client, call), values, options)
 
     def read(self, call: str, since: int, **options: Any) -> Any:  # noqa: ANN401 - has no types
-        """Search or query with all writes up to the time ``since``, and perhaps later ones.
+        """Search or query; finds all writes up to the time ``since``, and maybe later writes.
 
-        Milvus waits until it has applied these writes, a fraction of a second after a write.
+        If a write is recent, Milvus waits a fraction of a second until the write is applied.
         """
         if since == NOW:
             return self.ask(call, consistency_level="Strong", **options)
@@ -238,11 +240,11 @@ class Collection:
                 except self._pymilvus.MilvusException as error:
                     if error.code != _NOT_LOADED:
                         raise
-                # After a restart, milvus-lite no longer has the collection loaded.
+                # After a restart, milvus-lite must load the collection again.
                 self.client.load_collection(self.name, timeout=self.timeout_s)
                 return find()(self.name, *values, **options)
         except GalleryUnavailable as error:
-            if not self._is_reachable():  # else it answered, or was slow
+            if not self._is_reachable():  # if reachable, Milvus answered or was slow
                 self._availability.fail(str(error.__cause__)[:_SHOWN])
             raise
         finally:
@@ -282,7 +284,7 @@ class Collection:
 
         Raises
         ------
-        BundleMismatch : it is missing, incomplete, or has another encoder or dimension.
+        BundleMismatch : the collection is missing, incomplete, or has another encoder or dimension.
         """
         if not self.ask("has_collection"):
             raise BundleMismatch(_missing(self.name))
@@ -348,7 +350,7 @@ class Collection:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """Convert errors of Milvus; clients must not see its address."""
+        """Convert errors of Milvus; the new errors do not contain its address."""
         grpc = import_module("grpc")
         try:
             yield
@@ -377,10 +379,10 @@ def require_bare(uri: str) -> str:
 
 
 def _scalar_indexes(version: str) -> tuple[str, str | None]:
-    """Return the index types for texts and arrays in a server of this ``version``.
+    """Return the index types for texts and for arrays that a server's ``version`` has.
 
-    Milvus has ``INVERTED`` for both since 2.4. Earlier releases have ``Trie`` for texts;
-    milvus-lite has ``INVERTED`` for texts. Neither indexes arrays.
+    Since 2.4, Milvus has ``INVERTED`` for texts and arrays. Earlier releases have only ``Trie`` for
+    texts. milvus-lite has ``INVERTED`` for texts only.
     """
     if version.startswith("milvus_lite"):
         return "INVERTED", None

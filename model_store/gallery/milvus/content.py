@@ -1,4 +1,4 @@
-"""The content of a change as text; the log keeps it until Milvus has stored it."""
+"""Converts a change to text. The log keeps the text until Milvus has stored the change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from model_store.gallery.writable import Upsert, Vector
 
 
 def write_content(sequence: int, write: Upsert) -> str:
-    """Return the content of change number ``sequence`` as text."""
+    """Return the text of the change with the number ``sequence``."""
     item, vector = write.item, write.vector
     values: list[Any] = [
         item.id,

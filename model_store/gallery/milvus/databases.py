@@ -1,7 +1,7 @@
-"""The databases that can store a log of changes: a file of SQLite, or PostgreSQL.
+"""The databases that can store a log of changes: an SQLite file, or PostgreSQL.
 
-All queries use SQL that both understand. A turn is a write transaction: its writes are on the disk
-when it ends. If a process dies during its turn, none of the turn's writes are stored.
+All queries use SQL that both databases understand. A turn is a write transaction. When a turn ends,
+its writes are on the disk. If a process dies during its turn, none of the turn's writes are stored.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from model_store.installation import how_to_install
 
 Row = tuple[Any, ...]
 Execute = Callable[..., list[Row]]
-"""Executes a statement with ``?`` for each value, and returns its rows."""
+"""A function that executes a statement, with ``?`` for each value, and returns the rows."""
 
 STALLED_S = 60
-"""Seconds after which PostgreSQL ends the turn of an idle process."""
+"""Seconds after which PostgreSQL ends the turn of a process that sends no statement."""
 
 
 class Database(Protocol):
-    """Tables that several processes read and write."""
+    """A database that several processes read and write."""
 
     def ask(self, query: str, values: Sequence[Any] = ()) -> list[Row]:
         """Return the rows of a query; no rows before the first write.
@@ -53,7 +53,7 @@ class Database(Protocol):
 
         Raises
         ------
-        StorageBusy : another writer has the lock; raised at once without ``wait``.
+        StorageBusy : another writer has the lock. With ``wait``, this is raised after a timeout.
         WriteError, GalleryUnavailable : the database cannot be written to.
         """
 
@@ -61,7 +61,7 @@ class Database(Protocol):
         """Return a token that changes with every turn of any process; None if not supported."""
 
     def now(self, execute: Execute) -> float:
-        """The time in seconds, by the common clock of all writers."""
+        """Return the time in seconds, from a clock that all writers share."""
 
     def close(self) -> None:
         """Close the connections."""
@@ -73,7 +73,7 @@ class SqliteDatabase:
     Parameters
     ----------
     path : path of the file; the first turn creates it.
-    schema : statements that make the tables.
+    schema : SQL statements that create the tables.
     """
 
     def __init__(self, path: Path, schema: Sequence[str]) -> None:
@@ -92,13 +92,13 @@ class SqliteDatabase:
             try:
                 return connection.execute(query, values).fetchall()
             except sqlite3.OperationalError as error:
-                if "no such table" in str(error):  # another process is creating it
+                if "no such table" in str(error):  # another process is creating the tables
                     return []
                 raise
 
     @contextmanager
     def turn(self, *, wait: bool = True) -> Iterator[Execute]:
-        """A turn at writing; see `Database`."""
+        """Begin a turn; see `Database`."""
         if not self._writing.acquire(blocking=wait):
             raise StorageBusy("Another thread is writing to the gallery.")
         try:
@@ -119,7 +119,7 @@ class SqliteDatabase:
             self._writing.release()
 
     def mark(self) -> tuple[int, int] | None:
-        """Return a token, in microseconds; see `Database`."""
+        """Return a token; see `Database`. The call takes microseconds."""
         with self._reading:
             try:
                 connection = self._read_from()
@@ -131,7 +131,7 @@ class SqliteDatabase:
             return self._n_readers, int(version)
 
     def now(self, execute: Execute) -> float:  # noqa: ARG002
-        """The machine's clock."""
+        """Return the time of the machine's clock."""
         return time.time()
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class SqliteDatabase:
             self._reader = self._writer = None
 
     def _read_from(self) -> sqlite3.Connection | None:
-        """The reading connection; None before the first write."""
+        """Return the reading connection; None before the first write."""
         if self._reader is None and self._path.exists():
             self._reader = connect(self._path, "ro")
             self._n_readers += 1  # each connection has its own change counter
@@ -175,8 +175,8 @@ class PostgresDatabase:
     Parameters
     ----------
     address : ``postgresql://user:password@host/database``; it is never stored.
-    name : name of the gallery; only writers of the same gallery wait for each other.
-    schema : statements that make the tables.
+    name : name of the gallery. Writers of different galleries do not wait for each other.
+    schema : SQL statements that create the tables.
     timeout_s : seconds to wait for an answer.
     """
 
@@ -195,7 +195,7 @@ class PostgresDatabase:
             if self._reader is not None:
                 try:
                     return self._read(query, values)
-                except self._psycopg.OperationalError:  # for example, it was restarted
+                except self._psycopg.OperationalError:  # for example, the database was restarted
                     self._reader.close()
             self._reader = None
             self._reader = self._connect()
@@ -203,7 +203,7 @@ class PostgresDatabase:
 
     @contextmanager
     def turn(self, *, wait: bool = True) -> Iterator[Execute]:
-        """A turn at writing; see `Database`."""
+        """Begin a turn; see `Database`."""
         if not self._writing.acquire(timeout=BUSY_S if wait else 0):
             raise StorageBusy("Another thread is writing to the gallery. Send the request again.")
         try:
@@ -213,17 +213,17 @@ class PostgresDatabase:
                     yield lambda query, values=(): _execute(connection, query, values)
                     connection.commit()
                 except BaseException:
-                    self._writer = None  # whatever state it is in
+                    self._writer = None  # the state of the connection is unknown
                     connection.close()
                     raise
         finally:
             self._writing.release()
 
     def mark(self) -> None:
-        """None: PostgreSQL has no cheap token for changes."""
+        """Return None, because PostgreSQL has no cheap token for changes."""
 
     def now(self, execute: Execute) -> float:
-        """The database's clock."""
+        """Return the time of the database's clock."""
         ((now,),) = execute("SELECT extract(epoch FROM clock_timestamp())")
         return float(now)
 
@@ -242,7 +242,7 @@ class PostgresDatabase:
             return []
 
     def _begin(self, *, wait: bool) -> Any:  # noqa: ANN401 - has no types here
-        """Return a connection whose transaction holds the lock."""
+        """Return the writing connection after its transaction has got the lock."""
         lock = "SELECT pg_advisory_xact_lock(?)" if wait else "SELECT pg_try_advisory_xact_lock(?)"
         taken = None
         if self._writer is not None:
@@ -263,7 +263,7 @@ class PostgresDatabase:
 
     def _open_writer(self) -> Any:  # noqa: ANN401
         connection = self._connect(autocommit=False)
-        # Two processes that create the same table at once would fail.
+        # Without this lock, two processes that create the same table at the same time would fail.
         _execute(connection, "SELECT pg_advisory_xact_lock(0)")
         for statement in self._schema:
             _execute(connection, statement)
@@ -276,7 +276,7 @@ class PostgresDatabase:
             self._address,
             autocommit=autocommit,
             connect_timeout=max(2, int(self._timeout_s)),
-            # These limits end the turn of a process that is disconnected or idle.
+            # These limits end the turn of a disconnected or idle process.
             keepalives_idle=5,
             keepalives_interval=2,
             keepalives_count=3,
@@ -289,7 +289,7 @@ class PostgresDatabase:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Convert errors of the database; clients must not see its address."""
+        """Convert errors of the database; the new errors do not contain its address."""
         errors = self._psycopg.errors
         try:
             yield

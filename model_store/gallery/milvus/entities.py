@@ -1,4 +1,4 @@
-"""Conversion between items and Milvus entities."""
+"""Converts items to Milvus entities, and entities to items."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _INTEGERS = range(-(2**63), 2**64)
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """A found item with its direction and total variance.
+    """An item from Milvus, with its direction and total variance.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class Entity:
 
 
 def read_entity(found: Mapping[str, Any]) -> Entity:
-    """Create an entity from its `ENTITY_FIELDS`."""
+    """Create an entity from the values of `ENTITY_FIELDS`."""
     label = found["label"] if found["labelled"] else None
     item = Item(found["id"], label, found["metadata"])
     direction = np.array(found["direction"], dtype=np.float32)
@@ -49,15 +49,15 @@ def read_entity(found: Mapping[str, Any]) -> Entity:
 
 
 def rows_of(hits: Any) -> list[int]:  # noqa: ANN401 - pymilvus has no types
-    """Rows of a search's hits, nearest first, without reading their other fields."""
+    """Return the rows of a search's hits, nearest first; decodes no other field."""
     return [hits.get_raw_item(place)["entity"]["row"] for place in range(len(hits))]
 
 
 def read_hits(hits: Any) -> dict[int, Entity]:  # noqa: ANN401 - pymilvus has no types
     """Create entities from a search's hits; the hits must contain `ENTITY_FIELDS`.
 
-    Directions and metadata are read by column. Reading them by cell, as pymilvus does, takes three
-    times as long as the rest of this function.
+    Directions and metadata are read column by column. pymilvus reads cell by cell, which would take
+    three times as long as the rest of this function.
     """
     if not len(hits):
         return {}
@@ -68,7 +68,7 @@ def read_hits(hits: Any) -> dict[int, Entity]:  # noqa: ANN401 - pymilvus has no
     metadata = columns["metadata"].scalars.json_data.data[here]
     entities = {}
     for place, (direction, text) in enumerate(zip(directions[here], metadata, strict=True)):
-        found = hits.get_raw_item(place)["entity"]  # before 2.4, a hit's own "id" is its row
+        found = hits.get_raw_item(place)["entity"]  # before 2.4, hit["id"] is the row
         whole = {**found, "direction": direction, "metadata": json.loads(text)}
         entities[found["row"]] = read_entity(whole)
     return entities
@@ -80,7 +80,7 @@ def write_entity(
     mean: NDArray[np.float32],
     variance: NDArray[np.float32],
 ) -> dict[str, Any]:
-    """Return the entity of an item with its embedding, (D,) each, for ``row``.
+    """Return the entity for ``row``: an item with the mean (D,) and variance (D,) of its embedding.
 
     Raises
     ------
@@ -90,7 +90,7 @@ def write_entity(
     thumbnail = base64.b64encode(item.thumbnail.data).decode()
     known = facts(item.id, item.label, metadata)
     _require_room(item, metadata, known, thumbnail)
-    norms = np.linalg.norm(mean[None], axis=1)  # one row: rounds as in a batch
+    norms = np.linalg.norm(mean[None], axis=1)  # a batch of one row: rounds as any batch
     return {
         "row": row,
         "id": item.id,

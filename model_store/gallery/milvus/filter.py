@@ -1,11 +1,12 @@
-"""Filters as boolean expressions of Milvus.
+"""Converts filters to boolean expressions of Milvus.
 
-Comparisons of a JSON field in Milvus differ from the comparisons of a filter. Milvus does not
-distinguish a missing key from null, it mixes kinds, and a negated comparison depends on the
-release. So an item has `facts`: an array with a digest of each of its values. Equality is tested by
-whether the array contains a digest. This test always has a definite result, needs no text from the
-client in the expression, and uses an inverted index. Only ``gt``, ``gte``, ``lt`` and ``lte``
-compare the values, together with a fact that the value exists and has the right kind.
+Milvus compares the values of a JSON field in another way than filters. It does not distinguish a
+missing key from null. It compares values of different kinds. The result of a negated comparison
+depends on the release. So each item has `facts`: an array with a digest of each value. A field has
+a value if the array contains the value's digest. This test always has a definite result, needs no
+text of the client in the expression, and uses an inverted index. Only ``gt``, ``gte``, ``lt`` and
+``lte`` compare the values themselves. They also require a fact that the value exists and has the
+right kind.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from typing import Any
 from model_store.gallery.filters.grammar import And, Condition, Field, Filter, Not, Or, Scalar
 
 FACT_LENGTH = 24
-"""Number of hexadecimal digits. The probability that any two of 10⁹ different facts are equal is
-10⁻¹¹."""
+"""Number of hexadecimal digits of a fact. For 10⁹ different facts, the probability of two equal
+digests is 10⁻¹¹."""
 
 EVERYTHING, NOTHING = "row >= 0", "row < 0"
 
@@ -39,10 +40,10 @@ def facts(item_id: str, label: str | None, metadata: Mapping[str, Any]) -> list[
 
 
 def to_expression(part: Filter, *, holds: bool = True) -> str:
-    """Return an expression for the items that pass the filter; without ``holds``, for the others.
+    """Return an expression for the items that pass the filter; if not ``holds``, for all others.
 
-    It uses the fields ``row`` (never negative), ``id``, ``label``, ``metadata`` and ``facts``.
-    Negation is moved inward to the facts.
+    The expression uses the fields ``row`` (never negative), ``id``, ``label``, ``metadata`` and
+    ``facts``. Only tests of facts are negated; a comparison is replaced by its opposite.
     """
     match part:
         case Condition():
@@ -83,7 +84,7 @@ def _condition(condition: Condition, *, holds: bool) -> str:
 
 def _compare(field: Field, operator: str, wanted: Scalar, *, holds: bool) -> str:
     kind, _ = _known(wanted)
-    if field.column != "metadata" and kind != "text":  # Milvus refuses to compare them
+    if field.column != "metadata" and kind != "text":  # Milvus compares ids only with text
         return NOTHING if holds else EVERYTHING
     of_kind = _contains(_fact(kind, _path(field)), holds=holds)
     value = literal(wanted) if isinstance(wanted, str) else _number(wanted)

@@ -1,9 +1,10 @@
 """A gallery in a Milvus collection, for several machines.
 
-Rows are the collection's primary key: first in the order of the ids, then one for each change. Only
-recently found items are cached here. The current state is a `Head` of the log of changes. A gallery
-at a head never changes, but Milvus deletes replaced rows after `GRACE_S`. Unlike a gallery in
-files, `page` returns added and changed items last.
+Row numbers are the primary key of the collection. The items of the build have rows in the order of
+their ids; each later change adds a row. The current state is a `Head` of the log of changes. A
+gallery at a head never changes, but Milvus deletes replaced rows after `GRACE_S`. Only recently
+found items are cached in this process. `page` returns added and changed items last, unlike a
+gallery in files.
 """
 
 from __future__ import annotations
@@ -51,17 +52,17 @@ from model_store.gallery.writable import Upsert
 from model_store.verdicts import Plan
 
 MARGIN = 16
-"""Extra candidates to fetch, because Milvus compares in float32 and orders ties arbitrarily."""
+"""Number of extra candidates to fetch: Milvus compares in float32 and orders ties arbitrarily."""
 
 MOST_FOUND = 16_384
 """Maximum number of items that one search in Milvus returns."""
 
 _SEARCHED_AT_ONCE = 32
-"""Queries."""
+"""Maximum number of queries in one request."""
 
 
 class MilvusGallery:
-    """The gallery described in ``directory`` by `write_milvus_gallery`; safe to share by threads.
+    """The gallery that a bundle's ``directory`` describes; thread-safe.
 
     Raises
     ------
@@ -89,16 +90,16 @@ class MilvusGallery:
         self._naming = threading.Lock()
 
     def at(self, head: Head) -> MilvusGallery:
-        """The gallery at a head of its log; all heads share one cache of items."""
+        """Return the gallery at a head of its log; all heads share one cache of items."""
         gallery = copy(self)
         gallery.__dict__["head"] = head
         return gallery
 
     @cached_property
     def head(self) -> Head:
-        """The current state; without a log, the whole collection, counted on first use.
+        """The current state; without a log, the collection is counted on first use.
 
-        The count waits until all writes are readable, so later searches need not wait.
+        The count waits until all writes are readable. So later searches need not wait.
         """
         n_built, end = self.described.n_items, self.by_number.end()
         n_new = self.by_number.count(f"row >= {n_built}", NOW) if end > n_built else 0
@@ -107,7 +108,7 @@ class MilvusGallery:
 
     @property
     def version(self) -> int:
-        """The number of changes up to this head."""
+        """The number of the last change in this state."""
         return self.head.version
 
     @property
@@ -127,7 +128,7 @@ class MilvusGallery:
 
     @property
     def labels(self) -> Sequence[str]:
-        """The distinct labels; a label that was added later is appended when it is first found."""
+        """The distinct labels; a later label is appended when it is first found in an item."""
         return tuple(self._labels)
 
     def candidates(
@@ -143,7 +144,7 @@ class MilvusGallery:
         ranked = [
             self._ranked(rows, query, n) for rows, query in zip(found, directions, strict=True)
         ]
-        n = min(len(rows) for rows, _ in ranked)  # fewer, if a counted row has been deleted
+        n = min(len(rows) for rows, _ in ranked)  # fewer if a row was deleted after the count
         return Candidates(
             np.stack([rows[:n] for rows, _ in ranked]),
             np.stack([similarities[:n] for _, similarities in ranked]),
@@ -151,7 +152,7 @@ class MilvusGallery:
         )
 
     def _compares(self, allowed: Allowed) -> bool:
-        """Return whether the rows are so few that each is read and compared."""
+        """Return whether to read and compare each allowed row, because the rows are few."""
         if isinstance(allowed, MatchingRows) or self.described.index["type"] == "FLAT":
             return False
         return allowed.at_most <= EXACT_ROWS
@@ -179,7 +180,7 @@ class MilvusGallery:
     def _search(
         self, queries: NDArray[np.float32], n: int, expression: str, share: float
     ) -> list[NDArray[np.int64]]:
-        """Return the current rows that Milvus finds near each query, usually more than ``n``."""
+        """Search in Milvus; return current rows near each query, usually more than ``n``."""
         limit = min(max(n, FETCHED) + MARGIN, MOST_FOUND)
         found = self._hits(queries, limit, expression, share)
         current = [self._current(rows) for rows in found]
@@ -187,7 +188,7 @@ class MilvusGallery:
             len(left) >= n or len(rows) < limit for left, rows in zip(current, found, strict=True)
         ):
             return current
-        # Too many hits are not current: search again and exclude such rows.
+        # Too many hits are replaced rows: exclude all replaced rows and search again.
         gone = [row for row, change in [*self.head.hidden.items()] if change <= self.version]
         conditions = [f"row < {self.n_rows}", f"row not in {gone}" if gone else "", expression]
         rest = " and ".join(one for one in conditions if one)
@@ -196,7 +197,7 @@ class MilvusGallery:
     def _hits(
         self, queries: NDArray[np.float32], limit: int, expression: str, share: float
     ) -> list[NDArray[np.int64]]:
-        """Search rows near each query; items are read with them if most are not cached."""
+        """Search rows near each query; also read their items, unless most items are cached."""
         whole = len(queries) * limit <= READ_AT_ONCE and not self._lately.mostly_knows
         found = []
         for start in range(0, len(queries), _SEARCHED_AT_ONCE):
@@ -229,7 +230,7 @@ class MilvusGallery:
     def _exact(
         self, query: NDArray[np.float32], n: int, rows: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """The ``n`` nearest of ``rows`` and at most `MARGIN` more; each row is read."""
+        """Read all ``rows``; return the ``n`` nearest rows, and at most `MARGIN` more."""
         there, similarities = [], []
         for part in _parts(self._current(rows), READ_AT_ONCE):
             entities = self._entities(part)
@@ -245,7 +246,7 @@ class MilvusGallery:
     def _ranked(
         self, rows: NDArray[np.int64], query: NDArray[np.float32], n: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The ``n`` nearest of ``rows``, nearest first, and their similarities."""
+        """Return the ``n`` nearest of ``rows`` and their similarities, nearest first."""
         entities = list(self._entities(rows).items())
         if not entities:
             return np.empty(0, dtype=np.int64), np.empty(0)
@@ -263,10 +264,10 @@ class MilvusGallery:
         return MatchingRows(self.by_number, expression, self.head, self.n_rows, self._current)
 
     def facets(self, most: int) -> None:
-        """None: Milvus does not count values."""
+        """Return None, because Milvus cannot count values."""
 
     def rows(self) -> NDArray[np.int64]:
-        """Rows (n_items,) of all items, ascending; they are read page by page."""
+        """Return the rows (n_items,) of all items, ascending; reads them page by page."""
         return self.page(None, self.n_items)
 
     def directions(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -303,7 +304,7 @@ class MilvusGallery:
         return [entity.item for entity in self._each(rows)]
 
     def page(self, after: int | None, limit: int) -> NDArray[np.int64]:
-        """Rows of the next ``limit`` items after the row ``after``."""
+        """Return the rows of the next ``limit`` items after the row ``after``, by row number."""
         found: list[int] = []
         start = 0 if after is None else after + 1
         while start < self.n_rows and len(found) < limit:
@@ -327,14 +328,15 @@ class MilvusGallery:
         return Thumbnail(base64.b64decode(found["thumbnail"]), found["media_type"])
 
     def preview(self, item_id: str) -> bytes:
-        """Return no bytes, or raise `ItemNotFound`: a preview is too large for a text in Milvus."""
+        """Return no bytes, or raise `ItemNotFound`: Milvus has no field for large previews."""
         self.row(item_id)
         return b""
 
     def put(self, upserts: Sequence[tuple[int, Upsert]]) -> int:
         """Write items to their rows; return the Milvus timestamp of the last write.
 
-        Readers find them once a head of the log includes them. Repeating it is harmless.
+        Readers find the items when a head of the log includes their changes. A repeated call is
+        harmless.
         """
         since = NOW
         for _, upsert in upserts:
@@ -359,7 +361,7 @@ class MilvusGallery:
         raise ItemNotFound(f"The gallery has no item with the id {item_id!r}.")
 
     def _each(self, rows: NDArray[np.int64]) -> Iterator[Entity]:
-        """The items at ``rows``, in that order, or `ItemNotFound`."""
+        """Yield the items at ``rows``, in the order of ``rows``, or raise `ItemNotFound`."""
         for part in _parts(rows.ravel(), READ_AT_ONCE):
             entities = self._entities(self._current(part))
             self._require(part, entities)
@@ -372,7 +374,7 @@ class MilvusGallery:
                 raise ItemNotFound(f"The item at row {row} is no longer in the gallery.")
 
     def _entities(self, rows: NDArray[np.int64]) -> dict[int, Entity]:
-        """The existing items at ``rows`` (n,), from the cache or from Milvus."""
+        """Return the existing items at ``rows`` (n,), from the cache or from Milvus."""
         known = self._lately.known(rows.tolist())
         missing = np.array([row for row in rows.tolist() if row not in known], dtype=np.int64)
         if missing.size:
@@ -383,7 +385,7 @@ class MilvusGallery:
         return known
 
     def _code(self, label: str | None) -> int:
-        """The code of a label; a new label gets the next code."""
+        """Return the code of a label; a new label gets the next code."""
         with self._naming:
             if label not in self._codes:
                 self._codes[label] = len(self._labels)
@@ -392,7 +394,7 @@ class MilvusGallery:
 
 
 def _expressions(allowed: Allowed) -> list[str]:
-    """Expressions that together select the allowed rows."""
+    """Return expressions that together select the allowed rows."""
     if isinstance(allowed, MatchingRows):
         return [allowed.expression]
     if allowed.mask().all():

@@ -1,13 +1,14 @@
-"""A gallery in Milvus with atomic changes, although Milvus has no transactions.
+"""A gallery in Milvus with atomic changes; Milvus itself has no transactions.
 
-A change is first written to a log (`MilvusLog`) with its receipt, then to Milvus. Then the head of
-the log advances, and every reader finds the change from that moment. After a crash or an outage,
-outstanding changes are written to Milvus when the gallery is next opened, read or written to.
-Writing a change twice is harmless, because a row always gets the same content. So every logged
-change becomes complete, and the receipt of a repeated request is found.
+A change and its receipt are first written to a log (`MilvusLog`). Then the change is written to
+Milvus. Then the head of the log advances, and all readers find the change. After a crash or an
+outage, the next process that opens, reads or changes the gallery writes the outstanding changes to
+Milvus. A change can be written twice without harm, because a row always gets the same content. So
+every logged change is completed, and a repeated request gets its receipt.
 
-All writers share one log: a file beside the bundle on one machine, a database for several machines.
-The collection names its log, and no service uses it with another log.
+All writers share one log. On one machine, the log is a file beside the bundle; for several
+machines, it is in a database. The collection stores the name of its log. A service with another log
+refuses the collection.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from model_store.gallery.writable import (
 )
 
 LOG = "log_"
-"""Prefix of the mark that names the log of a collection's changes."""
+"""Prefix of a collection's mark that names its log of changes."""
 
 
 class MilvusLive:
@@ -62,8 +63,8 @@ class MilvusLive:
 
     Parameters
     ----------
-    admit : called in each transaction, before anything is written; raises if the gallery no longer
-        accepts writes.
+    admit : function that each transaction calls before its first write. It raises an error if the
+        gallery no longer accepts writes.
 
     Raises
     ------
@@ -88,7 +89,7 @@ class MilvusLive:
         """The current snapshot, or the one after an earlier change.
 
         Milvus deletes replaced and deleted items after `GRACE_S`, so an earlier snapshot may lack
-        them. Its ``n_items`` may be too large.
+        such items. The ``n_items`` of an earlier snapshot may be too large.
         """
         now = self._snapshot
         if version is None or version >= now.version:
@@ -100,7 +101,7 @@ class MilvusLive:
         """Read the changes of other services, and write outstanding changes to Milvus."""
         state = self._state()
         if state is not None and state.last > state.version:
-            with suppress(WriteError, ChangeUnconfirmed):  # the current writer will write them
+            with suppress(WriteError, ChangeUnconfirmed):  # another writer is active
                 self._tell(wait=False)
             state = self._state()
         if state is None:
@@ -128,7 +129,7 @@ class MilvusLive:
         return now
 
     def mark(self) -> tuple[int, int] | None:
-        """See `Database.mark`; the changes of other services are in the log too."""
+        """See `Database.mark`. The log also has the changes of other services."""
         return self._log.mark()
 
     def receipt(self, retry: Retry) -> Receipt | None:
@@ -151,8 +152,8 @@ class MilvusLive:
 
         Raises
         ------
-        GalleryUnavailable : Milvus does not answer or refuses the write. The change may be made
-            later; the request can be sent again.
+        GalleryUnavailable : Milvus does not answer or refuses the write. The change may become
+            visible later; the same request can be sent again.
         """
         if self._state() is None:
             self._log.claim(self._named, self._name)
@@ -160,7 +161,7 @@ class MilvusLive:
         try:
             receipt = self._log_changes(writes, retry, note, most_items)
         except (ItemNotFound, QuotaExceeded, WriteRefused):
-            self._tell()  # the refusal may depend on an outstanding change: make it visible first
+            self._tell()  # an outstanding change may be the reason: make it visible
             raise
         with once_kept():
             self._tell()
@@ -174,7 +175,7 @@ class MilvusLive:
         note: Mapping[str, Any],
         most_items: int | None,
     ) -> Receipt:
-        """Append changes to the log; return their receipt, or the receipt of the first request."""
+        """Append changes to the log; return their receipt, or the receipt of an earlier `Retry`."""
         with self._log.turn() as turn:
             self._admit()
             before = None if retry is None else turn.receipt(retry)
@@ -197,7 +198,7 @@ class MilvusLive:
         self._log.close()
 
     def _state(self) -> State | None:
-        """The state of the log; None before the first change.
+        """Return the state of the log; None before the first change.
 
         Raises
         ------
@@ -219,7 +220,7 @@ class MilvusLive:
         return state
 
     def _named(self) -> str | None:
-        """Return the log that the collection names; several names are joined, so none matches."""
+        """Return the name of the collection's log. Several names are joined and match no log."""
         marks = self._gallery.collection.marks()
         logs = [mark.removeprefix(LOG) for mark in sorted(marks) if mark.startswith(LOG)]
         return " and ".join(logs) or None
@@ -235,7 +236,7 @@ class MilvusLive:
             )
 
     def _rows(self, turn: Turn, item_ids: Sequence[str]) -> dict[str, int | None]:
-        """The rows of items; None for a deleted item."""
+        """Return the current rows of items, None for a deleted item; new items are left out."""
         rows = turn.rows(item_ids)
         others = [item_id for item_id in dict.fromkeys(item_ids) if item_id not in rows]
         return {**rows, **self._gallery.by_number.as_built(others)}
@@ -257,7 +258,7 @@ class MilvusLive:
         turn.told(max(since, turn.state.since) if since != NOW else NOW)
 
     def _sweep_at_times(self) -> None:
-        """Delete old replaced rows from Milvus, unless another writer is active."""
+        """At times, delete old replaced rows from Milvus, unless another writer is active."""
         if not self._hidden or time.monotonic() < self._next_sweep:
             return
         self._next_sweep = time.monotonic() + GRACE_S
@@ -291,7 +292,7 @@ def open_milvus(gallery: MilvusGallery, folder: Path, admit: Callable[[], None])
 
 
 def _require_taken(write: Upsert | Delete) -> None:
-    """Refuse an item that Milvus would refuse, before it is logged."""
+    """Raise an error for an item that exceeds a limit of Milvus."""
     if isinstance(write, Delete):
         return
     try:

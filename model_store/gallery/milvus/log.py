@@ -1,11 +1,11 @@
-"""The log of the changes of a gallery in Milvus, which determines the current rows.
+"""The log of changes of a gallery in Milvus. The log determines which rows are current.
 
-A turn is a write transaction of the log; one writer has it at a time. In a turn, each change gets a
-number and a row of the collection; the content of a row never changes. The log stores the last
-change that Milvus has (`Head.version`). A reader first reads the head. It then ignores later rows,
-and rows that were replaced up to the head. So all readers see a complete change at the same moment.
-A delayed request of a writer without the turn is harmless, because it can only write the same row
-again.
+A turn is a write transaction of the log; only one writer at a time has a turn. In a turn, each
+change gets a number and a new row in the collection. The content of a row never changes. The log
+stores the number of the last change that Milvus has (`Head.version`): the head. A reader first
+reads the head. It then ignores rows of later changes, and rows that a change up to the head
+replaced. So all readers find a complete change at the same moment. A delayed request from a writer
+whose turn has ended is harmless: it can only write the same row again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from model_store.gallery.milvus.databases import Database, Execute
 from model_store.gallery.writable import Delete, Receipt, Retry, Upsert
 
 GRACE_S = 30.0
-"""Seconds for which a replaced row stays in Milvus, for running searches."""
+"""Seconds for which a replaced row stays in Milvus, so that running searches can read it."""
 
 REMEMBERED_S = 3600.0
 """Seconds for which readers still ignore a replaced row after its deletion from Milvus."""
@@ -32,7 +32,7 @@ OUTCOME_LIFE_S = 24 * 3600.0
 """Seconds for which the outcome of an Idempotency-Key is kept."""
 
 SWEPT_AT_ONCE = 1_000
-"""Maximum number of rows that one turn deletes from Milvus."""
+"""Maximum number of replaced rows that one turn deletes from Milvus."""
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS vouch_collections (
@@ -46,8 +46,9 @@ SCHEMA = (
   forgotten BIGINT NOT NULL
 )""",
     # Ids are JSON, because PostgreSQL text cannot contain a null character. `place` is the row in
-    # Milvus. If the change replaced a row, `swept` is 1 once that row is deleted from Milvus. If it
-    # replaced none, `swept` is 1 if the item was deleted before, and 0 if it is new.
+    # Milvus. `replaced` is the row that the change replaced. `swept` is 1 after that row was
+    # deleted from Milvus. If `replaced` is null, `swept` is 1 for an item that was deleted before,
+    # and 0 for a new item.
     """CREATE TABLE IF NOT EXISTS vouch_changes (
   collection TEXT NOT NULL,
   sequence BIGINT NOT NULL,
@@ -78,15 +79,15 @@ SCHEMA = (
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The state of a gallery after a change; readers use it for their answers.
+    """The state of a gallery after a change; a search uses one head.
 
     Attributes
     ----------
     version : number of the last change that Milvus has.
-    since : Milvus timestamp from which all these changes are readable.
+    since : Milvus timestamp; a read at this time or later finds all changes up to ``version``.
     n_items, n_changed : see `Gallery`.
-    hidden : row → change that replaced or deleted it. All heads share this mapping; a head ignores
-        changes after its ``version``.
+    hidden : row → number of the change that replaced or deleted the row's item. All heads share
+        this mapping; a head ignores changes after its ``version``.
     """
 
     version: int
@@ -98,15 +99,15 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The row of a collection in the log; see `Head`.
+    """The log's entry of a collection; see `Head`.
 
     Attributes
     ----------
     log : name of the log.
     last : number of the last logged change; changes after ``version`` are not yet in Milvus.
-    n_items, n_changed : values after ``last``, for writers.
-    n_items_told, n_changed_told : values after ``version``, for readers.
-    forgotten : up to this change, the log has deleted its entries of replaced rows.
+    n_items, n_changed : values after the change ``last``, for writers.
+    n_items_told, n_changed_told : values after the change ``version``, for readers.
+    forgotten : the log has deleted its entries of changes up to this number.
     """
 
     log: str
@@ -121,7 +122,7 @@ class State:
 
 
 class MilvusLog:
-    """The log of one collection; safe to share by threads, processes, and machines.
+    """The log of one collection; threads, processes and machines can share the log.
 
     Parameters
     ----------
@@ -135,11 +136,11 @@ class MilvusLog:
         self.mark, self.close = database.mark, database.close
 
     def state(self) -> State | None:
-        """The state of the log; None before the first change."""
+        """Return the state of the log; None before the first change."""
         return _state(self._database.ask, self._collection, self._n_built)
 
     def replaced(self, after: int, until: int) -> dict[int, int]:
-        """Return row → change for rows replaced by changes ``after`` + 1 to ``until``."""
+        """Return row → change, for the rows replaced by the changes ``after`` + 1 to ``until``."""
         found = self._database.ask(
             "SELECT replaced, sequence FROM vouch_changes WHERE collection = ? AND sequence > ? "
             "AND sequence <= ? AND replaced IS NOT NULL",
@@ -153,17 +154,17 @@ class MilvusLog:
 
     @contextmanager
     def turn(self, *, wait: bool = True) -> Iterator[Turn]:
-        """A turn at writing; see `Database.turn`."""
+        """Begin a turn, see `Database.turn`."""
         with self._database.turn(wait=wait) as execute:
             yield Turn(execute, self._collection, self._n_built, self._database.now)
 
     def claim(self, named: Callable[[], str | None], name: Callable[[str], None]) -> str:
-        """Return the name of the log; store it in the collection if that names no log yet.
+        """Return the name of the log; store the name in the collection if the collection has none.
 
         Parameters
         ----------
-        named : returns the log that the collection names now, or None.
-        name : stores the name of a log in the collection.
+        named : function that returns the name of the collection's log, or None.
+        name : function that stores the name of a log in the collection.
         """
         with self._database.turn() as execute:
             known = _state(execute, self._collection, self._n_built)
@@ -175,7 +176,8 @@ class MilvusLog:
                     "INSERT INTO vouch_collections VALUES (?, ?, 0, 0, ?, ?, 0, 0)",
                     [self._collection, uuid.uuid4().hex, EVENTUALLY, self._n_built],
                 )
-        # This is a separate transaction: the collection must not name a log that was not stored.
+        # Use a second transaction: the collection must not name a log that the database has not
+        # stored.
         with self.turn() as turn:
             if named() is None:
                 name(turn.state.log)
@@ -183,7 +185,7 @@ class MilvusLog:
 
 
 class Turn:
-    """A turn at writing; see `MilvusLog.turn`."""
+    """A write transaction of the log; see `MilvusLog.turn`."""
 
     def __init__(
         self,
@@ -204,7 +206,7 @@ class Turn:
         return _receipt(self._execute, self._collection, retry)
 
     def rows(self, item_ids: Sequence[str]) -> dict[str, int | None]:
-        """Return the rows of the items that have changed; None for a deleted item."""
+        """Return the rows of changed items, None for a deleted item; other items are left out."""
         found: dict[str, int | None] = {}
         for item_id in item_ids:
             for (row,) in self._execute(
@@ -263,7 +265,7 @@ class Turn:
         )
 
     def pending(self) -> list[tuple[int, Upsert]]:
-        """Return the rows that Milvus lacks, with their content; only the last row of an item.
+        """Return the rows that Milvus lacks, with their content; for each item, only its last row.
 
         Raises
         ------
@@ -282,19 +284,20 @@ class Turn:
         ]
 
     def told(self, since: int) -> None:
-        """Make all logged changes visible to readers; they are in Milvus from ``since`` on."""
+        """Make all logged changes visible; a Milvus read at time ``since`` or later finds them."""
         self._execute(
             "UPDATE vouch_collections SET version = last, since = ? WHERE collection = ?",
             [since, self._collection],
         )
-        # Readers find the replaced rows until now, so their grace period begins now.
+        # Until now, readers could find the replaced rows. So the grace period of these rows begins
+        # now.
         self._execute(
             "UPDATE vouch_changes SET content = NULL, at = ? WHERE collection = ? AND sequence > ?",
             [self.now, self._collection, self.state.version],
         )
 
     def unswept(self, age_s: float) -> dict[int, int]:
-        """Return change → row for rows replaced ``age_s`` ago that are still in Milvus."""
+        """Return change → row, for rows replaced at least ``age_s`` ago and still in Milvus."""
         found = self._execute(
             "SELECT sequence, replaced FROM vouch_changes WHERE collection = ? AND at < ? "
             "AND sequence <= ? AND swept = 0 AND replaced IS NOT NULL ORDER BY sequence LIMIT ?",
@@ -312,7 +315,11 @@ class Turn:
         )
 
     def old(self, age_s: float) -> dict[int, int | None]:
-        """Return the first changes, up to one that is newer than ``age_s`` or not swept."""
+        """Return the oldest changes, with their replaced rows, that the log can forget.
+
+        Stops before the first change that is newer than ``age_s`` or whose replaced row is still in
+        Milvus.
+        """
         found = self._execute(
             "SELECT sequence, replaced, at, swept FROM vouch_changes "
             "WHERE collection = ? AND sequence <= ? ORDER BY sequence LIMIT ?",
@@ -326,7 +333,7 @@ class Turn:
         return old
 
     def forget(self, until: int) -> None:
-        """Delete the entries of changes up to ``until``; no replaced rows of them are in Milvus."""
+        """Delete the entries of changes up to ``until``; their replaced rows must be deleted."""
         self._execute(
             "DELETE FROM vouch_changes WHERE collection = ? AND sequence <= ?",
             [self._collection, until],
@@ -338,11 +345,11 @@ class Turn:
 
 
 def _state(execute: Execute, collection: str, n_built: int) -> State | None:
-    """The state of the log at one moment.
+    """Read the state of the log in one query.
 
-    The counts after ``version`` are computed from the counts after ``last`` and the outstanding
-    changes, because earlier releases store only the counts after ``last``. An item counts as
-    changed if its original row is replaced, or if the item is new.
+    Earlier releases store only the counts after the change ``last``. So the counts after
+    ``version`` are computed: the outstanding changes are subtracted. A change increases the number
+    of changed items if it replaces an original row, or if its item is new.
     """
     query = (
         "SELECT log, last, version, since, n_items, n_changed, forgotten, "

@@ -14,20 +14,20 @@ from model_store.gallery.milvus.rows import MilvusRows
 from model_store.verdicts import IndexedBy
 
 _ROWS_AT_ONCE = 100_000
-"""Number of rows that one request to Milvus filters."""
+"""Maximum number of rows that one request to Milvus filters."""
 
 
 class MatchingRows:
     """The rows of a gallery for which an expression is true; implements `Allowed`.
 
     A search sends the expression to Milvus. Milvus also counts the rows and checks single rows.
-    Only `rows` and `mask` fetch all rows; no search needs these two.
+    Only `rows` and `mask` fetch all rows; a search calls `rows` only if Milvus finds too few rows.
 
     Parameters
     ----------
     expression : filter expression of Milvus.
-    head, n_rows : head and number of rows of the searched gallery.
-    current : removes from rows (n,) those that are not current.
+    head, n_rows : head of the log, and number of rows of the gallery at this head.
+    current : function that takes rows (n,) and returns the rows that are current.
     """
 
     def __init__(
@@ -44,17 +44,17 @@ class MatchingRows:
 
     @cached_property
     def at_most(self) -> int:
-        """The number of rows; it may include recently replaced rows."""
+        """The number of rows that pass the filter; may include recently replaced rows."""
         return self._rows.count(self.expression, self._head.since)
 
     @property
     def share(self) -> float:
-        """The share of the items that pass the filter."""
+        """The share of the gallery's items that pass the filter."""
         return min(self.at_most / max(self._head.n_items, 1), 1.0)
 
     @property
     def indexes(self) -> Mapping[str, IndexedBy]:
-        """Empty: Milvus does not report which index it uses."""
+        """An empty mapping, because Milvus does not report which index it uses."""
         return NO_FIELDS
 
     def at(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -65,7 +65,7 @@ class MatchingRows:
         return np.array([row in among for row in rows.tolist()], dtype=bool)
 
     def rows(self) -> NDArray[np.int64]:
-        """All allowed rows, ascending."""
+        """Return all allowed rows, ascending."""
         found: list[int] = []
         for start in range(0, self._n_rows, _ROWS_AT_ONCE):
             end = min(start + _ROWS_AT_ONCE, self._n_rows)

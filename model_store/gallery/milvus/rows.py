@@ -1,4 +1,4 @@
-"""Queries for the rows of a Milvus collection."""
+"""Finds rows of a Milvus collection by number, id or condition."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from model_store.gallery.milvus.collection import EVENTUALLY, NOW, Collection
 from model_store.gallery.milvus.filter import literal
 
 READ_AT_ONCE = 1_000
-"""Maximum number of items in one request: an answer of Milvus has at most 64 MB."""
+"""Maximum number of items in one request, because a response of Milvus has at most 64 MB."""
 
 
 class MilvusRows:
     """The rows of a collection that was built with ``n_built`` items.
 
-    A method with ``since`` finds all writes up to that Milvus timestamp.
+    Methods with a parameter ``since`` find all writes up to this Milvus timestamp.
     """
 
     def __init__(self, collection: Collection, n_built: int) -> None:
@@ -23,13 +23,13 @@ class MilvusRows:
         self._n_built = n_built
 
     def end(self) -> int:
-        """One more than the last row of any writer."""
+        """Return the number of the last row plus 1, with the rows of all writers."""
         if not self._any_from(self._n_built):
             return self._n_built
         step = 1
         while self._any_from(self._n_built + step):
             step *= 2
-        # There are rows at or after `low`, and none at or after `high`.
+        # A row at or after `low` exists; no row at or after `high` exists.
         low, high = self._n_built, self._n_built + step
         while high - low > 1:
             middle = (low + high) // 2
@@ -42,7 +42,7 @@ class MilvusRows:
         return int(found["count(*)"])
 
     def as_built(self, item_ids: Sequence[str]) -> dict[str, int]:
-        """Return the rows that items with these ids had when the collection was built."""
+        """Return the rows of items by id, as they were when the collection was built."""
         rows: dict[str, int] = {}
         for start in range(0, len(item_ids), READ_AT_ONCE):
             listed = ", ".join(map(literal, item_ids[start : start + READ_AT_ONCE]))
@@ -51,28 +51,28 @@ class MilvusRows:
         return rows
 
     def within(self, start: int, end: int, since: int, condition: str = "") -> list[int]:
-        """Rows ``start`` to ``end`` − 1 whose item meets the condition."""
+        """Return the rows from ``start`` to ``end`` − 1 whose items meet the condition."""
         within = f"row >= {start} and row < {end}" + (condition and f" and {condition}")
         return sorted(one["row"] for one in self._find(within, [], since))
 
     def among(self, rows: Sequence[int], since: int, condition: str) -> set[int]:
-        """The subset of ``rows`` whose item meets the condition."""
+        """Return the subset of ``rows`` whose items meet the condition."""
         within = f"row in {list(rows)} and {condition}"
         return {one["row"] for one in self._find(within, [], since)}
 
     def at(
         self, rows: Sequence[int], since: int, fields: Sequence[str]
     ) -> dict[int, dict[str, Any]]:
-        """The given fields of the existing items at ``rows``."""
+        """Return the values of ``fields`` for the items that exist at ``rows``."""
         found = self._find(f"row in {list(rows)}", fields, since)
         return {one["row"]: one for one in found}
 
     def of_id(self, item_id: str, since: int, fields: Sequence[str]) -> list[dict[str, Any]]:
-        """The rows of an id with the given fields; at most one row is current."""
+        """Return all rows of an id with the values of ``fields``; at most one row is current."""
         return self._find(f"id == {literal(item_id)}", fields, since)
 
     def drop(self, rows: Sequence[int]) -> None:
-        """Remove rows that are no longer current."""
+        """Delete rows that are no longer current from Milvus."""
         for start in range(0, len(rows), READ_AT_ONCE):
             self._collection.ask("delete", ids=list(rows[start : start + READ_AT_ONCE]))
 

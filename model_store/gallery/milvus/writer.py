@@ -1,4 +1,4 @@
-"""Writing a gallery into Milvus."""
+"""Writes a gallery into Milvus."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from model_store.gallery.protocol import NewItem, Part, in_parts
 from model_store.sphere import unit_direction
 
 TIMEOUT_S = 3_600.0
-"""Timeout for flushing and index building, which take longer for larger galleries."""
+"""Timeout in seconds for a flush and for an index build; both take longer for a large gallery."""
 
 WRITTEN_BYTES = 2**24
 """Maximum bytes of one write request; Milvus accepts at most 64 MB."""
@@ -69,15 +69,15 @@ def write_milvus_gallery(
     """Write a gallery into a collection, and its description into ``directory``.
 
     The name of the collection is a digest of its content, so other content cannot overwrite the
-    collection of a served bundle. A complete collection is kept, with its later changes. An
-    incomplete collection is written again.
+    collection of a served bundle. If the collection is complete, it is kept with its later changes.
+    If it is incomplete, it is written again.
 
     Parameters
     ----------
     embeddings, items, encoder_fingerprint : see `write_faiss_gallery`.
     uri : address of Milvus for the bundle, without user and password.
     settings : settings of the index; ``ivf_pq`` is not available in Milvus.
-    access : token, and optionally another address for writing.
+    access : token of Milvus, and optionally another address to write to.
 
     Raises
     ------
@@ -108,8 +108,8 @@ def write_milvus_parts(
     Parameters
     ----------
     shape : (N, D) of the whole gallery.
-    parts : returns a new iterator at each call. All parts are read twice: first to compute the
-        collection's name, then to write them.
+    parts : function that returns a new iterator of parts. All parts are read twice: first to
+        compute the collection's name, then to write the items.
     """
     kind, parameters = _plan(shape, settings)
     named = _read_through(parts(), shape, f"{SCHEMA}:{encoder_fingerprint}:{kind}:{shape}:")
@@ -137,7 +137,7 @@ def write_milvus_parts(
 
 
 def _plan(shape: tuple[int, int], settings: IndexSettings) -> tuple[str, dict[str, int]]:
-    """Return the index type in Milvus and its build parameters."""
+    """Return the type of the Milvus index, and its build parameters."""
     wanted = settings.kind
     if wanted == "auto":
         wanted = "flat" if 4 * shape[0] * shape[1] <= EXACT_BYTES else "hnsw"
@@ -156,7 +156,7 @@ def _plan(shape: tuple[int, int], settings: IndexSettings) -> tuple[str, dict[st
 
 @dataclass(frozen=True, slots=True)
 class _ReadThrough:
-    """The collection's name (a digest of all content), sorted labels, and directions (N, D)."""
+    """The result of the first pass: the collection's name, sorted labels, and directions (N, D)."""
 
     collection: str
     labels: list[str]
@@ -215,7 +215,7 @@ def _tuned(
     settings: IndexSettings,
     access: MilvusAccess,
 ) -> MilvusDescription:
-    """Return the description with the least search effort that reaches `min_recall`."""
+    """Return the description with the smallest search effort that reaches `min_recall`."""
     queries = _queries(directions, np.random.default_rng(settings.seed))
     tenth = tenth_similarity(directions, queries)
     knob = "ef" if described.index["type"] == "HNSW" else "nprobe"
@@ -243,7 +243,7 @@ def _tuned(
 def _queries(
     directions: NDArray[np.float32], generator: np.random.Generator
 ) -> NDArray[np.float32]:
-    """Unit vectors near items: each is an item plus the difference of two neighbours."""
+    """Return queries: each is the unit vector of an item plus the difference of two neighbours."""
     rows = np.sort(generator.permutation(len(directions))[:N_QUERIES])
     k = min(FETCHED, len(directions))
     _, near = faiss.knn(directions[rows], directions, k, faiss.METRIC_INNER_PRODUCT)
