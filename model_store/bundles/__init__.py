@@ -1,22 +1,22 @@
-"""Bundles: models on disk.
+"""Bundles: directories with encoder, gallery and calibration.
 
 ::
 
     manifest      description of a bundle, with digests
-    directory     a directory of bundles; `CURRENT` and `PREVIOUS`
-    shadow        `SHADOW`: a bundle that is tested beside the current one
-    operator      `OPERATOR`: the adopted share of absent queries, acknowledged drift
-    publish       staged files → a bundle
+    directory     a directory of bundles, with the files `CURRENT` and `PREVIOUS`
+    shadow        the file `SHADOW`: a bundle that is tested beside the current bundle
+    operator      the file `OPERATOR`: settings of the operator, such as the share of absent queries
+    publish       makes a bundle from the files of a staging directory
     bundle        an opened bundle
     signatures    signature of a bundle's publisher
-    item_features  features of a sample of items
-    empty         a new bundle with the encoder of another
+    item_features  features of a sample of a gallery's items
+    empty         a new bundle with the encoder of another bundle
     galleries     a directory of galleries that can be created, renamed and dropped
     changes       location of a live gallery's log
-    compaction    bundle and log → a new bundle
-    intact        check that the files of an open bundle are unchanged
-    retention     removal of old bundles, and locks of bundles in use
-    secret        signing key of the services on one directory
-    backup        bundle and log → one archive, and back
-    upgrade       a bundle of an earlier release → one of this release
+    compaction    merges a bundle and its log into a new bundle
+    intact        checks that the files of an open bundle have not changed
+    retention     removal of old bundles, and locks on open bundles
+    secret        secret with which services sign tokens
+    backup        writes a bundle and its log to an archive, and restores an archive
+    upgrade       upgrade of a bundle from an earlier release
 """

@@ -1,4 +1,4 @@
-"""Backup and restore: the current bundle and its live changes, as one file.
+"""Backup and restore: stores the current bundle and its live changes in one file.
 
 ::
 
@@ -6,8 +6,8 @@
     bundle/…              a copy of the bundle's directory
     changes.sqlite        a consistent copy of the log of changes
 
-A backup is possible while the gallery is served and written to: a bundle never changes, and SQLite
-copies the log at one transaction. Before a restore, every byte is verified.
+A service can answer and change the gallery during a backup: a bundle never changes, and SQLite
+copies a consistent state of the log. A restore verifies every byte.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ LOG_FILE = "changes.sqlite"
 FORMAT = 1
 _ITEMS_AT_ONCE = 10_000
 _MOST_SUMMARY_BYTES = 2**16
-"""Maximum bytes of the summary; real summaries are far smaller."""
+"""Maximum size of the summary in bytes. Real summaries are much smaller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ class BackupSummary:
     Attributes
     ----------
     bundle_id : id of the bundle.
-    n_items, version : number of items and version of its gallery, including changes.
-    log_sha256 : digest of the log of changes; None without changes.
+    n_items, version : number of items and version of the gallery, after all changes in the log.
+    log_sha256 : digest of the log of changes; None if there is no log.
     """
 
     bundle_id: str
@@ -89,7 +89,7 @@ def back_up(root: Path, archive: Path) -> BackupSummary:
 def _back_up(root: Path, directory: Path, archive: Path) -> BackupSummary:
     bundle_id = read_manifest(directory).id
     try:
-        # The folder is for this backup only: another backup to the same file may be running.
+        # Each backup has its own folder, because another backup to the same file may be running.
         with work_folder(archive.parent, f".{archive.name}.backup-") as folder:
             partial, copy = folder / archive.name, folder / LOG_FILE
             summary = _copy_log(root, directory, bundle_id, copy)
@@ -113,7 +113,7 @@ def _require_new(archive: Path) -> None:
 
 
 def _copy_log(root: Path, directory: Path, bundle_id: str, copy: Path) -> BackupSummary:
-    """Copy the log consistently, and read the state of the gallery from it."""
+    """Copy a consistent state of the log, and describe the gallery in this state."""
     if (directory / MILVUS_FILE).exists():
         raise ArchiveError(
             f"The gallery of {bundle_id} lies in Milvus, and a copy of files does not contain it. "
@@ -124,7 +124,7 @@ def _copy_log(root: Path, directory: Path, bundle_id: str, copy: Path) -> Backup
         log = ChangesFile(changes_path(root, bundle_id), bundle_id, base.encoder_fingerprint)
         log.copy_to(copy)
         log.close()
-        with closing(connect(copy, "rw")) as connection:  # one file without a journal
+        with closing(connect(copy, "rw")) as connection:  # merge the journal into the file
             connection.execute("PRAGMA journal_mode=DELETE")
     copied = ChangesFile(copy, bundle_id, base.encoder_fingerprint)
     snapshot = LiveGallery(base, copied).snapshot()
@@ -134,10 +134,10 @@ def _copy_log(root: Path, directory: Path, bundle_id: str, copy: Path) -> Backup
 
 
 def restore(archive: Path, root: Path) -> BackupSummary:
-    """Make the directory of bundles ``root`` from an archive, atomically.
+    """Create the directory of bundles ``root`` from an archive, atomically.
 
-    An existing empty directory is kept, because a process may use it or a disk may be mounted
-    there. `CURRENT` is written last. Remains of a killed restore are removed.
+    If ``root`` exists and is empty, the directory itself is kept, because a process may use it or a
+    disk may be mounted there. `CURRENT` is written last. The files of a killed restore are removed.
 
     Raises
     ------
@@ -164,18 +164,18 @@ def restore(archive: Path, root: Path) -> BackupSummary:
             else:
                 partial.rename(root)
         flush(root.parent)
-    except (OSError, tarfile.TarError, ValueError) as error:  # for example, an invalid file name
+    except (OSError, tarfile.TarError, ValueError) as error:  # such as an invalid name
         raise ArchiveError(f"{archive} cannot be restored to {root}: {error}.") from error
     return summary
 
 
 def _remove_interrupted(root: Path) -> None:
-    """Remove the files that a killed restore to ``root`` has left."""
+    """Remove the files of a killed restore to ``root``."""
     for partial in abandoned_folders(root, RESTORING):
         unpacked = current_id(partial)
         moved = {ACTIVATION_LOCK, CHANGES_FOLDER, unpacked}
         others = {path.name for path in root.iterdir()} - {partial.name}
-        if others <= moved:  # else, other files were added: keep all
+        if others <= moved:  # if other files were added, keep all files
             for name in others:
                 path = root / name
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -191,11 +191,11 @@ def _move_all(partial: Path, root: Path) -> None:
 
 def _unpack(archive: Path, root: Path) -> BackupSummary:
     space = FreeSpace(root)
-    with tarfile.open(archive, "r:") as tar:  # uncompressed, so sizes are known
+    with tarfile.open(archive, "r:") as tar:  # an uncompressed archive, so the sizes are known
         summary = _read_summary(tar, archive)
         members = [_wanted(member) for member in tar]
         _require_space(archive, space, sum(member.size for member in members))
-        # Space is checked before each file: other programs may write to the disk too.
+        # Check the free space before each file, because other programs may write to the disk too.
         tar.extractall(root, _fitting(members, archive, space), filter="data")
     (root / SUMMARY_FILE).unlink()
     (root / BUNDLE_FOLDER).rename(bundle_directory(root, summary.bundle_id))
@@ -237,8 +237,8 @@ def _wanted(member: tarfile.TarInfo) -> tarfile.TarInfo:
         if is_wanted:
             return member
     raise ArchiveError(
-        f"The archive is not restored: it holds {member.name[:80]!r}, which no backup of Vouch "
-        "does. Take another backup."
+        f"The archive is not restored: it contains {member.name[:80]!r}, but a backup of "
+        "Vouch has no such file. Take another backup."
     )
 
 
@@ -262,13 +262,13 @@ def _read_summary(tar: tarfile.TarFile, archive: Path) -> BackupSummary:
 
 
 def _verify(root: Path, summary: BackupSummary) -> None:
-    """Check every byte, and that bundle and log give the gallery of the summary."""
+    """Check every byte of bundle and log, and compare the gallery with the summary."""
     directory = root / summary.bundle_id
     manifest = read_manifest(directory)
     path = changes_path(root, summary.bundle_id)
     log_sha256 = _sha256(path) if path.exists() else None
     checks: dict[str, Callable[[], bool]] = {
-        "its bundle is another": lambda: manifest.id == summary.bundle_id,
+        "it contains another bundle": lambda: manifest.id == summary.bundle_id,
         "its log of changes is damaged": lambda: log_sha256 == summary.log_sha256,
         "its log of changes is incomplete": lambda: log_sha256 is None or _is_sound(path),
     }
@@ -280,11 +280,11 @@ def _verify(root: Path, summary: BackupSummary) -> None:
 
 
 def _verify_gallery(gallery: GallerySnapshot, summary: BackupSummary) -> None:
-    """Check the number of items, the version, and the id of each item."""
+    """Compare number of items and version with the summary, and check the id of each item."""
     if (gallery.n_items, gallery.version) != (summary.n_items, summary.version):
         raise ArchiveError(
-            "The archive is not restored: bundle and changes give another gallery than the "
-            "backup has recorded. Take another backup."
+            "The archive is not restored: its gallery has another number of items, or another "
+            "version, than its summary. Take another backup."
         )
     rows = gallery.page(None, _ITEMS_AT_ONCE)
     while len(rows):

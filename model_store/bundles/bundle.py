@@ -1,4 +1,4 @@
-"""The opened bundle: encoder, gallery and calibration."""
+"""An opened bundle: encoder, gallery and calibration."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Bundle:
     ----------
     root : directory of bundles whose `CURRENT` names this bundle; None if the bundle was opened by
         its own path.
-    live : the gallery with its changes in ``root``; None without ``root``.
-    hold : lock that prevents the removal of the open bundle.
+    live : the gallery with its log of changes in ``root``; None if ``root`` is None.
+    hold : lock; other processes cannot remove the bundle while it is open.
     entry : the gallery's entry in its `GalleryFolder`; None for a gallery built by the command
         line.
 
@@ -65,12 +65,12 @@ class Bundle:
 
     @property
     def built_as(self) -> str:
-        """The original name of the gallery."""
+        """The name that the gallery had when it was built."""
         return str(self.manifest.gallery["name"])
 
     @property
     def key(self) -> str:
-        """The key of data about the gallery that is stored elsewhere; it survives a rename."""
+        """The gallery's key in other data, such as feedback; a rename does not change the key."""
         return self.built_as if self.entry is None else self.entry.id
 
     @property
@@ -82,7 +82,7 @@ class Bundle:
 
     @property
     def version(self) -> int:
-        """The number of the gallery's changes; 0 if it accepts none."""
+        """The number of the gallery's last change; 0 if the gallery accepts no changes."""
         gallery = self.retriever.gallery
         if self.live is None or not isinstance(gallery, GallerySnapshot | MilvusGallery):
             return 0
@@ -90,16 +90,16 @@ class Bundle:
 
     @property
     def n_pending(self) -> int:
-        """Number of items added after the base; a search compares them one by one."""
+        """Number of items added after the build; a search compares each of these items."""
         gallery = self.retriever.gallery
         return gallery.n_appended if isinstance(gallery, GallerySnapshot) else 0
 
     def require_live(self) -> Writable:
-        """Return the gallery for changes.
+        """Return the gallery in a form that accepts changes.
 
         Raises
         ------
-        WriteRefused : the bundle was opened without its directory and never changes.
+        WriteRefused : the bundle was opened by its own path, so it never changes.
         """
         if self.live is None:
             raise WriteRefused(
@@ -124,13 +124,13 @@ class Bundle:
         return live
 
     def within(self, root: Path) -> Bundle:
-        """Return the bundle with the changes of its gallery in ``root``."""
+        """Return the bundle with the log of changes in ``root``."""
         live = open_writable(root, self.directory, self.retriever.gallery)
         retriever = self.retriever.with_gallery(live.snapshot())
         return replace(self, retriever=retriever, root=root, live=live)
 
     def renewed(self) -> Bundle:
-        """Return the bundle with the current state of its gallery."""
+        """Return the bundle with the current snapshot of its gallery."""
         if self.live is None:
             return self
         snapshot = self.live.snapshot()
@@ -143,13 +143,13 @@ _MALFORMED = (
     *(ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError),
     *(FileNotFoundError, sqlite3.DatabaseError),
 )
-"""Errors from reading a file with the right digest but invalid content."""
+"""Errors from a file that has the digest of the manifest, but invalid content."""
 
 OpenEncoder = Callable[[Path, ProviderChoice, int], Encoder]
-"""Opens an encoder from a file, provider and number of threads, for example `OnnxEncoder`."""
+"""A function that opens an encoder from file, provider and number of threads; see `OnnxEncoder`."""
 
 OpenText = Callable[[Path, int], TextEncoder | None]
-"""Opens the text encoder of a directory, for example `open_text_encoder`."""
+"""A function that opens a directory's text encoder; see `open_text_encoder`."""
 
 
 def open_parts(
@@ -162,7 +162,7 @@ def open_parts(
 ) -> Retriever:
     """Open the encoders, gallery and calibrations of ``directory``.
 
-    ``milvus`` is the address of Milvus for galleries that are stored there.
+    ``milvus`` is the address of Milvus, for a gallery in Milvus.
     """
     gallery, calibration = open_gallery(directory, milvus), Calibration.load(directory)
     text, of_texts = open_text(directory, threads), Calibration.load(directory, "text")
@@ -183,18 +183,17 @@ def open_bundle(
     trusted: Collection[str] = (),
     open_text: OpenText = open_text_encoder,
 ) -> Bundle:
-    """Verify and open the bundle at ``path``, or the current one of a directory of bundles.
+    """Verify and open the bundle at ``path``, or the current bundle of a directory of bundles.
 
     Parameters
     ----------
-    trusted : public keys; one of them must have signed the bundle. Without keys, unsigned bundles
-        are accepted.
+    trusted : public keys. One of these keys must have signed the bundle. If there are no keys,
+        unsigned bundles are accepted.
 
     Raises
     ------
-    BundleError : the bundle is missing, changed or not trusted, or its parts do not belong
-        together.
-    EncoderError : the encoder cannot be run here.
+    BundleError : the bundle is missing, changed or not trusted, or its files contradict each other.
+    EncoderError : the encoder cannot run on this machine.
     GalleryUnavailable : the gallery is in Milvus, which does not answer.
 
     Examples
@@ -211,7 +210,7 @@ def open_bundle(
         retriever = open_parts(directory, provider, threads, open_encoder, milvus, open_text)
     except _MALFORMED as error:
         raise BundleMismatch(
-            f"The bundle {directory.name} cannot be opened: a file in it is not what its name says "
+            f"The bundle {directory.name} cannot be opened: one of its files has invalid content "
             f"({type(error).__name__}: {str(error)[:200]!r}). Build it again, or take it from a "
             "publisher whom you trust."
         ) from error

@@ -1,17 +1,16 @@
-"""The logs of changes beside bundles; only the current bundle's log may be written to.
+"""The logs of changes of bundles. Only the log of the current bundle accepts changes.
 
 ::
 
     <root>/
       CURRENT
-      <bundle id>/            immutable
+      <bundle id>/            never changes
       changes/
-        <bundle id>.sqlite    changes since then, see `model_store.gallery.live.log`
+        <bundle id>.sqlite    changes after the build, see `model_store.gallery.live.log`
 
 Every bundle has its own log. A compaction makes a new bundle from an old one and its log. The old
-bundle and its log are kept, so that a rollback restores the earlier gallery. For a gallery in
-Milvus, the log belongs to its collection, which several bundles can share: see
-`model_store.gallery.milvus.log`.
+bundle and its log are kept, so that a rollback restores the earlier gallery. A gallery in Milvus
+has a log for its collection, which several bundles can share: see `model_store.gallery.milvus.log`.
 """
 
 from __future__ import annotations
@@ -45,22 +44,22 @@ def changes_path(root: Path, bundle_id: str) -> Path:
 
 
 def open_live(root: Path, directory: Path, base: FaissGallery | None = None) -> LiveGallery:
-    """Open the gallery of the bundle ``directory`` in ``root``, with its changes.
+    """Open the gallery of the bundle ``directory`` with its log of changes in ``root``.
 
     Raises
     ------
-    BundleMismatch, StorageFailed : the changes cannot be read, or belong to something else.
+    BundleMismatch, StorageFailed : the log cannot be read, or belongs to another bundle.
     """
     base = base or FaissGallery(directory)
     return LiveGallery(base, _log(root, directory, base), _admission(root, directory))
 
 
 def open_writable(root: Path, directory: Path, gallery: Gallery) -> Writable:
-    """Open the log of ``gallery`` of the bundle ``directory`` in ``root``, with any engine.
+    """Open the ``gallery`` of the bundle ``directory`` for changes; works for files and for Milvus.
 
     Raises
     ------
-    BundleMismatch, StorageFailed : the changes cannot be read, or belong to something else.
+    BundleMismatch, StorageFailed : the log cannot be read, or belongs to another bundle.
     GalleryUnavailable : the gallery is in Milvus, which does not answer.
     """
     if isinstance(gallery, MilvusGallery):

@@ -1,4 +1,4 @@
-"""Compaction: a new bundle from an old one and its changes, made during service.
+"""Compaction: merges a bundle and its live changes into a new bundle, while services run.
 
 ::
 
@@ -7,8 +7,7 @@
         …                                    changes may follow
         compaction.switch()                  copies later changes, and sets CURRENT
 
-A crash at any moment leaves the old bundle and its changes intact. The next compaction removes
-unfinished files.
+A crash never damages the old bundle and its changes. The next compaction removes unfinished files.
 """
 
 from __future__ import annotations
@@ -53,20 +52,24 @@ from model_store.gallery.live.high_water import HighWater
 from model_store.gallery.live.sqlite import of_the_system
 
 _N_FREE_BYTES = 2**20
-"""With fewer free bytes, a write error of a library is reported as a full disk."""
+"""Minimum free space in bytes. If less is free, a library's write error is reported as a full
+disk."""
 
 Calibrate = Callable[[FaissGallery, Path, Manifest], Manifest]
-"""Calibrates a gallery, writes to its bundle's directory, and returns the new manifest."""
+"""A function that calibrates a gallery, writes to the bundle's directory, and returns the
+manifest."""
 
 
 class Compaction:
-    """One compaction of a live gallery; only one runs at a time in a directory of bundles.
+    """One compaction of a live gallery.
+
+    A lock excludes other compactions of the same directory of bundles.
 
     Parameters
     ----------
     root, manifest, live : directory of bundles, manifest and gallery of the current bundle.
     key : key to sign the new bundle.
-    calibrate : fits a calibration to the new gallery; by default the old one is kept.
+    calibrate : function that calibrates the new gallery; None keeps the old calibration.
 
     Raises
     ------
@@ -100,7 +103,7 @@ class Compaction:
         except OSError as error:
             raise of_the_system(error) from error
         try:
-            # Another process may have compacted the gallery already.
+            # Another process may have compacted the gallery before.
             require_current(self._root, self._manifest.id)
             remove_left_under(self._root, COMPACTION_LOCK)
         except BaseException:
@@ -116,16 +119,17 @@ class Compaction:
     ) -> None:
         if self._hold is not None:
             self._hold.close()
-        if self._prepared is not None:  # it has not become the current bundle
+        if self._prepared is not None:  # the prepared bundle has not become the current bundle
             shutil.rmtree(self._prepared, ignore_errors=True)
         self._lock.release()
 
     def prepare(self) -> Path:
-        """Write a bundle of the current gallery, beside the current bundle.
+        """Write a bundle with the current state of the gallery, beside the current bundle.
 
         Raises
         ------
-        WriteError : the bundle cannot be written, for example on a full disk; no files are left.
+        WriteError : the bundle cannot be written, for example on a full disk. Its files are
+            removed.
         """
         snapshot = self._live.snapshot()
         try:
@@ -136,7 +140,7 @@ class Compaction:
         except OSError as error:
             remove_left_under(self._root, COMPACTION_LOCK)
             raise of_the_system(error) from error
-        except (sqlite3.OperationalError, RuntimeError) as error:  # SQLite's, and FAISS's
+        except (sqlite3.OperationalError, RuntimeError) as error:  # from SQLite, and from FAISS
             if shutil.disk_usage(self._root).free > _N_FREE_BYTES:
                 raise
             remove_left_under(self._root, COMPACTION_LOCK)
@@ -145,10 +149,10 @@ class Compaction:
         return self._prepared
 
     def switch(self) -> None:
-        """Copy later changes to the prepared bundle, and make it the current one.
+        """Copy later changes to the prepared bundle, and make it the current bundle.
 
-        Writers wait during this. A change that is already in the old log is copied. A later change
-        to the old bundle is refused, because that bundle is no longer current.
+        Writers wait until `switch` returns. It copies all changes in the old log. Afterwards,
+        changes to the old bundle are refused, because it is no longer current.
 
         Raises
         ------
@@ -187,7 +191,7 @@ def _write(
     staging: Path, manifest: Manifest, snapshot: GallerySnapshot, calibrate: Calibrate | None
 ) -> Manifest:
     """Write the gallery of a snapshot; return the new manifest."""
-    before = manifest.id  # the calibration makes a new manifest, which was never published
+    before = manifest.id  # `calibrate` returns another manifest, whose id was never published
     report = write_faiss_parts(
         staging,
         (snapshot.n_items, snapshot.dim),
@@ -205,7 +209,7 @@ def _write(
     gallery = FaissGallery(staging)
     for kind in FILES:
         kept = Calibration.load(staging, kind)
-        if kept is not None:  # codes and means of labels may have changed
+        if kept is not None:  # the label codes and the mean of each label may have changed
             classes = kept.known_classes(_codes_until_now(gallery, snapshot))
             replace(kept, means=label_means(gallery), label_classes=classes).save(staging, kind)
     known = ItemFeatures.load(staging)
@@ -219,33 +223,33 @@ def _write(
         "index": asdict(report),
         "n_changed": gallery.n_changed,
         "compacted_from": before,
-        "compacted_at": datetime.now(UTC).isoformat(),  # makes the id unique
+        "compacted_at": datetime.now(UTC).isoformat(),  # makes the bundle's id unique
     }
     return with_digests(staging, replace(manifest, gallery={**manifest.gallery, **sections}))
 
 
 def _codes_until_now(gallery: FaissGallery, snapshot: GallerySnapshot) -> NDArray[np.int32]:
-    """Return the codes (C,) of the labels of ``gallery`` in the snapshot."""
+    """Return the snapshot's codes (C,) for the labels of the new ``gallery``."""
     code_of = {label: code for code, label in enumerate(snapshot.labels)}
     return np.array([code_of[label] for label in gallery.labels], dtype=np.int32)
 
 
 def _copy_rest(bundle: Path, staging: Path) -> None:
-    """Copy the files that a compaction does not rewrite; an `OSError` gives the cause.
+    """Copy the files that a compaction does not rewrite.
 
-    `shutil.copytree` would collect errors into its own type.
+    Not `shutil.copytree`: its error would hide the cause, such as a full disk.
     """
     staging.mkdir()
     for name in content_files(bundle):
         if name not in GALLERY_FILES:
             target = staging / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            if name in ENCODER_FILES:  # these files never change, so bundles share them
+            if name in ENCODER_FILES:  # encoders never change, so bundles share their files
                 link_or_copy(bundle / name, target)
             else:
                 shutil.copy2(bundle / name, target)
 
 
 def _next_kind(kind: IndexKind) -> IndexKind | Literal["auto"]:
-    """Keep an approximate kind; choose again for an exact index, which may be too large."""
+    """Return the same kind; auto for an exact index, which may have become too large."""
     return "auto" if kind == "flat" else kind

@@ -1,4 +1,4 @@
-"""A directory of bundles, and its pointers `CURRENT` and `PREVIOUS`."""
+"""A directory of bundles. The files `CURRENT` and `PREVIOUS` contain the ids of two bundles."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from model_store.files import lock_between_processes, replacing
 
 ACTIVATION_LOCK = ".activating"
 PUBLISH_LOCK = ".publishing"
-"""Lock file of a running publish; it contains the id of the finished bundle."""
+"""Lock file of `publish`. It contains the id of a complete bundle that is not yet current."""
 
 COMPACTION_LOCK = ".compacting"
-"""Lock file of a running compaction; it contains the id of the prepared bundle."""
+"""Lock file of a compaction. It contains the id of the prepared bundle."""
 
 RESTORING = ".restoring-"
-"""Prefix of a restore's temporary directory if the directory of bundles exists already."""
+"""Prefix of the temporary directory of a restore into an existing directory of bundles."""
 
 CURRENT_FILE = "CURRENT"
 PREVIOUS_FILE = "PREVIOUS"
 
 GALLERY_NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
-"""Pattern of gallery names; each is valid as part of a URL and as a file name."""
+"""Pattern of gallery names. A name can be part of a URL, and a file name."""
 
 KEPT_BUNDLES = 3
-"""Number of bundles kept by default, including the current one."""
+"""Default number of bundles to keep, including the current bundle."""
 
 _MOST_POINTER_BYTES = 1024
-"""Maximum bytes to read from a pointer: an id, and white space that an editor may have added."""
+"""Maximum bytes to read from a pointer file: an id, and white space from an editor."""
 
 _BUNDLE_ID = re.compile(rf"[0-9a-f]{{{ID_LENGTH}}}")
 
@@ -43,8 +43,8 @@ def is_bundle_id(name: object) -> bool:
 def bundle_directory(root: Path, bundle_id: str) -> Path:
     """Return the path of a bundle in ``root``; the bundle need not exist.
 
-    Use only this function to convert an id to a path. Ids come from requests, archives and
-    pointers, and an unchecked id could lead to any path.
+    Only this function may convert an id to a path. Ids come from requests, archives and pointer
+    files, and an unchecked id could lead to any path.
 
     Raises
     ------
@@ -54,7 +54,7 @@ def bundle_directory(root: Path, bundle_id: str) -> Path:
 
 
 def _checked(bundle_id: str) -> str:
-    """Return ``bundle_id`` if it has the form of an id; raise `BundleNotFound` otherwise."""
+    """Return ``bundle_id``, or raise `BundleNotFound` if it does not have the form of an id."""
     if not is_bundle_id(bundle_id):
         raise BundleNotFound(
             f"There is no bundle {str(bundle_id)[:80]!r}: the id of a bundle has {ID_LENGTH} "
@@ -64,14 +64,14 @@ def _checked(bundle_id: str) -> str:
 
 
 def activate(root: Path, bundle_id: str, instead_of: str | None = None) -> None:
-    """Set ``root/CURRENT`` to a bundle atomically, and ``root/PREVIOUS`` to the one before.
+    """Set ``root/CURRENT`` to a bundle atomically, and ``root/PREVIOUS`` to the old current bundle.
 
-    A lock excludes other processes. A running service that serves ``root`` switches to it
+    A lock excludes other processes. Services that serve ``root`` switch to the new bundle
     automatically.
 
     Parameters
     ----------
-    instead_of : the bundle that must be the current one; None for any.
+    instead_of : id of the bundle that must be current before; None allows any bundle.
 
     Raises
     ------
@@ -84,7 +84,7 @@ def activate(root: Path, bundle_id: str, instead_of: str | None = None) -> None:
             require_current(root, instead_of)
         try:
             before = current_id(root)
-        except PointerUnreadable:  # this call repairs it
+        except PointerUnreadable:  # the file is written again below
             before = None
         if before == bundle_id:
             return
@@ -94,10 +94,10 @@ def activate(root: Path, bundle_id: str, instead_of: str | None = None) -> None:
 
 
 def require_current(root: Path, bundle_id: str) -> None:
-    """Raise `GallerySuperseded` unless the bundle is the current one.
+    """Raise `GallerySuperseded` if the bundle is not the current bundle.
 
-    A writer calls this inside its transaction, and a compaction sets `CURRENT` inside another one.
-    So no change is written to a log that is no longer read.
+    A writer calls this inside a transaction of the log. A compaction sets `CURRENT` inside another
+    transaction of the log. So no change is written to a log that is no longer in use.
 
     Raises
     ------
@@ -106,23 +106,23 @@ def require_current(root: Path, bundle_id: str) -> None:
     named = current_id(root)
     if named != bundle_id:
         raise GallerySuperseded(
-            f"The bundle {bundle_id} takes no more changes: CURRENT names {named}. Nothing was "
-            "changed; send the request again when that bundle is served."
+            f"The bundle {bundle_id} accepts no more changes: CURRENT names {named}. Nothing was "
+            "changed; send the request again when the service has opened the new bundle."
         )
 
 
 def current_id(root: Path) -> str | None:
-    """Return the bundle in ``root/CURRENT``; None without such a file.
+    """Return the id in ``root/CURRENT``; None if there is no such file.
 
     Raises
     ------
-    PointerUnreadable : the file names no bundle, or cannot be read.
+    PointerUnreadable : the file cannot be read, or does not contain a bundle id.
     """
     return _read_pointer(root / CURRENT_FILE)
 
 
 def previous_id(root: Path) -> str | None:
-    """Return the previous current bundle; None if there was none.
+    """Return the id in ``root/PREVIOUS``; None if there is no such file.
 
     Raises
     ------
@@ -143,7 +143,7 @@ def bundle_ids(root: Path) -> list[str]:
 
 
 def locate(path: Path) -> Path:
-    """Return the bundle at ``path``: ``path`` itself, or the bundle in its `CURRENT`.
+    """Return the directory of a bundle: ``path`` itself, or the bundle that its `CURRENT` names.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""A new bundle with another bundle's encoder and a new, usually empty, gallery."""
+"""Writes a bundle with the encoder of another bundle and a new, usually empty, gallery."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENCODER_FILES = (ENCODER_FILE, TEXT_ENCODER_FILE, TOKENIZER_FILE)
 """Files that are identical in all bundles with the same encoder."""
 
 Items = tuple[int, Iterable[Part]]
-"""The number of items, and the items with their embeddings, part by part."""
+"""The number of items, and the parts: embeddings and items."""
 
 NOTHING: Items = (0, ())
 
@@ -39,15 +39,16 @@ def write_bundle(
 ) -> Manifest:
     """Write the files of a bundle into ``staging``; return its manifest without digests.
 
-    The bundle has no calibration, because a calibration is valid only for its own gallery. Features
-    of later items will be stored, so that the gallery can be calibrated.
+    The bundle has no calibration, because a calibration is valid only for its own gallery. The
+    gallery will store the features of later items, so that it can be calibrated.
 
     Parameters
     ----------
-    like, manifest : the bundle with the encoder; its files are linked if possible, else copied.
+    like, manifest : the bundle with the encoder. Its encoder files are linked if possible, else
+        copied.
     gallery : gallery section of the manifest, for example its ``name``.
-    shared : a directory on the file system of ``staging``. If a file cannot be linked from
-        ``like``, one copy is stored here and linked.
+    shared : a directory on the file system of ``staging``. If a file in ``like`` cannot be linked,
+        one copy in this directory is linked.
     """
     staging.mkdir()
     for file in ENCODER_FILES:
@@ -72,7 +73,7 @@ def write_bundle(
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Link a file that never changes; copy it if linking fails."""
+    """Link a file that never changes; copy the file if linking fails."""
     try:
         os.link(source, target)
     except OSError:  # another file system, another owner, or too many links
@@ -80,7 +81,7 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def _share(source: Path, target: Path, master: Path) -> None:
-    """Link ``target`` to ``source``, or to a shared copy of it."""
+    """Link ``target`` to ``source``; if linking fails, link to the copy ``master``."""
     try:
         os.link(source, target)
     except OSError:

@@ -1,18 +1,17 @@
-"""A directory of galleries that are created, renamed and dropped while they are served.
+"""A directory of galleries, which a running service creates, renames and drops.
 
 ::
 
     <folder>/
       names/<name>.json   id, title and description of the gallery with this name
       <gallery id>/       the gallery's directory of bundles, see `model_store.bundles.directory`
-      .shared/            files by digest, which several galleries link to
-      .changing           lock for changes of names
+      .shared/            files by digest; several galleries link to each file
+      .changing           lock file for changes in `names`
 
-A gallery's name is stored only as the name of this file. To create a gallery, the file is written
-after the bundle is on the disk. To rename or drop it, the file is renamed or deleted. So after a
-crash, the gallery has its old name, its new name, or no name. Galleries without a name are removed
-later (`GalleryFolder.remove_nameless`). Data about a gallery in other places is stored under its
-id.
+A gallery has its name only from the file ``names/<name>.json``. This file is written last when a
+gallery is created. To rename or drop the gallery, the file is renamed or deleted. So after a crash,
+the gallery has its old name, its new name, or no name. `GalleryFolder.remove_nameless` removes
+galleries without a name. Other data about a gallery is stored under the gallery's id.
 """
 
 from __future__ import annotations
@@ -53,11 +52,11 @@ Mark = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class GalleryEntry:
-    """A gallery of a folder.
+    """The description of a gallery in a `GalleryFolder`.
 
     Attributes
     ----------
-    id : permanent id; it does not change with the name.
+    id : permanent id; a rename does not change it.
     title, description : texts for readers.
     created_at : time of creation, ISO 8601.
     """
@@ -70,7 +69,7 @@ class GalleryEntry:
 
 
 class GalleryFolder:
-    """The galleries of a directory; safe to share by threads and processes.
+    """The galleries in a directory; threads and processes can share the directory.
 
     Parameters
     ----------
@@ -89,7 +88,7 @@ class GalleryFolder:
             (path / _NAMES).mkdir(parents=True, exist_ok=True)
 
     def find(self, name: str) -> GalleryEntry | None:
-        """Return the gallery with that name; None if there is none. It takes two system calls."""
+        """Return the gallery with this name, or None. A repeated call takes one system call."""
         if re.fullmatch(GALLERY_NAME, name) is None:
             return None
         file = self._file(name)
@@ -139,15 +138,15 @@ class GalleryFolder:
         like : directory and manifest of a bundle; the gallery uses its encoder.
         items : see `write_bundle`.
         key : key to sign the gallery's bundle.
-        admit : called under the lock before anything is written; raises if the gallery is not
-            allowed.
+        admit : function that is called under the lock, before the first write. It raises an error
+            if the caller may not create the gallery.
 
         Raises
         ------
         GalleryExists
         InvalidRequest : the name is not valid.
         WriteRefused : the maximum number of galleries is reached.
-        WriteError : the gallery cannot be written; no files are left.
+        WriteError : the gallery cannot be written. Its files are removed.
         """
         made = GalleryEntry(secrets.token_hex(8), name, title, description, _now())
         partial, staging = (self.path / f".{made.id}.{end}" for end in ("partial", "staging"))
@@ -160,7 +159,7 @@ class GalleryFolder:
                     "ask the operator to raise VOUCH_MAX_GALLERIES."
                 )
             try:
-                # The id makes the bundles of two empty galleries with the same name differ.
+                # With the id, two empty galleries of the same name have different bundles.
                 said = {"name": name, "description": description, "gallery_id": made.id}
                 manifest = write_bundle(staging, *like, said, self.path / _SHARED, items)
                 publish(staging, manifest, partial, keep=False, key=key)
@@ -177,7 +176,7 @@ class GalleryFolder:
     def describe(
         self, name: str, title: str | None = None, description: str | None = None
     ) -> GalleryEntry:
-        """Give a gallery another title or description; None keeps the present one.
+        """Change the title or the description of a gallery; None keeps the text.
 
         Raises
         ------
@@ -209,7 +208,9 @@ class GalleryFolder:
         return replace(entry, name=new_name)
 
     def drop(self, name: str) -> GalleryEntry:
-        """Drop a gallery's name; `remove_nameless` deletes its files, once they are unused.
+        """Drop a gallery's name.
+
+        `remove_nameless` deletes the files of the gallery when no process uses them.
 
         Raises
         ------
@@ -223,7 +224,7 @@ class GalleryFolder:
         return entry
 
     def remove_nameless(self) -> list[str]:
-        """Remove dropped and incomplete galleries that are not in use; return their ids."""
+        """Remove dropped and incomplete galleries that no process uses; return their ids."""
         removed = []
         with self._changing():
             named = {entry.id for entry in self.entries()}
@@ -235,12 +236,12 @@ class GalleryFolder:
             for left in (self.path / _NAMES).glob(f".*{PARTIAL}"):
                 left.unlink()
             for shared in (self.path / _SHARED).glob("*"):
-                if shared.stat().st_nlink == 1:  # no gallery uses it
+                if shared.stat().st_nlink == 1:  # no gallery links to the file
                     shared.unlink(missing_ok=True)
         return removed
 
     def require(self, name: str) -> GalleryEntry:
-        """Return the gallery with that name, or raise `GalleryNotFound`."""
+        """Return the gallery with this name, or raise `GalleryNotFound`."""
         found = self.find(name)
         if found is None:
             raise gallery_not_found(name)
@@ -256,7 +257,7 @@ class GalleryFolder:
             raise GalleryExists(f"There is a gallery {name!r} already. Choose another name.")
 
     def _file(self, name: str) -> Path:
-        """Return the file of a checked name; only this function converts names to paths."""
+        """Return the file of a valid name. Only this function converts names to paths."""
         return self.path / _NAMES / f"{name}.json"
 
     def _write(self, entry: GalleryEntry) -> None:

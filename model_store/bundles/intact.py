@@ -1,4 +1,4 @@
-"""A check that the files of an open bundle have not changed since they were verified."""
+"""Checks whether the files of an open bundle have changed since they were verified."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from pathlib import Path
 from model_store.bundles.manifest import Manifest, describe_file
 
 HASHED_AGAIN_AFTER_S = 86_400.0
-"""Seconds after which an unmodified file is hashed again, to find damage of the storage."""
+"""Seconds after which an unmodified file is hashed again, to find damage on the disk."""
 
 _Mark = tuple[int, int, int] | None
 
 
 class BundleFiles:
-    """The files of an open bundle, which must not change.
+    """Checks that the files of an open bundle do not change.
 
-    A check costs a few system calls. It hashes each file with a new time stamp, and at most one
-    other file: the one with the oldest hash.
+    A check needs a few system calls. It hashes each file whose time stamp has changed. It also
+    hashes at most one other file: the file with the oldest hash, if that hash is too old.
 
     Parameters
     ----------
-    hashed_again_after_s : seconds for which the hash of an unmodified file is trusted.
+    hashed_again_after_s : seconds after which an unmodified file is hashed again.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class BundleFiles:
         self._hashing = threading.Lock()
 
     def changed(self) -> str | None:
-        """Return the name of a file that no longer matches the manifest; None if none."""
+        """Return the name of a file that differs from the manifest; None if all files agree."""
         for name, known in self._marks.items():
             if (known is None or _mark(self._directory / name) != known) and not self._whole(name):
                 return name
@@ -65,7 +65,7 @@ class BundleFiles:
 
 
 def _mark(path: Path) -> _Mark:
-    """Return a value that changes when the file is written or replaced; None without a file."""
+    """Return a value that changes when a file is written or replaced; None for a missing file."""
     try:
         found = path.stat()
     except OSError:

@@ -1,8 +1,8 @@
 """The features of a random sample of a gallery's items, stored in its bundle.
 
-A gallery itself stores no features. With the sample's features, the outlier detector can be fitted
-again without images. Items that were added to the live gallery can be calibration queries; each is
-excluded from its own results.
+A gallery itself stores no features. With the features of the sample, the outlier detector can be
+fitted again without images. Items that were added to the live gallery can be calibration queries.
+Each of these items is excluded from its own results.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from model_store.half_precision import HalfRows
 ITEM_FEATURES_FILE = "item_features.npz"
 
 MOST_ITEMS = 4_000
-"""Approximate maximum number of items in the sample; with 1,280 features it takes 10 MB."""
+"""Approximate maximum number of items in the sample. With 1,280 features, a sample takes 10 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,10 @@ class ItemFeatures:
     Attributes
     ----------
     ids, groups : (n,) ids and groups of the items; items of one group show the same object.
-    features : (n, F) features; with more than `MOST_FEATURES`, averages of adjacent features.
+    features : (n, F) features. If there are more than `MOST_FEATURES`, adjacent features are
+        averaged.
     was_put : (n,) whether the item was added after the calibration queries were chosen.
-    share : sampling rate of the gallery's items.
+    share : share of the gallery's items that is sampled.
     """
 
     ids: tuple[str, ...]
@@ -59,7 +60,7 @@ class ItemFeatures:
         )
 
     def updated(self, snapshot: GallerySnapshot) -> ItemFeatures:
-        """Return a sample of the current gallery, with the items added since its base.
+        """Return the sample without removed items, and with a sample of the added items.
 
         Items are drawn by a hash of their id, so equal changes give equal samples.
         """
@@ -85,7 +86,7 @@ class ItemFeatures:
         return kept.thinned()
 
     def thinned(self) -> ItemFeatures:
-        """Return a subsample of about `MOST_ITEMS` items, with all or none of each group."""
+        """Return a subsample of about `MOST_ITEMS` items, in which all groups are complete."""
         rate = MOST_ITEMS / max(len(self), 1)
         if rate >= 1:
             return self
@@ -106,7 +107,7 @@ class ItemFeatures:
 
     @classmethod
     def load(cls, directory: Path) -> ItemFeatures | None:
-        """Read the file of `save`; None if ``directory`` has none."""
+        """Read the file that `save` wrote; None if ``directory`` has no such file."""
         path = directory / ITEM_FEATURES_FILE
         if not path.exists():
             return None
@@ -122,13 +123,13 @@ class ItemFeatures:
 
 
 def packed_names(lists: Sequence[Sequence[str] | None]) -> NDArray[np.uint8]:
-    """Return lists of texts as an array of bytes, for files that can only contain arrays."""
+    """Convert lists of texts to an array of bytes, because an npz file contains only arrays."""
     text = json.dumps([None if one is None else list(one) for one in lists], ensure_ascii=False)
     return np.frombuffer(text.encode(errors="surrogatepass"), np.uint8)
 
 
 def unpacked_names(packed: NDArray[np.uint8]) -> list[list[str]]:
-    """Return the lists from the result of `packed_names`."""
+    """Convert the result of `packed_names` back to lists."""
     names: list[list[str]] = json.loads(packed.tobytes().decode(errors="surrogatepass"))
     return names
 

@@ -1,4 +1,4 @@
-"""The bundle: a directory with all data for answers, named by the hash of its content.
+"""A bundle: a directory with all data for answers. Its name is the hash of its content.
 
 ::
 
@@ -8,15 +8,15 @@
       encoder.onnx        images in, Gaussian embeddings out
       text_encoder.onnx … with tokenizer.json: texts in (optional)
       gallery.faiss …     index, directions, norms, variances, labels, items
-      calibration.json …  the fitted decision layer (optional)
-      calibration_queries.npz, item_features.npz  data to fit it again
-      text_calibration.json …  the same for text queries
+      calibration.json …  the fitted calibration (optional)
+      calibration_queries.npz, item_features.npz  data to fit the calibration again
+      text_calibration.json …  the calibration of text queries
       samples/            example query images
       evaluation.json     evaluation on held-out queries
 
-Every byte is checked against the manifest before anything is opened, and the manifest against its
-own id. There is no pickle anywhere. A directory of bundles has a file `CURRENT` with the id of the
-served bundle, and `PREVIOUS` with the id of the bundle before.
+Before any file is opened, every byte is compared with the manifest, and the manifest with its own
+id. A bundle contains no pickle. In a directory of bundles, the file `CURRENT` contains the id of
+the served bundle, and `PREVIOUS` the id of the bundle that was served before.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ EVALUATION_FILE = "evaluation.json"
 _NOT_LISTED = {MANIFEST_FILE, SIGNATURE_FILE, f".{SIGNATURE_FILE}{PARTIAL}"}
 SAMPLES_FOLDER = "samples"
 ID_LENGTH = 16
-"""Number of hexadecimal digits of SHA-256 in a bundle's id; 64 bits make collisions improbable."""
+"""Number of hexadecimal digits of SHA-256 in a bundle's id: 64 bits, so collisions are
+improbable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class SampleQuery:
     id : name of the sample in URLs.
     file : path of the image in the bundle.
     caption : content of the image, for readers.
-    belongs : whether the gallery holds a true match.
+    belongs : whether the gallery contains a true match.
     """
 
     id: str
@@ -85,11 +86,11 @@ class Manifest:
     gallery : name, description, n_items, search settings, the index and its recall.
     encoder : fingerprint, posterior, preprocessing, dim, n_features. For an optional text encoder:
         fingerprint, context length, and a summary of its calibration.
-    calibration : summary of the calibration; None without one.
-    metrics : results of an evaluation on separate queries, or None.
+    calibration : summary of the calibration; None if the bundle is not calibrated.
+    metrics : results of an evaluation on queries that did not calibrate; None without evaluation.
     samples : example query images.
     library_versions : versions of the libraries that built the bundle.
-    files : path → sha256 and bytes of every file except the manifest.
+    files : path → ``sha256`` and ``bytes`` (size) of every file, except the manifest.
     """
 
     gallery: Mapping[str, Any]
@@ -101,13 +102,13 @@ class Manifest:
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
-    @cached_property  # every answer contains it
+    @cached_property  # every answer contains the id
     def id(self) -> str:
-        """The hash of all fields and, through ``files``, of every byte."""
+        """The hash of all fields, and thus of every byte: ``files`` has the digests."""
         return hashlib.sha256(_canonical(asdict(self))).hexdigest()[:ID_LENGTH]
 
     def to_json(self) -> bytes:
-        """The manifest file's bytes."""
+        """Return the content of the manifest file."""
         return self._bytes
 
     @cached_property  # used more than once
@@ -116,7 +117,7 @@ class Manifest:
 
 
 def read_manifest(directory: Path, schemas: Container[int] = (SCHEMA_VERSION,)) -> Manifest:
-    """Read the manifest in ``directory`` and check every byte of the bundle against it.
+    """Read the manifest in ``directory``, and compare every byte of the bundle with it.
 
     Raises
     ------
@@ -131,11 +132,11 @@ def read_manifest(directory: Path, schemas: Container[int] = (SCHEMA_VERSION,)) 
 def parse_manifest(
     content: bytes, bundle: str, schemas: Container[int] = (SCHEMA_VERSION,)
 ) -> Manifest:
-    """Parse a manifest, and check it against its schema and its own id.
+    """Parse a manifest, and check its schema and its id.
 
     Parameters
     ----------
-    bundle : name of the bundle in error messages.
+    bundle : name of the bundle, for error messages.
 
     Raises
     ------
@@ -219,7 +220,7 @@ class _Encoder(_Schema, extra="allow"):
 
 
 class _ManifestFile(_Schema):
-    """The strict schema of `MANIFEST_FILE`; unknown names are refused."""
+    """The strict schema of `MANIFEST_FILE`; an unknown key is an error."""
 
     id: str = Field(pattern=rf"^[0-9a-f]{{{ID_LENGTH}}}$")
     schema_version: int
@@ -246,7 +247,7 @@ class _ManifestFile(_Schema):
 
 
 def verify_files(directory: Path, manifest: Manifest) -> None:
-    """Check every byte of ``directory`` against its manifest.
+    """Compare every byte of ``directory`` with the manifest.
 
     Raises
     ------
@@ -260,7 +261,7 @@ def verify_files(directory: Path, manifest: Manifest) -> None:
             f"The files of the bundle {directory.name} differ from its manifest: "
             f"missing {missing}, added {added}. Build or copy the bundle again."
         )
-    with ThreadPoolExecutor(usable_processors()) as pool:  # hashing releases the interpreter's lock
+    with ThreadPoolExecutor(usable_processors()) as pool:  # hashing releases Python's global lock
         found = pool.map(describe_shared, [directory / name for name in manifest.files])
         described = dict(zip(manifest.files, found, strict=True))
     for name, wanted in manifest.files.items():
@@ -272,11 +273,11 @@ def verify_files(directory: Path, manifest: Manifest) -> None:
 
 
 def describe_shared(path: Path) -> dict[str, Any]:
-    """Describe a file as `describe_file` does; cache the result for a file with several links.
+    """Return the result of `describe_file`; cache it for a file with several links.
 
-    A thousand galleries can link to one encoder file. Its cached hash is trusted as in
-    `BundleFiles`, but not cached if the file was written less than `SETTLED_S` ago: a further write
-    could have the same time stamp.
+    A thousand galleries can link to one encoder file. The cached hash is used until the time stamp
+    or the size changes. A hash is not cached if the file was written less than `SETTLED_S` ago,
+    because another write could have the same time stamp.
     """
     found = path.lstat()
     if found.st_nlink == 1 or not stat.S_ISREG(found.st_mode):
@@ -293,13 +294,13 @@ def describe_shared(path: Path) -> dict[str, Any]:
 _SHARED_FILES: dict[tuple[int, int, int, int], dict[str, Any]] = {}
 
 SETTLED_S = 2.0
-"""Seconds after which another write has a later time stamp on any file system."""
+"""Seconds after which another write gets a later time stamp, on any file system."""
 
 
 def content_files(directory: Path) -> list[str]:
     """Return every file below ``directory`` except the manifest and its signature.
 
-    Remains of an incomplete signature are left out too.
+    The temporary file of an incomplete signature is left out too.
     """
     return [name for name in file_names(directory) if name not in _NOT_LISTED]
 

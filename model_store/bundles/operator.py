@@ -1,4 +1,4 @@
-"""The file `OPERATOR`: settings by a gallery's operator for all its bundles."""
+"""The file `OPERATOR`: settings of a gallery's operator, valid for all bundles of the gallery."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ OPERATOR_FILE = "OPERATOR"
 
 @dataclass(frozen=True, slots=True)
 class OperatorSettings:
-    """The settings by the operator of a gallery.
+    """The settings of a gallery's operator.
 
     Attributes
     ----------
-    absent_share : adopted share of absent queries, in (0, 1); None for the configured share.
-    adopted_at : time of the adoption, ISO 8601.
-    acknowledged_at : time of the last acknowledgement of drift, seconds since 1970; 0 for none.
+    absent_share : share of absent queries, in (0, 1), that replaces the configured share; None
+        keeps the configured share.
+    adopted_at : time when ``absent_share`` was set, ISO 8601.
+    acknowledged_at : time when the operator last acknowledged drift, in seconds since 1970; 0 for
+        never.
     """
 
     absent_share: float | None = None
@@ -46,16 +48,16 @@ class OperatorSettings:
         return replace(self, absent_share=share, adopted_at=now)
 
     def acknowledged(self) -> OperatorSettings:
-        """Return the settings with drift acknowledged now."""
+        """Return the settings with the current time in ``acknowledged_at``."""
         return replace(self, acknowledged_at=time.time())
 
 
 def read_operator(root: Path) -> OperatorSettings:
-    """Read ``root/OPERATOR``; return the defaults without such a file.
+    """Read ``root/OPERATOR``; return the defaults if there is no such file.
 
     Raises
     ------
-    PointerUnreadable : the file cannot be read, or has other content.
+    PointerUnreadable : the file cannot be read, or its content is invalid.
     """
     try:
         said = json.loads((root / OPERATOR_FILE).read_bytes())
@@ -72,8 +74,8 @@ def read_operator(root: Path) -> OperatorSettings:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     raise PointerUnreadable(
-        f"{OPERATOR_FILE} cannot be read, or names no share of absent queries. Remove it from the "
-        "directory of bundles, and adopt the share again."
+        f"{OPERATOR_FILE} cannot be read, or its share of absent queries is invalid. Remove the "
+        "file from the directory of bundles, and adopt the share again."
     )
 
 
@@ -90,7 +92,7 @@ def change_operator(
         try:
             settings = read_operator(root)
         except PointerUnreadable:
-            settings = OperatorSettings()  # the file is written again
+            settings = OperatorSettings()  # the file is replaced
         settings = change(settings)
         with replacing(root / OPERATOR_FILE) as staged:
             staged.write_text(json.dumps(asdict(settings)) + "\n", encoding="ascii")

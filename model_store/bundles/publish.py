@@ -1,4 +1,4 @@
-"""Publish staged files as a bundle."""
+"""Publishes the files of a staging directory as a bundle."""
 
 from __future__ import annotations
 
@@ -30,17 +30,16 @@ def publish(
     keep: bool = True,
     key: Ed25519PrivateKey | None = None,
 ) -> Path:
-    """Make a bundle in ``root`` from ``staging``, and set ``root/CURRENT`` to it.
+    """Make a bundle in ``root`` from the files in ``staging``, and make it the current bundle.
 
-    The bundle is complete and on the disk before a rename gives it its name. So after a crash there
-    is no bundle or a complete one. If the same bundle exists already, nothing is written; a damaged
-    one is replaced. A lock excludes other processes, and the bundle cannot be removed before it is
-    the current one. Remains of killed processes are removed.
+    All files are on the disk before the bundle's directory gets its name. So after a crash, the
+    bundle is either missing or complete. If the same bundle exists, it is kept; if it is damaged,
+    it is replaced. A lock excludes other processes. Another lock prevents the removal of the bundle
+    before it is current. Temporary files of killed processes are removed.
 
     Parameters
     ----------
-    keep : whether ``staging`` is kept. If not, it is moved instead of copied, unless ``root`` is on
-        another file system.
+    keep : True copies ``staging``; False moves it, if ``root`` is on the same file system.
     key : key to sign the bundle.
 
     Returns
@@ -62,7 +61,7 @@ def publish(
                 else:
                     staging.rename(partial)
                 _, hold = seal(partial, complete, key, aside=aside)
-            except BaseException:  # frees the space on a full disk
+            except BaseException:  # a full disk needs the space
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
             shutil.rmtree(aside, ignore_errors=True)
@@ -75,7 +74,7 @@ def publish(
 
 
 def _held_if_whole(directory: Path) -> Hold | None:
-    """Lock an existing bundle; None if it does not exist or is damaged."""
+    """Lock an existing bundle and return the lock; None if the bundle is missing or damaged."""
     try:
         hold = Hold(directory)
     except BundleNotFound:
@@ -89,9 +88,9 @@ def _held_if_whole(directory: Path) -> Hold | None:
 
 
 def _copy(staging: Path, partial: Path) -> None:
-    """Copy the files of a bundle; an `OSError` gives the cause.
+    """Copy the files of a bundle.
 
-    `shutil.copytree` would collect errors into its own type.
+    Not `shutil.copytree`: its error would hide the cause, such as a full disk.
     """
     partial.mkdir()
     for name in content_files(staging):
@@ -113,13 +112,13 @@ def seal(
     *,
     aside: Path | None = None,
 ) -> tuple[Path, Hold]:
-    """Write the manifest into ``directory``, and rename it to the bundle's id.
+    """Write the manifest into ``directory``, and rename the directory to the bundle's id.
 
-    The bundle is locked, because other processes might remove it before it is current.
+    Returns a lock too: another process could remove the bundle before it is current.
 
     Parameters
     ----------
-    aside : new path of an existing damaged bundle with that id.
+    aside : path to move an existing damaged bundle with the same id to.
     """
     (directory / MANIFEST_FILE).write_bytes(manifest.to_json())
     if key is not None:

@@ -1,6 +1,6 @@
-"""Retention: removal of old bundles, their changes, and remains of crashes.
+"""Retention: removes old bundles, their logs, and the files of crashed processes.
 
-A process locks each bundle that it has open; a locked bundle is never removed.
+A process locks every bundle that it has opened. A locked bundle is never removed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from model_store.files import PARTIAL, abandoned_folders, flush, lock_between_pr
 from model_store.gallery.live import high_water
 
 _OF_A_LOG = ("", "-wal", "-shm", ".high")
-"""Endings of a log's files: the log, SQLite's journals, and the file of `HighWater`."""
+"""Suffixes of a log's files: the log, SQLite's journals, and the file of `HighWater`."""
 
 _ID = "[0-9a-f]" * ID_LENGTH
 _UNFINISHED = {
@@ -46,15 +46,16 @@ _UNFINISHED = {
     ),
     ACTIVATION_LOCK: (f".[A-Z]*{PARTIAL}", f".{SECRET_FILE}{PARTIAL}"),
 }
-"""Patterns of the temporary files that a process writes under each lock."""
+"""Lock file → patterns of the temporary files that the lock's holder writes."""
 
 
 class Hold:
-    """A lock on a bundle in use, until `close` or garbage collection of this object.
+    """A lock on an open bundle, until `close` or garbage collection of this object.
 
     Raises
     ------
-    BundleNotFound : the bundle does not exist, or another process removes it.
+    BundleNotFound : the bundle does not exist, or another process is removing it. With ``alone``,
+        another process may have opened it.
     """
 
     def __init__(self, directory: Path, *, alone: bool = False) -> None:
@@ -66,16 +67,16 @@ class Hold:
         except (FileNotFoundError, BlockingIOError) as error:
             self.close()
             raise BundleNotFound(f"No bundle {directory.name}, or it is in use.") from error
-        except OSError:  # a file system without locks, where nothing is removed
+        except OSError:  # the file system has no locks, so nothing is removed
             self.close()
             if alone:
                 raise
-        if not (directory / MANIFEST_FILE).exists():  # it was removed just before
+        if not (directory / MANIFEST_FILE).exists():  # removed before the lock was taken
             self.close()
             raise BundleNotFound(f"The bundle {directory.name} no longer exists.")
 
     def close(self) -> None:
-        """Release it."""
+        """Release the lock."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -93,16 +94,17 @@ class Hold:
 def prune(
     root: Path, keep: int = KEPT_BUNDLES, *, compacted: bool = False, dry_run: bool = False
 ) -> list[str]:
-    """Remove all bundles except the newest ``keep``; return their ids, oldest first.
+    """Remove old bundles and keep the newest ``keep``; return the removed ids, oldest first.
 
-    The changes of these bundles are removed too. The current bundle, the previous bundle (for a
-    rollback) and open bundles are never removed. Remains of killed processes are removed.
+    The logs of the removed bundles are removed too. The current bundle, the previous bundle (for a
+    rollback) and open bundles are never removed. Temporary files of killed processes are also
+    removed.
 
     Parameters
     ----------
-    compacted : remove only bundles with a log, which were changed or compacted here. A bundle
-        without a log may be waiting for activation.
-    dry_run : only return the ids, without removing.
+    compacted : True removes only bundles with a log: they were changed, or made by a compaction. A
+        bundle without a log may be waiting for activation.
+    dry_run : True only returns the ids, and removes nothing.
     """
     try:
         current, previous = current_id(root), previous_id(root)
@@ -126,36 +128,36 @@ def prune(
 
 
 def remove_leftovers(root: Path) -> None:
-    """Remove the remains of killed processes in a directory of bundles.
+    """Remove the temporary files of killed processes from a directory of bundles.
 
     The files of a running publish, compaction or activation are kept, because the process holds a
-    lock. Files that cannot be removed are kept too.
+    lock. An error in removing a file is ignored.
     """
     there = bundle_ids(root)
     for left in root.glob(".*.removed"):
         bundle_id = left.name.split(".")[1]
-        if bundle_id in there:  # published again
+        if bundle_id in there:  # the bundle was published again
             shutil.rmtree(left, ignore_errors=True)
         elif is_bundle_id(bundle_id):
             _finish(root, bundle_id)
     for left in abandoned_folders(root, RESTORING):
         shutil.rmtree(left, ignore_errors=True)
     for lock in _UNFINISHED:
-        # Take the lock only if there is work: it would block the start of a compaction.
+        # Take the lock only if there are files: the lock would block the start of a compaction.
         if _unfinished(root, lock) or _noted(root, lock):
             with suppress(Timeout, OSError), lock_between_processes(root / lock).acquire(timeout=0):
                 remove_left_under(root, lock)
 
 
 def note(lock: Path, bundle_id: str) -> None:
-    """Record in a lock file which bundle to remove if its holder is killed; "" for none."""
+    """Write into a lock file which bundle to remove if the lock's holder is killed; "" for none."""
     lock.write_text(bundle_id, encoding="ascii")
     if bundle_id:
         flush(lock)
 
 
 def remove_left_under(root: Path, lock: str) -> None:
-    """Remove the remains of processes that were killed under a lock; the caller holds the lock."""
+    """Remove the files of killed holders of a lock. The caller must hold the lock."""
     for path in _unfinished(root, lock):
         if path.name.endswith(high_water.UNFINISHED):
             high_water.remove_unfinished(path.parent)
@@ -171,7 +173,7 @@ def _unfinished(root: Path, lock: str) -> list[Path]:
 
 
 def _noted(root: Path, lock: str) -> str | None:
-    """Return the bundle recorded in a lock file; None if there is none."""
+    """Return the bundle id in a lock file; None if the file has no id."""
     try:
         noted = (root / lock).read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -180,7 +182,7 @@ def _noted(root: Path, lock: str) -> str | None:
 
 
 def _remove_noted(root: Path, lock: str) -> None:
-    """Remove a finished bundle that has never become the current one."""
+    """Remove the bundle in a lock file, if it has never become the current bundle."""
     noted = _noted(root, lock)
     if noted is None:
         return
@@ -188,22 +190,23 @@ def _remove_noted(root: Path, lock: str) -> None:
         is_named = noted in {current_id(root), previous_id(root)}
     except PointerUnreadable:
         return
-    # A bundle that became current after a compaction has a log, which may be empty.
+    # If a compaction made the bundle current, the bundle has a log, which may be empty.
     if not is_named and not changes_path(root, noted).exists():
         directory = bundle_directory(root, noted)
         if (directory / MANIFEST_FILE).exists() and not _remove(root, noted):
-            return  # it is open
+            return  # a process has opened the bundle
         shutil.rmtree(directory, ignore_errors=True)
     note(root / lock, "")
 
 
 def _remove(root: Path, bundle_id: str) -> bool:
-    """Remove a bundle and its changes, unless it is open or was just activated."""
+    """Remove a bundle and its log, unless the bundle is open or current."""
     directory = bundle_directory(root, bundle_id)
     gone = root / f".{bundle_id}.removed"
     try:
         with Hold(directory, alone=True):
-            if bundle_id in {current_id(root), previous_id(root)}:  # may have changed since
+            # The pointers may have changed since `prune` read them.
+            if bundle_id in {current_id(root), previous_id(root)}:
                 return False
             shutil.rmtree(gone, ignore_errors=True)  # remains of an earlier removal
             directory.rename(gone)
@@ -214,13 +217,13 @@ def _remove(root: Path, bundle_id: str) -> bool:
 
 
 def _finish(root: Path, bundle_id: str) -> None:
-    """Remove the log and then the files of a renamed bundle; its files mark unfinished work."""
+    """Remove the log of a renamed bundle, and then its files. The files show that work is left."""
     with suppress(OSError):
         remove_log(changes_path(root, bundle_id))
     shutil.rmtree(root / f".{bundle_id}.removed", ignore_errors=True)
 
 
 def remove_log(path: Path) -> None:
-    """Remove an unused log and the files beside it."""
+    """Remove an unused log, its journals and its `HighWater` file."""
     for ending in _OF_A_LOG:
         path.with_name(path.name + ending).unlink(missing_ok=True)

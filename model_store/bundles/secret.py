@@ -1,6 +1,7 @@
-"""The secret of a directory of bundles; its services use it to sign tokens.
+"""The secret of a directory of bundles, with which services sign tokens.
 
-It is stored in the directory, so that all services share it and a restart does not change it.
+The secret is stored in the directory, so that all services share it and a restart does not change
+it.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from model_store.bundles.directory import ACTIVATION_LOCK
 from model_store.bundles.manifest import Manifest
 from model_store.files import lock_between_processes, replacing
 
-SECRET_FILE = ".secret"  # noqa: S105 - the name of the file that holds it
+SECRET_FILE = ".secret"  # noqa: S105 - the name of the file, not the secret
 _N_BYTES = 32
 
 
 def secret_of(root: Path | None, manifest: Manifest) -> bytes:
-    """Return the secret of a directory of bundles; create it if there is none.
+    """Return the secret of a directory of bundles; create a secret if there is none.
 
-    If it cannot be written, or the bundle is served without its directory, the secret is derived
-    from the manifest. Only readers of the bundle know that.
+    If no secret can be written, or ``root`` is None, the secret is derived from the manifest. Only
+    a process that can read the bundle knows the manifest.
     """
     if root is not None:
         path = root / SECRET_FILE
@@ -36,7 +37,7 @@ def secret_of(root: Path | None, manifest: Manifest) -> bytes:
 
 
 def _make(path: Path) -> None:
-    """Write a new secret atomically, unless another process has written one."""
+    """Write a new secret atomically, unless another process has written a secret."""
     with lock_between_processes(path.with_name(ACTIVATION_LOCK)):
         if not path.exists():
             with replacing(path) as staged:

@@ -1,4 +1,4 @@
-"""The pointer `SHADOW`: a bundle that is tested beside the current bundle."""
+"""The file `SHADOW`: names a bundle that is tested beside the current bundle."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SHADOW_FILE = "SHADOW"
 
 @dataclass(frozen=True, slots=True)
 class ShadowTerms:
-    """The tested bundle, and the share of queries that it gets.
+    """The id of the tested bundle, and its share of queries.
 
     Attributes
     ----------
-    share : share of the queries, above 0 and at most 1.
+    share : share of queries that also go to the tested bundle, above 0 and at most 1.
     """
 
     bundle_id: str
@@ -27,11 +27,11 @@ class ShadowTerms:
 
 
 def read_shadow(root: Path) -> ShadowTerms | None:
-    """Read ``root/SHADOW``; return None without such a file.
+    """Read ``root/SHADOW``; return None if there is no such file.
 
     Raises
     ------
-    PointerUnreadable : the file cannot be read, or has other content.
+    PointerUnreadable : the file cannot be read, or its content is invalid.
     """
     try:
         said = json.loads((root / SHADOW_FILE).read_bytes())
@@ -43,15 +43,15 @@ def read_shadow(root: Path) -> ShadowTerms | None:
     except (OSError, ValueError, KeyError, TypeError):
         pass
     raise PointerUnreadable(
-        f"{SHADOW_FILE} cannot be read, or names no bundle and share. Remove it from the directory "
-        "of bundles; `PUT /v1/galleries/{gallery}/shadow` writes it again."
+        f"{SHADOW_FILE} cannot be read, or has no bundle id and share. Remove it from the "
+        "directory of bundles; `PUT /v1/galleries/{gallery}/shadow` writes it again."
     )
 
 
 def write_shadow(root: Path, terms: ShadowTerms | None) -> None:
-    """Write ``root/SHADOW`` atomically; None removes it.
+    """Write ``root/SHADOW`` atomically; None removes the file.
 
-    A lock excludes other processes, because both would write to the same temporary file.
+    A lock excludes other processes, which would write to the same temporary file.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """Signatures of bundles. An id proves that a bundle is complete; a signature proves its publisher.
 
-The signature covers the manifest and, through its digests, every file of the bundle. It is a
-separate file, so signing does not change the id of a bundle.
+The signature covers the manifest and, through its digests, every file of the bundle. The signature
+is in a separate file, so signing does not change the id of a bundle.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from model_store.signing import is_signature, sign
 
 
 def write_signature(directory: Path, manifest: Manifest, key: Ed25519PrivateKey) -> None:
-    """Sign the bundle of ``manifest``; an earlier signature is replaced."""
+    """Sign the bundle of ``manifest``, and replace an earlier signature."""
     signed = json_text(sign(manifest.to_json(), key))
     with replacing(directory / SIGNATURE_FILE) as file:
         file.write_text(signed, encoding="utf-8")
 
 
 def require_signature(directory: Path, manifest: Manifest, trusted: Collection[str]) -> None:
-    """Raise unless a trusted key has signed the bundle.
+    """Raise an error unless a trusted key has signed the bundle.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def require_signature(directory: Path, manifest: Manifest, trusted: Collection[s
 
     Raises
     ------
-    BundleUntrusted : the signature is missing, or by another key, or for another manifest.
+    BundleUntrusted : the signature is missing, is from an untrusted key, or signs another manifest.
     """
     try:
         signed = json.loads((directory / SIGNATURE_FILE).read_bytes())
@@ -46,7 +46,7 @@ def require_signature(directory: Path, manifest: Manifest, trusted: Collection[s
     if public_key not in trusted:
         raise _untrusted(manifest, f"is signed by a key that is not trusted, {public_key[:16]}…")
     if not is_signature(manifest.to_json(), public_key, signature):
-        raise _untrusted(manifest, "has a signature that is not of its manifest")
+        raise _untrusted(manifest, "has a signature of another manifest")
 
 
 def _untrusted(manifest: Manifest, what: str) -> BundleUntrusted:

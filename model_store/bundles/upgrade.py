@@ -1,8 +1,8 @@
-"""Upgrade of bundles from earlier releases to this release.
+"""Upgrades bundles of earlier releases to this release.
 
-Schemas 1 to 7 store items and vectors in other files, which are written again. A calibration of
-these schemas has no evidence for guarantees, so it is left out. Live changes (logs of format 1 and
-2) become part of the new bundle.
+Schemas 1 to 7 store items and vectors in other files. The upgrade writes these files in the new
+format. It leaves out the old calibration, which lacks the data for guarantees. Live changes (logs
+of format 1 and 2) become part of the new bundle.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from model_store.gallery.protocol import Part
 
 _PART = 1024
 KNOWN_SCHEMAS = range(1, SCHEMA_VERSION + 1)
-"""Schemas of bundles that this release can read, at least to upgrade them."""
+"""Schemas that this release can read: the current schema, and schemas that it can upgrade."""
 
 _LEFT_OUT = {EVALUATION_FILE, *(name for names in FILES.values() for name in names)}
 
@@ -79,7 +79,7 @@ class Upgraded:
     before, after : ids of the old and the new bundle.
     schema : schema of the old bundle.
     n_items : number of items of the new gallery.
-    n_changes : live changes that the new bundle contains.
+    n_changes : number of changed items in the old log.
     left_calibration : whether the old bundle had a calibration.
     """
 
@@ -92,7 +92,7 @@ class Upgraded:
 
 
 def galleries_below(directory: Path) -> list[Path]:
-    """Return the directories of bundles: ``directory`` itself, and those of galleries below it."""
+    """Return the directories of bundles at and below ``directory``, at most two levels deep."""
     found = (path for end in ("", "*/", "*/*/") for path in directory.glob(end + CURRENT_FILE))
     return sorted(path.parent for path in found)
 
@@ -104,7 +104,7 @@ def old_schema(root: Path) -> int | None:
     ------
     BundleNotFound : there is no current bundle.
     BundleMismatch : the bundle is from a later release.
-    BundleTampered : its manifest is damaged.
+    BundleTampered : the manifest is damaged.
     """
     return old_schema_of(locate(root))
 
@@ -117,10 +117,10 @@ def old_schema_of(directory: Path) -> int | None:
 
 
 def upgrade(root: Path, key: Ed25519PrivateKey | None = None) -> Upgraded | None:
-    """Write the current bundle of ``root``, with its live changes, as a bundle of this release.
+    """Rewrite the current bundle of ``root``, with its live changes, in the current schema.
 
-    The new bundle becomes the current one, and the old one the previous one. If a service is
-    running, its writers wait and are then refused, so no change is lost.
+    The new bundle becomes the current bundle, and the old bundle the previous bundle. Writers of a
+    running service wait during the upgrade. Then their changes are refused, so no change is lost.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def upgrade(root: Path, key: Ed25519PrivateKey | None = None) -> Upgraded | None
 
     Returns
     -------
-    None if the bundle has the current schema.
+    The outcome; None if the bundle has the current schema already.
 
     Raises
     ------
@@ -167,7 +167,7 @@ def upgrade(root: Path, key: Ed25519PrivateKey | None = None) -> Upgraded | None
 
 
 def _copy(directory: Path, staging: Path) -> None:
-    """Copy the files that are the same in all schemas."""
+    """Copy the files that have the same format in all schemas."""
     staging.mkdir()
     for name in content_files(directory):
         if name not in GALLERY_FILES and name not in _LEFT_OUT:
@@ -186,7 +186,7 @@ def _write_gallery(
         known = ("kind", "min_recall", "memory_budget_bytes")
         stored = {name: report_fields[name] for name in known if name in report_fields}
     if stored.get("kind") == "flat":
-        stored["kind"] = "auto"  # with live changes, it may be too large for an exact index
+        stored["kind"] = "auto"  # may be too large now, with live changes
     with closing(_Base(directory)) as base:
         n_items = base.n_items - len(base.ids() & changed.keys())
         n_items += sum(row is not None for row in changed.values())
@@ -231,7 +231,7 @@ def _part(rows: tuple[Row, ...]) -> Part:
 
 
 class _Base:
-    """Reads the gallery of a bundle with schema 1 to 7, row by row in the order of the ids."""
+    """Reads a gallery of schema 1 to 7, row by row, in the order of the ids."""
 
     def __init__(self, directory: Path) -> None:
         if (directory / DIRECTIONS_FILE).exists():
@@ -269,7 +269,10 @@ class _Base:
 
 @contextmanager
 def _changes(path: Path, fingerprint: str) -> Iterator[dict[str, Row | None]]:
-    """Yield id → last written item of a log, None for deleted items; writers wait."""
+    """Yield id → last version of each changed item; None if deleted.
+
+    Writers of the log wait until the context ends.
+    """
     if not path.exists():
         yield {}
         return
@@ -301,7 +304,7 @@ def _last_writes(
 
 
 def _verify_log(connection: sqlite3.Connection, path: Path, fingerprint: str) -> None:
-    """Check that a log is undamaged and belongs to the bundle in its file name."""
+    """Check that a log is not damaged, and that it belongs to the bundle in its file name."""
     found = dict(connection.execute("SELECT key, value FROM meta"))
     wanted = {"bundle": path.stem, "encoder": fingerprint}
     if found.get("schema") not in {"1", LOG_VERSION} or not wanted.items() <= found.items():

@@ -342,5 +342,5 @@ def test_open_bundle_of_a_file_with_other_content_is_refused(
         (tmp_path / "staging" / file).unlink(missing_ok=True)
     (tmp_path / "staging" / name).write_text("[1]")
     publish(tmp_path / "staging", read_manifest(digits_bundle), root)
-    with pytest.raises(BundleMismatch, match="not what its name says"):
+    with pytest.raises(BundleMismatch, match="has invalid content"):
         open_bundle(root, "cpu")

@@ -270,7 +270,7 @@ def test_the_old_bundle_takes_no_more_changes(root: Path) -> None:
     with compaction(root, live) as one:
         one.prepare()
         one.switch()
-    with pytest.raises(GallerySuperseded, match="takes no more changes"):
+    with pytest.raises(GallerySuperseded, match="accepts no more changes"):
         live.commit([upsert("lost", 5)])
     live.refresh()
     with pytest.raises(ItemNotFound):

@@ -129,8 +129,8 @@ def read_filter(text: str) -> Filter:
     """
     if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         raise InvalidFilter(
-            f"The filter has {len(text)} characters; at most {MAX_BYTES} bytes are read. Ask for "
-            "less at once."
+            f"The filter has {len(text)} characters; at most {MAX_BYTES} bytes are read. Shorten "
+            "it."
         )
     try:
         value = read_json(text)
@@ -154,7 +154,7 @@ def parse_filter(value: object) -> Filter:
     parsed = _filter(value, "the filter", MAX_DEPTH)
     if (n := _n_conditions(parsed)) > MAX_CONDITIONS:
         raise InvalidFilter(
-            f"The filter has {n} conditions, at most {MAX_CONDITIONS} are taken. Use `in` for "
+            f"The filter has {n} conditions, at most {MAX_CONDITIONS} are allowed. Use `in` for "
             "several values of a field, or send several filters."
         )
     return parsed
@@ -177,7 +177,7 @@ def _filter(value: object, place: str, depth: int) -> Filter:
             '{"label": "shoe"}.'
         )
     if depth == 0:
-        raise InvalidFilter(f"The filter is nested deeper than {MAX_DEPTH}. Write it flatter.")
+        raise InvalidFilter(f"The filter is nested deeper than {MAX_DEPTH}. Use fewer levels.")
     return _joined(
         [_entry(name, given, f"{place}.{name}", depth - 1) for name, given in value.items()]
     )
@@ -243,7 +243,7 @@ def _condition(field: Field, how: str, wanted: object, place: str) -> Condition:
     if how not in get_args(Comparison):
         raise InvalidFilter(
             f"{place} has the comparison {how[:80]!r}; wanted {_COMPARISONS}. Write a key of a "
-            "nested object with a dot."
+            "nested object as `outer.inner`."
         )
     place = f"{place}.{how}"
     if how == "in":

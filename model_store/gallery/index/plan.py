@@ -90,8 +90,9 @@ def plan_index(n_items: int, dim: int, settings: IndexSettings) -> IndexPlan:
     least = min(plan.n_bytes for plan in wanted)
     raise ConfigError(
         f"An index ({settings.kind}) of {n_items:,} items of {dim} dimensions takes at least "
-        f"{least:,} bytes of memory, the budget is {settings.memory_budget_bytes:,}. Raise it "
-        "(index.memory_budget_bytes, --memory-budget), or use an encoder with fewer dimensions."
+        f"{least:,} bytes of memory, the budget is {settings.memory_budget_bytes:,}. "
+        "Raise the budget (index.memory_budget_bytes, --memory-budget), or use an encoder with "
+        "fewer dimensions."
     )
 
 

@@ -96,7 +96,7 @@ def clock(connection: sqlite3.Connection) -> tuple[float, float]:
     try:
         system, own = map(float, meta(connection).get("clock", "0 0").split())
     except ValueError:
-        raise LogDamaged("its clock shows no time") from None
+        raise LogDamaged("its clock is not a number") from None
     return system, own
 
 
