@@ -1,8 +1,8 @@
-"""Print what an image installs, as uv.lock has it: ``requirements.py serve milvus``.
+"""Print the locked requirements of a Docker image: ``requirements.py serve milvus``.
 
-Versions and hashes are the lock's; an image installs these before it gets the source, so that a
-change of the source installs nothing again. Without the extra `gpu`, ONNX Runtime's CPU build
-stands in for its GPU build, which holds 300 MB of CUDA kernels.
+Versions and hashes come from ``uv.lock``. An image installs the requirements before the source is
+copied, so that Docker caches this layer when only the source changes. Without the extra `gpu`, the
+CPU build of ONNX Runtime replaces its GPU build, which has 300 MB of CUDA kernels.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import subprocess
 from collections.abc import Sequence
 
 TORCH = ("torch==", "torchvision==", "triton==", "cuda-", "nvidia-")
-"""Beginnings of the lines of torch and of what PyPI's build of it brings for GPUs."""
+"""Prefixes of the lines of PyTorch, and of the GPU packages that its PyPI build requires."""
 
 OF_THE_HUB = ("huggingface-hub", "hf-xet", "fsspec")
-"""What `tokenizers` names to fetch files from the Hub, and does not import for local files."""
+"""Packages that `tokenizers` requires, but imports only to fetch files from the Hub."""
 
 
 def requirements(extras: Sequence[str], *, without_torch: bool = False) -> str:
-    """Return a requirements file of the project's own needs and of those of ``extras``.
+    """Return a requirements file for the project and its ``extras``.
 
     Parameters
     ----------
-    without_torch : leave out `TORCH`, for who takes a build without CUDA from elsewhere.
+    without_torch : omit the packages in `TORCH`, if the image gets a build without CUDA elsewhere.
     """
     command = ["uv", "export", "--frozen", "--quiet", "--no-header", "--no-annotate"]
     command += ["--no-emit-project", *(f"--extra={extra}" for extra in extras)]
@@ -33,7 +33,7 @@ def requirements(extras: Sequence[str], *, without_torch: bool = False) -> str:
     exported = subprocess.run(  # noqa: S603 - the arguments are the Dockerfiles'
         command, check=True, stdout=subprocess.PIPE, text=True
     ).stdout
-    packages = re.split(r"\n(?=\w)", exported)  # the lines of its hashes are indented
+    packages = re.split(r"\n(?=\w)", exported)  # one package each; lines with hashes are indented
     if "gpu" not in extras:
         packages = [
             re.sub(r"^(onnxruntime==[^ ]+) ;[^\\\n]*", r"\1 ", one)  # on every machine

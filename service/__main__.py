@@ -11,7 +11,7 @@ CHECK_HEALTH = "--check-health"
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point; `vouch-serve --help` lists the exit statuses."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given == [CHECK_HEALTH]:  # It runs every few seconds, and each import below is slow.
+    if given == [CHECK_HEALTH]:  # Containers run this every few seconds; imports below are slow.
         from service.health_check import check_by_environment  # noqa: PLC0415
 
         check_by_environment()

@@ -80,8 +80,8 @@ def create_api(
 ) -> FastAPI:
     """Create the FastAPI application; its resources are in ``app.state.vouch`` while it runs.
 
-    It runs once. After the start it holds no reference to the bundles, so that replaced bundles can
-    be freed.
+    The application can run only once. After the start, it holds no reference to the bundles, so
+    that replaced bundles can be freed.
     """
     opened = list(bundles)
 
@@ -112,7 +112,7 @@ def create_api(
         lifespan=lifespan,
     )
     api.state.access = access
-    for router in ROUTERS:  # existing routes are reused: `include_router` would copy them, in 0.1 s
+    for router in ROUTERS:  # `include_router` would copy all routes, which takes 0.1 s
         api.router.routes.extend(router.routes)
     api.router.routes.insert(0, description_route(api, "/openapi.json"))
     add_problem_handlers(api)
@@ -142,9 +142,9 @@ def create_app(
     ----------
     bundles : bundles served at the start.
     access : access control; by default from the settings.
-    open_more : opens bundles activated later; by default in this process.
+    open_more : opens the bundles that are activated later; by default in this process.
     shared : directory of the workers' Prometheus counters; None for a single process.
-    drain : starts when the service stops.
+    drain : state of the drain, which begins when the service stops.
     """
     telemetry, drain = Telemetry(shared), drain or Drain()
     tracing = _open_tracing(settings.otlp_endpoint)
@@ -158,7 +158,7 @@ def create_app(
         settings.deadline_s,
         access.account_of,
     )
-    # Without keys, requests of rebound web pages must be refused by their host name.
+    # Without keys, host names are checked, which refuses requests of web pages by DNS rebinding.
     any_host = access.keyless != "admin" and not settings.allowed_hosts
     app: ASGIApp = RequestContext(
         AllowedHosts(admission, None if any_host else settings.allowed_hosts),
@@ -178,7 +178,7 @@ def create_app(
             allow_methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"],
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
-            allow_private_network=True,  # these origins may call a service in the visitor's network
+            allow_private_network=True,  # a public page may call a service in a private network
         )
     return KnownProxies(app, settings.trusted_proxies, settings.root_path)
 
@@ -217,7 +217,7 @@ async def _ended(task: asyncio.Task[None]) -> None:
 def _galleries(
     settings: Settings, resources: EngineResources, open_more: OpenBundle
 ) -> tuple[Galleries, CreatedGalleries]:
-    """Return the empty registry of galleries, and the manager that creates galleries."""
+    """Return an empty registry of galleries, and the manager that creates galleries in it."""
     folder = None
     if settings.galleries is not None:
         folder = GalleryFolder(settings.galleries, settings.max_galleries)
@@ -237,7 +237,10 @@ def _galleries(
 
 
 def _shadows(settings: Settings, resources: EngineResources, open_more: OpenBundle) -> Shadows:
-    """Return the manager of shadows; their engines store no queries, but share all else."""
+    """Return the manager of shadow bundles.
+
+    A shadow's engine stores no queries. It shares all other resources with the served engines.
+    """
     keeping_nothing = replace(
         resources,
         cache=ReadOnlyCache(resources.cache),
@@ -262,7 +265,7 @@ def _recalibrator(settings: Settings) -> Recalibrator:
 async def _decoder(
     stack: AsyncExitStack, settings: Settings, threads: ThreadPoolExecutor, telemetry: Telemetry
 ) -> Decoder:
-    """Start the image decoder: processes, or threads if the setting is 0."""
+    """Start the image decoder: processes, or threads if `decoders` is 0."""
     if not settings.decoders:
         return ThreadDecoder(threads, settings.image_limits)
     return await stack.enter_async_context(

@@ -1,4 +1,4 @@
-"""Circuit breaker: a failed store costs at most one timeout a second."""
+"""Circuit breaker: requests wait for a failed store at most once a second."""
 
 from __future__ import annotations
 

@@ -24,27 +24,27 @@ from service.settings import PREFIX, Settings, settings_in_groups
 DESCRIPTION = """\
 Serve bundles over HTTP.
 
-Each option is an environment variable too; options win. Lists have commas
-between their values. Write secrets into variables: other users of the machine
-can read a command line."""
+Each option has an environment variable; the option takes precedence. Separate
+the values of a list by commas. Set secrets as variables: other users of the
+machine can read a command line."""
 
 STATUSES = """\
 Exit status:
   0    ended by SIGTERM or Ctrl+C, after requests in flight were answered
-  1    the service cannot start, or stopped by an error; it is not ready
-  2    an option or a variable that the service does not have or cannot use
-  130  interrupted by Ctrl+C before it answered"""
+  1    the service cannot start, or stopped after an error, or is not ready
+  2    an option or a variable is unknown or invalid
+  130  interrupted by Ctrl+C during the start"""
 
 _OF_OTHER_PROGRAMS = frozenset({"VOUCH_TRUSTED_PROXY", "VOUCH_API_KEY", "VOUCH_ALLOWED_ORIGINS"})
-"""Variables of the load balancer, of clients and of vouch-build."""
+"""``VOUCH_*`` variables that other programs read, such as the load balancer and clients."""
 
 _SERVICE_LINK = re.compile(
     r"_SERVICE_(HOST|PORT\w*)$|_PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?$"
 )
-"""Variables that Kubernetes sets in all pods for a Service."""
+"""Names of the variables that Kubernetes sets in all pods for a Service."""
 
 _NEARLY = 0.75
-"""Minimum similarity (0 to 1) of two names for a "did you mean"."""
+"""Minimum similarity (0 to 1) of two names for the hint "did you mean"."""
 
 _UNITS = {
     "s": "SECONDS",
@@ -63,7 +63,7 @@ _UNITS = {
     "ancestors": "ORIGIN",
     "reasons": "REASON",
 }
-"""Placeholder of a value in the help, by the last word of the setting; else its type."""
+"""Placeholder of a value in the help, by the last word of the setting's name."""
 
 _TYPES = {int: "N", float: "NUMBER", str: "TEXT", SecretStr: "TEXT", Path: "PATH"}
 
@@ -93,7 +93,7 @@ def read_command_line(arguments: Sequence[str]) -> Settings:
 def misspelt_variables(names: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield misspelt ``VOUCH_*`` variables, each with the most similar setting.
 
-    If they were ignored, ``VOUCH_KEY`` would start a service without keys.
+    If the service ignored them, ``VOUCH_KEY`` would start it without API keys.
     """
     for name in sorted(names):
         plain = name.removeprefix(PREFIX).lower()
@@ -105,7 +105,7 @@ def misspelt_variables(names: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def check_health(arguments: Sequence[str]) -> None:
-    """Request ``/readyz`` of the service that runs with these settings on this machine.
+    """Request ``/readyz`` from the service that runs with these settings on this machine.
 
     Raises
     ------
@@ -122,7 +122,7 @@ def refuse(why: str, status: int = 1) -> NoReturn:
 
 
 def settings_problem(error: ValidationError, given: Mapping[str, object]) -> str:
-    """Return the error of invalid settings in one line, without their values.
+    """Describe invalid settings in one line, without the invalid values.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def settings_problem(error: ValidationError, given: Mapping[str, object]) -> str
 
 
 def _problem(error: ErrorDetails, given: Mapping[str, object]) -> str:
-    """Return the error of an option or a variable."""
+    """Describe the error of one option or variable."""
     name = str(error["loc"][0])
     place = _option(name) if name in given else _variable(name)
     return f"{place}: {error['msg'].removeprefix('Value error, ')}"
@@ -153,8 +153,8 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--check-health",
         action="store_true",
-        help="Ask the service that these settings start whether it is ready, and exit with 0 or 1: "
-        "for health checks of containers.",
+        help="Check whether the running service with these settings is ready, and exit with 0 or "
+        "1. Use it as the health check of a container.",
     )
     add_global_options(parser)
     return parser
@@ -173,7 +173,7 @@ def _add(group: Any, name: str, field: FieldInfo) -> None:  # noqa: ANN401 - arg
 
 
 def _notes(name: str, field: FieldInfo) -> Iterator[str]:
-    """Return the default, unless the description states it, and the variable of a setting."""
+    """Yield the notes on a setting: its variable, and its default unless `description` has it."""
     default = field.get_default(call_default_factory=True)
     if isinstance(default, tuple):
         default = ",".join(map(str, default))

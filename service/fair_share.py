@@ -1,4 +1,4 @@
-"""Fair scheduling: a caller with many requests delays only itself."""
+"""Fair scheduling: a caller with many requests delays only its own requests."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ class _Turn:
 
 
 class FairShare:
-    """Places for concurrent work, given to callers in turn; no caller takes the last place as well.
+    """A limited number of places for concurrent work; waiting callers take turns.
 
-    One caller holds at most ``n_places - 1`` of several places, so that a new caller finds a place.
-    A caller that waits for several places is not overtaken.
+    With two or more places, one caller holds at most ``n_places - 1``. So one place stays free for
+    other callers. While a caller waits for several places, callers behind it wait too.
 
     Parameters
     ----------
-    n_places : number of places.
-    most : maximum places of one caller. A larger request waits until its caller holds none.
+    n_places : total number of places.
+    most : maximum number of places for one caller; by default ``n_places - 1``. A single request
+        for more than ``most`` places waits until its caller holds no place.
     """
 
     def __init__(self, n_places: int, most: int | None = None) -> None:
@@ -49,7 +50,10 @@ class FairShare:
         await self._idle.wait()
 
     async def enter(self, n_places: int = 1) -> str:
-        """Wait for places (at most all); return the holder's account, for `leave`."""
+        """Wait for ``n_places`` places, or for all if there are fewer.
+
+        Returns the caller's account, which `leave` needs.
+        """
         who = caller.get()
         turn = _Turn(min(n_places, self._n_places), asyncio.get_running_loop().create_future())
         self._waiting.setdefault(who, deque()).append(turn)
@@ -60,7 +64,7 @@ class FairShare:
             if turn.come.done() and not turn.come.cancelled():  # it came at the same moment
                 self.leave(who, n_places)
             else:
-                self._hand_out()  # to those whom it kept waiting
+                self._hand_out()  # the callers behind this request can go on
             raise
         return who
 
@@ -82,10 +86,10 @@ class FairShare:
             self._idle.clear()
 
     def _hand_to_next(self) -> bool:
-        """Give places to the next caller; return False if no caller can get any."""
+        """Give places to the next caller; return False if no waiting caller can get places."""
         for who in [*self._waiting]:
             turns = self._waiting[who]
-            while turns and turns[0].come.done():  # they did not wait for it
+            while turns and turns[0].come.done():  # cancelled while waiting
                 turns.popleft()
             if not turns:
                 del self._waiting[who]

@@ -1,7 +1,7 @@
 """The health check of a container: requests ``/readyz`` of the service on this machine.
 
-It runs every few seconds beside each replica. Therefore it imports only fast modules, and reads
-only the settings that it needs.
+The check runs every few seconds beside each replica. Therefore this module imports only fast
+modules, and reads only three settings.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import NoReturn
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8080
 
 TIMEOUT_S = 4.0
-"""Timeout in seconds, shorter than the container's own timeout."""
+"""Timeout of the check in seconds, shorter than the timeout that the container sets for it."""
 
 SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
 """Start of the value of ``VOUCH_PORT`` that Kubernetes sets for a Service named vouch."""
 
 
 def address_in(variables: Mapping[str, str]) -> tuple[str, int, bool]:
-    """Return host and port of the service with these variables, and whether it uses HTTPS.
+    """Return host, port, and whether HTTPS is used, from the service's environment variables.
 
     Raises
     ------
@@ -36,7 +36,7 @@ def address_in(variables: Mapping[str, str]) -> tuple[str, int, bool]:
     found = {name.lower(): value for name, value in variables.items() if value}
     folder = found.get("vouch_secrets_dir")
     if folder and Path(folder).is_dir():
-        with suppress(OSError):  # the service itself reports the error, and does not start
+        with suppress(OSError):  # the service reports this error when it starts
             for path in Path(folder).iterdir():
                 if path.name.lower() in {"vouch_host", "vouch_port", "vouch_tls_cert"}:
                     found.setdefault(path.name.lower(), path.read_text("utf-8").strip())
@@ -54,7 +54,7 @@ def check(host: str, port: int, *, is_https: bool) -> None:
     SystemExit : status 1 if the service is not ready or does not answer.
     """
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
-    if is_https:  # the certificate has the public host name, but this request stays on the machine
+    if is_https:  # the certificate names the public host, and this request goes to localhost
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         connection: http.client.HTTPConnection = http.client.HTTPSConnection(

@@ -1,7 +1,7 @@
-"""Calls of a Redis that may be unreachable, slow, full, or another program.
+"""Redis calls that tolerate a Redis that is unreachable, slow, full, or not a Redis.
 
-No reply makes a request fail: replies are returned unchanged, and callers use only replies that
-they can verify.
+A Redis error never makes a request fail. Replies are returned unchanged: callers must verify a
+reply before they use it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from service.circuit_breaker import Rest
 logger = logging.getLogger(__name__)
 
 SHOWN = 200
-"""Maximum length of a Redis error in the log, in characters."""
+"""Maximum length of a Redis error message in the log, in characters."""
 
 
 class RedisCalls:
-    """Redis calls that never raise, and end within a timeout.
+    """Calls Redis with a timeout, and never raises.
 
     Parameters
     ----------
     timeout_s : timeout of a call with all its round trips, in seconds.
-    without_it : fallback while Redis is unreachable, for the log.
+    without_it : text for the log that names the fallback while Redis is unreachable.
     """
 
     def __init__(self, timeout_s: float, without_it: str) -> None:
@@ -46,7 +46,7 @@ class RedisCalls:
         try:
             async with asyncio.timeout(self._timeout_s):
                 answer = await call()
-        except ResponseError as error:  # it is reachable, but full, or the key has another type
+        except ResponseError as error:  # Redis is full, or the key has another type
             logger.warning("Redis refused: %s", str(error)[:SHOWN])
             return None
         # Invalid replies raise ValueError, RecursionError and others in the Redis client.

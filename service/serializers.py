@@ -1,7 +1,7 @@
 """Converts the core's answers to the records of `service.schemas`; needs no web framework.
 
-The service sends these records as JSON, and `vouch_search` returns them for a local gallery. Both
-therefore use the same names.
+The service sends these records as JSON. For a local gallery, `vouch_search` returns the same
+records, so that field names are the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PictureUrls = Callable[[str], tuple[str | None, str | None]]
 OUTLIER_METHOD = "conformal"
 
 _LEAST_PLANNED = 1e-9
-"""Below this alpha, the message omits the number of queries that it needs."""
+"""Below this alpha, the message does not state the number of calibration queries needed."""
 
 
 def search_answer(
@@ -44,11 +44,11 @@ def search_answer(
     next_cursor: str | None = None,
     audit: bool = False,
 ) -> schemas.SearchAnswer:
-    """Return the record of an answer.
+    """Return the record of a search answer.
 
     Parameters
     ----------
-    reason : reason of the answer if the decision gives none.
+    reason : used as the answer's reason if the decision has no reason.
     skipped : number of results on earlier pages.
     gone : ids of items deleted or replaced since the search.
     """
@@ -83,7 +83,7 @@ def is_refused(answer: Answer, on_uncertain: schemas.OnUncertain) -> bool:
 
 
 def explanation(answer: Answer) -> schemas.Explanation | None:
-    """Describe how the items under a filter were found; None without a filter."""
+    """Describe how the search found the items that pass the filter; None without a filter."""
     explain = answer.explain
     if explain is None:
         return None
@@ -100,7 +100,7 @@ def query(
     image: schemas.QueryImage | None,
     text: schemas.QueryText | None = None,
 ) -> schemas.Query:
-    """Describe a query, without its neighbours."""
+    """Describe a query: its uncertainty, its outlier test and its image or text."""
     return schemas.Query(
         id=query_id,
         uncertainty=uncertainty(assessment, posterior),
@@ -189,7 +189,7 @@ def result_set(chosen: ResultSet, items: Sequence[tuple[str, str | None]]) -> sc
 
 
 def roll_up(decision: Decision) -> schemas.RollUp | None:
-    """Describe the parent label that meets the error bound; None if none does."""
+    """Describe the parent label that meets the error bound; None if no parent label does."""
     return None if decision.roll_up is None else schemas.RollUp(**asdict(decision.roll_up))
 
 
@@ -199,7 +199,7 @@ def absent_share(
     origin: schemas.ShareOrigin,
     adopted_at: str | None,
 ) -> schemas.AbsentShare | None:
-    """Describe the share of absent queries of a decision; None without calibration."""
+    """Describe the share of absent queries that a decision assumed; None without calibration."""
     if calibration is None or decision.absent_share is None:
         return None
     return schemas.AbsentShare(
@@ -213,7 +213,7 @@ def absent_share(
 def bundle_state(
     bundle_id: str, calibration: Calibration | None, stale: str | None, drift: str | None = None
 ) -> schemas.BundleState:
-    """Return the record of the bundle, with the status of its calibration."""
+    """Describe the bundle, and the status of its calibration."""
     status: schemas.CalibrationStatus = "valid" if drift is None else "drifting"
     if stale is not None:
         status = "stale"

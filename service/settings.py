@@ -1,4 +1,4 @@
-"""Settings of the service, which only this module reads from ``VOUCH_*`` variables."""
+"""Settings of the service. Only this module reads the ``VOUCH_*`` variables of the service."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _check_otlp_endpoint(url: str) -> str:
 
 
 def _check_redis_url(url: SecretStr) -> SecretStr:
-    """Check the address of Redis; errors do not repeat it, because it may hold a password."""
+    """Check the address of Redis. Errors omit the address, which may contain a password."""
     text = url.get_secret_value()
     parts = split_address(text, ("redis", "rediss", "unix"))
     number = parts.path.removeprefix("/")
@@ -90,7 +90,7 @@ def _check_milvus_log(url: SecretStr) -> SecretStr:
 
 
 def _check_origin(text: str) -> str:
-    """Check that a text is a web origin, because it is written into headers."""
+    """Check that a text is a web origin, because the service writes it into headers."""
     if not re.fullmatch(r"https?://(\*\.)?[\w.-]+(:\d+)?", text, re.ASCII):
         raise ValueError("must be an origin, such as https://images.example")
     return text
@@ -106,7 +106,7 @@ def read_prefix(text: str) -> str:
 
     Raises
     ------
-    ValueError : it is not a path prefix, or begins with a path of the service.
+    ValueError : the text is not a path prefix, or begins with a path of the service.
     """
     if len(text) > _MAX_PREFIX or not _PREFIX.fullmatch(text) or "/.." in text:
         raise ValueError("must be a path, such as /vouch")
@@ -116,7 +116,7 @@ def read_prefix(text: str) -> str:
 
 
 ImageKept = Literal["none", "thumbnail", "original"]
-"""The version of an image that is kept for reviewers."""
+"""The stored version of an image that is kept for review."""
 
 OnDrift = Literal["warn", "withhold"]
 """The effect of drift on the verdict `match`."""
@@ -125,28 +125,29 @@ Origin = Annotated[str, AfterValidator(_check_origin)]
 
 
 def _check_record_url(text: str) -> str:
-    """Check that a URL template has a fixed host, which an item's values cannot change."""
+    """Check that a URL template has a fixed host, so that no item can change the host."""
     if not re.match(r"https?://[^\s/{}]+/", text):
         raise ValueError("must begin with http(s)://host/, such as https://a.example/{id}")
     return text
 
 
 RecordUrl = Annotated[str, AfterValidator(_check_record_url)]
-"""The address of an item's record, with ``{id}``, ``{label}`` or ``{key}`` of its metadata."""
+"""Template of the address of an item's record, with ``{id}``, ``{label}`` or a metadata key."""
 
 
 Item = TypeVar("Item")
 List = Annotated[tuple[Item, ...], NoDecode, BeforeValidator(as_list)]
-"""Values separated by commas, or a JSON list."""
+"""A list, written as values with commas between them or as JSON."""
 
 
 PREFIX = "VOUCH_"
 
 
 def _secrets_problem(folder: Path) -> str:
-    """Return why a folder of secrets cannot be used, without its content; else an empty text.
+    """Describe what is wrong with a folder of secrets; an empty text if the folder is valid.
 
-    Without this check, unknown or unreadable files in it would be ignored.
+    The description contains no secret. Without this check, pydantic would ignore unknown or
+    unreadable files in the folder.
     """
     own = {f"{PREFIX.lower()}{name}" for name in Settings.model_fields}
     try:
@@ -174,9 +175,9 @@ def _check_secrets(folder: Path) -> Path:
 
 
 class Settings(BaseSettings):
-    """The settings of one service, read once at the start; `settings_in_groups` groups them.
+    """The settings of one service, read once at the start.
 
-    Each setting without a default value has an example, written as in the environment.
+    Each setting without a default value has an example in the syntax of environment variables.
 
     Examples
     --------
@@ -227,30 +228,31 @@ class Settings(BaseSettings):
     open_galleries: int = Field(
         1_000,
         ge=1,
-        description="Maximum number of created galleries that are open; lower if the limit on "
-        "open files is low. Opening one more closes the gallery that was idle longest.",
+        description="Maximum number of created galleries that are open at the same time. Opening "
+        "another gallery closes the gallery that was idle longest. A low limit on open files "
+        "lowers this number.",
     )
     compact_after: int = Field(
         10_000,
         ge=0,
-        description="Number of written items after which a gallery is compacted into a new "
-        "bundle; 0 compacts on request only.",
+        description="Number of written items after which the service compacts a gallery into a "
+        "new bundle; 0: only on request.",
     )
     keep_bundles: int = Field(
         KEPT_BUNDLES,
         ge=1,
-        description="Number of bundles kept of a gallery, including the current one. Older "
-        "bundles that were compacted or written to are removed with their changes.",
+        description="Number of bundles to keep for each gallery, including the current bundle. "
+        "Older bundles are removed with their changes, if they were compacted or changed.",
     )
     recalibrate: bool = Field(
         True,
-        description="Recalibrate a gallery whose calibration is stale or lacks new labels, with "
-        "the queries that its bundle keeps. Needs vouch-build beside the service.",
+        description="Recalibrate a gallery if its calibration is stale or lacks new labels. The "
+        "queries come from its bundle. vouch-build must be installed beside the service.",
     )
     bundle_keys: List[Path] = Field(
         (),
-        description="Files of public keys. Only bundles that are signed with one of them are "
-        "served. [default: all complete bundles]",
+        description="Files of public keys. The service opens only bundles with a signature of one "
+        "of these keys. [default: all complete bundles]",
         examples=["/etc/vouch/publisher.pub"],
     )
     signing_key: Path | None = Field(
@@ -262,7 +264,7 @@ class Settings(BaseSettings):
         0.1,
         gt=0,
         le=1,
-        description="Default share of the queries with images that a shadow bundle also answers.",
+        description="Default share of the image queries that a shadow bundle also answers.",
     )
     secrets_dir: Annotated[Path, AfterValidator(_check_secrets)] | None = Field(
         None,
@@ -272,10 +274,10 @@ class Settings(BaseSettings):
     )
 
     host: str = Field(
-        DEFAULT_HOST, description="Address to listen on; :: takes IPv4 and IPv6 of all networks."
+        DEFAULT_HOST, description="Address to listen on; :: listens on all IPv4 and IPv6 addresses."
     )
     port: int = Field(
-        DEFAULT_PORT, ge=0, le=65535, description="Port to listen on; 0 takes any free port."
+        DEFAULT_PORT, ge=0, le=65535, description="Port to listen on; 0 chooses a free port."
     )
     published_host: str | None = Field(
         None,
@@ -290,14 +292,14 @@ class Settings(BaseSettings):
     )
     tls_key: Path | None = Field(
         None,
-        description="PEM file of the private key, if `tls_cert` does not hold it.",
+        description="PEM file of the private key, if the file `tls_cert` does not contain the key.",
         examples=["/etc/vouch/key.pem"],
     )
     allowed_hosts: List[str] = Field(
         (),
-        description="Host names allowed in requests, besides the names of this machine, such as "
-        "search.example,*.shop.example; * allows any. [default: any; without keys on loopback, "
-        "none]",
+        description="Host names that requests may use, such as search.example,*.shop.example; * "
+        "allows all. The names of this machine are always allowed. [default: all; without keys on "
+        "loopback, only this machine]",
         examples=["search.example,*.shop.example"],
     )
     trusted_proxies: List[str] = Field(
@@ -325,8 +327,8 @@ class Settings(BaseSettings):
     )
     rate_limit: RateText | None = Field(
         None,
-        description="Requests that one caller may send in a period, such as 600/minute. [default: "
-        "no limit]",
+        description="Maximum number of requests of one caller in a period, such as 600/minute. "
+        "[default: no limit]",
         examples=["600/minute"],
     )
 
@@ -348,46 +350,47 @@ class Settings(BaseSettings):
     )
     record_urls: Annotated[dict[str, RecordUrl], NoDecode, BeforeValidator(as_mapping)] = Field(
         {},
-        description="Addresses of the records of a gallery's items, such as "
-        "shoes=https://shop.example/shoes/{id}; {label} and keys of the metadata can be used too.",
+        description="Links to the items of a gallery in another system, such as "
+        "shoes=https://shop.example/shoes/{id}. {label} and metadata keys are replaced too.",
         examples=["shoes=https://shop.example/shoes/{id}"],
     )
 
     max_in_flight: int = Field(
         64,
         ge=1,
-        description="Maximum number of concurrent requests; one caller can use three quarters. "
-        "Further requests get 503.",
+        description="Maximum number of concurrent requests; further requests get 503. One caller "
+        "can have three quarters of this number.",
     )
     max_connections: int = Field(
         1_000,
         ge=1,
         description="Maximum number of open connections, at most three quarters of the limit on "
-        "open files. A further connection closes the one that was idle longest.",
+        "open files. A further connection replaces an idle one, or is closed if none is idle.",
     )
     deadline_s: float = Field(
         10.0,
         gt=0,
-        description="Timeout for an answer in seconds, from the end of the upload; then 504.",
+        description="Timeout for an answer in seconds, from the end of the upload. A later answer "
+        "is replaced by 504.",
     )
     min_upload_bytes_per_s: float = Field(
         8_000,
         gt=0,
-        description="Minimum average rate of an upload in bytes a second, after 10 seconds; a "
-        "slower one gets 408.",
+        description="Minimum average rate of an upload in bytes per second, after 10 seconds. A "
+        "slower upload gets 408.",
     )
     keep_alive_s: int = Field(
         75,
         ge=1,
-        description="Timeout of idle connections in seconds; set it above that of the proxy in "
-        "front: nginx and AWS 60, Azure 240, Google 600.",
+        description="Timeout of idle connections in seconds. It must be longer than the proxy's "
+        "timeout: nginx and AWS 60, Azure 240, Google 600.",
     )
     drain_s: float = Field(
         0,
         ge=0,
-        description="Seconds between SIGTERM and the end of listening. /readyz answers 503 during "
-        "this time, so that load balancers choose another replica. A second signal ends the "
-        "service at once.",
+        description="Seconds for which the service still accepts connections after SIGTERM. "
+        "/readyz answers 503 during this time, so that load balancers choose another replica. A "
+        "second signal ends the service immediately.",
     )
     max_image_bytes: int = Field(
         ImageLimits().max_bytes, gt=0, description="Maximum size of an image file in bytes."
@@ -401,17 +404,17 @@ class Settings(BaseSettings):
 
     provider: ProviderChoice = Field(
         "auto",
-        description="Execution provider of the encoder. auto takes CUDA if there is a GPU, else "
-        "the CPU; any other must be available.",
+        description="Execution provider that runs the encoder. auto uses CUDA if there is a GPU, "
+        "otherwise the CPU. If another value is not available, the service does not start.",
     )
     encoder_threads: int = Field(
-        0, ge=0, description="CPU threads of one encoding; 0 uses the whole CPU quota."
+        0, ge=0, description="CPU threads for encoding one batch; 0 uses the whole CPU quota."
     )
     max_batch: int = Field(
         8,
         ge=1,
-        description="Maximum batch size of the encoder. The service uses the fastest size that "
-        "keeps embeddings bit-identical.",
+        description="Maximum batch size of the encoder. The service measures which sizes leave "
+        "embeddings bit-identical, and uses the fastest of these sizes.",
     )
     max_batch_pixels: int = Field(
         4_000_000,
@@ -423,8 +426,8 @@ class Settings(BaseSettings):
     )
     cuda_graphs: bool = Field(
         False,
-        description="Record a CUDA graph for each batch size. The whole encoder must run on CUDA "
-        "or TensorRT.",
+        description="Run the encoder as recorded CUDA graphs, one for each batch size. The whole "
+        "encoder must run on CUDA or TensorRT.",
     )
 
     processes: int = Field(
@@ -435,19 +438,19 @@ class Settings(BaseSettings):
         "search threads and limits. More than one needs `redis_url`.",
     )
     workers: int = Field(
-        3, ge=1, description="Search threads; one client can use all but one of them."
+        3, ge=1, description="Number of search threads; one client can use all threads except one."
     )
     decoders: int = Field(
         3,
         ge=0,
-        description="Processes that decode images; one client can use all but one of them. 0 "
-        "decodes in threads of the service.",
+        description="Number of processes that decode images; one client can use all processes "
+        "except one. 0 decodes in threads of the service.",
     )
     decoder_sandbox: SandboxMode = Field(
         "available",
-        description="Confinement of decoders by the kernel (seccomp, Landlock). required: "
-        "decoders do not start without it; available: whatever the kernel offers, see /readyz; "
-        "off: none.",
+        description="Sandbox of the decoders, by the Linux kernel (seccomp, Landlock). required: "
+        "the service does not start without the whole sandbox. available: use the parts that the "
+        "kernel has; /readyz lists them. off: no sandbox.",
     )
     decode_timeout_s: float = Field(
         DecodingBudget().cpu_s,
@@ -471,12 +474,14 @@ class Settings(BaseSettings):
         gt=0,
         description="Redis timeout in seconds; keep it below the time to encode an image.",
     )
-    cache_ttl_s: int = Field(86_400, gt=0, description="Lifetime of an entry in Redis in seconds.")
+    cache_ttl_s: int = Field(
+        86_400, gt=0, description="Lifetime of a cache entry in Redis in seconds."
+    )
     cache_secret: SecretStr | None = Field(
         None,
         min_length=16,
-        description="Secret of all replicas, 16 characters or more. Entries in Redis that are not "
-        "signed with it are ignored.",
+        description="Secret that signs cache entries in Redis, 16 characters or more; the same "
+        "for all replicas. Entries without a valid signature are ignored.",
         examples=["use-sixteen-or-more-random-characters"],
     )
     cache_bytes: int = Field(
@@ -487,7 +492,7 @@ class Settings(BaseSettings):
 
     milvus_uri: Annotated[str, AfterValidator(_check_milvus_uri)] | None = Field(
         None,
-        description="Address of Milvus. Galleries in Milvus need it; the address in a bundle is "
+        description="Address of Milvus, for galleries in Milvus. The address in a bundle is "
         "ignored. [default: none]",
         examples=["http://milvus.example:19530"],
     )
@@ -513,49 +518,53 @@ class Settings(BaseSettings):
     query_retention_s: int = Field(
         0,
         ge=0,
-        description="Seconds for which a reviewer can decide on an answered query. Needs "
-        "`feedback`; its file then stores the query's embedding, but no image. 0: while the query "
-        "is cached.",
+        description="Seconds for which reviewers can decide on a query. The file `feedback` then "
+        "stores the query's embedding, but no image. 0: reviewers can decide while the query is in "
+        "the cache.",
     )
     audit_share: float = Field(
         0.05,
         ge=0,
         le=1,
-        description="Share of the verdicts `match` drawn at random for review; share of all "
-        "answers if `review_reasons` has random. Needs `feedback`. Doubtful answers are drawn "
-        "more often, each with a known probability of at least half of this share.",
+        description="Share of the answers with `match` that are drawn at random for review; of "
+        "all answers if `review_reasons` has random. Needs `feedback`. Doubtful answers are drawn "
+        "more often. Each answer's probability is known, and at least half of this share.",
     )
     on_drift: OnDrift = Field(
         "warn",
-        description="Verdicts for a caller whose recent queries differ from the calibration "
-        "queries. warn: without a guarantee. withhold: never `match`.",
+        description="Effect of drift: recent queries of a caller differ from the calibration "
+        "queries. warn: the verdicts of this caller have no guarantee. withhold: this caller gets "
+        "no `match`.",
     )
     review_reasons: List[CaseReason] = Field(
         (),
-        description="Reasons for which queries with images are kept for review: ambiguous, "
-        "absent, alien, contradicted, random. [default: none]",
+        description="Kinds of image queries to keep for review: ambiguous, absent, alien, "
+        "contradicted, random. [default: none]",
         examples=["ambiguous,absent"],
     )
     review_image: ImageKept = Field(
         "thumbnail",
-        description="Version of the image that is kept for review: thumbnail (160 pixels, no "
+        description="Image that is kept with a query for review: thumbnail (160 pixels, no "
         "metadata), original (the uploaded file), or none.",
     )
     review_retention_s: int = Field(
-        2_592_000, gt=0, description="Seconds until a query that is kept for review is deleted."
+        2_592_000, gt=0, description="Seconds for which a query is kept for review."
     )
     review_cases: int = Field(
         10_000, ge=1, description="Maximum number of queries kept for review in a gallery."
     )
     review_bytes: int = Field(
-        2**30, ge=0, description="Maximum size of the images kept for review in bytes."
+        2**30, ge=0, description="Maximum total size of the images kept for review, in bytes."
     )
     reviewers: int = Field(
         1, ge=1, le=9, description="Number of reviewers who must agree before a decision counts."
     )
 
     canary_period_s: float = Field(
-        5.0, gt=0, description="Seconds between canary queries, and between checks of CURRENT."
+        5.0,
+        gt=0,
+        description="Seconds between test queries (canaries) to each gallery. The file CURRENT is "
+        "checked for a new bundle at the same interval.",
     )
     otlp_endpoint: Annotated[str, AfterValidator(_check_otlp_endpoint)] | None = Field(
         None,
@@ -566,7 +575,7 @@ class Settings(BaseSettings):
     @field_validator("port", mode="before")
     @classmethod
     def _without_service_link(cls, port: object) -> object:
-        """Ignore VOUCH_PORT as Kubernetes sets it in pods for a Service named vouch."""
+        """Ignore the VOUCH_PORT that Kubernetes sets in pods for a Service named vouch."""
         if isinstance(port, str) and SERVICE_LINK.match(port):
             logger.warning(
                 "VOUCH_PORT=%s is an address of a Kubernetes Service, not a port. Port %d is "
@@ -579,7 +588,7 @@ class Settings(BaseSettings):
 
     @property
     def secrets(self) -> frozenset[str]:
-        """Texts that no message may show: secret settings, and the passwords in them."""
+        """Texts that no message may contain: secret settings, and passwords in their addresses."""
         values = (getattr(self, name) for name in type(self).model_fields)
         texts = [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
         return frozenset(texts).union(*map(passwords_in, texts))
@@ -595,17 +604,17 @@ class Settings(BaseSettings):
 
     @property
     def compacts_after(self) -> int:
-        """`compact_after`; 0 if compacted bundles need a signature, but there is no signing key."""
+        """`compact_after`; 0 if new bundles need a signature and there is no signing key."""
         return 0 if self.bundle_keys and self.signing_key is None else self.compact_after
 
     @property
     def recalibrates(self) -> bool:
-        """`recalibrate`; false if new bundles need a signature, but there is no signing key."""
+        """`recalibrate`; false if new bundles need a signature and there is no signing key."""
         return self.recalibrate and not (self.bundle_keys and self.signing_key is None)
 
     @property
     def image_limits(self) -> ImageLimits:
-        """The limits beyond which an image is refused before decoding."""
+        """The limits on bytes and pixels; a larger image is refused before decoding."""
         return ImageLimits(self.max_image_bytes, self.max_image_pixels)
 
     @property

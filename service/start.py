@@ -42,16 +42,16 @@ from service.settings import Settings
 logger = logging.getLogger("service")
 
 GRACE_S = 20
-"""Timeout of requests in progress after a SIGTERM, in seconds; below the 30 s of Docker Compose."""
+"""Seconds that requests in progress get after a SIGTERM; less than the 30 s of Docker Compose."""
 
 
 IN_USE_S = 10.0
-"""Time in seconds to retry an address that is in use. Processes of a killed parent may still hold
-it, and a service manager gives up after a few starts."""
+"""Seconds for which the start retries an address in use. After a crash, old worker processes may
+hold the address for a moment, and service managers give up after a few failed starts."""
 
 SWITCH_INTERVAL_S = 0.0005
-"""Switch interval of Python threads, in seconds: the maximum time before the event loop runs. With
-Python's default of 0.005, each step of a request waits up to 5 ms for every computing thread."""
+"""Switch interval of Python threads in seconds: a computing thread delays the event loop at most
+this long. With Python's default of 0.005, it would delay each step of a request up to 5 ms."""
 
 
 def start(settings: Settings) -> None:
@@ -67,13 +67,13 @@ def start(settings: Settings) -> None:
     if settings.processes > 1 and settings.redis_url is None:
         refuse(
             f"--processes {settings.processes} needs --redis-url: the workers share encodings and "
-            "counts there. Name a Redis, or serve by one process.",
+            "request counts in Redis. Set --redis-url, or use one process.",
             2,
         )
     raise_file_limit()
     try:
         access = open_access(settings)
-        if settings.galleries is not None:  # sooner than models are loaded
+        if settings.galleries is not None:  # errors are found before models are loaded
             GalleryFolder(settings.galleries, settings.max_galleries)
         if settings.processes > 1:
             for path in settings.bundle:
@@ -127,13 +127,17 @@ def _open_app(
 
 
 def _begun(app: ASGIApp, drain: Drain) -> ASGIApp:
-    """Return the application; signals now start its drain."""
+    """Return the application, after signals are set to start its drain."""
     drain.follow_signals()
     return app
 
 
 def _open_in_worker(settings: Settings) -> ASGIApp:
-    """Open the application in a worker; end all workers if none can serve."""
+    """Open the application in a worker process.
+
+    If no worker serves yet and this worker cannot, the process ends with `STARTUP_FAILURE`, which
+    ends all workers.
+    """
     log_as_json(secrets=settings.secrets)
     tune_malloc()
     shared = shared_directory()
@@ -158,7 +162,7 @@ def _message(error: VouchError, settings: Settings) -> str:
 def _url(settings: Settings, listeners: Sequence[socket.socket]) -> str:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     scheme = "http" if settings.tls_cert is None else "https"
-    return f"{scheme}://{host}:{listeners[0].getsockname()[1]}/"  # of port 0, the one it got
+    return f"{scheme}://{host}:{listeners[0].getsockname()[1]}/"  # the real port, also for port 0
 
 
 def _listeners(settings: Settings) -> list[socket.socket]:
@@ -171,7 +175,8 @@ def _listeners(settings: Settings) -> list[socket.socket]:
             if error.errno != errno.EADDRINUSE or time.monotonic() >= until:
                 why = (error.strerror or str(error)).lower()
                 refuse(
-                    f"Cannot listen on {settings.host}, port {settings.port}: {why}. Choose others."
+                    f"Cannot listen on {settings.host}, port {settings.port}: {why}. Set another "
+                    "host or port."
                 )
         if not has_said:
             fields = {"host": settings.host, "port": settings.port, "seconds": IN_USE_S}
@@ -181,7 +186,7 @@ def _listeners(settings: Settings) -> list[socket.socket]:
 
 
 def open_served(settings: Settings, encoders: SharedEncoders, path: Path) -> Bundle:
-    """Open a bundle; its encoder runs in a separate process, shared by bundles."""
+    """Open a bundle. Its encoder runs in a separate process, which bundles share."""
     return open_bundle(
         path,
         settings.provider,

@@ -1,25 +1,25 @@
-"""The HTTP edge: only these modules know requests and responses.
+"""The HTTP layer. No other package of the service handles HTTP requests and responses.
 
 ::
 
-    server             the server of a process
-    drain              the time between a signal to end and the end
-    connections        bounds of connections and heads
-    transport          a close that loses no answer, and a limit of time
-    bounded_request    bodies that cost what their size suggests
-    forms              multipart forms, read whole and in memory
-    understood         every part of a request is read, or refused by name
-    bounded_bodies     how large a body may be, and all that are held
-    middleware    request ids, bounds, headers, the log line
-    limits        limits of one request and of one connection
-    admission     how many requests may wait, and how long
-    bodies        forms, base64, media types
-    routes        paths → calls of the core
-    answers       values of the core → JSON
-    cursors       pages of long lists
-    problems      errors → RFC 9457
-    openapi       the published description
-    page          what a visitor sees at ``/``
-    page_files    its files, prepared for a browser
-    state         what routes work on
+    server             starts uvicorn with the limits of this package
+    drain              the delay between a stop signal and the end
+    connections        limits on connections and request heads
+    transport          closes a connection without losing the answer; timeouts
+    bounded_request    limits the cost of parsing a body
+    forms              reads multipart forms into memory
+    understood         refuses unknown parameters, headers and bodies
+    bounded_bodies     limits the size of each body, and the memory for all bodies
+    middleware         request ids, body limits, security headers, log lines
+    limits             the limits of one request and of one connection
+    admission          limits on concurrent requests, and deadlines
+    bodies             forms, base64, media types
+    routes             the paths of the service, which call the core
+    answers            convert values of the core to JSON
+    cursors            positions in long lists, for the next page
+    problems           convert errors to problem documents (RFC 9457)
+    openapi            the OpenAPI document
+    page               the web page at ``/``
+    page_files         serves the files of the page
+    state              the objects that routes use
 """

@@ -16,34 +16,34 @@ from service import fair_share
 from service.observability.metrics import Telemetry
 
 MOST_OF_ONE_CALLER = 3 / 4
-"""Maximum share of the places for one caller, so that no caller can take all places."""
+"""Maximum share of the concurrent requests for one caller, so that other callers get a turn."""
 
 
 def is_counted(path: str) -> bool:
-    """Return whether requests to ``path`` need a place; health checks need none."""
+    """Return whether requests to ``path`` count as concurrent; health checks do not."""
     return path.startswith("/v1/")
 
 
 class ClientGone(Exception):
-    """The caller has gone."""
+    """The client has disconnected before the answer."""
 
 
 class Admission:
     """Limits the number of concurrent requests and the time of each.
 
-    A request beyond the limit of the service or of its caller is refused before its body is read. A
-    request that misses its deadline, or whose client disconnects, is cancelled, so that the encoder
-    does no useless work.
+    The service and each caller have a limit. A request beyond a limit is refused before its body is
+    read. A request is cancelled if it misses its deadline or its client disconnects, so that the
+    encoder does no useless work.
 
     Parameters
     ----------
-    max_in_flight : requests at the same time.
-    deadline_s : from the last byte of a request to its answer.
-    account_of : returns the caller of a request, from its scope.
+    max_in_flight : maximum number of concurrent requests.
+    deadline_s : maximum seconds from the last byte of a request to its answer.
+    account_of : function that returns the caller of a request, from the ASGI scope.
 
     Raises
     ------
-    Overloaded, DeadlineExceeded, ClientGone : raised to the outer layer, which answers.
+    Overloaded, DeadlineExceeded, ClientGone : `RequestContext` converts them to an answer.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class Admission:
     def _enter(self, account: str) -> None:
         if self._n >= self._max_in_flight:
             raise Overloaded(
-                f"Too many concurrent requests: {self._n} are in progress, the maximum of this "
-                "service. Retry later."
+                f"Too many concurrent requests: {self._n} are in progress, and this service allows "
+                "no more. Retry later."
             )
         if self._n_of[account] >= self._most:
             raise Overloaded(
-                f"Too many concurrent requests of this caller: {self._most} are in progress, the "
-                "maximum of one caller. Retry later."
+                f"Too many concurrent requests of this caller: {self._most} are in progress, and "
+                "one caller may have no more. Retry later."
             )
         self._n += 1
         self._n_of[account] += 1
@@ -107,9 +107,9 @@ class Admission:
 async def _while_wanted(
     app: ASGIApp, scope: Scope, receive: Receive, send: Send, deadline_s: float
 ) -> None:
-    """Run ``app``; cancel it if it is late, or if the client disconnects before the answer begins.
+    """Run ``app``; cancel it at the deadline, or if the client disconnects before the answer.
 
-    The time in which ``app`` waits for the body does not count.
+    The deadline is measured without the time in which ``app`` waits for the body.
 
     Raises
     ------
@@ -141,7 +141,7 @@ async def _while_wanted(
     async def noting_the_start(message: Message) -> None:
         nonlocal answering, gone
         answering = True
-        if gone and not deadline.expired():  # the answer has begun, and is completed
+        if gone and not deadline.expired():  # once begun, an answer is sent to its end
             gone = False
             deadline.reschedule(until)
         await send(message)
@@ -152,7 +152,7 @@ async def _while_wanted(
             pass
         if not answering and not deadline.expired():
             gone = True
-            deadline.reschedule(asyncio.get_running_loop().time())  # that is, cancel it now
+            deadline.reschedule(asyncio.get_running_loop().time())  # cancels the app now
 
     try:
         async with asyncio.timeout(None) as deadline:

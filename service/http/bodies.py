@@ -1,7 +1,8 @@
 """Bodies of requests: forms, base64 and accepted media types.
 
-`form_of` replaces FastAPI's form reader on the busiest path. FastAPI's reader inspects the model's
-annotations for each request, which takes a quarter of the event loop's time for a search.
+`form_of` replaces FastAPI's form reader for searches with a form, the most frequent requests.
+FastAPI's reader inspects the model's annotations for each request. This takes a quarter of the
+event loop's time for a search.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ _DATA_URI = re.compile(r"data:[\w.+/;=-]{0,200};base64,", re.ASCII)
 
 
 def body_of(*accepted: str, required: bool = True) -> Callable[[Request], Awaitable[None]]:
-    """Return a dependency that refuses media types other than ``accepted`` (``x/*`` for any x).
+    """Return a dependency that refuses media types other than ``accepted``.
 
     Parameters
     ----------
-    required : whether the type is required.
+    accepted : media types; ``image/*`` accepts all image types.
+    required : whether a request without a Content-Type is refused.
     """
 
     async def check(request: Request) -> None:
@@ -46,22 +48,22 @@ def body_of(*accepted: str, required: bool = True) -> Callable[[Request], Awaita
         if received not in accepted and wide not in accepted:
             raise UnsupportedMediaType(
                 f"The body is declared as {received[:100] or 'nothing'}; wanted: "
-                f"{' or '.join(accepted)}. Set the header Content-Type, or see /docs for the path "
-                "that takes what you send."
+                f"{' or '.join(accepted)}. Set the header Content-Type, or choose the path for "
+                "this type in /docs."
             )
 
     return check
 
 
 def from_base64(text: str, max_bytes: int) -> bytes:
-    """The bytes of an image in base64 (RFC 4648 §4, padded), or in a ``data:`` URI of it.
+    """Return the bytes of an image from base64 (RFC 4648 §4, padded), or from a ``data:`` URI.
 
-    The media type of a data URI is ignored; the format is read from the bytes.
+    The media type of a data URI is ignored, because the bytes show the image format.
 
     Raises
     ------
-    ImageTooLarge : it would have more than ``max_bytes``, which is checked before decoding.
-    RequestValidationError : it is not base64, for example a URL.
+    ImageTooLarge : the image has more than ``max_bytes``; checked before decoding.
+    RequestValidationError : the text is not base64, for example a URL.
     """
     prefix = _DATA_URI.match(text)
     start = prefix.end() if prefix else 0
@@ -72,12 +74,12 @@ def from_base64(text: str, max_bytes: int) -> bytes:
             "Send a smaller or more compressed image."
         )
     try:
-        # In pieces, because a large one would delay all other requests.
+        # Decoded in pieces, because decoding a large text at once would block all other requests.
         pieces = range(start, len(text), PIECE)
         decoded = [base64.b64decode(text[at : at + PIECE], validate=True) for at in pieces]
     except (binascii.Error, ValueError):
         decoded = None
-    if decoded is None or "=" in text[start:-2]:  # between pieces there is no padding
+    if decoded is None or "=" in text[start:-2]:  # padding is allowed at the end only
         raise RequestValidationError(
             [
                 {
@@ -96,20 +98,20 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 _check_media_type = body_of(MULTIPART)
 
 PIECE = 2**20
-"""Characters of base64 that are decoded at once, a multiple of four."""
+"""Number of base64 characters in one decoding step; a multiple of four."""
 
 
 @asynccontextmanager
 async def form_of(request: Request, model: type[ModelT]) -> AsyncIterator[ModelT]:
-    """Read the body of a request as ``model``, and close its files afterwards.
+    """Read the form of a request as ``model``, and close the form's files afterwards.
 
-    An empty field counts as not sent, as in FastAPI.
+    As in FastAPI, an empty field is treated as a missing field.
 
     Raises
     ------
-    UnsupportedMediaType : its Content-Type is not a form.
-    RequestValidationError : it is not a ``model``.
-    InvalidForm : it is not a complete form.
+    UnsupportedMediaType : the Content-Type is not ``multipart/form-data``.
+    RequestValidationError : a field is missing or invalid.
+    InvalidForm : the form is incomplete or malformed.
     """
     await _check_media_type(request)
     form = await request.form()
@@ -121,11 +123,15 @@ async def form_of(request: Request, model: type[ModelT]) -> AsyncIterator[ModelT
 
 
 def validated(model: type[ModelT], sent: Mapping[str, object], place: str) -> ModelT:
-    """Read the values in one ``place`` of a request (query string, body) as ``model``.
+    """Validate the values that were sent, and return them as ``model``.
+
+    Parameters
+    ----------
+    place : part of the request with the values, for error messages: ``query`` or ``body``.
 
     Raises
     ------
-    RequestValidationError : it is none.
+    RequestValidationError : a value is missing or invalid.
     """
     try:
         return model.model_validate(sent)

@@ -22,12 +22,12 @@ _PATH_OF_GALLERIES = re.compile("/v1/galleries(/[^/]+(/rename)?)?")
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """The size limit of a body, without the overhead of its form.
+    """The size limit of a request body.
 
     Attributes
     ----------
-    n_bytes : limit of the body.
-    held, n_bytes_held : name of the content, and its limit in bytes.
+    n_bytes : maximum bytes of the encoded content, without boundaries and other fields.
+    held, n_bytes_held : the content's name and limit in bytes, for the error message.
     """
 
     n_bytes: int
@@ -36,11 +36,11 @@ class _Bound:
 
     @property
     def most(self) -> int:
-        """Maximum size of a body in bytes."""
+        """Maximum size of the whole body in bytes, with boundaries and other fields."""
         return self.n_bytes + limits.FORM_ALLOWANCE
 
     def check(self, n_bytes: int) -> None:
-        """Refuse a body of at least ``n`` bytes.
+        """Refuse a body if ``n_bytes``, the bytes received so far, exceed the limit.
 
         Raises
         ------
@@ -49,21 +49,21 @@ class _Bound:
         if n_bytes > self.most:
             raise ImageTooLarge(
                 f"The request has {n_bytes:,} bytes or more; {self.held} may have at most "
-                f"{self.n_bytes_held:,}. Send less, such as smaller or more compressed images."
+                f"{self.n_bytes_held:,}. Send fewer bytes, such as smaller images."
             )
 
 
 class BoundedBodies:
-    """Receives bodies within a limit for each path, and a limit for all bodies together.
+    """Receives request bodies within two limits: the size of each body, and the memory for all.
 
-    A body stays in memory until its request is answered, and a client may stop sending.
-    So a body that is not small waits, unread, until there is room for all of it. Callers take
-    turns, and one caller gets at most half of the room.
+    A body stays in memory until its request is answered, and a slow client could hold this memory
+    for long. Therefore the service reads a large body only when there is memory for the whole body.
+    Callers take turns, and one caller gets at most half of this memory.
 
     Parameters
     ----------
-    least_rate : bytes a second that a client must send on average, after some seconds of grace.
-        Only the time in which the service waits for the client counts.
+    least_rate : minimum average upload rate in bytes per second, after `UPLOAD_GRACE_S`. Only the
+        time in which the service waits for the client is measured.
     """
 
     def __init__(self, max_image_bytes: int, max_batch_bytes: int, least_rate: float = 1.0) -> None:
@@ -74,12 +74,12 @@ class BoundedBodies:
 
     @asynccontextmanager
     async def taken_in(self, scope: Scope, receive: Receive) -> AsyncIterator[Receive]:
-        """Yield a receiver of the request's body that applies the limits.
+        """Yield an ASGI ``receive`` function that applies the limits to the request's body.
 
         Raises
         ------
-        ImageTooLarge : its declared or real size is too large.
-        UploadTooSlow : it arrives more slowly than the least rate.
+        ImageTooLarge : the declared or received size is too large.
+        UploadTooSlow : the average upload rate is below the minimum.
         """
         bound = self._bound(scope["path"])
         declared = Headers(scope=scope).get("content-length", "")
@@ -99,8 +99,8 @@ class BoundedBodies:
                     message = await receive()
             except TimeoutError as error:
                 raise UploadTooSlow(
-                    f"The upload is too slow: {received:,} bytes in {allowed_s:.0f} s, at least "
-                    f"{self._least_rate:,.0f} a second are required. Send a smaller image or use a "
+                    f"The upload is too slow: {received:,} bytes in {allowed_s:.0f} s. The minimum "
+                    f"is {self._least_rate:,.0f} bytes per second. Send a smaller image or use a "
                     "faster network."
                 ) from error
             waited_s += time.monotonic() - began

@@ -1,4 +1,4 @@
-"""Requests whose reading costs no more than their size suggests."""
+"""Limits on the CPU time and memory for parsing a request body."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from service.http.understood import UnderstoodRoute
 
 
 class BoundedRequest(Request):
-    """A request that refuses forms in other encodings, and JSON with very many elements.
+    """A request that refuses forms in encodings other than UTF-8, and JSON with too many elements.
 
-    Starlette would decode a form's text with any Python codec in its Content-Type; some codecs need
-    half a minute for a megabyte. A JSON document of brackets alone needs fifty times its size in
-    memory. Every form that is read is multipart: `service.http.bodies.body_of` refuses others.
+    Starlette decodes a form with any Python codec that its Content-Type names. Some codecs need
+    half a minute for a megabyte. A JSON document that consists of brackets needs fifty times its
+    size in memory. All forms are multipart: `service.http.bodies.body_of` refuses other forms.
     """
 
     _fields: FormData | None = None
     _document: bytes | None = None
 
     async def form(self, **_: object) -> FormData:  # type: ignore[override] # FastAPI awaits it
-        """Return the form; a body that is not a form has no fields."""
+        """Return the fields of a multipart form; no fields for any other body."""
         content_type = self.headers.get("content-type", "")
         check_charset(content_type)
         if self._fields is None:
@@ -44,7 +44,7 @@ class BoundedRequest(Request):
         return self._fields
 
     async def body(self) -> bytes:
-        """Return the body; reading stops if a document has too many elements."""
+        """Return the body; refuse a JSON document with too many elements while it arrives."""
         if self._document is not None:
             return self._document
         is_document = "json" in self.headers.get("content-type", "")
@@ -57,19 +57,19 @@ class BoundedRequest(Request):
                     parts.add(chunk)
             self._document = b"".join(chunks)
         finally:
-            # FastAPI keeps an error, and by its traceback this frame, in a cycle: until garbage is
-            # collected, all that was sent by those who left would be held.
+            # After an error, FastAPI keeps this frame in a reference cycle. Emptying these names
+            # frees the body before the garbage collector runs.
             chunks.clear()
             chunk = b""
         return self._document
 
     @property
     def _holds_vectors(self) -> bool:
-        """True for a path that takes vectors."""
+        """True for a path whose documents contain vectors."""
         return self.url.path.endswith(limits.VECTOR_PATHS)
 
     async def json(self) -> Any:  # noqa: ANN401 - as `Request` has it
-        """Return the JSON document; a large one is parsed in a thread."""
+        """Return the parsed JSON document; a thread parses large documents."""
         body = await self.body()
         try:
             if len(body) <= limits.AT_ONCE_BYTES:
@@ -80,11 +80,11 @@ class BoundedRequest(Request):
 
 
 class _Parts:
-    """Counts the brackets, commas and colons of a document while it arrives.
+    """Counts the brackets, commas and colons of a JSON document while it arrives.
 
     Parameters
     ----------
-    n_free : number of commas that are not counted.
+    n_free : number of commas that do not count, for the numbers of vectors.
     """
 
     def __init__(self, n_free: int) -> None:
@@ -92,23 +92,23 @@ class _Parts:
         self._n_structure = self._n_commas = 0
 
     def add(self, piece: bytes) -> None:
-        """Count the elements of the next piece.
+        """Count the elements in the next piece of the document.
 
         Raises
         ------
-        InvalidRequest : there are too many.
+        InvalidRequest : the document has too many elements.
         """
         self._n_structure += sum(map(piece.count, (b"[", b"{", b":")))
         self._n_commas += piece.count(b",")
         if self._n_structure + max(0, self._n_commas - self._n_free) > limits.MAX_JSON_PARTS:
             raise InvalidRequest(
-                f"The document has more than {limits.MAX_JSON_PARTS:,} parts. Send the options "
-                "that /docs lists, and nothing else."
+                f"The document has more than {limits.MAX_JSON_PARTS:,} parts. Send only the fields "
+                "that /docs lists."
             )
 
 
 class BoundedRoute(GuardedRoute, UnderstoodRoute):
-    """A guarded route whose requests are bounded, and understood or refused."""
+    """A route with access control that limits its requests and refuses unknown parameters."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler of the route."""
@@ -121,14 +121,14 @@ class BoundedRoute(GuardedRoute, UnderstoodRoute):
 
 
 class DirectRoute(APIRoute):
-    """A route whose endpoint takes the request and its path parameters, and returns a model.
+    """A fast route: its endpoint takes the request and path parameters, and returns a model.
 
-    FastAPI would resolve the endpoint's arguments by their annotations and validate the answer
-    again, which takes a tenth of the event loop's time for a search.
+    FastAPI would resolve the endpoint's arguments by their annotations, and validate the answer
+    again. This would take a tenth of the event loop's time for a search.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the route's handler, which writes the same bytes as FastAPI's."""
+        """Return the route's handler, which sends the same bytes as FastAPI's own handler."""
         endpoint, model = self.endpoint, TypeAdapter[Any](self.response_model)
 
         async def direct(request: Request) -> Response:
@@ -139,4 +139,4 @@ class DirectRoute(APIRoute):
 
 
 class BoundedDirectRoute(BoundedRoute, DirectRoute):
-    """A guarded route whose requests are bounded, and whose endpoint reads them itself."""
+    """A `DirectRoute` with the checks of `BoundedRoute`."""

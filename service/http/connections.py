@@ -1,6 +1,6 @@
 """uvicorn's HTTP/1.1 protocol with a lingering close and limits on heads, times and connections.
 
-Fairness between clients is the task of the proxy: see ``docker/``.
+A proxy must limit the connections of each client: see ``docker/``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from service.http.understood import is_cut_off
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """A connection within `service.http.limits`; one too many closes an idle one."""
+    """A connection with the limits of `service.http.limits`.
+
+    If there are more than ``max_connections``, a new connection closes an idle one.
+    """
 
     def __init__(self, *given: Any, max_connections: int, **options: Any) -> None:  # noqa: ANN401
         super().__init__(*given, **options)
@@ -28,11 +31,11 @@ class BoundedConnection(HttpToolsProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """True while no request waits for an answer."""
+        """True while no request of this connection waits for its answer."""
         return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin; close an idle connection if there are too many."""
+        """Begin the connection. If there are too many, close an idle one, or else this one."""
         self.bounded = BoundedTransport(transport, self.close_when_read)
         super().connection_made(self.bounded)  # type: ignore[arg-type]
         self.bounded.limit(limits.HEAD_TIMEOUT_S)
@@ -42,18 +45,21 @@ class BoundedConnection(HttpToolsProtocol):
             one_of_the_most_frequent(idle, self).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End, and break reference cycles."""
+        """End the connection, and break its reference cycles."""
         super().connection_lost(exc)
         self.bounded.release()
 
     def shutdown(self) -> None:
-        """Close, or accept no further request; limit the wait for the rest of this one."""
+        """Close the connection when its current request is answered, or now if it is idle.
+
+        If part of the request has not arrived, the wait for this part is limited.
+        """
         super().shutdown()
         if self.is_idle:
             self.bounded.limit(limits.LINGER_AT_SHUTDOWN_S)
 
     def data_received(self, data: bytes) -> None:
-        """Parse; limit the bytes that are neither head, body nor end of a request."""
+        """Parse received bytes; refuse a head, or a trailer, with too many bytes."""
         if self._is_broken:
             return
         if self.is_idle and self.bounded.timer is None:
@@ -64,17 +70,17 @@ class BoundedConnection(HttpToolsProtocol):
             self.send_400_response("")
 
     def on_message_begin(self) -> None:
-        """Begin a head."""
+        """Begin the head of a request."""
         super().on_message_begin()
         self._in_head, self._is_whole = True, False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; ignore trailers, which would become headers."""
+        """Add a header of the head; ignore trailers, which uvicorn would treat as headers."""
         if self._in_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin the answer, unless the connection is being closed."""
+        """Check the head, and start the application, unless the connection is closing."""
         self._in_head, self._n_unparsed = False, 0
         if limits.is_too_large(self.url, self.headers):
             self._n_unparsed = limits.MAX_HEAD_BYTES + 1
@@ -89,26 +95,26 @@ class BoundedConnection(HttpToolsProtocol):
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Take a piece of the body; each costs the same, whatever its size."""
+        """Receive a piece of the body. The number of pieces is limited, since each costs time."""
         self._n_unparsed = 0
         self._n_pieces, self._n_body_bytes = self._n_pieces + 1, self._n_body_bytes + len(body)
         if self._n_pieces > limits.MAX_PIECES + self._n_body_bytes // limits.BYTES_OF_A_PIECE:
-            raise ValueError("the body comes in too many pieces")  # the parser stops
+            raise ValueError("the body has too many pieces")  # the parser stops
         if self.cycle is not None:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Note that the request is complete."""
+        """Record that the request has arrived completely."""
         self._is_whole, self._n_unparsed = True, 0
         if self.cycle is not None:
             super().on_message_complete()
         if self.transport.is_closing():
             self.close_when_read()
-        elif self.is_idle:  # the rest of a request that was answered early
+        elif self.is_idle:  # the request was answered before its body had arrived
             self.bounded.limit(self.timeout_keep_alive)
 
     def on_response_complete(self) -> None:
-        """Discard the unread part of the body, and limit the wait for the rest."""
+        """After the answer, discard received bytes of the body; limit the wait for its rest."""
         super().on_response_complete()
         if self.is_idle:
             self.cycle.body = bytearray()
@@ -116,34 +122,34 @@ class BoundedConnection(HttpToolsProtocol):
                 self.bounded.limit(limits.LINGER_S)
 
     def pause_writing(self) -> None:
-        """Limit the time without progress of a client that does not read."""
+        """Limit the time for which the client may not read the answer."""
         super().pause_writing()
         self.bounded.limit(limits.READ_TIMEOUT_S)
 
     def resume_writing(self) -> None:
-        """Note that the client has read."""
+        """Remove the limit of `pause_writing`, because the client reads again."""
         super().resume_writing()
         rest_is_due = self.is_idle and not self._is_whole
         self.bounded.limit(limits.LINGER_S if rest_is_due or self.transport.is_closing() else None)
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's text
-        """Refuse a request that is not HTTP/1.1 or has too large a head, if no answer has begun."""
+        """Refuse a malformed request, or one with a too large head, if no answer has begun."""
         self._is_broken, self._is_whole = True, False
         if self.transport.is_closing():
             return
         if self.pipeline or not (self.is_idle or not self.cycle.response_started):
             self.bounded.finish()
             return
-        if not self.is_idle:  # the body is broken: its route ends
+        if not self.is_idle:  # the body is malformed: end the application's wait for it
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         self.transport.write(head_refusal(too_large=self._n_unparsed > limits.MAX_HEAD_BYTES))
         self.close_when_read()
 
     def close_when_read(self) -> None:
-        """Close; if bytes of a request have not arrived, wait for them for a limited time first."""
+        """Close the connection, after a limited wait for the missing part of a request."""
         if self._is_whole:
-            self.bounded.limit(limits.READ_TIMEOUT_S)  # for what is still to be sent
+            self.bounded.limit(limits.READ_TIMEOUT_S)  # for the unsent part of the answer
             self.bounded.finish()
         elif not self.transport.is_closing():
             self.flow.resume_reading()

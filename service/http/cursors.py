@@ -1,8 +1,8 @@
-"""Cursors: the position in a list, bound to the bundle of the list.
+"""Cursors: positions in a list, each valid for one bundle.
 
-A cursor is opaque to clients: URL-safe base64 of a few fields and a signature of them (HMAC). A
-cursor into results names an earlier state of the gallery, which only the service may choose, and it
-expires. It holds nothing secret.
+A cursor is opaque to clients: URL-safe base64 of a few fields, with an HMAC signature. Because of
+the signature, clients cannot choose the gallery state in a cursor. A cursor expires, and contains
+no secret.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from service.schemas import SearchOptions, ShareOrigin
 _SIGNATURE_BYTES = 16
 
 LIFE_S = 3600
-"""Lifetime of a cursor in seconds; clients that read a list ask for the next page sooner."""
+"""Lifetime of a cursor in seconds."""
 
 MAX_LENGTH = 5_000
-"""Maximum characters of a cursor; the service's own cursors are shorter, with any filter. A cursor
-of this length fits into an address even if it is escaped: servers limit addresses to 64 KiB."""
+"""Maximum length of a cursor in characters. Every cursor of the service is shorter, even with the
+longest filter. Servers limit addresses to 64 KiB, which a percent-encoded cursor does not reach."""
 
 MAX_ITEMS_LENGTH = 1024
-"""Maximum characters of a cursor into a list of items, which contains no filter."""
+"""Maximum length in characters of a cursor into a list of items; it contains no filter."""
 
 
 class ItemsCursor(BaseModel):
-    """The place in a list of items after which the next page begins: the item at row ``after``.
+    """A position in a list of items: the next page begins after the item in row ``after``.
 
-    The row of an item never changes, even in a live gallery and after the item was deleted.
+    An item keeps its row number when other items are added, and after its own deletion.
     ``passing`` is the fingerprint of the list's filter; empty for the list of all items.
     """
 
@@ -51,11 +51,11 @@ class ItemsCursor(BaseModel):
 
 
 class SearchCursor(BaseModel):
-    """The place in a query's results where the next page begins: after the first ``start``.
+    """A position in the results of a query: the next page begins after ``start`` results.
 
-    ``version`` is the gallery's version at the first page; later pages show that version.
-    ``options.expected_absent`` is the share used for the first page, ``share_origin`` its origin,
-    and ``options.order`` the order of the first page.
+    ``version`` is the gallery's version at the first page; later pages show the same version.
+    ``options.expected_absent`` is the share of absent queries that the first page used, and
+    ``share_origin`` is its origin. ``options.order`` is the order of the first page.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -74,18 +74,18 @@ CursorT = TypeVar("CursorT", ItemsCursor, SearchCursor)
 
 
 def write(cursor: ItemsCursor | SearchCursor, secret: bytes) -> str:
-    """Serialise for a client, signed with the secret of the directory of bundles."""
+    """Serialise and sign a cursor. ``secret`` belongs to the directory of bundles."""
     fields = cursor.model_dump_json(exclude_none=True).encode()
     return base64.urlsafe_b64encode(_signature(fields, secret) + fields).decode().rstrip("=")
 
 
 def read(text: str, kind: type[CursorT], bundle: str, secret: bytes) -> CursorT:
-    """Read a cursor that `write` made for a list of this kind and of the served bundle.
+    """Parse a cursor from `write`, and check its signature, bundle and age.
 
     Raises
     ------
-    InvalidCursor : the text is not such a cursor.
-    OutdatedCursor : the list belongs to another bundle, or the cursor has expired.
+    InvalidCursor : the text is not a cursor of this ``kind``, or its signature is wrong.
+    OutdatedCursor : the cursor belongs to another bundle, or has expired.
     """
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
@@ -97,19 +97,19 @@ def read(text: str, kind: type[CursorT], bundle: str, secret: bytes) -> CursorT:
         raise InvalidCursor(_NOT_OURS) from None
     if cursor.bundle != bundle:
         raise OutdatedCursor(
-            f"The cursor is of bundle {cursor.bundle[:12]}, served is {bundle[:12]}: the list may "
-            "be another now. Ask for its first page again."
+            f"The cursor belongs to bundle {cursor.bundle[:12]}, but {bundle[:12]} is served now: "
+            "the list may have changed. Request the first page again."
         )
     if time.time() - cursor.at > LIFE_S:
         raise OutdatedCursor(
-            f"The cursor is more than {LIFE_S // 60} minutes old. Ask for the first page of the "
+            f"The cursor is more than {LIFE_S // 60} minutes old. Request the first page of the "
             "list again."
         )
     return cursor
 
 
 def fingerprint(where: str | None) -> str:
-    """Return a digest of a filter, however it is written; empty for none."""
+    """Return a digest of a filter, the same for every JSON spelling; empty without a filter."""
     if where is None:
         return ""
     plain = json.dumps(json.loads(where), sort_keys=True)
@@ -117,7 +117,7 @@ def fingerprint(where: str | None) -> str:
 
 
 def require_filter(cursor: ItemsCursor, passing: str) -> None:
-    """Refuse a cursor from a list with another filter, whose items the cursor's filter may exclude.
+    """Refuse a cursor whose list had another filter than this request.
 
     Raises
     ------
@@ -125,14 +125,14 @@ def require_filter(cursor: ItemsCursor, passing: str) -> None:
     """
     if cursor.passing != passing:
         raise InvalidCursor(
-            "The cursor is of a list with another filter. Send the filter of the page before, or "
-            "ask for the first page of this list."
+            "The cursor belongs to a list with another filter. Send the filter of the previous "
+            "page, or request the first page with the new filter."
         )
 
 
 _NOT_OURS = (
-    "The cursor received is not one of this list. Send `next_cursor` of the page before "
-    "unchanged, or ask for the first page again."
+    "The cursor does not belong to this list. Send `next_cursor` of the previous page unchanged, "
+    "or request the first page again."
 )
 
 

@@ -1,4 +1,4 @@
-"""The drain: the time between the signal and the end, for load balancers to react."""
+"""The drain: a delay between the stop signal and the end, so that load balancers can react."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from types import FrameType
 
 @dataclass(slots=True)
 class Drain:
-    """The end of a service, from the signal on.
+    """The state of the drain, which begins with the first stop signal.
 
-    While it drains, ``/readyz`` says 503 and every answer closes its connection.
+    During the drain, ``/readyz`` returns 503 and every answer closes its connection.
 
     Attributes
     ----------
-    seconds : between the signal and the moment when connections are no longer accepted.
-    begun : whether the signal has come.
+    seconds : duration of the drain; the service then accepts no more connections.
+    begun : whether a stop signal was received.
     """
 
     seconds: float = 0.0
@@ -26,8 +26,9 @@ class Drain:
     def follow_signals(self) -> None:
         """Handle SIGTERM and SIGINT before the server's own handlers.
 
-        The first signal begins the drain, after which the server gets it. The second one ends the
-        server at once. Call it on the event loop of the server, in the main thread.
+        The first signal begins the drain. At the end of the drain, the server receives the signal
+        and stops. A second signal stops the server immediately. Call this method in the main
+        thread, on the server's event loop.
         """
         loop, end = asyncio.get_running_loop(), signal.getsignal(signal.SIGTERM)
         if not callable(end):
@@ -36,7 +37,7 @@ class Drain:
         def handle(number: int, frame: FrameType | None) -> None:
             if self.begun:
                 end(signal.SIGINT, frame)
-                end(signal.SIGINT, frame)  # which uvicorn takes for "at once"
+                end(signal.SIGINT, frame)  # uvicorn then stops immediately
             elif self.seconds == 0:
                 self.begun = True
                 end(number, frame)

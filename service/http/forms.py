@@ -1,7 +1,7 @@
-"""Forms (``multipart/form-data``), read completely into memory; ambiguous forms are refused.
+"""Reads forms (``multipart/form-data``) completely into memory, and refuses ambiguous forms.
 
-`python_multipart` finds the parts. Starlette's reader writes files to the disk, reads other
-encodings as Latin-1, and accepts incomplete forms.
+`python_multipart` finds the parts. Starlette's form reader is not used: it writes files to the
+disk, reads encodings other than UTF-8 as Latin-1, and accepts incomplete forms.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 _UTF_8 = frozenset({b"utf-8", b"utf8", b"us-ascii"})
 
 _LIKE_ASCII = frozenset({b"iso-8859-1", b"iso-8859-15", b"windows-1252"})
-"""Encodings whose ASCII characters have the bytes of ASCII."""
+"""Encodings that are identical to ASCII for ASCII characters."""
 
 _PLAIN_ENCODINGS = {
     "content-transfer-encoding": ("7bit", "8bit", "binary"),
     "content-encoding": ("identity",),
 }
-"""Headers of a part, and their values that leave its content unchanged."""
+"""Encoding headers of a part, with the values that mean "not encoded"."""
 
 
 async def read_form(content_type: str, body: AsyncIterator[bytes]) -> FormData:
-    """Read a form. A refused or incomplete form leaves nothing in memory.
+    """Read a form. After an error, nothing of the form stays in memory.
 
     Raises
     ------
-    InvalidForm : it cannot be read, has too many parts, or does not end with its last boundary.
-    UnsupportedMediaType : a part is encoded, or its text is not in UTF-8.
+    InvalidForm : the form is malformed, has too many parts, or lacks its closing boundary.
+    UnsupportedMediaType : a part is encoded, or declares an encoding other than UTF-8.
     """
     form = _Form()
     try:
@@ -53,7 +53,7 @@ async def read_form(content_type: str, body: AsyncIterator[bytes]) -> FormData:
 
 @dataclass(slots=True)
 class _Part:
-    """The part that is being read."""
+    """The part of a form that the parser is reading."""
 
     header: list[tuple[bytes, bytes]] = field(default_factory=list)
     name: str = ""
@@ -63,7 +63,7 @@ class _Part:
 
 
 class _Form:
-    """The parts of a form, as the parser finds them."""
+    """The fields and files of a form, collected by the callbacks of the parser."""
 
     def __init__(self) -> None:
         self.items: list[tuple[str, str | UploadFile]] = []
@@ -73,10 +73,10 @@ class _Form:
         self._is_whole = False
 
     async def read(self, content_type: str, body: AsyncIterator[bytes]) -> None:
-        """Read all of it.
+        """Read the whole form.
 
-        The parser accepts a form that is cut off, and drops data after the last boundary; both are
-        refused here.
+        The parser accepts truncated forms, and ignores data after the closing boundary. This method
+        refuses both.
         """
         boundary = parse_options_header(content_type)[1].get(b"boundary")
         if boundary is None:
@@ -95,12 +95,12 @@ class _Form:
         except FormParserError:
             raise _refusal("Invalid multipart data") from None
         finally:
-            piece = b""  # the traceback of an error would hold it
+            piece = b""  # the traceback of an error would keep the piece in memory
         if not self._is_whole:
             raise _refusal("it ends before its closing boundary")
 
     def drop(self) -> None:
-        """Close the files, and forget all parts."""
+        """Close the files, and delete all parts."""
         for _, value in self.items:
             if isinstance(value, UploadFile):
                 value.file.close()
@@ -133,7 +133,7 @@ class _Form:
         self._header_name = self._header_value = b""
 
     def _on_headers_finished(self) -> None:
-        """Begin a file or a field; refuse a part whose content would have to be decoded."""
+        """Begin a file or a field, and refuse a part with encoded content."""
         part = self._part
         disposition = dict(part.header).get(b"content-disposition")
         options = parse_options_header(disposition)[1]
@@ -157,7 +157,8 @@ class _Form:
             if encoding and encoding not in plain:
                 raise UnsupportedMediaType(
                     f"The part {part.name[:100]!r} is encoded as {encoding[:40]!r} "
-                    f"({name.title()}), which is not decoded here. Send its bytes unencoded."
+                    f"({name.title()}), which the service does not decode. Send its bytes "
+                    "unencoded."
                 )
 
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
@@ -168,7 +169,7 @@ class _Form:
         part.pieces.append(data[start:end])
 
     def _on_part_end(self) -> None:
-        """Join the pieces once; appending each piece would copy the data again and again."""
+        """Join the pieces of the part once. Appending each piece would copy the data each time."""
         part, content = self._part, b"".join(self._part.pieces)
         part.pieces.clear()
         if part.file_name is None:
@@ -193,10 +194,10 @@ def _text_of(part: _Part, content: bytes) -> str:
 
     Raises
     ------
-    UnsupportedMediaType : it is declared to be in another encoding.
-    InvalidForm : the text is not in the declared encoding.
+    UnsupportedMediaType : the part declares an encoding other than UTF-8.
+    InvalidForm : the bytes are not valid UTF-8.
     """
-    # Nearly all encodings give the same bytes for ASCII. Java clients declare one of them.
+    # Java clients declare ISO-8859-1. For ASCII text, its bytes are the same as in UTF-8.
     allowed = _UTF_8 | _LIKE_ASCII if content.isascii() else _UTF_8
     check_charset(Headers(raw=part.header).get("content-type", ""), allowed)
     try:
@@ -209,19 +210,19 @@ def _text_of(part: _Part, content: bytes) -> str:
 
 
 def check_charset(content_type: str, allowed: frozenset[bytes] = _UTF_8) -> None:
-    """Refuse a body, or a part of a form, whose text is not in one of the ``allowed`` encodings.
+    """Refuse a Content-Type whose ``charset`` is not one of the ``allowed`` encodings.
 
     Raises
     ------
-    UnsupportedMediaType : it is declared to be in another encoding.
+    UnsupportedMediaType : the charset is another encoding.
     """
-    if "charset" not in content_type.lower():  # the usual case, with nothing to parse
+    if "charset" not in content_type.lower():  # the usual case, which needs no parser
         return
     charset = parse_options_header(content_type)[1].get(b"charset", b"utf-8")
     if charset.lower() not in allowed:
         raise UnsupportedMediaType(
-            f"The text is declared to be in {charset[:40].decode('latin-1')!r}; only UTF-8 is "
-            "read. Leave the charset out of Content-Type."
+            f"Content-Type declares the charset {charset[:40].decode('latin-1')!r}; only UTF-8 is "
+            "accepted. Send UTF-8, and omit the charset in Content-Type."
         )
 
 
@@ -234,6 +235,6 @@ def _decoded(name: bytes) -> str:
 
 def _refusal(why: str) -> InvalidForm:
     return InvalidForm(
-        f"The form cannot be read: {why}. Nothing was done. Send it whole, as multipart/form-data "
-        "with the boundary that Content-Type names."
+        f"The form cannot be read: {why}. Nothing was done. Send the whole form as "
+        "multipart/form-data, with the boundary that Content-Type names."
     )

@@ -6,59 +6,62 @@ from collections.abc import Sequence
 
 MAX_HEAD_BYTES = 32 * 2**10
 MAX_HEADERS = 128
-"""Maximum bytes of a request line with headers, and of the trailers of a chunked body."""
+"""Maximum bytes and headers of a request head. The first limit also holds for the trailers of a
+chunked body."""
 
 MAX_PIPELINED = 4
 """Maximum number of pipelined requests on a connection."""
 
 MAX_PIECES = 1_024
 BYTES_OF_A_PIECE = 64
-"""Maximum number of pieces of a body, beside one for each of so many bytes."""
+"""A body of n bytes may arrive in at most ``MAX_PIECES + n // BYTES_OF_A_PIECE`` pieces."""
 
 HEAD_TIMEOUT_S = 10.0
-"""Seconds from the first byte of a head, or from the connection, to the head's end."""
+"""Timeout in seconds for a complete request head, from its first byte. For the first request, the
+time begins with the connection."""
 
 READ_TIMEOUT_S = 30.0
-"""Seconds without progress before a client that does not read is disconnected."""
+"""Timeout in seconds for a client that does not read its answer."""
 
 LINGER_S = 30.0
 LINGER_AT_SHUTDOWN_S = 1.0
-"""Seconds for which the rest of a request that was answered early is read and discarded."""
+"""Seconds for which the service reads and discards the rest of a body after an early answer. The
+second value holds while the service stops."""
 
 UPLOAD_GRACE_S = 10.0
-"""Seconds of grace before a body is compared with the minimum rate."""
+"""Seconds before the minimum upload rate applies to a body."""
 
 FORM_ALLOWANCE = 64 * 2**10
-"""Bytes of a body beside its images: boundaries, part headers, other fields."""
+"""Maximum bytes of a form in addition to its images: boundaries, part headers, other fields."""
 
 SMALL_BODY_BYTES = 256 * 2**10
 HELD_BODIES_BYTES = 64 * 2**20
-"""Bodies larger than the first value share a memory limit, the second value: three files of the
-largest size. The number of small bodies is limited by the number of concurrent requests."""
+"""All bodies larger than `SMALL_BODY_BYTES` share the memory `HELD_BODIES_BYTES`, which is enough
+for three images of the maximum size. The limit on concurrent requests limits the small bodies."""
 
 MAX_FILES = MAX_FIELDS = 64
-"""Maximum number of files and fields of a form, twice that of the largest form."""
+"""Maximum number of files, and of fields, in a form; a full batch has 32 files."""
 
 MAX_FIELD_BYTES = 2**20
-"""Maximum bytes of a text field of a form: 32 items with their metadata."""
+"""Maximum bytes of a text field in a form; enough for 32 items with metadata."""
 
 MAX_JSON_PARTS = 4_096
-"""Maximum number of brackets, commas and colons of a JSON document, including those in strings."""
+"""Maximum number of opening brackets, commas and colons in a JSON document, also in strings."""
 
 TEXT_PATH = "/search/text"
 MAX_TEXT_BYTES = 64 * 2**10
-"""Maximum bytes of a document with a text query: each character escaped in twelve bytes, and a
-filter."""
+"""Maximum bytes of a JSON document with a text query. This is enough for the longest text with
+every character escaped (12 bytes), and a filter."""
 
 VECTOR_PATHS = ("/search/vector", "/decide")
 MAX_JSON_NUMBERS = 2**18
 MAX_VECTOR_BYTES = 4 * 2**20
-"""Maximum commas and bytes of a document with vectors: a thousand neighbours of 256 numbers, or of
-three thousand in base64."""
+"""Maximum commas and bytes of a JSON document with vectors. This is enough for 1,000 neighbours
+with 256 numbers each as text, or for larger vectors in base64."""
 
 AT_ONCE_BYTES = 2**18
-"""Maximum bytes that are read, hashed or decoded on the event loop, where all requests wait: a
-millisecond."""
+"""Maximum bytes of a JSON document to parse on the event loop, which takes about a millisecond.
+Larger documents are parsed in a thread, so that other requests do not wait."""
 
 
 def is_too_large(address: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bool:

@@ -24,7 +24,7 @@ from service.observability.records import UNMATCHED, RequestRecord, Tracing, rec
 logger = logging.getLogger("service.requests")
 
 CLIENT_GONE = 499
-"""Status in the log if the client has disconnected; it is not sent."""
+"""Status in the log for a request whose client has disconnected; this status is never sent."""
 
 
 def content_security_policy(
@@ -34,8 +34,8 @@ def content_security_policy(
 
     Parameters
     ----------
-    image_origins : other origins of images, shown or dropped as links.
-    frame_ancestors : origins whose pages may frame the page.
+    image_origins : other origins from which the page may load images, also for dropped links.
+    frame_ancestors : origins whose pages may show the page in a frame.
     """
     images = " ".join(("'self'", "blob:", "data:", *image_origins))
     fetched = " ".join(("'self'", "data:", *image_origins))
@@ -53,23 +53,23 @@ DOCS_POLICY = (
     "script-src 'self' 'unsafe-inline'; object-src 'none'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
 )
-"""Only the documentation page starts with an inline script."""
+"""The content security policy of ``/docs``, the only page with an inline script."""
 
 PERMISSIONS_POLICY = "camera=(), display-capture=(), geolocation=(), microphone=(), usb=()"
-"""The page uses none of these: a camera's picture comes through a file input."""
+"""The page uses none of these features. For a photograph from a camera, it uses a file input."""
 
 
 _PROBES = {"/livez", "/readyz", "/metrics"}
-"""Probes, which come every few seconds; only their failures are logged."""
+"""Paths that are requested every few seconds; the log shows only their failures."""
 
 
 class RequestContext:
     """The outermost layer of the application.
 
-    Gives each request an id (``request.state.request_id``, header ``X-Request-Id``), refuses a body
-    above its bound while it streams in, answers HEAD as GET without its body, adds security
-    headers, counts, logs and traces, and turns an unexpected exception into a problem without
-    internal details.
+    It gives each request an id (``request.state.request_id``, header ``X-Request-Id``), and refuses
+    a body above its limit while the body arrives. It answers HEAD like GET, without a body. It adds
+    security headers, and counts, logs and traces each request. An unexpected exception becomes a
+    problem document without internal details.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class RequestContext:
         self._app = app
         self._telemetry = telemetry
         self._bodies = BoundedBodies(max_image_bytes, max_batch_bytes, min_upload_rate)
-        # Whether pages of other origins may show pictures of the service, for example in an <img>.
+        # Whether pages of other origins may show images of the service, for example in an <img>.
         self._resource_policy = "cross-origin" if for_other_origins else "same-origin"
         self._policy = policy or content_security_policy()
         self._tracing = tracing
@@ -120,7 +120,7 @@ class RequestContext:
         state |= {"request_id": request_id, "answer_headers": {}}
         answering = answered = False
         is_head = scope["method"] == "HEAD"
-        # The server decides by its own scope, and sends no body for HEAD.
+        # uvicorn keeps the original scope, and therefore sends no body for HEAD.
         asked = {**scope, "method": "GET"} if is_head else scope
 
         async def send_with_headers(message: Message) -> None:
@@ -151,7 +151,7 @@ class RequestContext:
         except Exception:
             logger.exception("unhandled", extra={"fields": {"request_id": request_id}})
             if answering and not answered:
-                raise  # an incomplete answer is cut off
+                raise  # the server closes the connection, so that the client sees the failure
             if not answering:
                 unforeseen = internal_error(request_id)
                 await problem_response(request, unforeseen)(scope, receive, send_with_headers)
@@ -172,7 +172,7 @@ def _level(record: RequestRecord) -> int:
 
 
 def _nothing() -> None:
-    """Does nothing: the end of a trace that was not begun."""
+    """Do nothing; used in place of the end of a trace if there is no tracing."""
 
 
 def _add_headers(
@@ -187,22 +187,22 @@ def _add_headers(
     headers["Permissions-Policy"] = PERMISSIONS_POLICY
     headers["Cross-Origin-Opener-Policy"] = "same-origin"
     if path == "/" or path.startswith("/page/"):
-        # Browsers ask each time, so that modules of two releases are never mixed. An ETag keeps
-        # this cheap.
+        # The browser checks every file for changes, so that it never mixes files of two releases.
+        # With ETags, an unchanged file is not sent again.
         headers["Cache-Control"] = "no-cache"
 
 
 def _within_host(location: str) -> str:
-    """Return a redirect's target without its host, which came from the request."""
+    """Return a redirect's target without its host, because the host came from the request."""
     return urlunsplit(("", "", *urlsplit(location)[2:]))
 
 
 def _add_headers_of_access(headers: MutableHeaders, values: Mapping[str, str]) -> None:
-    """Add the headers that access control has set, see `service.access.access`."""
+    """Add the headers that `service.access.access` has set."""
     for name, value in values.items():
         if name == "Vary":
             headers.add_vary_header(value)
-        elif name == "Cache-Control" and name in headers:  # for this caller, then, not for all
+        elif name == "Cache-Control" and name in headers:  # the answer is for this caller only
             headers[name] = headers[name].replace("public", "private")
         else:
             headers[name] = value

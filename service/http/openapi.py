@@ -34,17 +34,17 @@ HEAD_TOO_LARGE = {
     "description": "The head of the request is too large.",
     "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
 }
-"""Answers of the connection, before routing."""
+"""The answer to a too large head, which the connection sends before routing."""
 
 
 def document(app: FastAPI) -> dict[str, Any]:
     """Return the OpenAPI document that FastAPI writes, corrected.
 
-    All errors are problem documents; FastAPI's validation error is removed, because no path returns
-    it. Options of forms and addresses are never null. An upload is typed for generators that know
-    OpenAPI 3.0's ``format`` as well as for those that know 3.1's ``contentMediaType``. All paths
-    document the answers to invalid requests. Paths that need a key document the answers to requests
-    without one.
+    All errors are problem documents. FastAPI's validation error is removed, because no path returns
+    it. Form fields and query options are never null. Uploads have both ``format`` (OpenAPI 3.0) and
+    ``contentMediaType`` (3.1), so that all client generators recognise them. All paths document the
+    answers to invalid requests. Paths that need a key also document the answers to requests without
+    a key.
     """
     if app.openapi_schema:
         return app.openapi_schema
@@ -77,7 +77,7 @@ def document(app: FastAPI) -> dict[str, Any]:
 
 
 def description_route(app: FastAPI, path: str) -> Route:
-    """Return the route of the document, which is written once for each root path."""
+    """Return the route of the OpenAPI document. The document is cached for each root path."""
 
     @lru_cache(maxsize=16)
     def written(root_path: str) -> bytes:
@@ -91,7 +91,7 @@ def description_route(app: FastAPI, path: str) -> Route:
 
 
 def _also(answers: dict[str, Any], *errors: type[VouchError]) -> None:
-    """Add ``errors`` to the answers of a path, and keep its own text for the same status."""
+    """Add ``errors`` to the answers of a path. If a status exists, its description is extended."""
     for error in errors:
         for status, answer in responses(error).items():
             known = answers.setdefault(str(status), answer)
@@ -112,7 +112,7 @@ def _type_uploads(node: object) -> None:
 
 
 def _remove_null_from_text(found: dict[str, Any]) -> None:
-    """Remove null from the options of forms and addresses, which contain text only."""
+    """Remove the type null from form fields and query options, because these are always text."""
     for methods in found["paths"].values():
         for operation in methods.values():
             options = [one["schema"] for one in operation.get("parameters", ())]

@@ -1,4 +1,4 @@
-"""The page's files: scripts without comments, and the document with the path prefix."""
+"""The files of the web page: scripts without comments, and HTML with the path prefix."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ _OWN_ADDRESS = re.compile(r'(href|src)="/')
 
 
 class PageFiles(StaticFiles):
-    """Files of a folder. Every line of a script keeps its number, for messages of the browser."""
+    """Serves the files of a folder, and removes comments from scripts.
+
+    The lines of a script keep their numbers, so that error messages of the browser are correct.
+    """
 
     def file_response(
         self,
@@ -37,7 +40,7 @@ class PageFiles(StaticFiles):
         scope: Scope,
         status_code: int = 200,
     ) -> Response:
-        """Answer with a file, or with 304 if the browser has it."""
+        """Return a file, or 304 if the browser has the same file."""
         path = Path(full_path)
         if path.suffix != ".js":
             return super().file_response(path, stat_result, scope, status_code)
@@ -49,7 +52,7 @@ class PageFiles(StaticFiles):
 
 
 def page_response(document: Path, root_path: str, headers: Headers) -> Response:
-    """Answer with the page for ``root_path``, or with 304 if the browser has it."""
+    """Return the page for ``root_path``, or 304 if the browser has the same page."""
     page, tag = _within(document, document.stat().st_mtime_ns, root_path)
     response = Response(page, 200, {"ETag": tag}, "text/html")
     if _is_known(tag, headers):
@@ -58,14 +61,14 @@ def page_response(document: Path, root_path: str, headers: Headers) -> Response:
 
 
 def _is_known(tag: str, headers: Headers) -> bool:
-    """Return whether the browser has the page of this ETag."""
+    """Return whether the request names this ETag, so that the browser has the page."""
     known = headers.get("if-none-match", "")
     return tag in [one.strip().removeprefix("W/") for one in known.split(",")]
 
 
 @lru_cache(maxsize=16)
 def _within(document: Path, changed_ns: int, root_path: str) -> tuple[bytes, str]:  # noqa: ARG001 - of the cache
-    """Return the page, and its ETag. Its own addresses are absolute, below the root path."""
+    """Return the page with the root path before each link to the service, and the page's ETag."""
     text = document.read_text(encoding="utf-8")
     page = _OWN_ADDRESS.sub(lambda found: f'{found[1]}="{root_path}/', text).encode()
     return page, f'"{hashlib.blake2b(page, digest_size=16).hexdigest()}"'
@@ -73,7 +76,10 @@ def _within(document: Path, changed_ns: int, root_path: str) -> tuple[bytes, str
 
 @lru_cache(maxsize=128)
 def _shortened(path: Path, changed_ns: int) -> tuple[bytes, str]:  # noqa: ARG001 - of the cache
-    """Return a script without comments, and its ETag. No string of a script spans lines."""
+    """Return a script without comments and indentation, and the script's ETag.
+
+    This is safe because no string in the page's scripts has several lines.
+    """
     text = path.read_text(encoding="utf-8")
     script = _UNSEEN.sub(lambda found: "\n" * found[0].count("\n"), text).encode()
     return script, f'"{hashlib.blake2b(script, digest_size=16).hexdigest()}"'

@@ -1,4 +1,4 @@
-"""Every error as RFC 9457 ``application/problem+json``, from one table."""
+"""Converts every error to a problem document (RFC 9457, ``application/problem+json``)."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ RETRY_AFTER_S: dict[type[VouchError], int] = {
     ChangeUnconfirmed: 2,
     NotReady: 5,
 }
-"""Seconds before a retry after a temporary failure (`Retry-After`)."""
+"""Seconds before a client should retry after a temporary error (header `Retry-After`)."""
 
 
 def status_of(error: type[VouchError]) -> int:
@@ -147,7 +147,7 @@ def problem_response(
 def problem_document(
     request: Request, error: Exception, errors: list[FieldError] | None = None
 ) -> Problem:
-    """Return the problem document of an error. Details of an unexpected error are only logged."""
+    """Return the problem document of an error. Details of unexpected errors go to the log only."""
     if not isinstance(error, VouchError):
         request_id = request.state.request_id
         logger.error("unhandled", exc_info=error, extra={"fields": {"request_id": request_id}})
@@ -179,12 +179,12 @@ def add_problem_handlers(app: FastAPI) -> None:
             for entry in error.errors()
         ]
         text = "; ".join(f"{field.pointer}: {field.detail.rstrip('.')}" for field in fields)
-        invalid = InvalidRequest(f"The request is not as wanted. {text}. See /docs.")
+        invalid = InvalidRequest(f"The request is invalid. {text}. See /docs.")
         return problem_response(request, invalid, fields)
 
     @app.exception_handler(HTTPException)
     async def of_http(request: Request, error: HTTPException) -> JSONResponse:
-        if isinstance(error.__cause__, VouchError):  # ours, met while a body was being read
+        if isinstance(error.__cause__, VouchError):  # an error of Vouch, raised in FastAPI's reader
             return problem_response(request, error.__cause__)
         headers = dict(error.headers or {})
         if error.status_code == 405:
@@ -197,10 +197,10 @@ def add_problem_handlers(app: FastAPI) -> None:
 
 
 def internal_error(request_id: str) -> InternalError:
-    """Return the error that replaces an unexpected one in the answer, without internal details."""
+    """Return the error that the client gets for an unexpected error, without internal details."""
     return InternalError(
         "Something went wrong in the service; the request may be sent again. "
-        f"Its operator finds the reason in the log under {request_id}."
+        f"The service's operator finds the reason in the log under {request_id}."
     )
 
 
@@ -211,7 +211,7 @@ def _in_words(entry: dict[str, Any]) -> str:
 
 
 def head_refusal(*, too_large: bool) -> bytes:
-    """Return a complete answer, head included, to a request with an unreadable head."""
+    """Return the bytes of the whole answer to a request whose head is malformed or too large."""
     status, reason = (431, "Request Header Fields Too Large") if too_large else (400, "Bad Request")
     why = (
         f"The head of the request has more than {limits.MAX_HEAD_BYTES:,} bytes or "
@@ -249,7 +249,7 @@ def responses(*errors: type[VouchError]) -> dict[int | str, dict[str, Any]]:
 
 
 def _allowed(request: Request) -> str:
-    """Return the methods of a path. Starlette names only the methods of its first route."""
+    """Return all methods of a path. Starlette would return those of the first route only."""
     methods = {
         method
         for route in request.app.routes
@@ -264,9 +264,7 @@ def _allowed(request: Request) -> str:
 def _as_family(request: Request, error: HTTPException, headers: Mapping[str, str]) -> VouchError:
     """Convert an error of Starlette to an error of Vouch."""
     if error.status_code == 404:
-        return PathNotFound(
-            f"There is nothing at {_asked_path(request)}. See /docs for what there is."
-        )
+        return PathNotFound(f"There is nothing at {_asked_path(request)}. See /docs for all paths.")
     if error.status_code == 405:
         return MethodNotAllowed(
             f"{request.method} is not possible at {_asked_path(request)}; use {headers['Allow']}."
@@ -277,7 +275,7 @@ def _as_family(request: Request, error: HTTPException, headers: Mapping[str, str
 
 
 def _asked_path(request: Request) -> str:
-    """Return the path as the client sent it; not all layers have the root path in the scope."""
+    """Return the path that the client sent. Some layers have no root path in the scope."""
     root, path = root_path.get(), request.url.path
     return path if not root or path.startswith(f"{root}/") else root + path
 

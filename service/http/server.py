@@ -1,4 +1,4 @@
-"""The server of a process: uvicorn with our limits."""
+"""Starts uvicorn with the limits of this package, in one process or several workers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from service.processes import workers
 from service.settings import Settings
 
 STARTUP_FAILURE = 3
-"""Exit status of a worker that cannot serve; uvicorn does not replace it."""
+"""Exit status of a worker that cannot serve; uvicorn then ends all workers."""
 
 WORKER_TIMEOUT_S = 60
-"""Seconds after which a worker that does not answer its parent is replaced."""
+"""Timeout in seconds for a worker to answer its parent process, which then replaces the worker."""
 
 BACKLOG = 2048
-"""Length of the kernel's queue of connections that wait to be accepted."""
+"""Maximum number of connections that wait in the kernel to be accepted."""
 
 
 def serve(
@@ -35,13 +35,13 @@ def serve(
     listeners: Sequence[socket.socket],
     grace_s: int,
 ) -> bool:
-    """Serve on ``listeners`` until a signal; return False if it could not start.
+    """Serve on ``listeners`` until a signal; return False if the service could not start.
 
     Parameters
     ----------
-    open_app : returns the application, in each worker; called on its event loop, after uvicorn has
-        set its signal handlers.
-    grace_s : seconds that requests in flight may take to end after a signal.
+    open_app : function that returns the application. Each worker calls it on its event loop, after
+        uvicorn has set its signal handlers.
+    grace_s : seconds that requests in progress get after a signal.
     """
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = settings.max_connections
@@ -52,7 +52,7 @@ def serve(
         workers=settings.processes,
         timeout_worker_healthcheck=WORKER_TIMEOUT_S,
         log_config=None,
-        log_level="error",  # what clients send is no event of the service
+        log_level="error",  # uvicorn's warnings are about invalid requests of clients
         access_log=False,
         server_header=False,
         proxy_headers=False,  # `KnownProxies` does that
@@ -77,18 +77,18 @@ def serve(
 
 
 class _Workers(Multiprocess):
-    """The worker processes; a second signal ends them at once."""
+    """uvicorn's supervisor of the worker processes; it passes a second signal on to them."""
 
     def keep_subprocess_alive(self) -> None:
         """Replace workers that have ended or do not answer."""
         for one in self.processes:
-            # The parent closes its copy of the pipe: it then sees at once that a worker has ended.
-            # With the copy open it would wait for `WORKER_TIMEOUT_S` and handle no signal.
+            # The parent closes its copy of the worker's pipe, to notice immediately when the worker
+            # ends. Otherwise it would wait for `WORKER_TIMEOUT_S`, and ignore signals.
             one.child_conn.close()
         super().keep_subprocess_alive()
 
     def join_all(self) -> None:
-        """Wait until all have ended."""
+        """Wait until all workers have ended. A further signal ends them immediately."""
         self.signal_queue.clear()
         while any(one.process.is_alive() for one in self.processes):
             if self.signal_queue:

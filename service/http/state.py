@@ -1,4 +1,4 @@
-"""The state that the application holds while it runs."""
+"""The objects that the application uses while it runs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class State:
 
     Attributes
     ----------
-    sandbox : kernel confinement of the decoders.
-    shadows : shadow bundles.
-    n_workers : returns the number of worker processes.
-    drain : begins when the service ends.
-    unknown : cached groups of kept queries without a match.
+    sandbox : sandbox parts that confine the decoders.
+    shadows : manager of the shadow bundles.
+    n_workers : function that returns the number of worker processes.
+    drain : state of the drain, which begins when the service stops.
+    unknown : cache of the groups of stored queries without a match.
     """
 
     galleries: Galleries

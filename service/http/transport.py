@@ -1,11 +1,11 @@
 """An asyncio transport that joins writes, closes with a linger, and has a time limit.
 
-A socket that is closed with unread bytes sends RST, which discards the answer before it. So after
-an early answer the rest of the request is read and discarded first.
+A socket that is closed with unread bytes sends RST, and the client may then lose the answer. So
+after an early answer, the service reads and discards the rest of the request before it closes.
 
-uvicorn writes head and body separately. A proxy that has passed on the head cannot ask another
-replica if this one is killed before it sends the body. So all writes of one turn of the event loop
-are sent as one.
+uvicorn writes head and body separately. If a replica is killed between the two, a proxy that has
+already forwarded the head cannot retry on another replica. So all writes of one turn of the event
+loop are joined.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from service.http import limits
 T = TypeVar("T")
 
 MAX_JOINED_BYTES = 2**16
-"""Joined writes of this size are sent at once, so that a slow client cannot fill the memory."""
+"""Joined writes of this size are sent immediately, which limits their memory."""
 
 
 class BoundedTransport:
-    """A transport with a replaced `close`; `finish` closes it."""
+    """Wraps a transport. `close` calls a given function; `finish` closes the wrapped transport."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self._transport = transport
@@ -38,7 +38,7 @@ class BoundedTransport:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Send together with all other writes of this turn of the event loop."""
+        """Queue data, and send it with all other writes of this turn of the event loop."""
         if not self._joined:
             asyncio.get_running_loop().call_soon(self._send)
         self._joined.append(data)
@@ -46,24 +46,24 @@ class BoundedTransport:
             self._send()
 
     def finish(self) -> None:
-        """Send what was written, and close."""
+        """Send the queued data, and close the wrapped transport."""
         self._send()
         self._transport.close()
 
     def is_closing(self) -> bool:
-        """True also while the rest of a request is discarded."""
+        """Return whether the transport closes; True also while it discards a request's rest."""
         return self.lingers or self._transport.is_closing()
 
     def linger(self) -> None:
-        """Send nothing more, and read the rest of the request for a limited time."""
+        """Send the queued data and nothing more; read the request's rest for a limited time."""
         self.lingers = True
         self._send()
         self.limit(limits.LINGER_S)
-        if self._transport.can_write_eof():  # else, over TLS, the client closes
+        if self._transport.can_write_eof():  # not over TLS: there, the client closes
             self._transport.write_eof()
 
     def limit(self, seconds: float | None) -> None:
-        """Abort the connection after so many seconds, in place of an earlier limit."""
+        """Abort the connection after ``seconds``; replaces an earlier limit. None: no limit."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
@@ -74,7 +74,7 @@ class BoundedTransport:
             self._n_unsent = self._transport.get_write_buffer_size()
 
     def release(self) -> None:
-        """Leave no reference cycle behind."""
+        """Cancel the timer, and break the reference cycles."""
         self.limit(None)
         self._joined.clear()
         self.close = self._transport.close
@@ -82,10 +82,10 @@ class BoundedTransport:
     def _send(self) -> None:
         if self._joined and not self._transport.is_closing():
             joined, self._joined = self._joined, []
-            self._transport.writelines(joined)  # without a copy, which each connection would hold
+            self._transport.writelines(joined)  # without a copy of the data in each connection
 
     def _look(self) -> None:
-        """Abort, unless the client has read some of the answer since the limit was set."""
+        """Abort the connection, unless the client has read data since the limit was set."""
         if 0 < self._transport.get_write_buffer_size() < self._n_unsent:
             self.limit(limits.READ_TIMEOUT_S)
         else:
@@ -93,7 +93,7 @@ class BoundedTransport:
 
 
 def one_of_the_most_frequent(named: Sequence[tuple[str, T]], default: T) -> T:
-    """Return one of the values whose name occurs most often."""
+    """Return a value whose name is the most frequent one in ``named``; ``default`` if empty."""
     if not named:
         return default
     ((most, _),) = Counter(name for name, _ in named).most_common(1)

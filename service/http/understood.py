@@ -1,9 +1,9 @@
-"""Requests: each part is read by the route, or refused by name.
+"""Refuses requests with parts that the route does not read, and names these parts.
 
-An ignored part would change the answer. A search whose filter is misspelt or misplaced would find
-the items of all tenants. A write whose address decodes to another item would overwrite that item.
-Each route declares its parameters. All others are refused here, after authentication and before any
-work.
+If a part were ignored, the answer would be wrong. A search with a misspelt or misplaced filter
+would return the items of all tenants. A write whose address decodes to another item would overwrite
+that item. Each route declares its parameters. Other parameters are refused here, after
+authentication and before any work.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _UNREAD_OF_WRITES = (
 """Headers that would make a write conditional or change its method; they are refused."""
 
 _ONCE = ("idempotency-key", "content-type", "authorization", "x-api-key")
-"""Headers with a single value; servers differ in which of several values they use."""
+"""Headers that may be sent only once; servers differ in which of several values they use."""
 
 _NO_OPTIONS = (b"", b"{}", b"null")
-"""Empty JSON bodies, which some clients always send."""
+"""Bodies that count as empty, because some clients send them with every request."""
 
 _MOST_OF_NO_OPTIONS = 64
 
 Repeats = Mapping[str, bool]
-"""Names of options, each with True if it may be sent several times."""
+"""Maps the name of an option to True if the option may be sent several times."""
 
 Error = dict[str, Any]
 
@@ -58,11 +58,11 @@ Error = dict[str, Any]
 class UnderstoodRoute(APIRoute):
     """A route that refuses unknown parameters and bodies.
 
-    Its known parameters and body are the ones declared to FastAPI, and thus in OpenAPI.
+    The known parameters and the body are the declarations for FastAPI, and thus for OpenAPI.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The handler of the route, behind the check."""
+        """Return a handler that checks the request before it calls the route's handler."""
         handle = super().get_route_handler()
         in_address = dict(_options_in_address(self.dependant))
         in_body = dict(_options_in_body(self))
@@ -93,8 +93,8 @@ class UnderstoodRoute(APIRoute):
 def _check_address(route: APIRoute, request: Request) -> None:
     """Refuse an address that decodes to the same text as another address.
 
-    Servers replace invalid UTF-8, keep a bare `%`, and decode `%2F` to a slash. Several addresses
-    would then name one item, or its picture.
+    Servers replace invalid UTF-8, keep a bare `%`, and decode `%2F` to a slash. So several
+    addresses would name the same item, or its picture.
 
     Raises
     ------
@@ -105,30 +105,30 @@ def _check_address(route: APIRoute, request: Request) -> None:
         ("path", scope.get("raw_path") or b""),
         ("query string", scope.get("query_string", b"")),
     ):
-        if b"%" not in sent and sent.isascii():  # as mostly
+        if b"%" not in sent and sent.isascii():  # the usual case
             continue
         escape = _BAD_ESCAPE.search(sent)
         if escape is not None:
             raise InvalidHead(
                 f"The {name} has a % without two hexadecimal digits after it, at "
-                f"{_shown(sent, escape.start())}. Write %25 for a % itself."
+                f"{_shown(sent, escape.start())}. Write %25 for the character %."
             )
         try:
             unquote_to_bytes(sent).decode()
         except UnicodeDecodeError:
             raise InvalidHead(
-                f"The {name} is not UTF-8 once its percent-encoding is decoded: "
-                f"{_shown(sent, 0)}. Encode its text as UTF-8 first."
+                f"The {name} is not valid UTF-8 after percent-decoding: "
+                f"{_shown(sent, 0)}. Encode text as UTF-8 before percent-encoding."
             ) from None
         if name == "path" and not _has_parts_of(route, request, sent):
             raise InvalidHead(
-                f"The path {_shown(sent, 0)} has an encoded slash (%2F), or another encoded "
-                "character, where its parts are separated. Encode only the names in it."
+                f"The path {_shown(sent, 0)} has an encoded slash (%2F) or another encoded "
+                "character outside its names. Percent-encode only the names in the path."
             )
 
 
 def _has_parts_of(route: APIRoute, request: Request, sent: bytes) -> bool:
-    """Return whether a path has the same parts before it is decoded as after."""
+    """Return whether the parts of a path are the same before and after percent-decoding."""
     path = sent.partition(b"?")[0].decode().removeprefix(request.scope.get("root_path", ""))
     found = route.path_regex.match(path)
     return found is not None and {
@@ -137,7 +137,7 @@ def _has_parts_of(route: APIRoute, request: Request, sent: bytes) -> bool:
 
 
 def _check_headers(request: Request) -> None:
-    """Refuse a body in a content coding, and a write under conditions.
+    """Refuse an encoded body, a repeated header, and a write with conditional headers.
 
     Raises
     ------
@@ -149,7 +149,7 @@ def _check_headers(request: Request) -> None:
         if unread:
             raise UnsupportedMediaType(
                 f"The body is encoded as {', '.join(sorted(unread))[:100]!r} ({name.title()}), "
-                "which is not decoded here. Send it unencoded, without that header."
+                "which the service does not decode. Send the body unencoded, without that header."
             )
     repeated = [name for name in _ONCE if len(headers.getlist(name)) > 1]
     if repeated:
@@ -162,7 +162,7 @@ def _check_headers(request: Request) -> None:
     if unread_headers:
         raise RequestValidationError(
             [
-                _error("header", name, "is not read here, and nothing was done; leave it out")
+                _error("header", name, "is not supported, and nothing was done; omit it")
                 for name in unread_headers
             ]
         )
@@ -178,7 +178,7 @@ def _shown(sent: bytes, start: int) -> str:
 
 
 def _check_form(form: FormData, in_body: Repeats, in_address: Repeats) -> None:
-    """Refuse a form with a field that is not read, or that is there too often.
+    """Refuse a form with an unknown field, or with a field that is sent too often.
 
     Raises
     ------
@@ -187,7 +187,7 @@ def _check_form(form: FormData, in_body: Repeats, in_address: Repeats) -> None:
     sent = [(name, value) for name, value in form.multi_items() if not is_empty(value)]
     errors = list(_errors(sent, in_body, in_address, "body"))
     if any(name == "filter" and value == "" for name, value in form.multi_items()):
-        # An unset variable of a script: it must not return all items.
+        # Probably an unset variable of a script. A search without a filter would return all items.
         errors.append(_error("body", "filter", "is empty; leave it out to search all items"))
     if errors:
         raise RequestValidationError(errors)
@@ -206,14 +206,20 @@ async def _check_no_body(request: Request) -> None:
         if len(body) > _MOST_OF_NO_OPTIONS:
             break
     if body.strip() not in _NO_OPTIONS:
-        text = "no body is read here; send options as /docs lists them"
+        text = "this path takes no body; send options as /docs lists them"
         raise RequestValidationError([{"type": "not_understood", "loc": ("body",), "msg": text}])
 
 
 def _errors(
     sent: Iterable[tuple[str, object]], known: Repeats, elsewhere: Repeats, place: str
 ) -> Iterator[Error]:
-    """Yield an error for each name that is not ``known`` in a place, or is sent too often."""
+    """Yield an error for each name that the route does not read, or that is sent too often.
+
+    Parameters
+    ----------
+    known : names that the route reads in this ``place`` of the request.
+    elsewhere : names that the route reads in the other place, for a hint in the error.
+    """
     counts: dict[str, int] = {}
     for name, _ in sent:
         counts[name] = counts.get(name, 0) + 1
@@ -231,10 +237,10 @@ def _error(place: str, name: str, text: str) -> Error:
 
 
 def is_empty(value: UploadFile | str) -> bool:
-    """Return whether a field of a form is empty: such a field counts as not sent."""
+    """Return whether a form field is empty. An empty field is treated as a missing field."""
     if isinstance(value, str):
         return value == ""
-    return value.filename == "" and value.size == 0  # a browser's field without a file
+    return value.filename == "" and value.size == 0  # browsers send this if no file is chosen
 
 
 def _options_in_address(dependant: Dependant) -> Iterator[tuple[str, bool]]:
@@ -246,25 +252,25 @@ def _options_in_address(dependant: Dependant) -> Iterator[tuple[str, bool]]:
 
 
 def _options_in_body(route: APIRoute) -> Iterator[tuple[str, bool]]:
-    """Yield the fields of the form, or of the document, that a route reads."""
+    """Yield the fields that a route reads from a form or a JSON document."""
     if route.body_field is not None:
         yield from _options(route.body_field.alias, route.body_field.field_info)
 
 
 def _options(alias: str, field: FieldInfo) -> Iterator[tuple[str, bool]]:
-    """Yield an option, or those of a model of options."""
+    """Yield an option, or each option of a pydantic model."""
     kind: Any = field.annotation
     if inspect.isclass(kind) and issubclass(kind, BaseModel):
         for name, one in kind.model_fields.items():
             yield from _options(one.alias or name, one)
-    else:  # a list of objects is sent as the text of one JSON document
+    else:  # only files may repeat: a list of objects is sent as one JSON text
         yield alias, get_origin(kind) is list and issubclass(get_args(kind)[0], UploadFile)
 
 
 def is_cut_off(method: bytes, address: bytes) -> bool:
-    """Return whether an address is cut at a `#` or `?` that the sender may mean as text.
+    """Return whether the parser would cut an address at a `#` or `?` that may belong to an id.
 
-    The parser reads ``/items/a#b`` as ``/items/a``, and ``/items/who?`` as ``/items/who``: a write
-    would change another item.
+    The parser reads ``/items/a#b`` as ``/items/a``, and ``/items/who?`` as ``/items/who``. A write
+    would then change another item.
     """
     return b"#" in address or (method in {b"PUT", b"DELETE"} and address.endswith(b"?"))

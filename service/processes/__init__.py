@@ -2,7 +2,7 @@
 
 ::
 
-    workers          several processes that answer, each a whole service
-    shared_pixels    images in memory that both sides map
-    open_files       how many may be open
+    workers          worker processes; each is a complete service
+    shared_pixels    pixels in memory that two processes share
+    open_files       the limit of open files, and of open galleries
 """

@@ -1,4 +1,4 @@
-"""The limit of open files, and the number of galleries that it allows."""
+"""The limit of open files, and the number of open galleries that this limit allows."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import resource
 from contextlib import suppress
 
 FILES_OF_A_GALLERY = 16
-"""Open files of one gallery with changes: items and log, read by several threads."""
+"""Number of open files of one gallery with changes; several threads read its items and log."""
 
 FILES_OF_EVERYTHING_ELSE = 256
 
 FEWEST = 8
-"""Minimum number of open galleries, whatever the limit of files is."""
+"""Minimum number of open galleries, even if the limit of open files is lower."""
 
 _MOST = 2**20
 
 
 def raise_file_limit() -> None:
-    """Raise the limit of open files to the hard limit, because shells set a low default."""
+    """Raise this process's limit of open files to the hard limit; the default is often low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -26,7 +26,7 @@ def raise_file_limit() -> None:
 
 
 def galleries_at_once(wanted: int, connections: int) -> int:
-    """Return the number of galleries that can be open beside the given connections."""
+    """Return how many galleries can be open, at most ``wanted``, if ``connections`` are open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return wanted

@@ -1,4 +1,4 @@
-"""Pixels in memory shared by two processes."""
+"""Pixels in memory that two processes share."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ class SharedPixels:
     """A file in memory, shared by two processes, with one picture or batch at a time.
 
     A picture is larger than a socket's buffer, so a socket would transfer it in many small steps.
-    The other process can overwrite the file at any time; therefore readers copy the pixels before
-    use.
+    The other process can overwrite the file at any time. Therefore `read` copies the pixels.
 
     Parameters
     ----------
@@ -31,22 +30,22 @@ class SharedPixels:
         return self._file.fileno()
 
     def write(self, pixels: NDArray[Any]) -> None:
-        """Write ``pixels`` over the earlier content."""
+        """Replace the content of the file with ``pixels``."""
         n_written = os.pwrite(self.fileno(), np.ascontiguousarray(pixels).data, 0)
         if n_written < pixels.nbytes:
-            raise OSError(f"{n_written} of {pixels.nbytes} bytes of pixels could be written")
+            raise OSError(f"Only {n_written} of {pixels.nbytes} bytes of pixels were written.")
 
     def read(self, shape: tuple[int, ...], dtype: str = "|u1") -> NDArray[Any]:
         """Return a copy of the pixels, with the shape and type that the reader expects.
 
         Raises
         ------
-        EOFError : less lies here.
+        EOFError : the file has fewer bytes.
         """
         pixels = np.empty(shape, dtype)
         n_read = os.preadv(self.fileno(), [pixels.data], 0)
         if n_read < pixels.nbytes:
-            raise EOFError(f"{n_read} of {pixels.nbytes} bytes of pixels are there")
+            raise EOFError(f"The file has only {n_read} of {pixels.nbytes} bytes of pixels.")
         return pixels
 
     def close(self) -> None:

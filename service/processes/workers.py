@@ -1,4 +1,4 @@
-"""Worker processes of one service, started by uvicorn; each is a complete service."""
+"""Worker processes of one service. uvicorn starts them, and each is a complete service."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from pathlib import Path
 from prometheus_client.multiprocess import mark_process_dead
 
 DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
-"""Environment variable of prometheus_client: the directory with the counters of all workers."""
+"""Environment variable of prometheus_client: the directory where all workers store counters."""
 
 
 def is_worker() -> bool:
-    """Return whether this process is one of several."""
+    """Return whether this process is one of several worker processes."""
     return multiprocessing.parent_process() is not None and DIRECTORY in os.environ
 
 
 def shared_directory() -> Path | None:
-    """Return the directory of the workers' counters; None for a single process."""
+    """Return the directory of the workers' Prometheus counters; None for a single process."""
     return Path(os.environ[DIRECTORY]) if is_worker() else None
 
 
 def join_workers(shared: Path) -> None:
-    """Set up a worker: end it with its parent, and delete the gauges of dead workers.
+    """Set up a worker process: it ends when its parent ends. Delete the gauges of dead workers.
 
-    Ctrl+C interrupts all processes at once; the worker ignores it, and its parent ends it.
+    Ctrl+C sends SIGINT to all processes. A worker ignores SIGINT, because its parent ends it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, args=(shared,), daemon=True, name="parent").start()
@@ -39,7 +39,10 @@ def join_workers(shared: Path) -> None:
 
 
 def is_first_worker(shared: Path) -> bool:
-    """Return whether this worker does the tasks of one worker; another replaces it if it dies."""
+    """Return whether this worker gets the lock for tasks that only one worker may do.
+
+    If this worker dies, the next worker that starts gets the lock.
+    """
     lock = os.open(shared / "first", os.O_CREAT | os.O_RDWR)  # held until this process ends
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -55,7 +58,7 @@ def n_workers(shared: Path | None) -> int:
 
 
 def _workers(shared: Path) -> list[int]:
-    """Return the ids of the processes with live gauges."""
+    """Return the process ids of the workers, from the names of their gauge files."""
     return [int(file.stem.rpartition("_")[2]) for file in shared.glob("gauge_livesum_*.db")]
 
 
@@ -71,5 +74,5 @@ def _end_with_parent(shared: Path) -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
-        shutil.rmtree(shared, ignore_errors=True)  # as the parent does where it can
+        shutil.rmtree(shared, ignore_errors=True)  # a killed parent could not remove it
         os.kill(os.getpid(), signal.SIGTERM)

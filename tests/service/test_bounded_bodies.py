@@ -165,7 +165,7 @@ async def test_upload_below_the_least_rate_is_refused(
     async with BoundedBodies(IMAGE, IMAGE, rate).taken_in(
         scope_of(50), trickle(50, 0.004)
     ) as receive:
-        refused = pytest.raises(UploadTooSlow, match="5,000 a second")
+        refused = pytest.raises(UploadTooSlow, match="5,000 bytes per second")
         with refused if is_refused else nullcontext():
             while (await receive())["more_body"]:
                 pass

@@ -339,7 +339,7 @@ CASES: dict[str, tuple[Ask, int, str, str]] = {
         get("/v1/galleries/%ff%00"),
         400,
         "invalid_head",
-        "not UTF-8",
+        "not valid UTF-8",
     ),
     "half a percent sign": (get("/v1/galleries/%zz"), 400, "invalid_head", "%zz"),
     "text in the place of a file": (

@@ -149,7 +149,7 @@ def test_option_of_the_body_in_the_address_is_refused(
 def test_option_of_the_address_in_the_body_is_refused(client: TestClient) -> None:
     """As clients of Elasticsearch send it."""
     response = client.request("GET", f"{GALLERY}/items", json={"filter": {"label": "7"}})
-    assert "no body is read here" in named(response)["/body"]
+    assert "this path takes no body" in named(response)["/body"]
     assert client.request("GET", f"{GALLERY}/items", json={}).status_code == 200
 
 
@@ -315,14 +315,14 @@ def test_text_that_is_not_utf_8_is_refused(client: TestClient, digit: bytes, hea
 
 
 BAD_ADDRESSES = [
-    ("items/%FF", "not UTF-8"),  # would be U+FFFD, as would any other such byte
-    ("items/%C0%AF", "not UTF-8"),
-    ("items/%ED%A0%80", "not UTF-8"),
+    ("items/%FF", "not valid UTF-8"),  # would be U+FFFD, as would any other such byte
+    ("items/%C0%AF", "not valid UTF-8"),
+    ("items/%ED%A0%80", "not valid UTF-8"),
     ("items/50%", "hexadecimal"),  # would be the item of 50%25
     ("items/%zz", "hexadecimal"),
-    ("items?filter=%FF", "not UTF-8"),
+    ("items?filter=%FF", "not valid UTF-8"),
     ("items?filter=%", "hexadecimal"),
-    ("%69tems/a", "Encode only the names"),
+    ("%69tems/a", "Percent-encode only the names"),
 ]
 
 

@@ -5,15 +5,15 @@
     search        results, assessments, embeddings
     vectors       decisions on neighbours of other stores
     items         items and their pages
-    changes       what was written
+    changes       receipts of written items
     galleries     galleries and their calibration
-    bundles       which bundle answers
-    feedback      feedback of users
+    bundles       the served bundle, and the other bundles of a gallery
+    feedback      decisions on queries
     review        queries kept for review
-    unknown queries without a match, in groups
-    labelling cases for the labelling tools of others
-    shadow        a bundle that is tried, beside the one that answers
-    operations    health
+    unknown       groups of queries without a match
+    labelling     review cases in the formats of labelling tools
+    shadow        the comparison of a shadow bundle with the served bundle
+    operations    readiness
 """
 
 from service.http.answers.bundles import activation, bundle_list, bundle_state

@@ -10,7 +10,7 @@ from service.serving.registry import Galleries
 
 
 def bundle_state(lease: Lease) -> schemas.BundleState:
-    """Describe the bundle that answers, and whether its calibration holds."""
+    """Describe the served bundle, and whether its calibration is valid."""
     bundle = lease.bundle
     calibration = bundle.retriever.calibration
     return serializers.bundle_state(bundle.manifest.id, calibration, lease.stale, lease.drift)
@@ -26,7 +26,7 @@ def bundle_list(bundle: Bundle, galleries: Galleries) -> schemas.BundleList:
 
 
 def activation(gallery: str, switched: Switched) -> schemas.Activation:
-    """Describe what an activation did."""
+    """Describe the outcome of an activation."""
     return schemas.Activation(
         gallery=gallery,
         bundle_id=switched.bundle_id,

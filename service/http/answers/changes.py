@@ -9,12 +9,12 @@ from service import schemas
 
 
 def item_written(gallery: str, receipt: Receipt) -> schemas.ItemWritten:
-    """Describe a receipt of a single write."""
+    """Describe the receipt of a write with one item."""
     return _written(gallery, receipt, receipt.written[0])
 
 
 def batch_written(gallery: str, ids: Sequence[str], receipt: Receipt) -> schemas.BatchWritten:
-    """Describe the outcomes of the uploads with ``ids``."""
+    """Describe the outcome of each upload of a batch; ``ids`` has the item ids in upload order."""
     problems, rest = receipt.note["problems"], iter(receipt.written)
     items = []
     for index, item_id in enumerate(ids):

@@ -1,4 +1,4 @@
-"""Answers to feedback, and the list of decisions."""
+"""Answers to decisions on queries, and the list of decisions."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from service.http.answers.changes import item_written
 def feedback_answer(
     kept: Decided, receipt: Receipt | None, *, audited: bool
 ) -> schemas.FeedbackAnswer:
-    """Describe the decision that was stored.
+    """Describe the stored decision.
 
     Parameters
     ----------
-    receipt : receipt of the item that was made from the query; None if there is none.
+    receipt : receipt of the new item, if the query became an item; otherwise None.
     """
     pair = next((pair for pair in kept.pairs if pair.item_id == kept.item_id), None)
     return schemas.FeedbackAnswer(
@@ -37,7 +37,7 @@ def feedback_answer(
 
 
 def decision_list(found: Sequence[Decided], limit: int) -> schemas.DecisionList:
-    """Describe at most ``limit`` decisions. One more decision means that there is a next page."""
+    """Describe at most ``limit`` decisions. If ``found`` has more, there is a next page."""
     shown = found[:limit]
     more = len(found) > limit
     return schemas.DecisionList(

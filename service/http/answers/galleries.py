@@ -1,4 +1,4 @@
-"""Galleries, and the evidence for their probabilities."""
+"""Answers about galleries, and about the calibration of their probabilities."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from service.serving.created import Listed
 from service.serving.lease import Lease
 
 N_LABELS = 12
-"""Number of labels in a description; a gallery may have hundreds of thousands."""
+"""Maximum number of labels in a gallery's description; there may be hundreds of thousands."""
 
 
 def gallery_list(
     galleries: Iterable[Listed], visible: Callable[[str], bool]
 ) -> schemas.GalleryList:
-    """List the galleries that the caller can see, by name."""
+    """Describe the galleries whose name is ``visible`` to the caller."""
     return schemas.GalleryList(
         galleries=[
             schemas.GalleryName(
@@ -88,7 +88,7 @@ def _text_state(lease: Lease) -> schemas.TextState | None:
 
 
 def facet_list(bundle: Bundle, most: int) -> schemas.FacetList:
-    """Describe the fields of the items, with at most ``most`` values each."""
+    """Describe the indexed fields of the items, with at most ``most`` values for each field."""
     facets = bundle.retriever.gallery.facets(most)
     return schemas.FacetList(
         gallery=bundle.name,
@@ -114,7 +114,7 @@ def facet_list(bundle: Bundle, most: int) -> schemas.FacetList:
 
 
 def label_list(lease: Lease, after: str | None, limit: int) -> schemas.LabelList:
-    """Return at most ``limit`` labels by name, from the one after ``after`` on."""
+    """Return at most ``limit`` labels in alphabetical order; the label ``after`` is excluded."""
     bundle = lease.bundle
     labels = sorted(bundle.retriever.gallery.labels)
     start = 0 if after is None else bisect_right(labels, after)
@@ -131,7 +131,7 @@ def label_list(lease: Lease, after: str | None, limit: int) -> schemas.LabelList
 def calibration_report(
     lease: Lease, feedback: FeedbackSummary | None, order: Order | None
 ) -> schemas.CalibrationReport:
-    """Describe the calibration for lists in ``order``, with feedback on it if there is any."""
+    """Describe the calibration for result lists in ``order``, compared with feedback if stored."""
     calibration = lease.bundle.retriever.calibration
     state = bundle_state(lease).calibration
     share = lease.absent_share
@@ -178,7 +178,7 @@ def calibration_report(
 
 
 def _written_at(lease: Lease) -> datetime:
-    """Return when the calibration's file was written; bundles contain no dates."""
+    """Return the modification time of the calibration file, because bundles contain no dates."""
     name, _ = FILES[lease.bundle.retriever.kind]
     written = (lease.bundle.directory / name).stat().st_mtime
     return datetime.fromtimestamp(written, UTC)
@@ -187,7 +187,7 @@ def _written_at(lease: Lease) -> datetime:
 def _matches(
     promised: Sequence[MatchPromise], calibration: Calibration
 ) -> list[schemas.MatchPromise]:
-    """Describe the promises for the size classes of the gallery's labels."""
+    """Describe the error bound for each size class of labels, such as labels with one item."""
     return [
         schemas.MatchPromise(
             size_class=promise.size_class,
@@ -217,7 +217,7 @@ def _drift(lease: Lease) -> schemas.DriftReport:
 def operator_decision(
     lease: Lease, alarmed: Sequence[str], *, persisted: bool
 ) -> schemas.OperatorDecision:
-    """Describe the state after a decision of the operator."""
+    """Describe the settings of a gallery after a decision of the operator."""
     share, operator = lease.absent_share, lease.engine.operator
     return schemas.OperatorDecision(
         gallery=lease.bundle.name,
@@ -231,7 +231,7 @@ def operator_decision(
 def _uncalibrated(
     state: schemas.CalibrationState, drift: schemas.DriftReport
 ) -> schemas.CalibrationReport:
-    """Describe a gallery by its name and size only."""
+    """Return the report of a gallery without a calibration: most fields are null."""
     return schemas.CalibrationReport(
         status=state.status,
         n_queries=state.n_queries,
@@ -266,7 +266,7 @@ def operating_point(
     source: str | None,
     order: Order | None,
 ) -> schemas.OperatingPointAnswer:
-    """Return the largest coverage that meets an error bound.
+    """Return the operating point with the largest share of `match` within ``max_error``.
 
     Raises
     ------
@@ -282,7 +282,7 @@ def operating_point(
 
 
 def _errors_over_time(audit: Audit) -> schemas.ErrorsOverTime | None:
-    """Describe the error rate of matches; None if no answers are drawn for review."""
+    """Describe the error rate of `match`, from reviews; None if no answers are drawn for review."""
     if not audit.watches:
         return None
     test, estimate = audit.test, estimate_error(audit.reviews)

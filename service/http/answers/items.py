@@ -45,29 +45,29 @@ def item_list(lease: Lease, page: Page, passing: str) -> schemas.ItemList:
 
 
 def gallery_url(bundle: Bundle) -> str:
-    """Return the path of a gallery, with the client's path prefix."""
+    """Return the URL path of a gallery, with the path prefix of the client's proxy."""
     return f"{root_path.get()}/v1/galleries/{_quoted(bundle.name)}"
 
 
 def thumbnail_url(bundle: Bundle, item_id: str) -> str | None:
-    """Return the path of an item's picture; None in a gallery of vectors."""
+    """Return the URL path of an item's thumbnail; None in a gallery of vectors."""
     if not bundle.retriever.encoder.metadata.takes_images:
         return None
     return f"{gallery_url(bundle)}/items/{_quoted(item_id)}/thumbnail"
 
 
 def preview_url(bundle: Bundle, item_id: str) -> str | None:
-    """Return the path of an item's larger picture; None if the gallery keeps none."""
+    """Return the URL path of an item's preview; None if the gallery has no previews."""
     if bundle.retriever.gallery.preview_side is None:
         return None
     return f"{thumbnail_url(bundle, item_id)}?size=preview"
 
 
 def picture_urls(bundle: Bundle) -> PictureUrls:
-    """Return the function from an item's id to the paths of its pictures."""
+    """Return a function that maps an item's id to the URL paths of its thumbnail and preview."""
     return lambda item_id: (thumbnail_url(bundle, item_id), preview_url(bundle, item_id))
 
 
 def _quoted(text: str) -> str:
-    """Quote an id as a part of a path; the check for plain ids is ten times faster."""
+    """Percent-encode an id. Ids without special characters skip `quote`, which is slower."""
     return text if _PLAIN.fullmatch(text) else quote(text)

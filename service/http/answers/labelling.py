@@ -1,8 +1,8 @@
-"""Cases in the formats of labelling tools, and their annotations.
+"""Exports review cases to labelling tools, and imports the annotations of Label Studio.
 
-Label Studio reads tasks in JSON, each with `data` and `predictions`, and writes the same with
-`annotations`; `LABELLING` is the interface that both are for. FiftyOne reads a folder with
-`samples.json`, `metadata.json` and `data`, its `LegacyFiftyOneDataset`.
+Label Studio reads JSON tasks with `data` and `predictions`, and writes tasks with `annotations`.
+The labelling interface of these tasks is `LABELLING`. FiftyOne reads a folder in its format
+`LegacyFiftyOneDataset`: `samples.json`, `metadata.json` and `data`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Illustrated = tuple[Case, Picture]
 
 
 def label_studio(cases: Iterable[Illustrated]) -> list[dict[str, Any]]:
-    """Return tasks with embedded images, and the served answer as prediction."""
+    """Return Label Studio tasks with embedded images; the served answer is the prediction."""
     return [
         {
             "data": {
@@ -57,7 +57,7 @@ def label_studio(cases: Iterable[Illustrated]) -> list[dict[str, Any]]:
 
 
 def fiftyone(cases: Iterable[Illustrated]) -> bytes:
-    """Return a zip of a dataset: samples with the served answers as fields, and images."""
+    """Return a zip file of a FiftyOne dataset: images, and samples with the served answers."""
     packed = io.BytesIO()
     samples = []
     with zipfile.ZipFile(packed, "w") as archive:
@@ -73,19 +73,19 @@ def fiftyone(cases: Iterable[Illustrated]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """A reviewer's decision from a labelling tool, and its time in seconds since 1970."""
+    """A decision that was made in a labelling tool, and its time in seconds since 1970."""
 
     review: Review
     decided_at: float
 
 
 def annotated(tasks: Iterable[object]) -> Iterator[Annotation | ImportProblem]:
-    """Read the annotations of Label Studio's tasks; skipped and cancelled ones are left out."""
+    """Read the annotations of Label Studio tasks, without skipped and cancelled annotations."""
     for task in tasks:
         data = task.get("data") if isinstance(task, dict) else None
         query_id = data.get("query_id") if isinstance(data, dict) else None
         if not isinstance(task, dict) or not isinstance(query_id, str):
-            detail = "A task without `data.query_id`: export the cases from here."
+            detail = "A task has no `data.query_id`: annotate tasks exported from this service."
             yield ImportProblem(query_id=None, detail=detail)
             continue
         for annotation in task.get("annotations") or ():
@@ -93,7 +93,7 @@ def annotated(tasks: Iterable[object]) -> Iterator[Annotation | ImportProblem]:
                 if not annotation.get("was_cancelled"):
                     yield _annotation(query_id, annotation)
             except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-                detail = f"An annotation that is none of the labelling interface: {error!r}."
+                detail = f"The annotation does not fit the labelling interface: {error!r}."
                 yield ImportProblem(query_id=query_id, detail=detail)
 
 

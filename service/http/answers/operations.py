@@ -13,7 +13,7 @@ from service.serving.registry import Galleries
 def ready(
     galleries: Galleries, cache: str, sandbox: Sequence[str], n_processes: int
 ) -> schemas.Ready:
-    """Describe the galleries of the start, with the time of each one's last canary answer."""
+    """Describe each gallery of the setting `bundle`, with the age of its last canary answer."""
     now = time.monotonic()
     return schemas.Ready(
         galleries=[

@@ -13,7 +13,7 @@ from service.serving.reviewing import ReviewTerms
 
 
 def review_case(bundle: Bundle, case: Case) -> schemas.ReviewCase:
-    """Describe a case without other reviewers' decisions, so that opinions are independent."""
+    """Describe a review case. Decisions are omitted, so that reviewers decide independently."""
     return schemas.ReviewCase(
         number=case.number,
         query_id=case.query_id,
@@ -43,14 +43,14 @@ def review_case(bundle: Bundle, case: Case) -> schemas.ReviewCase:
 
 
 def image_url(bundle: Bundle, case: Case | None) -> str | None:
-    """Return the path of a query's image; None without a case or a kept image."""
+    """Return the URL path of the image of a review case; None if no image is stored."""
     if case is None or case.media_type is None:
         return None
     return f"{gallery_url(bundle)}/review/{case.query_id}/image"
 
 
 def case_list(bundle: Bundle, found: Sequence[Case], limit: int) -> schemas.CaseList:
-    """Describe at most ``limit`` cases. One more case means that there is a next page."""
+    """Describe at most ``limit`` review cases. If ``found`` has more, there is a next page."""
     shown = found[:limit]
     return schemas.CaseList(
         cases=[review_case(bundle, case) for case in shown],
@@ -59,7 +59,7 @@ def case_list(bundle: Bundle, found: Sequence[Case], limit: int) -> schemas.Case
 
 
 def leases(bundle: Bundle, leased: Sequence[Leased]) -> schemas.Leases:
-    """Describe the cases that a reviewer has leased."""
+    """Describe the review cases that a reviewer has leased."""
     return schemas.Leases(
         leases=[
             schemas.LeasedCase(
@@ -76,7 +76,7 @@ def review_summary(
     random_share: float,
     retention_s: int,
 ) -> schemas.ReviewSummary:
-    """Describe the queue of a gallery."""
+    """Describe the review queue of a gallery."""
     return schemas.ReviewSummary(
         counts=[
             schemas.ReviewCount(reason=reason, state=state, n=n)

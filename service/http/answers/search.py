@@ -26,11 +26,11 @@ def search_answer(
     options: schemas.SearchOptions,
     skipped: int = 0,
 ) -> schemas.SearchAnswer:
-    """The answer to one query.
+    """Return the answer to one query.
 
     Parameters
     ----------
-    options : of the request.
+    options : the options of the search request.
     skipped : number of results on earlier pages.
     """
     lease = lease.for_kind(found.answer.predictive.kind)
@@ -73,7 +73,7 @@ def search_answer(
 
 
 def similar_answer(lease: Lease, similar: SimilarItems, request_id: str) -> schemas.SimilarAnswer:
-    """Describe the items that are similar to an item."""
+    """Describe the items that are similar to an item of the gallery."""
     bundle, answer = lease.bundle, similar.answer
     decision = answer.decision
     urls = picture_urls(bundle)
@@ -94,7 +94,7 @@ def similar_answer(lease: Lease, similar: SimilarItems, request_id: str) -> sche
 def assessment_answer(
     lease: Lease, assessed: Assessed, request_id: str
 ) -> schemas.AssessmentAnswer:
-    """Describe an image that was encoded without a search."""
+    """Describe the assessment of an image: quality, uncertainty and outlier test."""
     bundle = lease.bundle
     measured = dict(zip(MEASURES, assessed.measures.tolist(), strict=True))
     return schemas.AssessmentAnswer(
@@ -110,7 +110,7 @@ def assessment_answer(
 
 
 def _not_yet_calibrated(lease: Lease) -> Message | None:
-    """Return why a created gallery gives no probabilities, and what to do."""
+    """Return the reason of `not_calibrated` for a gallery created over HTTP, and the remedy."""
     entry = lease.bundle.entry
     if entry is None or lease.bundle.retriever.calibration is not None:
         return None
@@ -121,7 +121,7 @@ def _not_yet_calibrated(lease: Lease) -> Message | None:
 def record(
     telemetry: Telemetry, lease: Lease, answer: schemas.SearchAnswer, found: SearchResult
 ) -> None:
-    """Count an answer, and note it for the log and the trace of the request."""
+    """Count an answer in the metrics, and add it to the log line and trace of the request."""
     gallery = counted_as(lease.bundle)
     query = answer.query
     search = SearchRecord(
@@ -147,7 +147,7 @@ def query(
     assessment: Assessment,
     alpha: float,
 ) -> schemas.Query:
-    """Describe the query, without its neighbours."""
+    """Describe a query: its uncertainty, its outlier test and its image or text."""
     text = upload.text if isinstance(upload, SearchResult) else None
     posterior = bundle.retriever.posterior
     return serializers.query(upload.query_id, assessment, alpha, posterior, upload.image, text)
@@ -156,7 +156,7 @@ def query(
 def absent_share(
     lease: Lease, decision: Decision, origin: schemas.ShareOrigin
 ) -> schemas.AbsentShare | None:
-    """Describe the share of absent queries of a decision; None without calibration."""
+    """Describe the share of absent queries that a decision assumed; None without calibration."""
     calibration, adopted_at = lease.bundle.retriever.calibration, lease.engine.operator.adopted_at
     return serializers.absent_share(calibration, decision, origin, adopted_at)
 

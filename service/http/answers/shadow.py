@@ -21,7 +21,7 @@ def shadow_report(
 
     Parameters
     ----------
-    cases : cases of changed answers, by query id, if they are kept for review.
+    cases : review cases of queries with changed answers, by query id.
     """
     counted = shadow.compared
     recent = list(shadow.recent)[::-1]

@@ -1,4 +1,4 @@
-"""Answers about queries that matched nothing."""
+"""Answers about queries without a match in the gallery."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from service.serving.unknown import NamedGroup, UnknownQueries
 def unknown_groups(
     bundle: Bundle, unknown: UnknownQueries, cases: Mapping[str, Case], limit: int
 ) -> schemas.UnknownGroups:
-    """Describe the groups, at most ``limit`` with their members.
+    """Describe the groups of queries; at most ``limit`` groups with their members.
 
     Parameters
     ----------
-    cases : cases by query id, for their images.
+    cases : review cases by query id, whose images are shown.
     """
     queries, groups = unknown.queries, unknown.groups
     days = Counter(_moment(at).date() for at in queries.kept_at.tolist())
@@ -75,7 +75,7 @@ def _group(
 def enrolled(
     gallery: str, group: str, asked: schemas.EnrolRequest, receipt: Receipt
 ) -> schemas.Enrolled:
-    """Describe the items that were made from queries."""
+    """Describe the new items that the queries of a group became."""
     query_of = {item_id: query_id for query_id, item_id in asked.item_ids.items()}
     return schemas.Enrolled(
         request_id=receipt.note["request_id"],

@@ -1,4 +1,4 @@
-"""Answers to queries that another system has embedded or answered."""
+"""Answers to queries whose vector or neighbours come from another system."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.serving.queries import DecidedList
 
 
 def decision_answer(lease: Lease, found: DecidedList, request_id: str) -> schemas.DecisionAnswer:
-    """Describe the decision on neighbours from another store."""
+    """Describe the decision on neighbours that another store has found."""
     bundle, decided, sent = lease.bundle, found.decided, found.neighbours
     decision = decided.decision
     n = len(sent.ids)

@@ -2,19 +2,19 @@
 
 ::
 
-    search        search with an image, assess it, embed it
-    texts         search in words
-    vectors       search with a vector, decide on neighbours of another store
+    search        search with an image, assess an image, embed an image
+    texts         search with a text
+    vectors       search with a vector, decide on neighbours from another store
     items         the items of a gallery, and its sample queries
-    changes       changing a gallery while it is served
+    changes       change the items of a gallery
     galleries     galleries and their calibration reports
-    created       galleries created, described, renamed and dropped
-    usage         what a caller may do, and has done
-    feedback      users' feedback on matches
+    created       create, describe, rename and drop galleries
+    usage         the scope, quotas and usage of a caller
+    feedback      decisions on queries
     review        queries kept for review
-    unknown       those of them that matched nothing, in groups
-    bundles       the bundles of a gallery, and the one that is served
-    shadow        a bundle that is tried in the shadow of the one that is served
+    unknown       groups of queries without a match
+    bundles       the bundles of a gallery; activate one, roll back
+    shadow        compare another bundle with the served bundle on live queries
     operations    liveness, readiness and metrics
     dependencies  the application's state, and the gallery in the path
 """
@@ -55,6 +55,6 @@ ROUTERS = tuple(
         operations,
     )
 )
-"""The busiest first, because routers are searched in this order."""
+"""All routers. The most used are first, because FastAPI looks for a path in this order."""
 
 __all__ = ["ROUTERS"]

@@ -1,4 +1,4 @@
-"""The paths of bundles: list them, activate one, roll back."""
+"""The paths of bundles: list, activate and roll back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ router = gallery_router("bundles")
 
 @router.get("/{gallery}/bundles", operation_id="list_bundles", responses=responses(GalleryNotFound))
 async def list_bundles(lease: LeaseOf, state: StateOf) -> schemas.BundleList:
-    """List the bundles that can be served, oldest first, and the current one."""
+    """List the bundles of a gallery, oldest first, and name the served bundle."""
     return answers.bundle_list(lease.bundle, state.galleries)
 
 
@@ -27,9 +27,9 @@ async def list_bundles(lease: LeaseOf, state: StateOf) -> schemas.BundleList:
     responses=responses(GalleryNotFound, BundleNotFound, ActivationRefused),
 )
 async def activate_bundle(gallery: str, bundle_id: str, state: StateOf) -> schemas.Activation:
-    """Serve another bundle, after it is verified and has answered a canary query.
+    """Serve another bundle. The service first verifies the bundle with a canary query.
 
-    Requests in progress are answered from their first bundle.
+    Requests in progress are answered from the bundle with which they began.
     """
     return answers.activation(gallery, await state.galleries.activate(gallery, bundle_id))
 

@@ -43,8 +43,8 @@ IdempotencyKey = Annotated[
         alias="Idempotency-Key",
         min_length=1,
         max_length=200,
-        description="Makes a retry safe: within a day, the same request with the same key gets "
-        "the first answer again, and is not executed twice.",
+        description="Makes a retry safe. If the same request with the same key arrives again "
+        "within a day, it gets the first answer, and is not executed twice.",
     ),
 ]
 
@@ -59,12 +59,12 @@ class ItemBatchForm(BatchOptions):
     """Several items, each with an image file."""
 
     images: list[UploadFile] = File(
-        min_length=1, max_length=MAX_CHANGES, description="Image files, one for each item."
+        min_length=1, max_length=MAX_CHANGES, description="Image files, one file for each item."
     )
 
 
 async def context_of(request: Request, key: IdempotencyKey = None) -> WriteContext:
-    """Return the origin of a change: request, caller and Idempotency-Key."""
+    """Return the context of a change: request id, caller, Idempotency-Key and item quota."""
     caller: Caller = request.state.caller
     limits = caller.limits
     return WriteContext(request.state.request_id, caller.account, key, limits.max_items)
@@ -87,9 +87,9 @@ async def put_item(
     state: StateOf,
     form: Annotated[ItemForm, Form(media_type=MULTIPART)],
 ) -> schemas.ItemWritten:
-    """Put an item into the gallery; it replaces an item with the same id.
+    """Put an item into the gallery. An existing item with the same id is replaced.
 
-    When the call returns, the item is on the disk and every search finds it.
+    When the call returns, the item is on the disk and every search finds the item.
     """
     upload = Upload(item_id, form.label, form.metadata, await form.image.read())
     receipt = noted(context, response, await state.writer.put(lease, context, upload))
@@ -105,7 +105,7 @@ async def put_item(
 async def delete_item(
     lease: LeaseOf, context: ContextOf, response: Response, item_id: str, state: StateOf
 ) -> schemas.ItemWritten:
-    """Remove an item from the gallery. When the call returns, no search finds it."""
+    """Remove an item from the gallery. When the call returns, no search finds the item."""
     receipt = noted(context, response, await state.writer.delete(lease, context, item_id))
     return answers.item_written(lease.bundle.name, receipt)
 
@@ -126,7 +126,8 @@ async def put_items(
 ) -> schemas.BatchWritten:
     """Put several items into the gallery. An invalid image does not affect the other items.
 
-    The valid items are written in one transaction: after a crash, all or none are there.
+    The valid items are written in one transaction: after a crash, either all of them are in the
+    gallery, or none.
     """
     if len(form.items) != len(form.images):
         raise RequestValidationError(
@@ -156,16 +157,16 @@ async def put_items(
     responses=responses(*WRITE_ERRORS, ActivationRefused),
 )
 async def compact_gallery(gallery: str, state: StateOf) -> schemas.Activation:
-    """Compact: write the served bundle and its changes to a new bundle, and serve it.
+    """Compact a gallery: merge the bundle and its changes into a new bundle, and serve this bundle.
 
-    The gallery's content stays the same, searches are faster, and a rollback returns to this state.
-    It happens automatically after `VOUCH_COMPACT_AFTER` changes.
+    The gallery has the same items, and searches are faster. A rollback returns to the state before
+    the compaction. The service compacts automatically after `VOUCH_COMPACT_AFTER` changes.
     """
     return answers.activation(gallery, await state.galleries.compact(gallery))
 
 
 def noted(context: WriteContext, response: Response, receipt: Receipt) -> Receipt:
-    """Set a header if the receipt belongs to an earlier request with the same key."""
+    """Set a header if this request repeats an earlier request with the same Idempotency-Key."""
     if receipt.note["request_id"] != context.request_id:
         response.headers[REPLAYED] = "true"
     return receipt

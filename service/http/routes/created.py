@@ -46,8 +46,8 @@ async def create_gallery(
 ) -> schemas.GalleryDetail:
     """Create an empty gallery with the encoder of another gallery.
 
-    Without a calibration it gives no probabilities and no `match`. `vouch-build calibrate` on its
-    directory of bundles calibrates it.
+    Without a calibration, the new gallery gives no probabilities and no `match`. To calibrate it,
+    run `vouch-build calibrate` with its directory of bundles.
     """
     caller: Caller = request.state.caller
     _require_allowed(caller, body.name)
@@ -88,7 +88,7 @@ async def describe_gallery(
 async def rename_gallery(
     request: Request, gallery: str, state: StateOf, body: schemas.GalleryRename
 ) -> schemas.GalleryDetail:
-    """Rename a created gallery; its old name no longer exists.
+    """Rename a created gallery. The old name no longer exists.
 
     Items, changes, decisions, cached queries and cursors stay valid.
     """
@@ -106,16 +106,16 @@ async def rename_gallery(
 async def drop_gallery(
     gallery: str,
     state: StateOf,
-    confirm: Annotated[str, Query(description="The gallery's name once more.", max_length=100)],
+    confirm: Annotated[str, Query(description="The gallery's name, again.", max_length=100)],
 ) -> schemas.GalleryDropped:
     """Drop a created gallery with all its items. This cannot be undone.
 
-    Requests in progress are answered, and then its files are removed.
+    The service answers requests in progress, and then removes the gallery's files.
     """
     if confirm != gallery:
         raise InvalidRequest(
-            f"confirm is {confirm!r}, and the gallery is called {gallery!r}. Nothing was dropped; "
-            "name it in both places."
+            f"confirm is {confirm!r}, but the gallery's name is {gallery!r}. Nothing was dropped. "
+            "Send the gallery's name as confirm."
         )
     await state.created.drop(gallery)
     return schemas.GalleryDropped(gallery=gallery)
@@ -129,7 +129,7 @@ async def _detail(name: str, state: State) -> schemas.GalleryDetail:
 
 
 def _require_allowed(caller: Caller, name: str) -> None:
-    """Refuse a gallery name that the caller's key could not use.
+    """Refuse a gallery name that the caller's key does not allow.
 
     Raises
     ------

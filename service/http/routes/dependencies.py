@@ -25,13 +25,13 @@ from service.serving.queries import SearchParameters
 
 
 class ItemPath(StringConvertor):
-    """An item id in a path, which may contain slashes; paths below an item are not ids."""
+    """An item id in a path. It may contain slashes, but not end like a path below an item."""
 
     regex = "(?!.*/(?:similar|thumbnail)$).*"
 
 
 class CasePath(StringConvertor):
-    """A query id in a path, and none of the fixed names in this place."""
+    """A query id in a path; fixed names such as `export` are not query ids."""
 
     regex = "(?!(?:export|import|leases|summary)$)[^/]+"
 
@@ -41,7 +41,7 @@ register_url_convertor("case", CasePath())
 
 
 def gallery_router(tag: str) -> APIRouter:
-    """Return a router of paths below a gallery; callers need the scope `read` or more."""
+    """Return a router for paths below `/v1/galleries`; callers need at least the scope `read`."""
     return APIRouter(
         prefix="/v1/galleries",
         tags=[tag],
@@ -52,7 +52,7 @@ def gallery_router(tag: str) -> APIRouter:
 
 
 async def state_of(request: Request) -> State:
-    """Return the state that the application was created with."""
+    """Return the application's state."""
     state: State = request.app.state.vouch
     return state
 
@@ -64,7 +64,7 @@ StateOf = Annotated[State, Depends(state_of)]
 async def leased(
     gallery: str, state: State, request: Request | None = None
 ) -> AsyncIterator[Lease]:
-    """Lease a gallery for a request: the bundle stays the same until the answer."""
+    """Lease a gallery for a request. The request uses the same bundle until its answer."""
     async with state.galleries.lease(gallery) as lease:
         if request is not None:
             lease = replace(lease, caller=request.state.caller.stream)  # noqa: PLW2901
@@ -75,35 +75,35 @@ async def leased(
 
 
 async def lease_of(gallery: str, state: StateOf, request: Request) -> AsyncIterator[Lease]:
-    """The lease of the gallery in the path."""
+    """Yield a lease of the gallery that the path names."""
     async with leased(gallery, state, request) as lease:
         yield lease
 
 
 def options_in_address(model: type[ModelT]) -> Callable[..., None]:
-    """Return a dependency that declares what a `DirectRoute` reads with `options_of`."""
+    """Return a dependency that documents query options; a `DirectRoute` reads them itself."""
     return _declared(model, Query())
 
 
 def fields_of_form(model: type[ModelT]) -> Callable[..., None]:
-    """Return a dependency that declares what a `DirectRoute` reads with `form_of`."""
+    """Return a dependency that documents form fields; a `DirectRoute` reads them itself."""
     return _declared(model, Form(media_type=MULTIPART))
 
 
 def _declared(model: type[ModelT], place: object) -> Callable[..., None]:
     def declared(sent: object) -> None:
-        """Never called."""
+        """Not called: FastAPI only inspects the signature."""
 
     declared.__annotations__["sent"] = Annotated[model, place]
     return declared
 
 
 def options_of(request: Request, model: type[ModelT]) -> ModelT:
-    """Read the options in the address of a request.
+    """Read the options in the query string of a request.
 
     Raises
     ------
-    RequestValidationError : one is not what it may be.
+    RequestValidationError : an option is invalid.
     """
     return validated(model, request.query_params, "query")
 
@@ -113,11 +113,11 @@ def parameters_of(options: schemas.ListOptions, request: Request | None = None) 
 
     Parameters
     ----------
-    request : its caller's key may name a share of absent queries.
+    request : request with the caller's key, which may set a share of absent queries.
 
     Raises
     ------
-    InvalidFilter : the filter cannot be read.
+    InvalidFilter : the filter is malformed.
     """
     where = None if options.filter is None else read_filter(options.filter)
     diversity = Diversity(options.group_by == "label", options.duplicate_similarity)
@@ -140,6 +140,6 @@ def parameters_of(options: schemas.ListOptions, request: Request | None = None) 
 LeaseOf = Annotated[Lease, Depends(lease_of)]
 
 LAST = 2**63 - 1
-"""The largest integer of SQLite."""
+"""The largest integer that SQLite can store."""
 
-After = Annotated[int, Query(ge=0, le=LAST, description="`next_after` of the page before.")]
+After = Annotated[int, Query(ge=0, le=LAST, description="`next_after` of the previous page.")]

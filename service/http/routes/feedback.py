@@ -65,14 +65,14 @@ async def give_feedback(
 ) -> schemas.FeedbackAnswer:
     """Decide on a query: it is this item, not this item, none of these, that item, or new.
 
-    When the request returns, the decision is on the disk. All decisions are kept; for each pair of
-    query and item, the last one counts. `GET …/calibration` compares served probabilities with
-    feedback. Feedback on answers with `audit` measures how often a match is wrong. A query is known
-    while it is cached, for `VOUCH_QUERY_RETENTION_S`, or while it is under review. A decision ends
-    its reviewer's lease of the query. If several reviewers must agree, the decision counts once
-    they do. With `new` and an `item` (scope `write`), the query becomes that item, from the stored
-    data of the query. Decision and item are both written, or neither is. After a crash, send the
-    same request again to complete it.
+    When the request returns, the decision is on the disk. All decisions are stored; for each pair
+    of query and item, the last decision counts. If several reviewers must agree, a decision counts
+    once they agree. `GET …/calibration` compares served probabilities with decisions. Decisions on
+    answers with `audit` measure how often `match` is wrong. You can decide on a query while the
+    query is cached, kept for review, or younger than `VOUCH_QUERY_RETENTION_S`. A decision ends the
+    reviewer's lease of the query. With `new` and `item` (scope `write`), the service makes an item
+    from the query's stored data. Decision and item are written together, or neither is written.
+    After a crash, send the same request again.
     """
     kept = require_feedback(state)
     if review.item is not None:
@@ -101,9 +101,9 @@ async def _enrol(
     item: schemas.ItemOfQuery,
     decided: Decided,
 ) -> tuple[Decided, Receipt]:
-    """Store a decision and the item that the query becomes, or neither.
+    """Store a decision, and the new item that the query becomes; after an error, store neither.
 
-    The decision comes first, because later the query would find the new item.
+    The decision is stored first, because a search for the query would later find the new item.
     """
     kept, query_id = require_feedback(state), decided.query_id
     upsert = await item_of_query(lease, query_id, item)
@@ -134,7 +134,7 @@ async def list_feedback(
     after: After = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> schemas.DecisionList:
-    """List the decisions on a gallery, oldest first, including undone decisions."""
+    """List the decisions on queries of a gallery, oldest first. Undone decisions are included."""
     kept, key = require_feedback(state), lease.bundle.key
     found = await lease.engine.compute(lambda: kept.decided(key, after, limit + 1))
     return answers.decision_list(found, limit)
@@ -149,7 +149,7 @@ async def list_feedback(
 async def undo_feedback(
     lease: LeaseOf, state: StateOf, number: Annotated[int, Path(ge=0, le=LAST)]
 ) -> schemas.Decision:
-    """Undo a decision; the previous decision counts again. The undone one stays in the list."""
+    """Undo a decision. The decision before it counts again; the list shows both decisions."""
     kept, key = require_feedback(state), lease.bundle.key
     undone = await lease.engine.compute(lambda: kept.undo(key, number))
     await hear(lease)
@@ -157,7 +157,7 @@ async def undo_feedback(
 
 
 async def hear(lease: Lease) -> None:
-    """Update the statistics of a gallery with new feedback."""
+    """Update the statistics of a gallery with new decisions."""
     for watch in lease.engine.watches.values():
         await watch.hear()
 
@@ -166,6 +166,7 @@ def require_feedback(state: State) -> FeedbackLog:
     """Return the store of feedback, or raise `FeedbackNotKept`."""
     if state.feedback is None:
         raise FeedbackNotKept(
-            "This service keeps no feedback. Its operator names a file in VOUCH_FEEDBACK."
+            "This service stores no feedback. The service's operator can set VOUCH_FEEDBACK to a "
+            "file."
         )
     return state.feedback

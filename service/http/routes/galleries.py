@@ -27,13 +27,13 @@ router = gallery_router("galleries")
 OrderAsked = Annotated[
     Order | None,
     Query(
-        description="Order of the result lists that the report measures; default: the gallery's "
-        "order."
+        description="Order of the result lists that the report is about; by default the gallery's "
+        "own order."
     ),
 ]
 
 
-KindAsked = Annotated[QueryKind, Query(description="Of the described queries.")]
+KindAsked = Annotated[QueryKind, Query(description="Kind of the queries that the report is about.")]
 
 
 @router.get("", operation_id="list_galleries")
@@ -44,7 +44,7 @@ async def list_galleries(request: Request, state: StateOf) -> schemas.GalleryLis
 
 @router.get("/{gallery}", operation_id="get_gallery", responses=responses(GalleryNotFound))
 async def get_gallery(lease: LeaseOf, state: StateOf) -> schemas.GalleryDetail:
-    """One gallery: its size, encoder, calibration, measured quality, and samples to try."""
+    """Describe a gallery: size, encoder, calibration, measured quality, and sample queries."""
     return answers.gallery_detail(
         lease,
         state.settings.record_urls.get(lease.bundle.name),
@@ -55,18 +55,22 @@ async def get_gallery(lease: LeaseOf, state: StateOf) -> schemas.GalleryDetail:
 @router.get("/{gallery}/facets", operation_id="list_facets", responses=responses(GalleryNotFound))
 async def list_facets(
     lease: LeaseOf,
-    limit: Annotated[int, Query(ge=1, le=100, description="Values of a field.")] = 20,
+    limit: Annotated[
+        int, Query(ge=1, le=100, description="Maximum number of values for each field.")
+    ] = 20,
 ) -> schemas.FacetList:
-    """List the indexed fields that items can be filtered by, with their most frequent values."""
+    """List the indexed fields for filters, with the most frequent values of each field."""
     return await lease.engine.compute(lambda: answers.facet_list(lease.bundle, limit))
 
 
 @router.get("/{gallery}/labels", operation_id="list_labels", responses=responses(GalleryNotFound))
 async def list_labels(
     lease: LeaseOf,
-    limit: Annotated[int, Query(ge=1, le=1000, description="Labels on a page.")] = 100,
+    limit: Annotated[
+        int, Query(ge=1, le=1000, description="Maximum number of labels on a page.")
+    ] = 100,
     after: Annotated[
-        str | None, Query(max_length=4096, description="`next_after` of the page before.")
+        str | None, Query(max_length=4096, description="`next_after` of the previous page.")
     ] = None,
 ) -> schemas.LabelList:
     """List the gallery's labels by name, page by page."""
@@ -81,7 +85,7 @@ async def list_labels(
 async def get_calibration(
     lease: LeaseOf, state: StateOf, order: OrderAsked = None, kind: KindAsked = "image"
 ) -> schemas.CalibrationReport:
-    """Report how accurate the probabilities are, and the rates at each threshold."""
+    """Report how accurate the probabilities are, and the error rates at each threshold."""
     lease = lease.for_kind(kind)
     kept, key = state.feedback, lease.watch.key
     said = None if kept is None else await lease.engine.compute(lambda: kept.summary(key))
@@ -97,10 +101,11 @@ async def get_calibration(
 async def adopt_absent_share(
     lease: LeaseOf, body: schemas.AdoptedShare
 ) -> schemas.OperatorDecision:
-    """Set the share of absent queries to use if neither the request nor the key names one.
+    """Set the gallery's share of absent queries.
 
-    `GET …/calibration` has the estimate from served queries (`absent.estimated`). The share changes
-    probabilities and guarantees. Each answer has the share that it used (`absent`).
+    A share in the request or in the key takes precedence. The share changes probabilities and
+    guarantees. `absent` in each answer names the share that was used. `GET …/calibration` estimates
+    the share from served queries (`absent.estimated`).
     """
     persisted = await lease.engine.decide_as_operator(lambda now: now.with_share(body.share))
     return answers.operator_decision(lease, (), persisted=persisted)
@@ -113,7 +118,7 @@ async def adopt_absent_share(
     dependencies=[Depends(requires("admin"))],
 )
 async def reset_absent_share(lease: LeaseOf) -> schemas.OperatorDecision:
-    """Use the configured share of absent queries again."""
+    """Reset the gallery's share of absent queries to the share in its configuration."""
     persisted = await lease.engine.decide_as_operator(lambda now: now.with_share(None))
     return answers.operator_decision(lease, (), persisted=persisted)
 
@@ -125,10 +130,10 @@ async def reset_absent_share(lease: LeaseOf) -> schemas.OperatorDecision:
     dependencies=[Depends(requires("admin"))],
 )
 async def acknowledge_drift(lease: LeaseOf) -> schemas.OperatorDecision:
-    """End all drift alarms of the gallery, and restart the tests.
+    """End all drift alarms of the gallery, and restart the drift tests.
 
     If queries still differ from the calibration queries, the alarm returns. Then calibrate with
-    queries like the current ones.
+    recent queries.
     """
     watches = lease.engine.watches.values()
     alarmed = sorted({caller for one in watches for caller in one.drift.report.alarmed})
@@ -144,18 +149,18 @@ async def acknowledge_drift(lease: LeaseOf) -> schemas.OperatorDecision:
 async def get_operating_point(
     lease: LeaseOf,
     max_error: Annotated[
-        float, Query(gt=0, lt=1, description="Share of matches that may be wrong.")
+        float, Query(gt=0, lt=1, description="Maximum share of `match` verdicts that are wrong.")
     ],
     expected_absent: Annotated[
         float | None,
-        Query(gt=0, lt=1, description="Share of queries without a match in the gallery."),
+        Query(gt=0, lt=1, description="Assumed share of queries without a match in the gallery."),
     ] = None,
     source: Annotated[
-        str | None, Query(max_length=200, description="Where the queries come from.")
+        str | None, Query(max_length=200, description="`source` of the calibration queries.")
     ] = None,
     order: OrderAsked = None,
     kind: KindAsked = "image",
 ) -> schemas.OperatingPointAnswer:
-    """Report the largest share of queries that can get a match within the error `max_error`."""
+    """Find the threshold with the most `match` verdicts whose error stays within `max_error`."""
     lease = lease.for_kind(kind)
     return answers.operating_point(lease, max_error, expected_absent, source, order)

@@ -37,10 +37,10 @@ from service.http.routes.dependencies import (
 from service.serving.queries import page_of, picture_of
 
 IMMUTABLE = "public, max-age=86400"
-"""Cache policy of sample queries: a bundle, and so its samples, never changes."""
+"""Cache policy of sample queries, which never change because bundles never change."""
 
 PASSING = "public, max-age=60"
-"""Cache policy of item pictures: replacing an item can change its picture."""
+"""Cache policy of item pictures, which change when an item is replaced."""
 
 router = gallery_router("items")
 
@@ -67,15 +67,15 @@ async def list_items(
             alias="filter",
             max_length=MAX_BYTES,
             json_schema_extra={"minLength": 2},
-            description="Condition on the items to list, as in a search; send the same filter for "
+            description="Filter for the items to list, as in a search. Send the same filter for "
             "each page.",
         ),
     ] = None,
 ) -> schemas.ItemList:
-    """List the gallery's items by id, page by page; a cursor is valid for an hour and one bundle.
+    """List the gallery's items by id, page by page.
 
-    An item written while a client reads the pages is listed if its id is on a later page. All other
-    items are listed exactly once.
+    A cursor expires after an hour, or when another bundle is served. A new item is listed if its id
+    belongs to a page that the client has not read. All other items are listed exactly once.
     """
     passes = None if where is None else read_filter(where)
     passing = cursors.fingerprint(where)
@@ -93,8 +93,8 @@ async def list_items(
 async def get_similar(request: Request, gallery: str, item_id: str) -> schemas.SimilarAnswer:
     """List the items most similar to an item of the gallery, without the item itself.
 
-    Nothing is encoded. There are no probabilities and the verdict is `not_calibrated`: a
-    calibration holds for queries that are not in the gallery.
+    No image is encoded. There are no probabilities and the verdict is `not_calibrated`, because
+    the calibration is valid only for queries that are not in the gallery.
     """
     options = options_of(request, schemas.ListOptions)
     async with leased(gallery, await state_of(request), request) as lease:
@@ -130,7 +130,7 @@ async def get_thumbnail(
     size: Annotated[
         Literal["thumbnail", "preview"],
         Query(
-            description="`preview`: the larger picture, in a gallery with previews; otherwise the "
+            description="`preview`: a larger picture. A gallery without previews returns the "
             "thumbnail."
         ),
     ] = "thumbnail",
@@ -139,7 +139,7 @@ async def get_thumbnail(
     gallery = lease.bundle.retriever.gallery
     found = await lease.engine.compute(lambda: picture_of(gallery, item_id, size))
     if not found.data:
-        raise ItemNotFound(f"There is no picture of {item_id!r}: the gallery was made of vectors.")
+        raise ItemNotFound(f"There is no picture of {item_id!r}: the gallery has only vectors.")
     tag = f'"{hashlib.blake2b(found.data, digest_size=16).hexdigest()}"'
     headers = {"Cache-Control": PASSING, "ETag": tag}
     known = request.headers.get("If-None-Match", "")
@@ -154,7 +154,7 @@ async def get_thumbnail(
     responses=responses(GalleryNotFound, ItemNotFound),
 )
 async def get_item(lease: LeaseOf, item_id: str) -> schemas.ItemDetail:
-    """One item of the gallery."""
+    """Describe one item of the gallery."""
     gallery = lease.bundle.retriever.gallery
     item = await lease.engine.compute(lambda: gallery.item(item_id))
     return answers.item_detail(lease.bundle, item)
@@ -167,7 +167,7 @@ async def get_item(lease: LeaseOf, item_id: str) -> schemas.ItemDetail:
     responses={200: {"content": {"image/png": {}}}, **responses(GalleryNotFound, SampleNotFound)},
 )
 async def get_sample(lease: LeaseOf, sample_id: str) -> Response:
-    """The image of a sample query."""
+    """Return the image of a sample query."""
     bundle = lease.bundle
     for sample in bundle.manifest.samples:
         if sample.id == sample_id:

@@ -19,18 +19,19 @@ router = APIRouter(tags=["operations"], route_class=BoundedRoute)
 
 @router.get("/livez", operation_id="livez")
 async def livez() -> schemas.Live:
-    """Answer while the process runs."""
+    """Return 200 while the process runs."""
     return schemas.Live()
 
 
 @router.get("/readyz", operation_id="readyz", responses=responses(NotReady, InternalError))
 async def readyz(state: StateOf) -> schemas.Ready:
-    """Answer 200 if every gallery has encoded and searched a recent canary.
+    """Return 200 if the service can answer queries.
 
-    Each gallery must also include all acknowledged changes in its bundle directory.
+    Every gallery must have answered a recent canary query. It must also have read all acknowledged
+    changes in its bundle directory.
     """
     if state.drain.begun:
-        raise NotReady("The service is ending, and takes no new clients. Ask another replica.")
+        raise NotReady("The service is stopping, and takes no new clients. Use another replica.")
     await state.galleries.require_current()
     state.galleries.require_ready()
     await state.cache.get("readyz")  # updates the state of the cache
@@ -49,7 +50,7 @@ async def metrics(request: Request, state: StateOf) -> Response:
     caller: Caller = request.state.caller
     if caller.limits.galleries is not None:
         raise Forbidden(
-            f"Metrics tell of all galleries, and the key {caller.id} is for some of them. Ask the "
-            "service's operator for a key without --galleries."
+            f"Metrics describe all galleries, but the key {caller.id} allows only some galleries. "
+            "Ask the service's operator for a key without --galleries."
         )
     return Response(state.telemetry.exposition(), media_type=METRICS_MEDIA_TYPE)

@@ -33,17 +33,17 @@ from service.http.routes.feedback import hear, require_feedback
 router = gallery_router("review")
 
 PRIVATE = {"Cache-Control": "no-store"}
-"""Headers of uploaded pictures: browsers and proxies must not store them."""
+"""Headers of answers with query images: browsers and proxies must not store the images."""
 
 QueryId = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="`query.id` of an answer.")]
 
 
 async def queue_of(request: Request, lease: LeaseOf) -> ReviewQueue:
-    """Return the review queue, after this process's pending queries are written to it.
+    """Return the review queue. Queries that this process has not yet written are written first.
 
     Raises
     ------
-    FeedbackNotKept : no queries are kept.
+    FeedbackNotKept : the service keeps no queries for review.
     Unauthenticated : the caller has no key, and the service is reachable from other machines.
     """
     caller: Caller = request.state.caller
@@ -55,8 +55,8 @@ async def queue_of(request: Request, lease: LeaseOf) -> ReviewQueue:
     queue = lease.engine.reviews.queue
     if queue is None:
         raise FeedbackNotKept(
-            "This service does not keep queries for review. Its operator sets VOUCH_FEEDBACK (a "
-            "file) and VOUCH_REVIEW_REASONS (which queries)."
+            "This service does not keep queries for review. The service's operator can set "
+            "VOUCH_FEEDBACK (a file) and VOUCH_REVIEW_REASONS (kinds of queries)."
         )
     await lease.engine.reviews.keep()
     return queue
@@ -77,8 +77,13 @@ ALWAYS = (*KEPT, InvalidRequest)
 async def list_review_cases(
     lease: LeaseOf,
     queue: QueueOf,
-    reason: Annotated[schemas.CaseReason | None, Query(description="Left out: any.")] = None,
-    state: Annotated[schemas.CaseState | None, Query(description="Left out: either.")] = None,
+    reason: Annotated[
+        schemas.CaseReason | None,
+        Query(description="Reason for which a query was kept; by default all reasons."),
+    ] = None,
+    state: Annotated[
+        schemas.CaseState | None, Query(description="State of the query; by default both states.")
+    ] = None,
     after: After = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> schemas.CaseList:
@@ -98,7 +103,7 @@ async def list_review_cases(
 async def get_review_summary(
     lease: LeaseOf, queue: QueueOf, state: StateOf
 ) -> schemas.ReviewSummary:
-    """Count the kept queries by reason, and show the settings of the queue."""
+    """Count the queries in the queue by reason and state, and show the queue's settings."""
     counts = await asyncio.to_thread(queue.counts, lease.bundle.key)
     terms, settings = lease.engine.reviews.terms, state.settings
     return answers.review_summary(counts, terms, settings.audit_share, settings.review_retention_s)
@@ -113,11 +118,12 @@ async def get_review_summary(
 async def lease_review_cases(
     lease: LeaseOf, queue: QueueOf, wanted: schemas.LeaseRequest
 ) -> schemas.Leases:
-    """Lease the next queries to a reviewer; other reviewers do not get them until the leases end.
+    """Lease the next queries to a reviewer. Other reviewers cannot get a leased query.
 
-    Every second case was drawn at random, while such cases are left. Older cases come first.
-    `POST …/feedback` with a `query_id` and the same `reviewer` ends its lease. If several reviewers
-    must agree, a query goes to further reviewers until they agree, and to no reviewer twice.
+    Older queries are leased first. Every second query is one that was drawn at random, as long as
+    the queue has such queries. A decision by `POST …/feedback` with the same `reviewer` ends the
+    lease. If several reviewers must agree, the query is leased to further reviewers until they
+    agree. No reviewer gets a query twice.
     """
     given = await asyncio.to_thread(
         queue.lease,
@@ -149,16 +155,18 @@ async def export_review_cases(
         schemas.ExportFormat,
         Query(
             alias="format",
-            description="`label_studio`: tasks to import (JSON); `label_studio_interface`: the "
-            "labelling interface of their project (XML); `fiftyone`: a zip of a "
+            description="`label_studio`: tasks for Label Studio (JSON). `label_studio_interface`: "
+            "the labelling interface for these tasks (XML). `fiftyone`: a zip file with a "
             "`LegacyFiftyOneDataset`.",
         ),
     ],
-    state: Annotated[schemas.CaseState | None, Query(description="Left out: either.")] = "open",
+    state: Annotated[
+        schemas.CaseState | None, Query(description="State of the queries to export.")
+    ] = "open",
     after: After = 0,
     limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
 ) -> Response:
-    """Export queries with images for a labelling tool; `Link` names the next part."""
+    """Export queries with images for a labelling tool. The header `Link` names the next part."""
     if to == "label_studio_interface":
         return Response(labelling.LABELLING, media_type="application/xml")
     key = lease.bundle.key
@@ -185,8 +193,8 @@ async def import_decisions(
 ) -> schemas.DecisionsImported:
     """Import the annotations of a Label Studio project (JSON export) as decisions.
 
-    Each annotation counts once, even if it is sent again. Annotations that cannot be imported are
-    listed, and all others are imported.
+    An annotation that is sent again is ignored. The answer lists annotations that cannot be
+    imported; all other annotations are imported.
     """
     kept = require_feedback(state)
     decided: list[Decided] = []
@@ -216,7 +224,7 @@ async def import_decisions(
     dependencies=BY_REVIEWERS,
 )
 async def get_review_case(lease: LeaseOf, queue: QueueOf, query_id: QueryId) -> schemas.ReviewCase:
-    """One query kept for review."""
+    """Describe one query in the review queue."""
     case = await asyncio.to_thread(queue.find, lease.bundle.key, query_id)
     if case is None:
         raise _not_kept(query_id)
@@ -231,7 +239,7 @@ async def get_review_case(lease: LeaseOf, queue: QueueOf, query_id: QueryId) -> 
     dependencies=BY_REVIEWERS,
 )
 async def get_review_image(lease: LeaseOf, queue: QueueOf, query_id: QueryId) -> Response:
-    """Return the stored image of a query: a thumbnail, or the uploaded file."""
+    """Return the stored image of a query: a thumbnail or the uploaded file."""
     picture = await asyncio.to_thread(queue.picture, lease.bundle.key, query_id)
     if picture is None:
         raise _not_kept(query_id)
@@ -250,7 +258,7 @@ async def end_review_lease(
     query_id: QueryId,
     reviewer: Annotated[str, Query(min_length=1, max_length=200)],
 ) -> schemas.LeaseEnded:
-    """Return a query without a decision, so that another reviewer may get it."""
+    """End a lease without a decision, so that another reviewer can get the query."""
     ended = await asyncio.to_thread(queue.give_back, lease.bundle.key, query_id, reviewer)
     return schemas.LeaseEnded(query_id=query_id, ended=ended)
 
@@ -266,7 +274,7 @@ async def forget_review_case(
 ) -> schemas.CaseForgotten:
     """Delete a query: its image, its embedding and its cache entries.
 
-    Decisions on it stay. They contain a hash of the image, and no part of it.
+    Decisions on the query stay. They contain a hash of the image, but no image data.
     """
     known = await asyncio.to_thread(queue.forget, lease.bundle.key, query_id)
     await lease.engine.forget(query_id)
@@ -282,6 +290,6 @@ def _illustrated(queue: ReviewQueue, cases: list[Case]) -> list[labelling.Illust
 
 def _not_kept(query_id: str) -> QueryNotFound:
     return QueryNotFound(
-        f"Nothing is kept of the query {query_id[:12]}…, or no image of it. `GET …/review` lists "
-        "what there is."
+        f"The query {query_id[:12]}… or its image is not stored. `GET …/review` lists the stored "
+        "queries."
     )

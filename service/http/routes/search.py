@@ -1,4 +1,4 @@
-"""The paths that take an image: search (three forms, batches, pages), assess and embed."""
+"""The paths that take an image: search (one image, a batch, further pages), assess and embed."""
 
 from __future__ import annotations
 
@@ -48,11 +48,10 @@ from service.serving.lease import Lease
 router = gallery_router("searching")
 
 MAX_BATCH = 32
-"""Maximum number of images in a batch; larger batches are not faster, and other clients would
-wait."""
+"""Maximum number of images in a batch. Larger batches are not faster, and delay other clients."""
 
 BATCH_CONCURRENCY = 4
-"""Number of images of a batch in progress at the same time, so that single queries get a turn."""
+"""Maximum number of images of one batch in progress, so that other queries need not wait."""
 
 BODY_ERRORS = (ImageTooLarge, UnsupportedMediaType, InvalidRequest, InvalidFilter)
 IMAGE_ERRORS = (EmptyImage, UnsupportedImage, ImageTooCostly, CorruptImage, EncoderStopped)
@@ -82,10 +81,10 @@ class SearchForm(schemas.SearchOptions):
 
 
 class SearchBatchForm(schemas.SearchOptions):
-    """Several searches, each with an image file; the options hold for all."""
+    """Several searches, each with an image file. The options apply to all searches."""
 
     images: list[UploadFile] = File(
-        min_length=1, max_length=MAX_BATCH, description="Image files, one for each search."
+        min_length=1, max_length=MAX_BATCH, description="Image files, one file for each search."
     )
 
 
@@ -118,7 +117,7 @@ router.add_api_route(
 
 
 async def search_raw(request: Request, gallery: str) -> schemas.SearchAnswer:
-    """Search with the image file as the body and the options in the query string.
+    """Search with an image file as the body, and with options in the query string.
 
     `curl -H 'Content-Type: image/jpeg' --data-binary @photo.jpg …/search/raw?limit=5`
     """
@@ -152,9 +151,9 @@ router.add_api_route(
 async def search_json(
     request: Request, lease: LeaseOf, state: StateOf, body: schemas.SearchRequest
 ) -> schemas.SearchAnswer:
-    """Search with the image file in base64, for clients that can only send JSON.
+    """Search with an image file in base64, for clients that can only send JSON.
 
-    Base64 is a third larger than the file. URLs are not fetched.
+    Base64 text is a third larger than the file. The service does not fetch URLs.
     """
     data = await asyncio.to_thread(from_base64, body.image_base64, state.settings.max_image_bytes)
     return await _answer(request, lease, state, data, body)
@@ -172,20 +171,21 @@ async def search_batch(
     state: StateOf,
     form: Annotated[SearchBatchForm, Form(media_type=MULTIPART)],
 ) -> schemas.BatchAnswer:
-    """Several searches at once. An invalid file does not affect the others.
+    """Search with several image files in one request. An invalid file does not affect the others.
 
-    The answer is always 200: each file has a status, and an answer or a problem.
+    The HTTP status is 200, even if files are invalid. Each file has its own status, with an answer
+    or a problem.
     """
-    parameters_of(form)  # an error in the options is an error of the whole batch
+    parameters_of(form)  # invalid options are an error of the whole batch
     access: Access = request.app.state.access
-    await access.count_searches(request, len(form.images) - 1)  # one has been counted
+    await access.count_searches(request, len(form.images) - 1)  # one search is already counted
     turns = asyncio.Semaphore(BATCH_CONCURRENCY)
 
     async def one(index: int, image: UploadFile) -> schemas.BatchItem:
         async with turns:
             try:
                 answer = await _answer(request, lease, state, await image.read(), form)
-            except Exception as error:  # of any kind, because the other files are answered
+            except Exception as error:  # any error, because the other files are still answered
                 problem = problem_document(request, error)
                 return schemas.BatchItem(
                     index=index,
@@ -213,14 +213,14 @@ async def search_next(
     request: Request,
     lease: LeaseOf,
     cursor: Annotated[
-        str, Query(max_length=cursors.MAX_LENGTH, description="`next_cursor` of the page before.")
+        str, Query(max_length=cursors.MAX_LENGTH, description="`next_cursor` of the previous page.")
     ],
 ) -> schemas.SearchAnswer:
-    """Return the next results of a query, in the same order, without encoding it again.
+    """Return the next results of a query. The image is not encoded again.
 
-    A cursor belongs to one bundle, to the gallery's state at the first page, and to a query that
-    the service still keeps. It expires after an hour. Items that were deleted or replaced since
-    then are left out, with their ranks.
+    A cursor is valid for an hour, while the same bundle is served and the query is cached or kept.
+    The results come from the gallery's state at the first page. Items deleted or replaced since
+    then are omitted, and their ranks are missing.
     """
     page = cursors.read(cursor, cursors.SearchCursor, lease.bundle.manifest.id, lease.engine.secret)
     lease = await lease.engine.compute(lambda: lease.at(page.version))
@@ -243,9 +243,10 @@ async def assess(
     lease: LeaseOf,
     form: Annotated[AssessmentForm, Form(media_type=MULTIPART)],
 ) -> schemas.AssessmentAnswer:
-    """Assess an image before a search: quality, uncertainty, out of distribution.
+    """Assess an image without a search: quality, uncertainty and outlier test.
 
-    Use it for a camera's preview. A later search with the same bytes is a cache hit.
+    A camera app can call this path before the user takes a photograph. A later search with the same
+    bytes is a cache hit.
     """
     assessed = await lease.assess(await form.image.read(), form.alpha)
     return answers.assessment_answer(lease, assessed, request.state.request_id)
@@ -264,7 +265,7 @@ async def embed(
 ) -> schemas.EmbeddingAnswer:
     """Return the embedding of an image as a distribution, without a search.
 
-    Compare it only with embeddings of the same `encoder.fingerprint`.
+    Compare embeddings only if they have the same `encoder.fingerprint`.
     """
     embedded = await lease.embed(await form.image.read(), form.alpha)
     return answers.embedding_answer(lease, embedded, request.state.request_id)
@@ -277,7 +278,7 @@ async def _answer(
     data: bytes,
     options: schemas.SearchOptions,
 ) -> schemas.SearchAnswer:
-    """Search with the bytes of an image file, and count the answer."""
+    """Search with the bytes of an image file, and add the answer to metrics and log."""
     found = await lease.search(data, parameters_of(options, request))
     answer = answers.search_answer(lease, found, request.state.request_id, options)
     answers.record(state.telemetry, lease, answer, found)

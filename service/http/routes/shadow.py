@@ -46,11 +46,11 @@ router = gallery_router("bundles")
 async def start_shadow(
     lease: LeaseOf, state: StateOf, body: schemas.ShadowRequest
 ) -> schemas.ShadowReport:
-    """Start a shadow bundle: it also answers a share of the queries, for comparison only.
+    """Start a shadow bundle. It also answers a share of the queries, but only for comparison.
 
-    The bundle must first answer a canary query. It gets a query only if no live query has to wait;
-    other queries are dropped. The comparison continues after a restart, and ends when the bundle is
-    activated.
+    The shadow bundle must first answer a canary query. It receives queries only while the service
+    is idle, so that live queries do not wait. The comparison continues after a restart. It ends
+    when the shadow bundle is activated.
     """
     share = state.settings.shadow_share if body.share is None else body.share
     shadow = await state.shadows.start(lease.engine, ShadowTerms(body.bundle_id, share))
@@ -64,7 +64,7 @@ async def start_shadow(
     dependencies=[Depends(requires("admin"))],
 )
 async def get_shadow(lease: LeaseOf, state: StateOf) -> schemas.ShadowReport:
-    """Compare the shadow bundle's verdicts, first items and flags with the served ones."""
+    """Compare the verdicts, first items and outlier flags of the shadow and the served bundle."""
     return await _report(lease, state, state.shadows.of(lease.engine))
 
 
@@ -86,7 +86,7 @@ async def _report(lease: Lease, state: State, shadow: Shadow) -> schemas.ShadowR
 
 
 def _cases(lease: Lease, shadow: Shadow) -> dict[str, Case]:
-    """Return the cases of changed answers that are kept for review."""
+    """Return the review cases of recent queries whose answer changed, by query id."""
     queue, key = lease.engine.reviews.queue, lease.bundle.key
     if queue is None:
         return {}

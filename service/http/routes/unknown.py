@@ -1,4 +1,4 @@
-"""The paths of queries that matched nothing."""
+"""The paths of groups of queries without a match."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PrecisionOf = Annotated[
     Query(
         ge=0.5,
         le=1,
-        description="Share of the pairs within groups that are expected to show the same identity.",
+        description="Expected share of the pairs within groups that show the same identity.",
     ),
 ]
 GROUPED = (GalleryNotFound, FeedbackNotKept, IdentitiesUnavailable, InvalidRequest)
@@ -58,14 +58,16 @@ async def list_unknown(
     queue: QueueOf,
     state: StateOf,
     precision: PrecisionOf = PRECISION,
-    limit: Annotated[int, Query(ge=1, le=1000, description="Groups that are listed.")] = 50,
+    limit: Annotated[
+        int, Query(ge=1, le=1000, description="Maximum number of groups in the answer.")
+    ] = 50,
 ) -> schemas.UnknownGroups:
-    """List the kept queries that matched nothing, in groups.
+    """List groups of stored queries without a match. Each group is probably one new identity.
 
-    Each group is probably one new identity. `p_same` is learned from the gallery's labels,
-    cross-fitted over labels. It is too high if the encoder was trained on them. The first call
-    after a change takes seconds; the result is cached until the next change. `POST …/enrol` names a
-    group.
+    `p_same` of a group is the expected share of its pairs that show the same identity. It is
+    learned from the gallery's labels, and cross-fitted over labels. If the encoder was trained on
+    these labels, `p_same` is too high. The first call after a change takes seconds; the result is
+    cached until the next change. `POST …/enrol` names a group.
     """
     bundle = lease.bundle
     found = await state.unknown.of(bundle, queue, precision)
@@ -92,10 +94,10 @@ async def enrol_unknown(
     asked: schemas.EnrolRequest,
     precision: PrecisionOf = PRECISION,
 ) -> schemas.Enrolled:
-    """Name a group: its queries become items with that label, in one transaction.
+    """Name a group: its queries become items with the given label, in one transaction.
 
-    When the call returns, they are on the disk and every search finds them. The reviewer's name for
-    the group is stored as a decision on each query.
+    When the call returns, the items are on the disk and every search finds them. For each query,
+    the label is also stored as the reviewer's decision.
     """
     kept = require_feedback(state)
 
@@ -110,7 +112,8 @@ async def enrol_unknown(
     operation = f"enrol {group} {asked.model_dump_json()}"
     receipt = await state.writer.enrol(lease, context, operation, found)
     answer = answers.enrolled(lease.bundle.name, group, asked, noted(context, response, receipt))
-    # Of a request that was sent again the process may have died before it kept the decisions.
+    # If this request repeats an earlier one, the service may have crashed between the transaction
+    # and the decisions. Therefore the decisions are stored in any case.
     replayed = receipt.note["request_id"] != context.request_id
     for one in answer.items:
         decided = Decided(

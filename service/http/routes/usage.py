@@ -25,7 +25,7 @@ router = APIRouter(
 
 @router.get("", operation_id="get_usage")
 async def get_usage(request: Request, state: StateOf) -> schemas.Usage:
-    """Return the caller's scope, galleries and quotas, and their usage."""
+    """Return the caller's scope, galleries and quotas, and how much of each quota is used."""
     caller: Caller = request.state.caller
     access: Access = request.app.state.access
     limits, made = caller.limits, await access.count_searches(request, 0)

@@ -1,4 +1,4 @@
-"""The paths that take a vector: search, and the decision on neighbours of another store."""
+"""The paths that take vectors: search, and the decision on neighbours from another store."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ _ERRORS = responses(
 async def search_vector(
     request: Request, lease: LeaseOf, state: StateOf, body: schemas.VectorSearchRequest
 ) -> schemas.SearchAnswer:
-    """Search with a vector that the gallery's encoder computed elsewhere.
+    """Search with a vector that the gallery's encoder has computed outside this request.
 
-    The answer of `embed` fits: send `direction` as `mean`, `variance`, and `outlier_score`.
+    You can use the answer of `embed`: send its `direction` as `mean`, its `variance`, and its
+    `outlier_score`.
     """
     found = await lease.search_vector(_query(body), parameters_of(body, request))
     answer = answers.search_answer(lease, found, request.state.request_id, body)
@@ -55,10 +56,10 @@ async def search_vector(
 async def decide(
     request: Request, lease: LeaseOf, body: schemas.DecisionRequest
 ) -> schemas.DecisionAnswer:
-    """Decide on neighbours from another store, for example a vector database.
+    """Decide on neighbours that another store has found, such as a vector database.
 
-    Only the gallery's calibration is used; nothing is searched. Send as many neighbours as the
-    calibration used, with the gallery's labels.
+    The service searches nothing, and uses only the gallery's calibration. Send as many neighbours
+    as the calibration used. Their labels must be labels of the gallery.
     """
     parameters = SearchParameters(
         len(body.neighbours),
@@ -79,18 +80,18 @@ def _query(body: schemas.VectorFields) -> VectorQuery:
 
 
 def _neighbours(sent: list[schemas.Neighbour]) -> NeighbourList:
-    """Return the neighbours, all with similarities or all with vectors.
+    """Return the neighbours. Either all have a similarity, or all have a vector.
 
     Raises
     ------
-    InvalidVector : the neighbours mix similarities and vectors, or some have neither.
+    InvalidVector : some neighbours have a similarity and others a vector, or have neither or both.
     """
     similarities = [one.similarity for one in sent if one.similarity is not None]
     vectors = [one.vector for one in sent if one.vector is not None]
     if sorted([len(similarities), len(vectors)]) != [0, len(sent)]:
         raise InvalidVector(
-            f"Of {len(sent)} neighbours {len(similarities)} have a similarity and {len(vectors)} a "
-            "vector; give all of them the one, or all of them the other."
+            f"Of {len(sent)} neighbours, {len(similarities)} have a similarity and {len(vectors)} "
+            "have a vector. Send a similarity for all neighbours, or a vector for all."
         )
     if len({len(vector) for vector in vectors}) > 1:
         raise InvalidVector("The neighbours' vectors have different lengths.")
