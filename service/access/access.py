@@ -6,7 +6,7 @@ A route or a whole router names the required scope::
 
     @router.post("/activate", dependencies=[Depends(requires("admin"))])
 
-This adds the responses 401, 403 and 429, their headers, and the entries of the OpenAPI document.
+The OpenAPI document of the route then shows how to send a key, and the errors 401, 403 and 429.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from service.access.rate_limits import Rates, Standing
 from service.settings import Settings, parse_rate
 
 _KEYLESS = (
-    "programs of this machine are admins without a key; so are all clients of a proxy on this "
-    "machine that adds no headers: set VOUCH_KEYS behind a proxy"
+    "programs on this machine need no key and have the scope admin; a proxy on this machine that "
+    "adds no forwarded headers gives its clients the same scope: set VOUCH_KEYS behind a proxy"
 )
 
 SECURITY_SCHEMES = {
@@ -68,8 +68,8 @@ class Access:
     rates : the rate limiter.
     rate : default rate limit of a caller; None for no limit.
     origins : web origins whose pages may send writes.
-    elsewhere : scope of callers without a key on other machines, if ``local_only``.
-    local_only : whether what ``keyless`` allows is only for programs of this machine.
+    elsewhere : scope of callers without a key on other machines; used only with ``local_only``.
+    local_only : whether ``keyless`` is only the scope of programs on this machine.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Access:
         if known is not None:
             return known
         headers: dict[str, str] = request.state.answer_headers
-        if self._keyring is not None:  # the answer then depends on the caller
+        if self._keyring is not None:  # a shared HTTP cache must not mix callers
             headers |= {"Cache-Control": "no-store", "Vary": "Authorization, X-API-Key"}
         caller = request.state.caller = await self._identify(request)
         if caller.rate is not None:
@@ -161,7 +161,7 @@ class Access:
         elif not allows(caller.scope, scope):
             raise Forbidden(
                 f"The key {caller.id} has the scope {caller.scope}; {request.method} "
-                f"{request.url.path} needs {scope}. Ask the service's operator for such a key."
+                f"{request.url.path} needs {scope}. Ask the operator for a key with this scope."
             )
 
     async def count_searches(self, request: Request, n: int = 1) -> Standing | None:
@@ -230,15 +230,15 @@ class Access:
     def _challenge(self, request: Request, why: str) -> Unauthenticated:
         request.state.answer_headers["WWW-Authenticate"] = "Bearer"
         return Unauthenticated(
-            f"{why} Send one as `Authorization: Bearer vouch_…` or as `X-API-Key`; the service's "
-            "operator makes it with `vouch-keys create`."
+            f"{why} Send a valid key as `Authorization: Bearer vouch_…` or as `X-API-Key`; the "
+            "service's operator makes keys with `vouch-keys create`."
         )
 
     def _refuse_foreign_page(self, request: Request) -> None:
-        """Refuse a write that a page of another origin has made a visitor's browser send.
+        """Refuse a write that a web page of another origin sends through a visitor's browser.
 
-        The browser may reach a service on the visitor's own machine. If a key is required, the page
-        cannot succeed, because it has no key.
+        Through the browser, such a page can reach a service on the visitor's own machine. If the
+        service requires a key, the write fails anyway: the page has no key.
         """
         origin = request.headers.get("origin")
         if origin is None or origin in self._origins:
@@ -271,7 +271,7 @@ async def counts_as_search(request: Request) -> None:
 
 
 def _require_seen(request: Request) -> None:
-    """Answer as if a gallery did not exist, if the caller's key is not for it.
+    """Refuse a gallery that the caller's key does not allow, like a gallery that does not exist.
 
     Raises
     ------
@@ -290,14 +290,14 @@ def requires(scope: KeyScope) -> Check:
 class GuardedRoute(APIRoute):
     """A route that checks the caller before it reads the request's body.
 
-    FastAPI reads the body before it checks dependencies. So callers without a key could upload any
-    amount of data. So `requires` is not a dependency of FastAPI here.
+    FastAPI reads the body before it checks dependencies: a caller without a key could then upload
+    any amount of data. This route therefore runs the check of `requires` itself.
 
     Attributes
     ----------
-    scopes : the scopes that callers need; the last one allows the most. Where there is one,
-        galleries that the caller's key is not for do not exist.
-    is_search : whether a request is one of the searches that a key allows.
+    scopes : the scopes that callers need; the last one allows the most. If there is a scope, a
+        gallery that the caller's key does not allow gives the error `GalleryNotFound`.
+    is_search : whether a request counts against the search quota of its key.
     """
 
     def __init__(
@@ -357,9 +357,9 @@ def open_access(settings: Settings) -> Access:
         keyless = "admin"
     if keyring is None and keyless is None:
         raise KeysRequired(
-            f"Others could reach this service at {host}, and it has no keys to know them by. "
+            f"Other machines could reach this service at {host} without an API key. "
             "Make keys (vouch-keys create) and name their file in VOUCH_KEYS, or listen on "
-            "127.0.0.1, or set VOUCH_ANONYMOUS=true if anyone may ask."
+            "127.0.0.1, or set VOUCH_ANONYMOUS=true to allow requests without a key."
         )
     url = None if settings.redis_url is None else settings.redis_url.get_secret_value()
     rates = Rates(url, settings.redis_timeout_s)

@@ -65,7 +65,7 @@ class Caller:
     def stream(self) -> str:
         """Return the name of the caller in the drift test.
 
-        This is the key, the IPv4 address, or the /64 network of an IPv6 address.
+        The name is made from the key, the IPv4 address, or the /64 network of an IPv6 address.
         """
         if self.name is not None:
             return self.account
@@ -78,15 +78,15 @@ class Caller:
         return account_of_address(str(address))
 
     def sees(self, gallery: str) -> bool:
-        """Return whether the caller can see a gallery of that name."""
+        """Return whether the caller can see the gallery with this name."""
         return self.limits.sees(gallery)
 
 
 def account_of_key(key_id: str) -> str:
-    """Return the account of a key's requests."""
+    """Return the name under which the requests of a key are counted."""
     return f"key {key_id}"
 
 
 def account_of_address(address: str) -> str:
-    """Return the account of an address's requests."""
+    """Return the name under which the requests of an address are counted."""
     return f"address {address}"

@@ -47,7 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def create(path: Path, options: argparse.Namespace) -> None:
     """Make a key and print it."""
     if not (options.name.isprintable() and 1 <= len(options.name) <= MAX_NAME):
-        raise KeysError(f"{options.name!r} is no name; wanted: 1 to {MAX_NAME} printable letters.")
+        raise KeysError(
+            f"{options.name!r} is not a valid name; wanted: 1 to {MAX_NAME} printable letters."
+        )
     expires_at = None if options.expires is None else datetime.now(UTC) + options.expires
     try:
         kept, text = mint(
@@ -124,9 +126,9 @@ def _find(keys: Sequence[ApiKey], key_id: str) -> ApiKey:
     for key in keys:
         if key.id == key_id:
             return key
-    # A pasted whole key is a secret.
+    # The operator may have pasted the whole key, which the error must not show.
     shown = repr(key_id) if re.fullmatch(r"\w{1,12}", key_id, re.ASCII) else "with that id"
-    raise KeysError(f"There is no key {shown}. `vouch-keys list` shows which there are.")
+    raise KeysError(f"There is no key {shown}. `vouch-keys list` shows all keys.")
 
 
 def _replaced(keys: Sequence[ApiKey], changed: ApiKey) -> list[ApiKey]:
@@ -139,7 +141,7 @@ def _path(options: argparse.Namespace) -> Path:
     except ValidationError as error:
         _refuse(settings_problem(error, {}))
     if path is None:
-        _refuse("No file of keys. Name it with --file, or in VOUCH_KEYS.")
+        _refuse("The file of keys is not configured. Give its path with --file or in VOUCH_KEYS.")
     return path
 
 
@@ -151,7 +153,7 @@ def _refuse(why: str) -> NoReturn:
 def _duration(text: str) -> timedelta:
     found = re.fullmatch(r"(\d{1,6})([smhdw])", text)
     if found is None and text != "0":
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration; wanted: 30m, 24h, 90d, or 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration; wanted: 30m, 24h, 90d, or 0")
     return timedelta() if found is None else timedelta(**{_UNITS[found[2]]: int(found[1])})
 
 
@@ -169,7 +171,7 @@ def _share(text: str) -> float:
     except ValueError:
         share = -1.0
     if not 0 < share < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share; wanted: between 0 and 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share between 0 and 1")
     return share
 
 
@@ -177,7 +179,7 @@ STATUSES = """\
 Exit status:
   0    done
   1    an error, described in one line on standard error
-  2    arguments that the command does not have or cannot use
+  2    an unknown or invalid argument
   130  interrupted by Ctrl+C"""
 
 
@@ -209,7 +211,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=SCOPES,
         metavar="|".join(SCOPES),
         default="read",
-        help="What the key allows; each scope allows what those before it do. [default: read]",
+        help="Scope of the key; each scope includes the scopes before it. [default: read]",
     )
     making.add_argument(
         "--expires",
@@ -227,8 +229,8 @@ def _parser() -> argparse.ArgumentParser:
         "--expected-absent",
         type=_share,
         metavar="SHARE",
-        help="Share of its queries without a match in the gallery, such as 0.3. [default: the "
-        "gallery's]",
+        help="Share of the key's queries that have no match in a gallery, such as 0.3. "
+        "[default: the gallery's share]",
     )
     making.add_argument(
         "--galleries",

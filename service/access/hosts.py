@@ -1,8 +1,8 @@
 """Host names of the service: protection against DNS rebinding by pages of other sites.
 
-A browser lets a page send requests to the host that it came from. An attacker who owns the host's
-name can then point it to 127.0.0.1 (DNS rebinding). For the browser, page and service now have one
-origin. The header Host still has the attacker's name, so the service checks this header.
+A browser lets a page send requests to the host that the page came from. An attacker who owns the
+host name can later point the name to 127.0.0.1 (DNS rebinding). The attacker's page can then send
+requests to the service. Their header Host still has the attacker's name, so the service checks it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ PROBES = {"/livez", "/readyz"}
 """Paths that kubelets and load balancers request by the container's address."""
 
 METRICS = "/metrics"
-"""Path that Prometheus requests by the address of each replica. An address cannot be a rebound
-name."""
+"""Path that Prometheus requests by the IP address of each replica. DNS rebinding needs a host name,
+so an IP address is safe."""
 
 
 class AllowedHosts:
@@ -37,8 +37,8 @@ class AllowedHosts:
 
     Raises
     ------
-    InvalidHead : there is no header Host, or not one.
-    MisdirectedRequest : the name is not one of the service's.
+    InvalidHead : the header Host is missing, repeated or malformed.
+    MisdirectedRequest : the host name in the request is not a name of the service.
     """
 
     def __init__(self, app: ASGIApp, names: Sequence[str] | None) -> None:
@@ -61,8 +61,8 @@ class AllowedHosts:
         if any("*." + ".".join(parents[n:]) in self._names for n in range(len(parents))):
             return
         raise MisdirectedRequest(
-            f"This service does not go by the name {name[:100]!r}. Ask it as localhost or "
-            "127.0.0.1, or name the host in VOUCH_ALLOWED_HOSTS."
+            f"{name[:100]!r} is not a host name of this service. Use localhost or 127.0.0.1, or "
+            "add the name to VOUCH_ALLOWED_HOSTS."
         )
 
 
@@ -77,7 +77,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-@lru_cache(maxsize=1024)  # called four times a request, mostly for the same few clients
+@lru_cache(maxsize=1024)  # four calls in each request, mostly with the same addresses
 def ip_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """Return the address; an IPv4 address in IPv6 form becomes IPv4."""
     address = ipaddress.ip_address(text)

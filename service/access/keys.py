@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 KeyScope = Literal["read", "review", "write", "admin"]
 SCOPES: Final[tuple[KeyScope, ...]] = get_args(KeyScope)
-"""The scopes, weakest first; each includes those before it."""
+"""The scopes, weakest first; a scope includes all scopes before it."""
 
 
 def allows(held: KeyScope, wanted: KeyScope) -> bool:
@@ -111,8 +111,8 @@ def mint(name: str, scope: KeyScope, **options: Unpack[KeyOptions]) -> tuple[Api
 def rotated(key: ApiKey, grace: timedelta) -> tuple[ApiKey, ApiKey, str]:
     """Replace a key; return the old record, the new record, and the text of the new key.
 
-    The old key stays valid for ``grace``. The new key has the old one's name, scope, galleries,
-    limits and lifetime. Its search count begins at 0.
+    The old key stays valid for ``grace``. The new key has the same name, scope,
+    galleries, limits and lifetime. The search count of the new key begins at 0.
     """
     now = _now()
     if (state := key.state(now)) != "active":
@@ -159,7 +159,7 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
         where = "/".join(map(str, first["loc"])) or "the file"
         raise KeysError(
             f"The file of keys {path} is damaged: {where}: {first['msg']}. "
-            "Put back a copy of it, or create keys anew."
+            "Restore the file from a copy, or delete it and create new keys."
         ) from None
     if len({key.id for key in keys}) != len(keys):
         raise KeysError(f"The file of keys {path} is damaged: two keys have the same id.")
@@ -178,8 +178,8 @@ def change_keys(path: Path, change: Callable[[Sequence[ApiKey]], Sequence[ApiKey
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         raise KeysError(
-            f"Another change of {path} is under way. If there is none, one was cut off: "
-            f"delete {draft} and try again."
+            f"Another change of {path} is under way. If no other change is running, an "
+            f"earlier change was interrupted: delete {draft} and try again."
         ) from None
     except OSError as error:
         raise KeysError(f"{draft} cannot be written: {error.strerror}.") from None
@@ -237,7 +237,7 @@ class Keyring:
         # An unknown id is compared too: the response time then reveals nothing.
         same = hmac.compare_digest(digest, known.sha256 if known else "0" * len(digest))
         if known is None or not same:
-            raise Unauthenticated("The key that was sent is not one of this service's.")
+            raise Unauthenticated("This service does not know the key that was sent.")
         if (state := known.state(_now())) != "active":
             raise Unauthenticated(f"The key {known.id} is {state}.")
         return known
@@ -262,7 +262,7 @@ class Keyring:
 
 
 def _parse(presented: str) -> tuple[str, str]:
-    """Return id and secret; the id of a malformed key matches no key."""
+    """Return id and secret; the id is empty if the prefix is wrong."""
     prefix, _, rest = presented.partition("_")
     key_id, _, secret = rest.partition("_")
     return (key_id if prefix == PREFIX else ""), secret
@@ -275,7 +275,7 @@ def _digest(secret: str) -> str:
 def _signature(path: Path) -> tuple[int, int, int] | None:
     """Return modification time, size and inode of the file; None if it cannot be read.
 
-    A change of these values causes a reload.
+    The keys are reloaded when one of these values changes.
     """
     try:
         found = path.stat()

@@ -27,8 +27,8 @@ root_path: ContextVar[str] = ContextVar("root_path", default="")
 class KnownProxies:
     """Applies the forwarded headers of trusted proxies, and ignores those of other senders.
 
-    Sets the client's address and scheme, and ``root_path`` to ``X-Forwarded-Prefix``. It removes
-    the prefix from ``path`` if the proxy did not; `WithinRootPath` adds it again.
+    Sets the client's address and scheme, and ``root_path`` to ``X-Forwarded-Prefix``. If ``path``
+    still has the prefix, `KnownProxies` removes the prefix; `WithinRootPath` adds it again.
 
     Parameters
     ----------

@@ -74,7 +74,7 @@ class Tally:
         if shared is None:
             self.seen += n
             return self.seen
-        if shared + self._lost < before + n:  # Redis lost its counts: counts only grow
+        if shared + self._lost < before + n:  # a smaller count: Redis has lost its data
             self._lost = before + n - shared
         count = shared + self._lost
         self.seen = max(self.seen, count)
@@ -82,14 +82,14 @@ class Tally:
 
 
 class Tallies:
-    """The tallies of the most recent callers, at most ``max_callers``."""
+    """The counts of at most ``max_callers`` callers; the least recent caller is dropped first."""
 
     def __init__(self, max_callers: int = MAX_CALLERS) -> None:
         self._max_callers = max_callers
         self._tallies: OrderedDict[tuple[str, RateLimitItem], Tally] = OrderedDict()
 
     def of(self, caller: str, rate: RateLimitItem, period: int) -> Tally:
-        """Return the caller's tally in ``period``."""
+        """Return the caller's count in ``period``."""
         tally = self._tallies.pop((caller, rate), None)
         if tally is None or tally.period != period:
             tally = Tally(period)
@@ -100,11 +100,11 @@ class Tallies:
 
 
 class Rates:
-    """Counts requests in fixed periods of the clock, the same for all callers.
+    """Counts requests in fixed periods of the clock; all callers have the same periods.
 
-    Around the boundary of two periods, a caller can send the requests of both in quick succession.
-    In return, a count is one number: it needs one round trip to Redis and gives an exact
-    ``Retry-After``.
+    Shortly before and after the start of a period, a caller can use the limits of two periods. The
+    advantage of fixed periods: a count needs one number and one round trip to Redis, and
+    ``Retry-After`` is exact.
 
     This process keeps its own counts too. If Redis restarts empty, these counts stay valid. While
     Redis is unreachable, each replica counts alone.
@@ -159,5 +159,5 @@ class Rates:
         count = await self._calls.ask(
             (lambda: shared.incr(key, life_s, n)) if n else (lambda: shared.get(key))
         )
-        # Any other reply is not a count; see `RedisCalls`.
+        # Redis may send a wrong reply, for example text or a smaller number; see `RedisCalls`.
         return count if type(count) is int and 0 <= count < MAX_COUNT and count >= n else None

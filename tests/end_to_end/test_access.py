@@ -84,7 +84,7 @@ def test_a_public_service_without_keys_does_not_start(
     assert done.returncode == 1
     assert done.stdout == ""
     [line] = done.stderr.splitlines()
-    assert line.startswith("vouch-serve: Others could reach this service at ")
+    assert line.startswith("vouch-serve: Other machines could reach this service at ")
     for remedy in ("vouch-keys create", "VOUCH_KEYS", "127.0.0.1", "VOUCH_ANONYMOUS=true"):
         assert remedy in line
 

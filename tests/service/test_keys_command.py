@@ -187,12 +187,12 @@ def test_what_cannot_be_done_is_said_in_one_line(
     ("arguments", "words"),
     [
         (["create", "shop", "--scope", "root"], "root"),
-        (["create", "shop", "--expires", "soon"], "'soon' is no duration"),
+        (["create", "shop", "--expires", "soon"], "'soon' is not a duration"),
         (["create", "shop", "--rate-limit", "often"], "such as 600/minute"),
         (["create", "shop", "--searches", "often"], "such as 600/minute"),
         (["create", "shop", "--max-items", "many"], "--max-items: invalid int value: 'many'"),
         *(
-            (["create", "shop", f"--expected-absent={share}"], f"'{share}' is no share")
+            (["create", "shop", f"--expected-absent={share}"], f"'{share}' is not a share")
             for share in ("0", "1", "1.5", "-0.1", "half", "nan")
         ),
         (["rotate", "0", "--grace", "-1h"], "grace"),
