@@ -8,7 +8,7 @@
     review      the review queue of a gallery
     unknown     groups of queries without a match
 
-and integrations; each needs the library of its tool::
+and the integrations with other tools; an integration needs the library of its tool::
 
     mcp_server    ``vouch-mcp``, a server of the Model Context Protocol
     mcp_tools     the tools of this server

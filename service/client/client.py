@@ -141,7 +141,7 @@ class VouchClient:
 
         Raises
         ------
-        VouchProblem : such as ``corrupt_image``, or an option out of range.
+        VouchProblem : for example ``corrupt_image``, or an option is out of range.
 
         Examples
         --------
@@ -324,7 +324,7 @@ class VouchClient:
 
         Raises
         ------
-        VouchProblem : such as ``corrupt_image``, or ``write_refused``; nothing was changed.
+        VouchProblem : nothing was changed; for example ``corrupt_image`` or ``write_refused``.
 
         Examples
         --------

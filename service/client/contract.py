@@ -33,11 +33,11 @@ class VouchProblem(Exception):
     Attributes
     ----------
     status : HTTP status code.
-    code : stable name of the kind of problem, to switch on; ``not_vouch`` where the answer is not
-        one of the service, such as a proxy's.
+    code : stable name of the kind of problem, for programs; ``not_vouch`` if the response is not
+        from the service, for example from a proxy.
     detail : what was received, what was wanted and what to do.
-    request_id : what its operator finds the request by.
-    retry_after : seconds after which a new request may succeed; None where the service gave none.
+    request_id : id of the request in the service's log, for the operator.
+    retry_after : seconds after which a new request may succeed; None if the service states none.
     errors : the invalid fields.
 
     Examples
@@ -120,7 +120,7 @@ def path_of(*parts: str) -> str:
 
     Raises
     ------
-    InvalidRequest : a part is not valid in a path; the request would reach another route.
+    InvalidRequest : a part is empty, or has characters that would lead to another path.
     """
     for place, part in enumerate(parts):
         if place == 2 and parts[1] == "items":

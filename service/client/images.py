@@ -27,24 +27,24 @@ def image_named(text: str, folders: Sequence[Path] | None = None) -> Path | byte
         path = Path(text).expanduser().resolve()
         _require_inside(text, path, folders)
         is_file = path.is_file()
-    except (OSError, ValueError, RuntimeError) as error:  # too long, a null character, no such user
+    except (OSError, ValueError, RuntimeError) as error:  # e.g. a null character
         raise InvalidRequest(
-            f"{text[:200]!r} is not the path of a file ({error}). Name an image, or send it as a "
-            "data: URI in base64."
+            f"{text[:200]!r} is not the path of a file ({error}). Give the path of an "
+            "image, or send the image as a data: URI in base64."
         ) from error
     if not is_file:
         raise InvalidRequest(
-            f"There is no file {text[:200]!r}: wanted the path of an image, or a data: URI."
+            f"There is no file {text[:200]!r}. Give the path of an image, or a data: URI."
         )
     return path
 
 
 def _require_inside(text: str, path: Path, folders: Sequence[Path] | None) -> None:
     if folders is not None and not any(path.is_relative_to(one.resolve()) for one in folders):
-        allowed = ", ".join(map(str, folders)) or "none was named at the start of the server"
+        allowed = ", ".join(map(str, folders)) or "none: the server was started without `--images`"
         raise InvalidRequest(
-            f"The image {text[:200]!r} is outside of the allowed folders ({allowed}). Name "
-            "an image in one of them, or send it as a data: URI in base64."
+            f"The image {text[:200]!r} is outside of the allowed folders ({allowed}). Use "
+            "an image in an allowed folder, or send the image as a data: URI in base64."
         )
 
 

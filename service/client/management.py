@@ -45,11 +45,12 @@ class GalleryManagement:
     def create(
         self, gallery: str, *, like: str | None = None, title: str = "", description: str = ""
     ) -> schemas.GalleryDetail:
-        """Create an empty gallery; it takes items at once.
+        """Create an empty gallery; items can then be added immediately.
 
         Parameters
         ----------
-        like : gallery with the encoder; None for the first that the service was started with.
+        like : gallery whose encoder is used; None for the first gallery that the service was
+            started with.
 
         Raises
         ------
@@ -106,11 +107,11 @@ class GalleryManagement:
         Parameters
         ----------
         bundle_id : id of the bundle, listed by ``vouch-build bundles``.
-        share : share of the queries; None for the service's setting.
+        share : share of the gallery's queries; None for the service's setting.
 
         Raises
         ------
-        VouchProblem : such as ``bundle_not_found`` and ``activation_refused``.
+        VouchProblem : for example ``bundle_not_found`` or ``activation_refused``.
 
         Examples
         --------
@@ -143,7 +144,7 @@ class GalleryManagement:
         return self._ask(self._build("DELETE", path_of(gallery, "shadow")), schemas.ShadowReport)
 
     def adopt_absent_share(self, gallery: str, share: float | None) -> schemas.OperatorDecision:
-        """Set the gallery's share of absent queries, for requests and keys that name none.
+        """Set the gallery's share of absent queries; a share in a request or key replaces it.
 
         Parameters
         ----------

@@ -17,7 +17,7 @@ STATUSES = """\
 Exit status:
   0    the assistant closed the connection
   1    an error
-  2    options that the program does not have or cannot use
+  2    an unknown or invalid option
   130  interrupted by Ctrl+C"""
 
 

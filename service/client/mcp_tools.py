@@ -96,7 +96,7 @@ class Tools:
         ],
         gallery: GalleryName = None,
     ) -> CallToolResult:
-        """Decide whether the neighbours that another vector store has found match a query."""
+        """Decide whether neighbours from another vector store match a query."""
         with _readable_errors():
             answer = self._client.decide(self._gallery(gallery), query, neighbours)
         return _result(answer, decision_in_words(answer))

@@ -62,7 +62,7 @@ class UnknownQueriesClient:
         ----------
         query_ids : members to enrol; None for all.
         item_ids : id of the new item, by query id; default: the query id.
-        precision : the value with which the group was listed.
+        precision : the value of ``precision`` in the call that listed the group.
 
         Raises
         ------

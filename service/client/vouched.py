@@ -28,7 +28,7 @@ def vouched_results(
 
     Raises
     ------
-    VouchProblem : such as ``corrupt_image``.
+    VouchProblem : for example ``corrupt_image``.
     """
     answer = client.search(gallery, image, limit=limit, on_uncertain="refuse")
     if answer.verdict != "match":

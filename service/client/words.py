@@ -121,7 +121,7 @@ def _ranked(found: Iterable[tuple[str, str | None, float, float | None]]) -> lis
 
 
 def _percent(share: float) -> str:
-    """Return a share in percent; only exact values are 0 % or 100 %."""
+    """Return a share in percent; a share close to 0 or 1 is never rounded to 0 % or 100 %."""
     if 0.999 < share < 1:
         return "over 99.9 %"
     if 0 < share < 0.001:

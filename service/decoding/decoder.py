@@ -1,4 +1,4 @@
-"""The `Decoder` protocol, what it returns, and a decoder in a thread."""
+"""The `Decoder` protocol, its results, and a decoder that runs in threads."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Decoder(Protocol):
     Attributes
     ----------
     sandbox : parts of the sandbox in force.
-    shares : fair shares of callers in the processes; idle while nothing is decoded.
+    shares : scheduler of the decoder's processes; idle while no image is being decoded.
     """
 
     sandbox: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Messages between the service and a decoder process; replies are validated as hostile."""
+"""Messages between the service and a decoder process; the service does not trust the replies."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _Side = Annotated[int, Field(gt=0, lt=2**31)]
 
 
 class _Reply(BaseModel):
-    """A decoder's reply. Validated strictly: the process parses hostile files."""
+    """A decoder's reply, validated strictly: a malicious file may control the decoder."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 

@@ -41,10 +41,10 @@ class DecoderPool:
 
     - An image beyond its `DecodingBudget` is refused as `ImageTooCostly`, and one that crashes its
       decoder as `CorruptImage`; the process is replaced, other requests are not affected.
-    - A decoder that is killed from outside while decoding (SIGKILL: an operator, or the kernel
-      short of memory) is not held against the image, which goes to another decoder, once.
-    - A request that is cancelled gives up its place at once; a decoder already at work for it
-      finishes first, within the budget, because that is cheaper than a new process.
+    - If an operator or the kernel kills a decoder (SIGKILL, for example without memory), another
+      decoder gets the image. If that decoder is killed too, the image is refused.
+    - A cancelled request leaves the queue. If a decoder already works on its image, the decoder
+      finishes within the budget, because a new process would cost more.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class DecoderPool:
     ----------
     n_lost : number of decoders that ended before `close`.
     sandbox : sandbox parts in force, of `service.decoding.sandbox.PARTS`.
-    shares : fair shares of callers in the decoders.
+    shares : scheduler of the decoders, fair between callers.
     """
 
     def __init__(
@@ -134,8 +134,7 @@ class DecoderPool:
         if isinstance(outcome, Prepared):
             return outcome
         raise outcome or ImageTooCostly(
-            "The process that decoded the image was killed, and so was the next one. "
-            "Send a smaller image."
+            "Two processes were killed while they decoded the image. Send a smaller image."
         )
 
     async def _decode(
@@ -163,8 +162,8 @@ class DecoderPool:
         if exit_status == -signal.SIGPROF:
             return self._too_costly()
         return CorruptImage(
-            "The image is damaged in a way that made its decoder crash. Send a complete file, "
-            "saved anew."
+            "The decoder crashed, because the image file is damaged. Open and save the image "
+            "again, and send the new file."
         )
 
     def _too_costly(self) -> ImageTooCostly:
@@ -186,7 +185,7 @@ class DecoderPool:
 
         Parameters
         ----------
-        who : holder of a place, which is released when the new decoder is ready.
+        who : account whose place is released when the new decoder is ready; None for no release.
         """
         restarted = self._spawn(self._restart())
         if who is not None:

@@ -30,9 +30,8 @@ class DecoderProcess:
         self.pictures = SharedPixels()
         numbers = [theirs.fileno(), self.pictures.fileno()]
         with theirs:
-            # Unlike multiprocessing, this does not import the main module once more, which here is
-            # the whole service.
-            self._process = subprocess.Popen(  # noqa: S603 # nothing here comes from a request
+            # multiprocessing would import the main module again, which is the whole service.
+            self._process = subprocess.Popen(  # noqa: S603 # no argument comes from a request
                 [
                     sys.executable,
                     "-P",
@@ -68,7 +67,7 @@ class DecoderProcess:
 
         Returns
         -------
-        The reply, JSON unless the decoder was taken over.
+        The reply; if an attacker controls the decoder, it may not be JSON.
 
         Raises
         ------
@@ -77,7 +76,7 @@ class DecoderProcess:
         loop = asyncio.get_running_loop()
         prefix = PREFIX.pack(len(header), len(data))
         await loop.sock_sendall(self._socket, prefix + header)
-        await loop.sock_sendall(self._socket, data)  # no concatenation, which would copy megabytes
+        await loop.sock_sendall(self._socket, data)  # no copy of the data
         answer = bytearray(await self._received(PREFIX.size))
         n_header, n_data = PREFIX.unpack_from(answer)
         if n_header > _MAX_HEADER or n_data:
@@ -112,5 +111,5 @@ def _environment() -> dict[str, str]:
     return {name: os.environ[name] for name in kept if name in os.environ} | {
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "OPENBLAS_NUM_THREADS": "1",  # more threads would only use memory
-        **malloc_environment(),  # without it, decoding at 224 px takes 1.6 ms, not 0.8
+        **malloc_environment(),  # halves the time at 224 px (0.8 ms)
     }

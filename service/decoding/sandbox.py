@@ -49,7 +49,7 @@ def enter(mode: SandboxMode) -> list[str]:
     if mode == "off":
         return []
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
-    # Both are prepared first, because neither can be loaded under the other.
+    # First prepare both parts: a part that is in force prevents the preparation of the other.
     prepared: dict[str, Callable[[], object]] = {}
     missing: dict[str, Exception] = {}
     for part, prepare in {"landlock": _landlock, "seccomp": _seccomp}.items():
@@ -63,21 +63,21 @@ def enter(mode: SandboxMode) -> list[str]:
         except OSError as error:
             missing[part] = error
     if missing and mode == "required":
-        raise OSError("; ".join(f"{part} is not to be had: {why}" for part, why in missing.items()))
+        raise OSError("; ".join(f"{part} is not available: {why}" for part, why in missing.items()))
     return [part for part in prepared if part not in missing]
 
 
 def _seccomp() -> Callable[[], object]:
-    """Make the kernel refuse, with EPERM, all system calls that computing does not need."""
+    """Return a function that allows only the system calls for computing; others fail with EPERM."""
     if sys.platform != "linux":
-        raise OSError("it is Linux's")
+        raise OSError("it needs Linux")
     seccomp = importlib.import_module("pyseccomp")  # which loads libseccomp
     calls = seccomp.SyscallFilter(seccomp.ERRNO(errno.EPERM))
     for name in _NOT_THERE:
         calls.add_rule(seccomp.ERRNO(errno.ENOSYS), name)
     for name in _COMPUTING:
         calls.add_rule(seccomp.ALLOW, name)
-    # It may set its own limits and start threads, but no processes.
+    # The decoder may set its own limits and start threads; it cannot start processes.
     calls.add_rule(seccomp.ALLOW, "prlimit64", seccomp.Arg(0, seccomp.EQ, 0))
     calls.add_rule(
         seccomp.ALLOW, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_THREAD, _CLONE_THREAD)
@@ -104,7 +104,7 @@ _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
 
 
 def _landlock() -> Callable[[], object]:
-    """Make the kernel refuse all paths, and from the fourth version on all ports.
+    """Return a function that makes the kernel refuse all paths; from Landlock 4 on, also ports.
 
     The package `landlock` (1.0.0.dev5) does not support ports and scopes.
     """
@@ -125,5 +125,5 @@ def _checked(result: int) -> int:
     return result
 
 
-if __name__ == "__main__":  # for `vouch-build doctor`: one line for each confinement in force
+if __name__ == "__main__":  # `vouch-build doctor` reads these lines
     print("\n".join(enter("available")), flush=True)

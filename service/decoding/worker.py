@@ -1,10 +1,10 @@
 """The decoder process: it only turns image files into prepared pictures.
 
-Image files are not trusted. Their parsers are the part of the service most likely to crash, hang or
-use too much memory. So they run here, one file at a time, in a process that can be lost.
-`service.decoding.process` starts these processes and talks to them over a socket pair, in messages
-of JSON and bytes: nothing of a message is ever executed, whatever became of the process at the
-other end. Prepared pictures lie in a file in memory that the two share.
+Image files are not trusted. Image parsers may crash, hang or use too much memory. The parsers
+therefore run here, one file at a time, in a process that the service can kill and replace.
+`service.decoding.process` starts the decoder processes, and exchanges messages with them over a
+socket pair. A message consists of JSON and bytes; the service never executes any part of a message.
+Prepared pictures are in a memory file that the service and the decoder share.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ PREFIX = struct.Struct("!II")
 
 
 NICE = 5
-"""Niceness of decoders. Costly images of one caller can occupy all decoders except one; on few
-cores, answering and encoding then have priority."""
+"""Niceness of decoders: on few cores, answering and encoding have priority over decoding. Costly
+images of one caller can occupy all decoders except one."""
 
 
 def main() -> None:
@@ -118,7 +118,7 @@ def _answer(
 
 
 def _silence_libraries() -> None:
-    """Keep messages of C libraries about damaged files out of the log; Python's errors go there."""
+    """Discard what C libraries print about damaged files; Python's errors still reach the log."""
     sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
@@ -126,10 +126,10 @@ def _silence_libraries() -> None:
 
 
 def _warm_up(limits: ImageLimits) -> None:
-    """Load Pillow's plugins, which it otherwise loads at the first use of a format."""
+    """Load Pillow's plugins now; otherwise the first image of each format would be slow."""
     preprocessing = Preprocessing(8, 8)
     kinds: list[tuple[str, str, dict[str, str]]] = [(name, "RGB", {}) for name in FORMATS]
-    # Pillow reads TIFF with floating-point pixels by another library.
+    # Pillow reads TIFF files with floating-point pixels with a different library.
     kinds += [("TIFF", "F", {}), ("TIFF", "F", {"compression": "tiff_adobe_deflate"})]
     for name, mode, options in kinds:
         file = BytesIO()

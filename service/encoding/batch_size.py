@@ -1,4 +1,7 @@
-"""Measure which batch size an encoder gains from."""
+"""Measure the batch size with which an encoder is fastest.
+
+A turn is a group of batches that the encoder computes in one call, before it returns.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,15 @@ GAIN = 1.1
 """Minimum gain in images per second over a smaller batch, as a factor."""
 
 BATCHES_IN_A_TURN = 16
-"""Maximum batches in a turn of an encoder that shares its only processor; see `Batches.alone`."""
+"""Maximum number of batches in a turn, on a single processor; see `Batches.alone`."""
 
 BATCHES_OF_A_PROCESSOR = 4
-"""Maximum batches in a turn per processor, with several processors. The last batches of a turn
-leave some of them idle, and the turn is answered after its last batch."""
+"""Maximum number of batches in a turn for each processor, with several processors. At the end of a
+turn some processors are idle, and an image waits for the last batch of its turn."""
 
 TURN_S = 0.25
-"""Maximum duration of a turn in seconds: its first image waits for its last, and a running batch is
-never cancelled."""
+"""Maximum duration of a turn in seconds. All images of a turn wait for the slowest batch, and a
+running batch cannot be cancelled."""
 
 _REPETITIONS = 5
 
@@ -33,9 +36,9 @@ class Batches:
     Attributes
     ----------
     size : measured maximum batch size.
-    turn : see `MicroBatcher`.
-    alone : whether a turn is best given while nothing else is computed: the encoder shares its only
-        processor, and each change between what encodes and what answers empties its caches.
+    turn : maximum number of batches in a turn.
+    alone : whether a turn should begin when no other work runs. True on a single processor, where
+        each switch between encoding and other work empties the processor's caches.
     """
 
     size: int
@@ -46,8 +49,8 @@ class Batches:
 def largest_useful_batch(encoder: Encoder, limit: int) -> int:
     """Measure the best batch size, at most ``limit``.
 
-    A batch has several images only if it is faster *and* each image gets the same bits as alone.
-    Otherwise an answer would depend on concurrent requests and on the replica.
+    A batch has several images only if that is faster *and* each embedding has the same bits as in a
+    batch of one image. Otherwise an answer would depend on concurrent requests and on the replica.
     """
     images = _noise(encoder, limit)
     alone = Embeddings.concatenate([encoder.encode(images[i : i + 1]) for i in range(limit)])
@@ -61,10 +64,10 @@ def largest_useful_batch(encoder: Encoder, limit: int) -> int:
 
 
 def useful_turn(encoder: Encoder, size: int, limit: int, n_processors: int) -> int:
-    """Measure the best number of batches of ``size`` in a turn, at most ``limit``.
+    """Measure the best number of batches of ``size`` images in a turn, at most ``limit``.
 
-    With several processors the number exceeds 1 only if parallel batches are faster and each image
-    gets the same bits as alone.
+    With several processors, the number exceeds 1 only if parallel batches are faster and change no
+    bit of an embedding.
     """
     n = min(n_processors, limit)
     images = _noise(encoder, n * size)
@@ -88,7 +91,7 @@ def blank_images(encoder: Encoder, n: int) -> Inputs:
 
 
 def _noise(encoder: Encoder, n: int) -> Inputs:
-    """Return ``n`` random images; sums of very different numbers reveal differences in rounding."""
+    """Return ``n`` images of random pixels, which make differences in rounding visible."""
     expected = encoder.metadata.input
     images = np.random.default_rng(0).integers(0, 256, (n, *expected.shape), dtype=np.uint8)
     return images.astype(expected.dtype)

@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 _ENDS = "The service ends. Send the image again."
 
 _LOOP_TURNS = 10
-"""Turns of the event loop between two batches. In these turns, encoded queries are searched and
-answered, and new requests are read and decoded."""
+"""Iterations of the event loop between two calls of the encoder. In these iterations, the service
+answers encoded queries, and reads and decodes new requests."""
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
@@ -38,8 +38,8 @@ class _Waiting:
 
     Attributes
     ----------
-    alone : whether the encoder stopped on a batch with this image. Each image of that batch is then
-        encoded alone, to find the cause.
+    alone : whether the image is encoded in a batch of one. If the encoder stops during a batch,
+        each image of this batch is encoded alone, to find the cause.
     """
 
     image: Inputs
@@ -51,20 +51,19 @@ class _Waiting:
 class MicroBatcher:
     """Encodes waiting images when the encoder is idle, up to ``size`` in a batch.
 
-    No request waits for a batch to fill. A cancelled `encode` is left out. Images over which the
-    encoder fails are halved until the one that spoils them is alone; those over which it *stops*
-    are encoded one by one once it has answered a canary, and the one over which it stops again has
-    failed.
+    No request waits for a batch to fill. Images of cancelled calls are not encoded. If the encoder
+    fails, the batch is split into halves until the image that causes the failure is alone. If the
+    encoder *stops*, it must first encode a canary again. Then it encodes each image alone. If it
+    stops again, the image gets an error.
 
     Parameters
     ----------
-    size : see `largest_useful_batch`; padding to it is up to ``padded``.
-    turn : batches that the encoder is given, one after the other, before it answers; see
-        `useful_turn`.
-    padded : fill every batch up to ``size``, so that each image is computed in the same way however
-        many come together; for encoders (GPUs) whose arithmetic depends on the size of the batch.
-    shares : a turn begins once all of these are idle, or they have had as long as the last turn
-        took, `TURN_S` at most; see `Batches.alone`.
+    size : maximum number of images in a batch; see `largest_useful_batch`.
+    turn : maximum number of batches in one call of the encoder; see `useful_turn`.
+    padded : fill every batch up to ``size``, so that an embedding does not depend on the number of
+        images. GPUs need this, because their arithmetic depends on the batch size.
+    shares : schedulers of other work. A turn begins when all schedulers are idle, or after a wait
+        as long as the previous turn, at most `TURN_S`; see `Batches.alone`.
     observe : called with the facts of each batch.
     """
 
@@ -87,8 +86,8 @@ class MicroBatcher:
         self._queue: deque[_Waiting] = deque()
         self._more = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="encode")
-        # A separate context: a batch belongs to no single request, nor to the request that
-        # activated the bundle.
+        # A separate context: a batch has images of several requests, and must not run in the
+        # context of the request that activated the bundle.
         self._runs = asyncio.create_task(self._run(), context=Context())
         self._closed = False
         self.running = True
@@ -100,7 +99,7 @@ class MicroBatcher:
 
     @property
     def is_idle(self) -> bool:
-        """True while no image is encoded or waits."""
+        """True if no image waits and no image is being encoded."""
         return not self._more.is_set()
 
     async def encode(self, image: Inputs) -> Embeddings:
@@ -152,7 +151,7 @@ class MicroBatcher:
                 await self._recover()
 
     async def _wait_for_others(self, patience_s: float) -> None:
-        """Wait for other work, such as searches with the last encoded images."""
+        """Wait until searches and decoders are idle, at most ``patience_s`` seconds."""
         if not self._shares:
             return
         with suppress(TimeoutError):
@@ -178,11 +177,11 @@ class MicroBatcher:
         return taken
 
     async def _answer(self, taken: list[_Waiting]) -> list[_Waiting] | None:
-        """Encode the images ``taken``; after a failure, encode each half.
+        """Encode the images ``taken``; after a failure, encode each half separately.
 
         Returns
         -------
-        None; if the encoder stopped, the images to encode after its restart.
+        None. If the encoder stopped: the images to encode after a restart of the encoder.
         """
         outcome = await self._compute([one.image for one in taken])
         if isinstance(outcome, Embeddings):

@@ -45,7 +45,7 @@ class CacheEntry:
 
     @classmethod
     def from_bytes(cls, data: bytes, key: str, secret: bytes = b"") -> CacheEntry | None:
-        """Read what `to_bytes` wrote for the same key; None for anything else."""
+        """Read the bytes of `to_bytes`; None if they are damaged or for another key or secret."""
         try:
             seal, length = _HEADER.unpack_from(data)
             body = data[_HEADER.size :]
@@ -59,7 +59,7 @@ class CacheEntry:
 
 
 def _seal(key: str, body: bytes, secret: bytes) -> bytes:
-    """Return the seal of an entry and its key; only owners of the secret can make it."""
+    """Return an HMAC of the key and the entry; only holders of the secret can compute it."""
     named = hashlib.sha256(key.encode()).digest()
     return hmac.digest(hashlib.sha256(secret).digest(), named + body, "sha256")
 
@@ -77,7 +77,7 @@ class Cache(Protocol):
 
     @property
     def is_reachable(self) -> bool:
-        """Return whether the store answered the last call; if not, a missing entry may exist."""
+        """Return whether the store answered the last call; if not, `get` may miss entries."""
 
     async def get(self, key: str) -> CacheEntry | None:
         """The entry, or None."""
@@ -142,9 +142,9 @@ class ProcessCache:
 class RedisCache:
     """Entries in Redis, shared by replicas.
 
-    While Redis does not answer, this process finds its own entries in memory. So a client can
-    follow a cursor that it has just received. While Redis answers, memory serves only entries that
-    Redis did not store. So an entry removed by another replica stays removed.
+    If Redis does not answer, this process finds its own entries in memory. A cursor from a recent
+    answer therefore stays valid. If Redis answers, this process uses memory only for entries that
+    Redis did not store. An entry removed by another replica therefore stays removed.
 
     Parameters
     ----------
@@ -181,7 +181,7 @@ class RedisCache:
         return not self._calls.failed_last
 
     async def get(self, key: str) -> CacheEntry | None:
-        """Return the entry; None if Redis has none, or something else."""
+        """Return the entry; None if there is no valid entry."""
         data = await self._calls.ask(lambda: self._redis.get(key))
         found = CacheEntry.from_bytes(data, key, self._secret) if isinstance(data, bytes) else None
         if found is None:
@@ -212,7 +212,7 @@ class RedisCache:
 
 
 def open_cache(settings: Settings) -> Cache:
-    """Return the cache of the settings."""
+    """Return the cache that the settings configure."""
     if settings.redis_url is None:
         return ProcessCache(settings.cache_bytes)
     secret = settings.cache_secret.get_secret_value() if settings.cache_secret else ""
@@ -237,7 +237,8 @@ def key_prefix(retriever: Retriever, gallery: str = "") -> str:
 
     Parameters
     ----------
-    gallery : id of a gallery with a separate cache: its users must not learn of other requests.
+    gallery : id of a gallery with a separate cache. Hits in a shared cache would show which images
+        other galleries received.
     """
     digest = hashlib.sha256(retriever.encoder.fingerprint.encode() + gallery.encode())
     if retriever.text is not None:

@@ -1,7 +1,7 @@
 """The encoder in a separate process, so that its crash does not end the service.
 
-ONNX Runtime and a GPU's driver can end the process they run in. This process only encodes: after a
-crash, its current images fail with an error, and it is restarted.
+ONNX Runtime or a GPU driver can crash, and a crash ends the whole process. The encoder therefore
+runs in a child process. After a crash, the images in progress get an error, and the child restarts.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from service.processes.shared_pixels import SharedPixels
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0
-"""Timeout for loading the encoder, in seconds: CUDA's libraries may load from a cold disk."""
+"""Timeout for loading the encoder, in seconds; the first load of CUDA's libraries is slow."""
 
 ENCODE_TIMEOUT_S = 30.0
-"""Timeout of one turn of batches, in seconds; then the process is killed."""
+"""Timeout of one call of `encode`, in seconds; then the process is killed."""
 
 
 class EncoderProcess(EncoderProxy):
     """An `Encoder` that runs `OnnxEncoder` in a child process; safe to share by threads.
 
-    The child ends with this process, even after a kill: it reads from a pipe that then closes.
+    The child ends with this process, even if this process is killed: the child's pipe then closes.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class EncoderProcess(EncoderProxy):
 
         Raises
         ------
-        EncoderStopped : the child died, or hung, over these images; or it cannot be started again.
+        EncoderStopped : the child died or hung during the call, or does not start again.
         EncodingFailed : the encoder refused the images; the child still runs.
         """
         with self._lock:
@@ -83,7 +83,7 @@ class EncoderProcess(EncoderProxy):
                 self._end()
                 try:
                     self._start()
-                except (VouchError, OSError) as error:  # such as no memory for a process
+                except (VouchError, OSError) as error:  # e.g. not enough memory
                     raise EncoderStopped(
                         "The encoder has stopped and does not start again; the log says why. Send "
                         "the image again later."
@@ -115,8 +115,8 @@ class EncoderProcess(EncoderProxy):
         self._images = SharedPixels()
         numbers = [theirs.fileno(), self._images.fileno()]
         with theirs:
-            # Unlike multiprocessing, this does not import the main module once more, which is the
-            # whole service: 3.8 s of computing in place of 0.2 before the encoder is back.
+            # multiprocessing would import the main module again, which is the whole service: the
+            # encoder would restart in 3.8 s of computing instead of 0.2 s.
             self._process = subprocess.Popen(  # noqa: S603 # nothing here comes from a request
                 [sys.executable, "-P", "-m", "service.encoding.worker", *map(str, numbers)],
                 env={

@@ -46,8 +46,8 @@ class EncoderQueues:
 
     Parameters
     ----------
-    shares : shares of searches and decoders. On a single processor, the encoder waits until all are
-        idle; see `MicroBatcher`.
+    shares : schedulers of searches and decoders. On a single processor, the encoder waits until
+        these schedulers are idle; see `MicroBatcher`.
     """
 
     def __init__(self, shares: Sequence[FairShare] = ()) -> None:
@@ -85,7 +85,7 @@ class EncoderQueues:
         return queue
 
     async def leave(self, encoder: Encoder) -> None:
-        """Release the queue. The last user closes it, and waiting requests get an error."""
+        """Release the queue. The last release closes it; waiting requests then get an error."""
         key = id(_real(encoder))
         queue = self._queues[key]
         queue.n_users -= 1

@@ -37,13 +37,13 @@ class SharedEncoder(ForwardingEncoder):
 
     def close(self) -> None:
         """Release the handle; the last release closes the encoder."""
-        if self._closing.acquire(blocking=False):  # once, however often it is called
+        if self._closing.acquire(blocking=False):  # only the first call
             self._let_go()
 
 
 @dataclass(eq=False, slots=True)
 class _Held:
-    """An encoder, and the file of each bundle that uses it."""
+    """An encoder, and its file in each bundle that uses the encoder."""
 
     files: list[Path] = field(default_factory=list)
     opening: threading.Lock = field(default_factory=threading.Lock)

@@ -50,13 +50,13 @@ class SideBySide:
         return Embeddings.concatenate(list(self._threads.map(narrow.encode, batches)))
 
     def _opened(self) -> Encoder | None:
-        """Return the encoder with one thread; None if it cannot be opened or differs."""
+        """Return the encoder with one thread; None if it cannot be opened or has changed."""
         if self._open_narrow is not None:
             try:
                 narrow = self._open_narrow()
                 if narrow.fingerprint == self._whole.fingerprint:
                     self._narrow = narrow
-            except (VouchError, OSError) as error:  # such as a file that is gone
+            except (VouchError, OSError) as error:  # e.g. a missing file
                 logger.warning("no batches side by side", exc_info=error)
             self._open_narrow = None
         return self._narrow

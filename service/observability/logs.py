@@ -85,7 +85,7 @@ def log_as_json(level: int = logging.INFO, secrets: Iterable[str] = ()) -> None:
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)
     sys.excepthook = lambda *error: sys.stderr.write(redact("".join(format_exception(*error))))
-    # It logs a warning for each malformed form, so a client could fill the log.
+    # python_multipart logs each malformed form, so a client could fill the log with warnings.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 

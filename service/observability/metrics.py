@@ -1,7 +1,7 @@
 """Counters and histograms for Prometheus; gauges are in `service.serving.metrics`.
 
-Labels have few values for any request: patterns of routes, served galleries, methods of HTTP, codes
-of problems.
+A label has few possible values, and clients cannot add values: route patterns, served galleries,
+HTTP methods, problem codes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ private."""
 
 
 def counted_as(bundle: Bundle) -> str:
-    """Return the value of the label `gallery` for the gallery of a bundle."""
+    """Return the value of the label `gallery` in the metrics of a bundle."""
     return bundle.name if bundle.entry is None else CREATED
 
 
@@ -70,7 +70,7 @@ class Telemetry:
 
     Attributes
     ----------
-    exposed : registry that Prometheus reads.
+    exposed : registry for Prometheus, with the metrics of all processes.
     """
 
     def __init__(self, shared: Path | None = None) -> None:
@@ -158,9 +158,10 @@ class Telemetry:
         return observe
 
     def gallery(self, gallery: str) -> None:
-        """Create the counters of a gallery at 0, so that their first event raises an alert.
+        """Create the counters of a gallery with the value 0.
 
-        Prometheus sees no increase in a counter that starts with its first event.
+        Otherwise a counter would start at 1, and Prometheus would not see the first event as an
+        increase.
         """
         self.encoder_stops.labels(gallery)
         for outcome in ("activated", "refused"):
@@ -205,7 +206,7 @@ class Telemetry:
         )
         self.verdicts = self._counter("vouch_verdicts_total", "Verdicts.", "gallery", "verdict")
         self.audits = self._counter(
-            "vouch_audits_total", "Answers `match` drawn at random for review.", "gallery"
+            "vouch_audits_total", "`match` answers that were drawn at random for review.", "gallery"
         )
         self.review_cases = self._counter(
             "vouch_review_cases_total",

@@ -141,7 +141,7 @@ class BatchRecord:
     ----------
     size : number of images in the batch.
     waited_s : waiting time of its first image, in seconds.
-    stopped : whether the encoder stopped over them, or over others that it was given before.
+    stopped : True for the last batch in a call during which the encoder stopped.
     """
 
     size: int

@@ -1,7 +1,7 @@
 """Traces for an OpenTelemetry collector: the stages of each request.
 
 Only this module uses OpenTelemetry; it is imported only if `VOUCH_OTLP_ENDPOINT` is set. The tracer
-is not registered globally: frameworks would then add their own spans, with values of requests.
+is not registered globally: other libraries would then add spans that contain data of requests.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FLUSH_TIMEOUT_S = 5.0
 """Timeout for unsent spans when the service ends; well below Docker's 30 s."""
 
 NOT_TRACED = {"/livez", "/readyz", "/metrics"}
-"""Paths that probes request every few seconds; their traces would only hide the others."""
+"""Paths that probes request every few seconds; too many traces would hide the useful ones."""
 
 AFTER_ENCODING = ("search", "decide", "items")
 
@@ -43,10 +43,9 @@ AFTER_ENCODING = ("search", "decide", "items")
 class OtlpTracing:
     """Sends one trace for each request to a collector, by OTLP over HTTP, on a separate thread.
 
-    Spans wait in a bounded queue. If the collector is slow or unreachable, the oldest are dropped,
-    and requests are not delayed. A caller's `traceparent` is continued, its decision to sample
-    included; `OTEL_*` variables set the sampler, headers for the collector and names of the
-    resource.
+    Spans wait in a bounded queue. If the collector is slow or unreachable, the oldest spans are
+    dropped; requests are not delayed. A caller's `traceparent` is continued, with its sampling
+    decision. `OTEL_*` variables set the sampler, the collector's headers and the resource names.
 
     Parameters
     ----------
@@ -80,7 +79,7 @@ class OtlpTracing:
 
     async def close(self) -> None:
         """Send the outstanding spans, for at most `FLUSH_TIMEOUT_S`."""
-        # The SDK's own waiting has a bound of 30 s that cannot be changed.
+        # The SDK would wait up to 30 s, and this limit cannot be changed.
         closing = Thread(target=self._provider.shutdown, name="flush-spans", daemon=True)
         closing.start()
         await asyncio.to_thread(closing.join, FLUSH_TIMEOUT_S)
@@ -106,10 +105,10 @@ class OtlpTracing:
 def stage_times(search: SearchRecord) -> Iterator[tuple[str, int, int]]:
     """Yield each stage of a search with its start and end, in nanoseconds since 1970.
 
-    Only the durations of stages were measured. They follow one another from the begin of the
-    search, and those after the encoding end with the answer; what lies between was waiting for a
-    thread. A search that joined the encoding of the same image for another request began in the
-    middle of it: `decode` and `encode` then begin before the search itself did.
+    Only the durations of the stages were measured. The stages up to encoding follow one another
+    from the start of the search. The stages after encoding end with the answer. Between encoding
+    and these stages, the query waited for a thread. If a search used an encoding that another
+    request had started, `decode` and `encode` began before the search.
     """
     lengths = {stage: round(1e9 * seconds) for stage, seconds in search.seconds.items()}
     total = lengths.pop("total", sum(lengths.values()))

@@ -4,8 +4,8 @@
 
     verdicts    writes Vouch's verdicts on samples into their fields
 
-FiftyOne finds it by `fiftyone.yml`. FiftyOne pins another web framework than the service. Therefore
-install Vouch's client in FiftyOne's environment, not FiftyOne beside the service.
+FiftyOne finds the plugin by `fiftyone.yml`. FiftyOne and the service need different web frameworks.
+Install Vouch's client in FiftyOne's environment; do not install FiftyOne beside the service.
 """
 
 from __future__ import annotations

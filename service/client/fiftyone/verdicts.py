@@ -105,7 +105,7 @@ def _fields(client: VouchClient, gallery: str, path: str) -> dict[str, Any] | st
 
 
 def _declare(dataset: Any, names: dict[str, str]) -> None:  # noqa: ANN401
-    """Add the fields, unless other fields have these names."""
+    """Add the fields; raise ValueError if fields of other programs have these names."""
     schema = dataset.get_field_schema()
     foreign = [
         name
