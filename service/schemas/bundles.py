@@ -17,9 +17,9 @@ for another gallery or search, or reviews show too many errors. Its numbers have
 class CalibrationState(HasReason):
     """The state of a bundle's calibration.
 
-    A stale calibration still gives probabilities, but no verdict `match` and no guarantee. A
-    missing one gives no probabilities. The status `drifting` depends on the caller's own queries,
-    or on a label that has lost its last item.
+    A stale calibration still gives probabilities, but no verdict `match` and no guarantee. If the
+    calibration is missing, there are no probabilities. The status `drifting` depends on the
+    caller's own queries, or on a label that has lost its last item.
     """
 
     status: CalibrationStatus

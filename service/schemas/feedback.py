@@ -25,14 +25,14 @@ class ItemOfQuery(RequestModel):
 
 
 class FeedbackRequest(RequestModel):
-    """A reviewer's decision on an earlier query; `correct` is its short form for a found item."""
+    """A reviewer's decision on an earlier query; `correct` is a short form of `decision`."""
 
     query_id: str = Field(pattern="^[0-9a-f]{64}$", description="`query.id` of an answer.")
     decision: DecisionKind | None = Field(
         None,
-        description="`this_item`, `not_this_item`: an item that the query found is a match, or is "
-        "none. `that_item`: this item is the match, whether the query found it or not. "
-        "`none_of_these`: nothing in the gallery matches. `new`: nothing matches, and the gallery "
+        description="`this_item`: an item in the answer is a match. `not_this_item`: an item in "
+        "the answer is not a match. `that_item`: any item of the gallery is the match. "
+        "`none_of_these`: no item of the gallery matches. `new`: no item matches, and the gallery "
         "should get a new item.",
     )
     item_id: str | None = Field(
@@ -51,14 +51,14 @@ class FeedbackRequest(RequestModel):
     comment: str | None = Field(None, min_length=1, max_length=2000)
     item: ItemOfQuery | None = Field(
         None,
-        description="Only with `new`: the item that the query becomes in the same request (needs "
+        description="Only with `new`: create this item from the query in the same request (needs "
         "scope `write`).",
     )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.decision is None) == (self.correct is None):
-            raise ValueError("give `decision`, or `correct` in its place")
+            raise ValueError("give either `decision` or `correct`")
         if (self.item_id is None) != (self.decision in {"none_of_these", "new"}):
             raise ValueError("give `item_id`, but not with `none_of_these` or `new`")
         if self.item is not None and self.decision != "new":
@@ -112,11 +112,12 @@ class Decision(BaseModel):
     bundle: str = Field(description="Bundle that answered the query.")
     decided_at: datetime
     undone_at: datetime | None = Field(
-        description="When the decision was undone; null: it is valid."
+        description="Time when the decision was undone; null if it is valid."
     )
     selection: Selection = Field(
-        description="How the query was chosen for review. `drawn`: at random by the review queue. "
-        "`ordered`: by the review queue, for its verdict. `volunteered`: without the review queue."
+        description="How the query was chosen for review. `drawn`: the review queue drew it at "
+        "random. `ordered`: the review queue chose it because of its verdict. `volunteered`: a "
+        "user chose it, without the review queue."
     )
     draw_probability: float | None = Field(
         None,
@@ -147,12 +148,12 @@ class ErrorsOverTime(BaseModel):
 
     Doubtful matches are drawn more often, so the rate is not `n_wrong` / `n_reviewed`. The estimate
     starts from the predicted errors of all matches and corrects them by the reviews. Each review
-    has the inverse of its draw probability as weight. It stays valid however often it is read. It
-    assumes that the decision to review a match does not depend on whether it is right: compare
-    `n_reviewed` with `n_asked`.
+    has the inverse of its draw probability as weight. The interval is valid at any time, so it can
+    be read after each review. It assumes that right and wrong matches are reviewed equally often:
+    compare `n_reviewed` with `n_asked`.
     """
 
-    max_error: float = Field(description="Share of matches that may be wrong.")
+    max_error: float = Field(description="Maximum share of wrong matches.")
     audit_share: float = Field(description="Share of matches drawn for review.")
     n_asked: int = Field(description="Matches of this bundle drawn for review.")
     n_reviewed: int = Field(description="Drawn matches that were reviewed.")
@@ -161,12 +162,12 @@ class ErrorsOverTime(BaseModel):
         None, description="Estimate of the error rate of all matches; null without a review."
     )
     error_interval: tuple[float, float] = Field(
-        description="95 % confidence sequence for a constant error rate: asymptotically, it holds "
-        "the rate at every time. [0, 1] below 30 reviews."
+        description="95 % confidence sequence (asymptotic): if the error rate is constant, the "
+        "intervals of all times contain it. [0, 1] below 30 reviews."
     )
     log_evidence: float = Field(
         description="Evidence in nats (an e-process) that the error rate exceeds `max_error`. At "
-        "4.6 `alarm` is raised; a lower error rate reaches 4.6 with probability 1/100 at most."
+        "4.6, `alarm` becomes true. The probability of a false alarm is at most 1/100."
     )
     alarm: bool = Field(
         description="Whether the evidence has ever reached 4.6; the calibration is then stale."
@@ -181,7 +182,8 @@ class FeedbackCorrection(BaseModel):
     n_drawn: int = Field(0, description="Pairs that were drawn at random for review.")
     n_ordered: int = Field(0, description="Pairs that the review queue chose for their verdict.")
     n_others: int = Field(
-        description="Pairs left out, because they were served with other probabilities."
+        description="Pairs that are not used, because their probabilities come from another "
+        "calibration."
     )
     applied: bool = Field(
         description="Whether probabilities are corrected: the correction predicts feedback better "

@@ -36,9 +36,9 @@ class Explanation(BaseModel):
     )
     estimated_share: float = Field(description="Estimated share of the gallery's items that pass.")
     indexes: dict[str, IndexedBy] = Field(
-        description="Place of the index of each field in the filter. `bundle`: in the bundle. "
-        "`memory`: built at the first filter with this field. `none`: no index, so that every "
-        "item was read."
+        description="Index that was used for each field of the filter. `bundle`: an index stored "
+        "in the bundle. `memory`: an index built in memory at the first filter with this field. "
+        "`none`: no index, so every item was read."
     )
 
 

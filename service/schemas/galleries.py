@@ -106,29 +106,33 @@ class LevelPromise(BaseModel):
 class AbsentState(BaseModel):
     """The share of queries without a match in the gallery, and the source of that share."""
 
-    assumed: float = Field(description="Share that the probabilities were fitted with.")
-    expected: float | None = Field(
-        description="Share in the gallery's configuration; null if it names none."
+    assumed: float = Field(
+        description="Share of absent queries with which the probabilities were fitted."
     )
-    adopted: float | None = Field(description="Share that the operator adopted; null if none.")
-    adopted_at: str | None = Field(description="When the operator adopted it.")
+    expected: float | None = Field(
+        description="Share in the gallery's configuration; null if the configuration has no share."
+    )
+    adopted: float | None = Field(
+        description="Share that the operator adopted while the service was running; else null."
+    )
+    adopted_at: str | None = Field(description="Time when the operator adopted `adopted`.")
     estimated: float | None = Field(
         description="Maximum-likelihood estimate from served queries that were not out of "
         "distribution; null with too few of them."
     )
     interval: tuple[float, float] | None = Field(
-        description="95 % interval of the estimate, for sampling error alone."
+        description="95 % interval of the estimate; it covers only the sampling error."
     )
     n_served: int = Field(description="Number of queries in the estimate.")
-    used: float = Field(description="Share in use if neither the request nor the key names one.")
+    used: float = Field(
+        description="Share for requests that set no share, with a key that sets no share."
+    )
     is_hint: bool = Field(
-        description="Whether the estimate may be far off, because calibration had only augmented "
-        "views of items as absent queries. Do not adopt it then."
+        description="Whether the estimate may be far from the true share, because the calibration "
+        "had no absent queries except augmented views of items. Do not adopt such an estimate."
     )
     basis: Absence = Field(description="Kind of absent queries in the calibration.")
-    warning: str | None = Field(
-        description="Advice if the interval excludes the share in use; else null."
-    )
+    warning: str | None = Field(description="Advice if `used` is outside of `interval`; else null.")
 
 
 class DriftReport(HasReason):
@@ -140,7 +144,10 @@ class DriftReport(HasReason):
     """
 
     reason: str | None = Field(description="Why drift is not tested; null if it is tested.")
-    n_served: int = Field(description="Queries of all callers in this period of the test.")
+    n_served: int = Field(
+        description="Number of queries of all callers in the current test; a reset starts a new "
+        "test."
+    )
     log_capital: float = Field(
         description="Evidence of drift in the queries of all callers, in nats; alarm at 5.7."
     )
@@ -160,14 +167,14 @@ class AdoptedShare(RequestModel):
 
 
 class OperatorDecision(BaseModel):
-    """The state after a decision of the operator."""
+    """The result of an operator's decision on the share of absent queries or on drift alarms."""
 
     gallery: str
     absent_share: float = Field(
-        description="Share in use if neither the request nor the key names one."
+        description="Share for requests that set no share, with a key that sets no share."
     )
     adopted_at: str | None = Field(
-        description="When the operator adopted this share; null: it is configured."
+        description="Time when the operator adopted this share; null if the share is configured."
     )
     alarmed: list[str] = Field(
         description="Callers whose alarms this decision ended, in this process: `key <id>` or "
@@ -225,8 +232,8 @@ class CalibrationReport(BaseModel):
         "verdict `match`; null: no maximum."
     )
     delta: float | None = Field(
-        description="A guarantee for one level chosen in advance holds with probability 1 − delta "
-        "over calibrations."
+        description="Maximum probability that random calibration data lead to a false guarantee, "
+        "for one level that was chosen in advance."
     )
     absent: AbsentState | None
     drift: DriftReport
@@ -236,13 +243,16 @@ class CalibrationReport(BaseModel):
     levels: list[LevelPromise] = Field(
         description="Levels of parent labels that can answer ambiguous queries, the finest first."
     )
-    point: OperatingPoint | None = Field(description="The rates of all these thresholds together.")
+    point: OperatingPoint | None = Field(
+        description="The rates over all queries, with the thresholds in `matches`."
+    )
     top1_ece: float | None = Field(
         description="Expected calibration error of first results, cross-fitted. The query stream "
         "has the assumed share of absent queries."
     )
     reliability: list[ReliabilityBin] = Field(
-        description="Bins of about equal weight over the query stream of `top1_ece`, cross-fitted."
+        description="Bins of the first results' match probabilities, of about equal weight, "
+        "cross-fitted."
     )
     risk_coverage: list[OperatingPoint] = Field(
         description="Operating points from the strictest threshold to the loosest, cross-fitted."
@@ -251,21 +261,21 @@ class CalibrationReport(BaseModel):
         description="Performance of result sets, cross-fitted."
     )
     outlier_auroc: dict[str, float] = Field(
-        description="AUROC of the outlier score, cross-fitted. `near`: calibration images of "
-        "labels that the gallery lacks, against ordinary queries."
+        description="AUROC of the outlier score, cross-fitted. `near`: absent calibration "
+        "queries, compared with ordinary queries."
     )
     feedback: FeedbackSummary | None = Field(description="Null without feedback.")
     errors_over_time: ErrorsOverTime | None = Field(
         description="Error rate of verdict `match`. Null if the service stores no feedback."
     )
     correction: FeedbackCorrection | None = Field(
-        description="Correction of match probabilities by feedback. All other numbers here are "
-        "measured before it. Null if the calibration used no feedback."
+        description="Correction of match probabilities by feedback. All other numbers in this "
+        "report are without the correction. Null if the calibration used no feedback."
     )
     written_at: datetime | None = Field(
         None,
-        description="When the calibration file was written: at calibration, or when it was copied "
-        "here.",
+        description="Time when the calibration file was written. In a copied bundle, this is the "
+        "time of the copy.",
     )
 
 
@@ -283,7 +293,8 @@ class OutcomeLine(BaseModel):
 
     code: str = Field(description="Stable name of the line's subject, such as `recall_low`.")
     severity: OutcomeSeverity = Field(
-        description="`warning` names a shortfall; `failure` makes the gallery of little use."
+        description="`fact`: no shortfall. `warning`: a shortfall. `failure`: the gallery is of "
+        "little use."
     )
     parameters: dict[str, float | int | str | None] = Field(
         description="The values in the line; shares are between 0 and 1."
@@ -298,8 +309,8 @@ class GalleryOutcome(BaseModel):
     """
 
     basis: OutcomeBasis | None = Field(
-        description="The source of the numbers: an `evaluation` on queries used for nothing else, "
-        "or the queries of the `calibration`, cross-fitted. Null without calibration."
+        description="Source of the numbers. `evaluation`: held-out queries. `calibration`: the "
+        "calibration queries, cross-fitted. Null without calibration."
     )
     n_queries: int | None = Field(description="Queries with a match in the gallery.")
     recall_at_1: float | None = Field(
@@ -307,11 +318,11 @@ class GalleryOutcome(BaseModel):
     )
     match_share: float | None = Field(description="Share of these queries with verdict `match`.")
     match_error: float | None = Field(
-        description="Observed share of wrong answers among matches, for the expected share of "
-        "absent queries."
+        description="Observed share of wrong answers among matches. Absent queries have the weight "
+        "of their expected share."
     )
     match_error_bound: float | None = Field(description="Upper confidence bound of `match_error`.")
-    max_error: float | None = Field(description="Largest error of matches that is accepted.")
+    max_error: float | None = Field(description="Accepted maximum share of wrong matches.")
     false_match_rate: float | None = Field(
         description="Share of absent queries with verdict `match`."
     )
@@ -325,7 +336,8 @@ class GalleryOutcome(BaseModel):
         description="Share of absent queries that are flagged out of distribution."
     )
     lines: list[OutcomeLine] = Field(
-        description="Facts, then shortfalls with their causes and next steps; ten at most."
+        description="At most ten lines: first facts, then shortfalls with their causes and next "
+        "steps."
     )
 
 
@@ -336,8 +348,8 @@ class GalleryDetail(BaseModel):
     title: str = Field(description="Title to display; empty without one.")
     description: str
     created_at: str | None = Field(
-        description="When the gallery was created over HTTP; null for a gallery that vouch-build "
-        "built."
+        description="Time when the gallery was created over HTTP; null for a gallery that "
+        "vouch-build built."
     )
     n_items: int
     n_labels: int
@@ -349,7 +361,7 @@ class GalleryDetail(BaseModel):
     )
     calibration: dict[str, Any] | None = Field(description="How the decision layer was fitted.")
     metrics: dict[str, Any] | None = Field(
-        description="Measured on queries used for nothing else when the bundle was built."
+        description="Metrics on held-out queries, measured when the bundle was built."
     )
     outcome: GalleryOutcome = Field(
         description="Quality at the time of calibration; `bundle.calibration` has its current "
@@ -390,7 +402,7 @@ class Facet(BaseModel):
 
 
 class FacetList(HasReason):
-    """The fields with an index, which a gallery can be filtered by."""
+    """The indexed fields of a gallery, for use in filters."""
 
     gallery: str
     bundle_id: str

@@ -14,10 +14,10 @@ class Live(BaseModel):
 
 
 class ProviderShare(BaseModel):
-    """The part of the encoder that one execution provider ran, in a profiled run at the start."""
+    """The number of encoder nodes that one execution provider ran, measured at the start."""
 
     nodes: int
-    share: float = Field(description="Share of all nodes that ran.")
+    share: float = Field(description="Share of these nodes among all nodes that ran.")
 
 
 class ReadyGallery(BaseModel):
@@ -28,7 +28,7 @@ class ReadyGallery(BaseModel):
     encoder_fingerprint: str
     provider: str = Field(description="Execution provider in use.")
     placement: dict[str, ProviderShare] | None = Field(
-        description="Part of the encoder that each provider ran; null if only the CPU is available."
+        description="Encoder nodes that each provider ran; null if only the CPU is available."
     )
     batch_size: int = Field(description="Maximum batch size, as measured at the start.")
     canary_ms: float = Field(description="Milliseconds to encode and search the last canary query.")
@@ -47,5 +47,6 @@ class Ready(BaseModel):
     )
     processes: int = Field(
         1,
-        description="Number of worker processes that answer; VOUCH_PROCESSES sets how many should.",
+        description="Number of worker processes that answer now; VOUCH_PROCESSES sets the wanted "
+        "number.",
     )

@@ -16,7 +16,7 @@ class PictureState(BaseModel):
         "the same picture without defects."
     )
     percentile: float = Field(
-        description="Share of ordinary pictures that are less displaced, in percent."
+        description="Percentage of ordinary pictures with a smaller displacement."
     )
 
 
@@ -34,19 +34,19 @@ class Uncertainty(BaseModel):
     )
     level: Level | None = Field(description="The percentile as a level.")
     epistemic: float | None = Field(
-        description="Part of `value` that more training images would remove. With a posterior "
-        "over weights this is all of `value`. Null with a posterior over single images, or if "
-        "`value` is null."
+        description="Part of `value` that more training images would remove. Equal to `value` if "
+        "the encoder has a posterior over its weights. Null if the encoder has a posterior over "
+        "single images, or if `value` is null."
     )
     aleatoric: PictureState | None = Field(
-        description="The part that a better photograph would remove. Null without calibration, "
+        description="Uncertainty that a better photograph would remove. Null without calibration, "
         "for vectors and texts, and in bundles of earlier releases."
     )
-    method: str = Field(description="The posterior the variance comes from.")
+    method: str = Field(description="Posterior from which the encoder computes the variance.")
 
 
 class OutOfDistribution(HasReason):
-    """The outlier test of a query against the images that the gallery was calibrated with."""
+    """The outlier test: whether a query is unlike the calibration queries."""
 
     flag: bool | None = Field(
         description="Whether p_value ≤ alpha. Null without calibration, or if `alpha` is too "

@@ -14,8 +14,8 @@ class ReasonCode(BaseModel):
 
     code: str = Field(description="Stable name of the reason, for programs.")
     parameters: dict[str, Any] = Field(
-        description="Numbers and texts in the sentence. A nested reason has its own code and "
-        "parameters."
+        description="Numbers and texts that the reason's sentence contains. A nested reason has "
+        "its own code and parameters."
     )
 
 

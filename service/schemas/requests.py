@@ -13,8 +13,8 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 class RequestModel(BaseModel):
     """A part of a request; an unknown field is an error that names the field.
 
-    To ignore a field would change the answer: a misspelt filter would find all items. A boolean is
-    not a number: `true` is not a limit of 1.
+    If unknown fields were ignored, a search with a misspelt filter would find all items. A boolean
+    is not a number: `true` is not a limit of 1.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -29,7 +29,7 @@ class RequestModel(BaseModel):
             for name in value
             if name not in cls.model_fields
         } | {
-            name: "should be a number, not a truth value"
+            name: "should be a number, not true or false"
             for name, one in value.items()
             if isinstance(one, bool) and cls._takes_no_truth(str(name))
         }

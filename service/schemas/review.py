@@ -14,14 +14,14 @@ CaseState = Literal["open", "settled"]
 ExportFormat = Literal["label_studio", "label_studio_interface", "fiftyone"]
 
 REASONS = (
-    "`ambiguous`, `absent`, `alien`: the verdict was `ambiguous`, `no_match`, "
-    "`out_of_distribution`; `contradicted`: a reviewer rejected a match; `random`: drawn from all "
-    "queries."
+    "Why the query was kept. `ambiguous`, `absent`, `alien`: the verdict was `ambiguous`, "
+    "`no_match`, `out_of_distribution`; `contradicted`: a reviewer rejected a match; `random`: "
+    "drawn from all queries."
 )
 
 
 class FoundItem(BaseModel):
-    """An item that was served for the query."""
+    """An item in the answer to the query."""
 
     id: str
     label: str | None
@@ -41,13 +41,13 @@ class ReviewCase(BaseModel):
     drawn: bool = Field(description="Whether the query was drawn at random.")
     draw_probability: float | None = Field(
         description="Probability with which the query was drawn; higher for doubtful answers. "
-        "Null if it was not drawn."
+        "Null if the query was not drawn."
     )
     state: CaseState
     verdict: str
     found: list[FoundItem] = Field(description="The first items of the answer.")
     no_match_probability: float | None
-    image_url: str | None = Field(description="Null where no image is kept.")
+    image_url: str | None = Field(description="Null if the service keeps no image.")
     reviewers: int = Field(
         description="Number of reviewers who must agree before the case is settled."
     )
@@ -77,7 +77,7 @@ class LeaseRequest(RequestModel):
 
 
 class LeasedCase(BaseModel):
-    """A case that other reviewers do not get before `until`."""
+    """A case that is leased to one reviewer until `until`; no other reviewer gets it before."""
 
     case: ReviewCase
     until: datetime

@@ -18,8 +18,8 @@ from service.schemas.reasons import HasReason
 from service.schemas.requests import RequestModel
 
 ShareOrigin = Literal["request", "key", "adopted", "bundle"]
-"""The origin of a share of absent queries: the request, the caller's key, the operator who adopted
-it while serving, or the configuration that the gallery was calibrated with."""
+"""The origin of a share of absent queries: the request, the caller's key, the operator (`adopted`),
+or the configuration at calibration (`bundle`)."""
 
 CacheOutcome = Literal["hit", "miss"]
 """The origin of a query's embedding: the cache, or the encoder."""
@@ -79,14 +79,14 @@ class DecisionOptions(RequestModel):
         gt=0,
         lt=1,
         description="Share of the caller's queries that have no match in the gallery. All "
-        "probabilities and verdicts depend on it. Default: the share of the caller's key, else "
-        "the share that the operator adopted, else the configured share (0.05 by default).",
+        "probabilities and verdicts depend on this share. Default: the share of the caller's key, "
+        "else the share that the operator adopted, else the configured share (0.05 by default).",
     )
     source: str | None = Field(
         None,
         max_length=200,
         description="Where the query comes from: one of the `sources` in the gallery's "
-        "calibration. Guarantees are then for queries from this source.",
+        "calibration. The guarantees then apply to queries from this source.",
     )
 
 
@@ -181,8 +181,8 @@ class Result(BaseModel):
     rank_confidence: float | None = Field(
         description="Probability that the item is nearer to the query than the next item, given "
         "the uncertainty of both similarities. Null if the uncertainty is null, and for the "
-        "gallery's last item. It is below ½ if the next item is nearer but a less likely match, "
-        "or hardly farther and much more certain."
+        "gallery's last item. Values below ½ are possible: the next item may be nearer but a less "
+        "likely match, or it may be only slightly farther but much more certain."
     )
     variance: float = Field(
         description="Variance of the item's embedding, relative to its squared norm."
@@ -211,8 +211,8 @@ class ResultSet(HasReason):
 
     Items of one label are right or wrong together, so the set holds only the nearest item of each
     likely label. The coverage is guaranteed for queries that have a match in the gallery and
-    resemble the calibration queries. The guarantee is for one coverage chosen in advance; it holds
-    in nine of ten calibrations (exact binomial test).
+    resemble the calibration queries. The guarantee is for one coverage that was chosen in
+    advance. It holds with probability 0.9 over calibrations (exact binomial test).
     """
 
     items: list[SetItem] = Field(description="Nearest first; some may not be in `results`.")
@@ -226,10 +226,10 @@ class ResultSet(HasReason):
 
 
 class RollUp(BaseModel):
-    """The most specific parent label that meets the error bound, if no label does.
+    """A parent label as answer: the most specific parent label that meets the error bound.
 
-    Its guarantee is that of `match`: at most the share `max_error` of the answers of one level is
-    wrong.
+    The guarantee is the same as for `match`: of the answers of one level, at most the share
+    `max_error` is wrong.
     """
 
     level: str = Field(description="Name of the level, such as `genus`.")
@@ -248,9 +248,9 @@ ROLL_UP = Field(
 
 GUARANTEED = Field(
     description="Whether the guarantees of the calibration, if it has any, hold for this answer. "
-    "They do not hold if the calibration is missing or stale, or if the caller's recent queries "
-    "differ from the calibration queries. Nor do they hold if the share of absent queries is too "
-    "large, or if the absent calibration queries have too few labels. `reason` names the cause."
+    "Guarantees need a calibration that is not stale, and recent queries of the caller that "
+    "resemble the calibration queries. Guarantees also need a share of absent queries that is not "
+    "too large, and absent calibration queries with enough labels. `reason` names what is missing."
 )
 
 
@@ -260,14 +260,15 @@ class AbsentShare(BaseModel):
     share: float
     origin: ShareOrigin
     adopted_at: str | None = Field(
-        None, description="When the operator adopted it; null for another origin."
+        None,
+        description="Time when the operator adopted the share; null for a share of another origin.",
     )
     basis: Absence = Field(
         description="Kind of absent queries in the calibration. `absent_labels`: images of labels "
-        "that neither the gallery nor any fit has seen. `hidden_labels`: queries whose own label "
-        "was hidden, an approximation. `hidden_trained_labels`: the encoder was also trained on "
-        "these labels; weak evidence. `near_misses_of_views`: augmented views of items with the "
-        "item hidden; weak evidence."
+        "that are not in the gallery and were not used in any fit. `hidden_labels`: queries whose "
+        "own label was hidden, an approximation. `hidden_trained_labels`: the same, but the "
+        "encoder was trained on these labels; weak evidence. `near_misses_of_views`: augmented "
+        "views of items, while the item itself was hidden; weak evidence."
     )
 
 
@@ -279,13 +280,13 @@ class SearchAnswer(HasReason):
     verdict: Verdict = Field(description="The verdict on the query.")
     reason: str | None = Field(
         description="Reason for a missing guarantee, with the number of calibration queries that "
-        "it needs. Or the reason why probabilities may be far off. Else null."
+        "the guarantee needs; or reason why probabilities may be inaccurate. Else null."
     )
     guaranteed: bool = GUARANTEED
     roll_up: RollUp | None = ROLL_UP
     no_match_probability: float | None = Field(
         description="Probability that no item of the gallery is a true match: 1 − the sum over "
-        "labels. With a filter: no item that passes it. Null without calibration."
+        "labels. With a filter, only items that pass the filter count. Null without calibration."
     )
     absent: AbsentShare | None = Field(description="Null without calibration.")
     query: Query
@@ -303,7 +304,7 @@ class SearchAnswer(HasReason):
         "Null if there are no more candidates."
     )
     audit: bool = Field(
-        description="Whether this answer was drawn at random for review. If so, report by `POST "
+        description="Whether this answer was drawn at random for review. If true, report by `POST "
         "…/feedback` whether `results[0]` is right. Only feedback on drawn answers counts in the "
         "error rate of `match`."
     )
@@ -313,13 +314,14 @@ class SearchAnswer(HasReason):
 
 
 class QualityHint(BaseModel):
-    """One reason why a picture may be a poor query, for the photographer."""
+    """A reason why a picture may be a poor query, with advice for the photographer."""
 
     code: str = Field(
         description="`too_small`, `too_dark`, `flat`, `blurred`, `extreme_aspect` or `degraded`."
     )
     measure: str = Field(
-        description="Measured quantity: a key of `measures`, or `aleatoric` of `query.uncertainty`."
+        description="Name of the measure: a key of `measures`, or `aleatoric` for the picture's "
+        "state."
     )
     value: float
     advice: str = Field(description="One sentence on what to do.")
@@ -329,7 +331,8 @@ class Quality(BaseModel):
     """The technical quality of an image, independent of what it shows."""
 
     hints: list[QualityHint] = Field(
-        description="Only measures that are unusual for this gallery's queries."
+        description="Hints only on measures with unusual values, compared with the calibration "
+        "queries."
     )
     measures: dict[str, float]
 
@@ -359,7 +362,9 @@ class BatchAnswer(BaseModel):
 
     request_id: str
     gallery: str
-    items: list[BatchItem] = Field(description="One for each file, in the order of the files.")
+    items: list[BatchItem] = Field(
+        description="One outcome for each file, in the order of the files."
+    )
 
 
 class SimilarAnswer(HasReason):

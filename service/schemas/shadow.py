@@ -12,9 +12,9 @@ from service.schemas.requests import RequestModel
 
 REASONS = (
     "`outlier`: only one of the bundles flags the query as out of distribution. `first_item`: the "
-    "label of the first item differs, or the first item if items have no labels. `promise`: one "
-    "calibration guarantees too little, or is missing. `probability`: the match probability is on "
-    "the other side of a threshold. With several reasons, the first of these."
+    "label of the first item differs, or the first item if items have no labels. `promise`: only "
+    "one of the calibrations guarantees what was requested. `probability`: the match probability "
+    "is on the other side of a threshold. If several reasons apply, the first of them is counted."
 )
 
 
@@ -32,7 +32,7 @@ class ShadowRequest(RequestModel):
 
 
 class CountedShare(BaseModel):
-    """A share of the compared queries."""
+    """A number of compared queries, and their share of all compared queries."""
 
     n: int
     share: float | None = Field(description="Null without compared queries.")
@@ -59,7 +59,7 @@ class OutlierChange(BaseModel):
 
 
 class ReasonCount(BaseModel):
-    """The number of answers that change for one reason."""
+    """The number of changed answers with one reason."""
 
     reason: ChangeReason = Field(description=REASONS)
     n: int
@@ -110,7 +110,9 @@ class ShadowReport(BaseModel):
     bundle_id: str = Field(description="Id of the shadow bundle.")
     live_bundle_id: str = Field(description="Id of the served bundle.")
     share: float = Field(description="Share of the queries with images that are drawn.")
-    persisted: bool = Field(description="Whether it continues after a restart.")
+    persisted: bool = Field(
+        description="Whether the shadow continues after a restart of the service."
+    )
     since: datetime
     ended_at: datetime | None
     n_compared: int
@@ -125,7 +127,7 @@ class ShadowReport(BaseModel):
     outlier_new: CountedShare
     same_first: CountedShare = Field(description="Queries with the same first item.")
     changed: CountedShare = Field(
-        description="Queries with another verdict, or another label of the first item."
+        description="Queries for which the verdict, or the label of the first item, differs."
     )
     reasons: list[ReasonCount]
     probability_change: ProbabilityChange

@@ -25,21 +25,26 @@ class UnknownMember(BaseModel):
         description="Expected share of the group's other queries that show the same identity."
     )
     asked_at: datetime
-    image_url: str | None = Field(description="Null where no image is kept.")
+    image_url: str | None = Field(description="Null if the service keeps no image.")
 
 
 class UnknownGroup(BaseModel):
     """Queries that probably show one new identity."""
 
-    id: str = Field(description="Id of this set of queries; another member gives another id.")
+    id: str = Field(
+        description="Id of this set of queries; the id changes when a member is added or removed."
+    )
     n: int
     p_same: float = Field(
-        description="Expected share of its pairs of queries that show the same identity."
+        description="Expected share of the pairs of queries in the group that show the same "
+        "identity."
     )
     medoid: str = Field(description="Id of the query with the highest `p_same`.")
     first_asked_at: datetime
     last_asked_at: datetime
-    members: list[UnknownMember] = Field(description="The medoid first, then by `p_same`.")
+    members: list[UnknownMember] = Field(
+        description="First the medoid, then the other members by falling `p_same`."
+    )
 
 
 class AskedOn(BaseModel):
@@ -79,7 +84,7 @@ class UnknownGroups(BaseModel):
 
 
 class EnrolRequest(RequestModel):
-    """The label for a group of queries, which become items."""
+    """A request to create items from the queries of a group."""
 
     label: Annotated[LabelText, Field(min_length=1)] = Field(
         description="Label of all the new items."
@@ -118,12 +123,12 @@ class EnrolRequest(RequestModel):
     @classmethod
     def _are_distinct(cls, item_ids: dict[str, str]) -> dict[str, str]:
         if len(set(item_ids.values())) != len(item_ids):
-            raise ValueError("ids repeat; each item needs its own")
+            raise ValueError("ids repeat; each item needs a different id")
         return item_ids
 
 
 class EnrolledItem(BaseModel):
-    """An item that was a query."""
+    """An item that was created from a query."""
 
     query_id: str
     item_id: str
@@ -132,7 +137,7 @@ class EnrolledItem(BaseModel):
 
 
 class Enrolled(BaseModel):
-    """The queries of a group that became items, on the disk; every later search finds them."""
+    """The new items from a group of queries: stored on disk, and found by every later search."""
 
     request_id: str = Field(description="Id of the request.")
     gallery: str

@@ -71,8 +71,8 @@ Numbers = Annotated[
 class VectorFields(RequestModel):
     """A query that another system has embedded with the gallery's encoder.
 
-    A gallery that was built from vectors takes a vector of the same kind and applies its learned
-    encoder to it.
+    If the gallery was built from vectors, send a vector of the same kind. The service then applies
+    the gallery's learned encoder to this vector.
     """
 
     mean: Numbers = Field(
@@ -80,14 +80,14 @@ class VectorFields(RequestModel):
     )
     variance: Numbers | None = Field(
         None,
-        description="Variance of the embedding, in squared units of `mean`; default: zero. An "
-        "error if the gallery was built from vectors without variances.",
+        description="Variance of the embedding, in squared units of `mean`; default: zero. Do not "
+        "send it to a gallery that was built from vectors without variances.",
     )
     features: Numbers | None = Field(
         None,
         description="Penultimate activations, for the outlier score. Required if the gallery is "
-        "calibrated, unless `outlier_score` is given or the encoder has no posterior: its vectors "
-        "are then its features.",
+        "calibrated, except with `outlier_score` or with an encoder without a posterior. Without a "
+        "posterior, the vector itself serves as features.",
     )
     outlier_score: float | None = Field(
         None, allow_inf_nan=False, description="Outlier score from `embed`, in place of `features`."
@@ -122,8 +122,8 @@ class DecisionRequest(VectorFields, DecisionOptions):
     neighbours: list[Neighbour] = Field(
         min_length=1,
         max_length=MAX_NEIGHBOURS,
-        description="Nearest first, by cosine. Send as many as the calibration was fitted with: "
-        "200, except for small galleries.",
+        description="Nearest first, by cosine. Send the number of neighbours with which the "
+        "calibration was fitted: 200, or fewer in a small gallery.",
     )
 
 

@@ -188,7 +188,7 @@ def test_filter_with_a_name_twice_is_refused(client: TestClient, digit: bytes) -
 def test_truth_value_in_place_of_a_number_is_refused(client: TestClient, digit: bytes) -> None:
     encoded = {"image_base64": b64encode(digit).decode(), "limit": True}
     refused = client.post(f"{SEARCH}/json", json=encoded)
-    assert named(refused) == {"/body/limit": "should be a number, not a truth value"}
+    assert named(refused) == {"/body/limit": "should be a number, not true or false"}
 
 
 def test_field_that_is_left_empty_was_not_sent(client: TestClient, digit: bytes) -> None:
