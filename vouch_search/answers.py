@@ -28,7 +28,7 @@ PictureOf = Callable[[str], Picture | None]
 """Function that returns the thumbnail of an item id, or None."""
 
 N_SHOWN = 10
-"""Maximum number of results, and of answers, that a notebook shows."""
+"""Maximum number of results of an answer, and of answers in a list, that a notebook shows."""
 
 
 class Answer(schemas.SearchAnswer):
@@ -111,7 +111,7 @@ class Answer(schemas.SearchAnswer):
 
 @dataclass(frozen=True)
 class Failure:
-    """A query whose search failed; it takes the place of the answer.
+    """A query whose search failed; in a list of answers, it replaces the answer.
 
     Attributes
     ----------

@@ -46,7 +46,7 @@ def build(
 
     Raises
     ------
-    TypeError : an argument has another type; the message names it.
+    TypeError : an argument has a wrong type; the message names the argument.
     VouchError : the images cannot be read, the evidence is too little, or a limit is not met.
     """
     options = AllOptions(

@@ -138,7 +138,7 @@ def _search(
 class Journal:
     """A file of finished answers beside the table, for resuming: one JSON line for each image.
 
-    Its name depends on gallery and options; a changed image file is searched again.
+    The file's name depends on gallery and options. A changed image file is searched again.
     """
 
     def __init__(self, out: Path, gallery: SearchableGallery, options: argparse.Namespace) -> None:
@@ -173,7 +173,7 @@ class Journal:
 
 
 def _state(file: Path) -> str:
-    """Return a file's path, size and modification time; a change of the file changes it."""
+    """Return path, size and modification time as text, to detect a changed file."""
     try:
         found = file.stat()
     except OSError:
@@ -186,7 +186,7 @@ def _opened(gallery: str) -> SearchableGallery:
 
     Raises
     ------
-    VouchError, OSError, ImportError : it cannot be opened.
+    VouchError, OSError, ImportError : the gallery cannot be opened.
     """
     served = _SERVED.fullmatch(gallery)
     if served is None:

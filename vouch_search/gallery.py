@@ -45,9 +45,9 @@ def open_gallery(
 
     Raises
     ------
-    TypeError : ``path`` is no path.
+    TypeError : ``path`` is not a path.
     ValueError : ``path`` is the address of a service.
-    VouchError : there is no bundle, it was changed, or its encoder does not run here.
+    VouchError : the bundle is missing or was changed, or its encoder does not run here.
     """
     if not isinstance(path, str | os.PathLike):
         raise TypeError(

@@ -39,4 +39,4 @@ def checked_options(k: object, options: Mapping[str, object]) -> schemas.SearchO
         one["type"].startswith(("greater", "less", "string_too", "literal")) for one in problems
     )
     kind = ValueError if is_range else TypeError
-    raise kind(text.replace("is not a field here", "is no option of a search"))
+    raise kind(text.replace("is not a field here", "is not a search option"))

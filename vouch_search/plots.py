@@ -64,7 +64,7 @@ ACCENT, GUIDE = "#9c2f4a", "#888888"
 """`ACCENT` is the colour of guaranteed points and queries, `GUIDE` of diagonals and limits."""
 
 _INK = "#010203"
-"""Placeholder that `svg` replaces by the text colour of the page."""
+"""Placeholder colour; `svg` replaces it by the text colour of the page."""
 
 _SIDE = 160
 """Width and height of a picture in a strip, in pixels."""
@@ -138,7 +138,7 @@ def risk_coverage(
 ) -> Axes:
     """Draw the share of wrong results against the share of answered queries (risk–coverage).
 
-    Queries are answered in order of falling probability. The shaded band ends at the upper
+    The query with the highest probability is answered first. The shaded band ends at the upper
     confidence bound, if the source has one. The marked point is the error of the verdict ``match``;
     its bar ends at the guaranteed bound. The dashed line is the gallery's maximum error.
 
@@ -215,7 +215,8 @@ def roc(
     if not len(present) or not len(others):
         raise ValueError(
             f"An ROC curve needs queries of both kinds; received {len(present)} with a match and "
-            f"{len(others)} absent ones. Withhold some labels, or name queries without a match."
+            f"{len(others)} absent ones. Withhold labels at calibration, or pass "
+            "scores of absent queries."
         )
     false_rates, true_rates = curve_of(present, others)
     area = auroc(present, others)
@@ -309,14 +310,14 @@ def gallery_map(
     method: Literal["auto", "pca", "umap"] = "auto",
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw items in two dimensions: a colour for each label, larger where more uncertain.
+    """Draw items in two dimensions, with a colour for each label; uncertain items are larger.
 
     Parameters
     ----------
     embeddings : a gallery, of `vouch_search` or `model_store`; or the embeddings of items (n, D).
     uncertainties : (n,), for example the items' total variances; None for equal sizes.
-    labels : (n,); the `N_NAMED` most frequent ones get a colour. None for one colour.
-    method : ``umap`` needs umap-learn; ``pca`` is linear; ``auto`` is UMAP where it is installed.
+    labels : (n,) labels; the `N_NAMED` most frequent labels get a colour. None: one colour for all.
+    method : ``umap`` needs umap-learn; ``pca`` is linear; ``auto`` is UMAP if it is installed.
     """
     ax = _axes(ax)
     embeddings = getattr(getattr(embeddings, "_bundle", None), "retriever", embeddings)
@@ -370,7 +371,7 @@ def degradation(
     Parameters
     ----------
     levels : (k,) strengths, in the unit of the corruption.
-    uncertainties : (k, n) of n queries at each.
+    uncertainties : (k, n) uncertainties of n queries at each strength.
     label : the name of the corruption in the legend.
     """
     ax = _axes(ax)
@@ -500,9 +501,9 @@ def _field(record: object, name: str, default: object = _REQUIRED) -> Any:  # no
         if value is _REQUIRED:
             if default is _REQUIRED:
                 raise TypeError(
-                    f"Nothing called {name!r} in what was given, a {type(record).__name__}. Give a "
-                    "calibration, a calibration report, an evaluation, an answer, or arrays; "
-                    "`help` of the function says which."
+                    f"A {type(record).__name__} has no field {name!r}. Give a calibration, a "
+                    "calibration report, an evaluation, an answer, or arrays; the function's "
+                    "documentation lists the accepted sources."
                 )
             return default
     return value
@@ -523,8 +524,8 @@ def _calibration(source: object) -> object:
         return source
     if bundle.retriever.calibration is None:
         raise ValueError(
-            f"The gallery {bundle.name!r} is not calibrated. Build it with labels, or run "
-            "`vouch-build calibrate` on it."
+            f"The gallery {bundle.name!r} is not calibrated. Build the gallery with "
+            "labels, or run `vouch-build calibrate`."
         )
     return bundle.retriever.calibration
 
@@ -588,7 +589,7 @@ def _looking_up(
     thumbnail_of = getattr(answer, "_picture_of", None)
     if thumbnail_of is None:
         raise TypeError(
-            f"A {type(answer).__name__} has no pictures of its results. Give picture_of: a "
+            f"A {type(answer).__name__} has no pictures of results. Give picture_of: a "
             "function or a mapping that returns the picture of an item by its id."
         )
 

@@ -18,8 +18,8 @@ ESTIMATED_EVERY = 50
 """Number of served queries between two estimates of the share."""
 
 OTHER_SHARE = (
-    "Of the served queries that are not out of distribution, a share of {lower:.2f} to {upper:.2f} "
-    "seems to be absent (95 % interval); probabilities and guarantees are for {used:g}. Send "
+    "The estimated share of absent queries is {lower:.2f} to {upper:.2f} (95 % interval, without "
+    "out-of-distribution queries); probabilities and guarantees assume {used:g}. Send "
     "`expected_absent` with each request, or adopt another share "
     "(`POST …/calibration/absent-share`)."
 )
@@ -59,7 +59,7 @@ class AbsentShareWatch:
         self._gallery = gallery
         self._served = ServedShare(calibration.assumed_absent)
         self._n_served = 0
-        # Values older than the memory of the histogram are not needed.
+        # `ServedShare` forgets older values, so there is no need to save them.
         self._unsaved: deque[float] = deque(maxlen=ServedShare.memory)
         self._estimate: ShareEstimate | None = None
         self._warned_of: float | None = None
@@ -67,7 +67,7 @@ class AbsentShareWatch:
 
     @property
     def assumed(self) -> float:
-        """The share that the probabilities were fitted with."""
+        """The share of absent queries with which the probabilities were fitted."""
         return self._calibration.assumed_absent
 
     @property
@@ -95,7 +95,7 @@ class AbsentShareWatch:
         )
 
     def choose(self, of_request: float | None, of_key: float | None) -> tuple[float, ShareOrigin]:
-        """Return the share to use, and its origin; served queries do not change it."""
+        """Return the share to use, and its origin. The estimate from served queries is not used."""
         if of_request is not None:
             return of_request, "request"
         if of_key is not None:
@@ -133,7 +133,7 @@ class AbsentShareWatch:
             self._estimate_anew()
 
     def _estimate_anew(self) -> None:
-        """Update the estimate; log once for each share in use if more queries seem absent."""
+        """Update the estimate; log once for each share in use if the estimate is clearly larger."""
         self._estimate, used = self._served.estimate(), self.used
         warning = self._warning(used)
         is_more = self._estimate is not None and self._estimate.lower > used

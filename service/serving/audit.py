@@ -24,7 +24,7 @@ MAX_SEEN = 100_000
 
 
 def is_drawn(purpose: str, query_id: str, share: float) -> bool:
-    """Return whether a hash draws a query into a random share; all replicas draw the same."""
+    """Return whether a query is drawn. A hash decides, so all replicas draw the same queries."""
     drawn = hashlib.blake2b(f"{purpose}:{query_id}".encode(), digest_size=8).digest()
     return int.from_bytes(drawn, "big") < share * 2**64
 
@@ -36,7 +36,7 @@ class ReviewDraw:
     Attributes
     ----------
     probability : probability of the draw.
-    evenly : whether the answer is also in a subset drawn with the same probability for all answers.
+    evenly : whether the answer is also drawn with a probability that is the same for all answers.
     """
 
     probability: float
@@ -46,9 +46,9 @@ class ReviewDraw:
 class Audit:
     """Draws answers for review with known probabilities, and tests the decisions on matches.
 
-    A hash of query and bundle draws an answer, so that every replica draws the same answers, cached
-    or not. Drawn matches are stored in the feedback file, which replicas may share. So the test
-    survives a restart.
+    A hash of query and bundle decides whether an answer is drawn, so that every replica draws the
+    same answers. The test of matches survives a restart, because drawn matches are stored in the
+    feedback file. Replicas may share this file.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class Audit:
 
     @property
     def watches(self) -> bool:
-        """True if matches are drawn for review and the reviews counted."""
+        """True if matches are drawn for review and their reviews are counted."""
         return self._log is not None
 
     @property

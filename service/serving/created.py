@@ -96,13 +96,14 @@ class CreatedGalleries:
         visible: Callable[[str], bool],
         most: int | None,
     ) -> None:
-        """Create an empty gallery with the encoder of another.
+        """Create an empty gallery with the encoder of another gallery.
 
         Parameters
         ----------
-        like : gallery with the encoder; None for the first that the service was started with.
-        visible, most : which galleries the caller's key can use, and the maximum number of these;
-            None for no maximum.
+        like : gallery whose encoder is used; None for the first gallery that the service was
+            started with.
+        visible : returns whether the caller's key can use a gallery.
+        most : maximum number of created galleries that the key can use; None for no maximum.
 
         Raises
         ------
@@ -112,8 +113,8 @@ class CreatedGalleries:
         folder = self._require_folder()
         if self._must_sign and self._signing_key is None:
             raise WriteRefused(
-                "This service serves signed bundles alone, and has no key to sign with. Its "
-                "operator names one in VOUCH_SIGNING_KEY."
+                "This service requires signed bundles, but it has no key for signing. The "
+                "operator sets the key in VOUCH_SIGNING_KEY."
             )
         if self._is_fixed(name):
             raise GalleryExists(f"There is a gallery {name!r} already. Choose another name.")
@@ -121,8 +122,8 @@ class CreatedGalleries:
         def require_room() -> None:
             if most is not None and self.n_visible(visible) >= most:
                 raise QuotaExceeded(
-                    f"The key may keep {most} galleries, and there are as many. Drop one, or ask "
-                    "the service's operator for more."
+                    f"The gallery quota of this key, {most}, is used up. Drop a gallery, or ask "
+                    "the service's operator for a larger quota."
                 )
 
         key = None if self._signing_key is None else read_private_key(self._signing_key)
@@ -182,7 +183,7 @@ class CreatedGalleries:
                 for gone in await asyncio.to_thread(self._folder.remove_nameless):
                     logger.info("gallery removed", extra={"fields": {"id": gone}})
             except WriteRefused:
-                pass  # read-only directory: another service removes them
+                pass  # the directory is read-only: a service with write access removes the files
             except Exception:
                 logger.exception("dropped galleries not removed")
             await asyncio.sleep(REMOVED_EVERY_S)
@@ -190,17 +191,17 @@ class CreatedGalleries:
     def _require_folder(self) -> GalleryFolder:
         if self._folder is None:
             raise WriteRefused(
-                "This service creates no galleries. Its operator names a directory for them in "
+                "This service creates no galleries. The operator sets a directory for them in "
                 "VOUCH_GALLERIES."
             )
         return self._folder
 
     def _require_created(self, name: str) -> GalleryFolder:
-        """Return the folder of galleries; refuse a gallery that was not created over HTTP."""
+        """Return the folder of created galleries; refuse a gallery that the operator built."""
         if self._is_fixed(name):
             raise WriteRefused(
-                f"The gallery {name!r} was built, and the service was started with it: its "
-                "operator describes, renames and removes it."
+                f"The gallery {name!r} was built by the operator, not created over HTTP. Only the "
+                "operator can describe, rename or remove it."
             )
         if self._folder is None:
             raise gallery_not_found(name)

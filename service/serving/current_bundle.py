@@ -20,7 +20,7 @@ class Switched:
 
     Attributes
     ----------
-    bundle_id, previous_id : the bundle that is served now, and the one before.
+    bundle_id, previous_id : ids of the bundle that is served now, and of the previous bundle.
     persisted : whether `CURRENT` could be written, so that a restart serves the same bundle.
     """
 

@@ -25,7 +25,8 @@ MAX_SEEN = 2_000
 """Maximum number of a caller's queries that are remembered as counted."""
 
 _KEY_DIGITS = 16
-"""Hexadecimal digits of a query id that are kept; 64 bits distinguish 10,000 queries."""
+"""Number of hexadecimal digits of a query id that are stored. With 64 bits, two of 10,000 queries
+hardly ever have the same digits."""
 
 
 @dataclass(slots=True)
@@ -44,7 +45,7 @@ class DriftReport:
     Attributes
     ----------
     reason : why drift is not tested; None if it is tested.
-    n_served : number of queries of all callers in this period.
+    n_served : number of queries of all callers in the current test.
     log_capital : evidence of drift in the queries of all callers, in nats.
     drifted : whether the queries of all callers raised an alarm.
     n_streams : number of callers that are tested.
@@ -126,14 +127,14 @@ class DriftWatch:
         return alarmed
 
     def unsaved(self) -> list[SavedDrift]:
-        """Return the tests that changed since the last call."""
+        """Return the state of all tests that have changed since the last call of this method."""
         changed = [(name, one) for name, one in self._streams.items() if not one.is_saved]
         for _, stream in changed:
             stream.is_saved = True
         return [SavedDrift(name, one.test.state(), self._ids(name, one)) for name, one in changed]
 
     def restore(self, saved: Iterable[SavedDrift]) -> None:
-        """Continue from saved tests; ``saved`` ends with the most recently used."""
+        """Continue from saved tests; the most recently used test is the last in ``saved``."""
         if self._reference is None:
             return
         for one in saved:
@@ -149,7 +150,7 @@ class DriftWatch:
         return np.array([*(self._seen if caller == ALL_CALLERS else stream.seen)], dtype=np.uint64)
 
     def _stream(self, caller: str) -> _Stream:
-        """Return the stream of a caller; if there are too many, drop the one idle for longest.
+        """Return the stream of a caller; if there are too many streams, drop the longest idle one.
 
         The stream of all queries is never dropped.
         """

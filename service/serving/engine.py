@@ -158,8 +158,8 @@ class SearchEngine:
         """Stop the engine, and release the encoder."""
         self.closed = True
         if self.shadow is not None:
-            await self.shadow.close("The bundle that it was compared with is served no more.")
-        # Together with the queue, because the batcher would wait for an encoder that hangs.
+            await self.shadow.close("The bundle that it was compared with is no longer served.")
+        # Close both at the same time: the queue waits for the encoder, which may hang.
         encoder_closes = asyncio.to_thread(self._retriever.encoder.close)
         queue_closes = self._queues.leave(self._retriever.encoder)
         await asyncio.gather(queue_closes, encoder_closes, self.keep())
@@ -198,7 +198,7 @@ class SearchEngine:
     async def decide_as_operator(
         self, change: Callable[[OperatorSettings], OperatorSettings]
     ) -> bool:
-        """Change the operator's settings; return whether restarts and other replicas use them.
+        """Change the operator's settings; return whether they are stored for restarts and replicas.
 
         Without a writable directory, the change holds for this process only.
         """
@@ -221,9 +221,9 @@ class SearchEngine:
             watch.apply(settings)
 
     async def catch_up(self) -> None:
-        """Load the changes that any process wrote to the gallery; without any, in microseconds.
+        """Load new changes of the gallery from all processes; takes microseconds without changes.
 
-        If the log cannot show whether it has changed, it is read.
+        If the log's state is unknown, the log is read.
 
         Raises
         ------
@@ -235,7 +235,7 @@ class SearchEngine:
         mark = live.mark()
         if mark is None or mark != self._heard:
             await self.renew()
-            self._heard = mark  # after `renew`, so that concurrent requests wait for it too
+            self._heard = mark  # only now: until `renew` ends, concurrent requests must call it too
 
     async def renew(self) -> None:
         """Load the written changes of the gallery for all later requests.
@@ -275,7 +275,7 @@ class SearchEngine:
 
         Raises
         ------
-        ImageError : the bytes cannot be searched with.
+        ImageError : the bytes are not a usable image.
         EncoderError : the encoder stopped, or cannot embed the image.
         """
         started = time.perf_counter()
@@ -350,12 +350,12 @@ class SearchEngine:
                 return CacheEntry(None, found[0])
             if not self._cache.is_reachable:
                 raise NotReady(
-                    "The cache of queries does not answer. Send the request again later; the "
-                    "operator looks at Redis (VOUCH_REDIS_URL)."
+                    "The cache of queries does not answer. Send the request again later. If this "
+                    "persists, the operator should check Redis (VOUCH_REDIS_URL)."
                 )
             raise QueryNotFound(
-                f"No query {query_id[:12]}… is known; they are remembered for a while only. Search "
-                "with the image again, and send the id of that answer."
+                f"The query {query_id[:12]}… is unknown. The service stores queries for a limited "
+                "time. Search with the image again, and send the query id of the new answer."
             )
         return entry
 

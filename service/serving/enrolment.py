@@ -29,9 +29,10 @@ async def item_of_query(lease: Lease, query_id: str, item: ItemOfQuery) -> Upser
     found = await lease.engine.retained.find(query_id)
     if found is None:
         raise QueryNotFound(
-            f"Of the query {query_id[:12]}… nothing is kept that an item could be made of. Put "
-            "the item with its image (`PUT …/items/{id}`), and decide `new` without `item`; or "
-            "have queries kept, by VOUCH_QUERY_RETENTION_S or VOUCH_REVIEW_REASONS."
+            f"The embedding of the query {query_id[:12]}… is not stored, so it cannot become an "
+            "item. Put the item with its image (`PUT …/items/{id}`), and decide `new` without "
+            "`item`. The operator can keep queries with VOUCH_QUERY_RETENTION_S or "
+            "VOUCH_REVIEW_REASONS."
         )
     return Upsert(
         NewItem(item.id, item.label, item.metadata, *await picture_of_case(lease, query_id)),

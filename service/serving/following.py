@@ -1,7 +1,7 @@
 """The rule for the bundle that a replica may answer from.
 
-`CURRENT` names the bundle of a gallery that takes changes. A replica that serves this bundle, with
-its log, finds all acknowledged changes. A replica that serves another bundle does not, so:
+The file `CURRENT` names a gallery's current bundle. All changes are written to the log of this
+bundle. A replica that serves another bundle lacks the new changes. The rule is therefore:
 
 ======================================== ==================================================
 `CURRENT` names                          answers come from
@@ -13,8 +13,8 @@ a bundle that was overruled here         the bundle activated here (`CURRENT` is
 nothing, or cannot be read               the served bundle; writes are impossible
 ======================================== ==================================================
 
-A compaction creates its bundle with a log. Every request first checks the time stamp of `CURRENT`,
-which takes a microsecond.
+A compaction creates the new bundle together with a log of changes. Every request first checks the
+time stamp of `CURRENT`, which takes a microsecond.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Mark = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Overruled:
-    """The bundle that `CURRENT` names, and the one that was activated here instead."""
+    """The bundle that `CURRENT` names, and the bundle that was activated here ``instead``."""
 
     named: str
     instead: str
@@ -71,20 +71,21 @@ class Following:
         self._refused_at: dict[str, tuple[str, float]] = {}
 
     async def ahead(self, bundle: Bundle) -> str | None:
-        """Return the id of a bundle that may have acknowledged changes that ``bundle`` lacks.
+        """Return the id of the newer bundle in `CURRENT` whose changes ``bundle`` may lack.
 
-        None if there is no such bundle. If `CURRENT` names another bundle, its activation starts.
+        None if ``bundle`` has all changes. If `CURRENT` names another bundle, its activation
+        starts.
         """
         root, name, served = bundle.root, bundle.name, bundle.directory.name
         if root is None:
             return None
-        mark = _mark(root)  # read before `CURRENT`, so that a later write has another mark
+        mark = _mark(root)  # before `CURRENT` is read: a later write changes the mark
         if mark is not None and self._confirmed.get(name) == (served, mark):
-            self._accept(name)  # clear a later refusal, which no longer matters
+            self._accept(name)  # a refusal no longer matters
             return None
         named = await self.named(bundle)
         if named == served:
-            if mark == _mark(root):  # else `CURRENT` was just written: the next check finds it
+            if mark == _mark(root):  # else: just written, and checked again by the next request
                 self._confirm(name, served, mark)
             return None
         if named is None or self._is_overruled(name, named):
@@ -110,19 +111,19 @@ class Following:
         except PointerUnreadable as error:  # for example a disk that is briefly unavailable
             if self.refused.get(bundle.name) != str(
                 error
-            ):  # requests check too: log each reason once
+            ):  # every request checks: log each reason once
                 fields = {"gallery": bundle.name, "reason": str(error)}
                 logger.error("CURRENT cannot be read", extra={"fields": fields})  # noqa: TRY400
             self.refused[bundle.name] = str(error)
             return None
 
     async def still_names(self, bundle: Bundle, bundle_id: str) -> bool:
-        """Return whether `CURRENT` names a bundle and is not overruled."""
+        """Return whether `CURRENT` names the bundle ``bundle_id`` and has not been overruled."""
         named = await self.named(bundle)
         return named == bundle_id and not self._is_overruled(bundle.name, bundle_id)
 
     async def overrule(self, bundle: Bundle, instead: str) -> None:
-        """Serve the bundle ``instead`` of the one in `CURRENT`, which cannot be written."""
+        """Ignore the bundle in `CURRENT`, which cannot be written; serve the bundle ``instead``."""
         named = await self.named(bundle)
         if named is not None:
             self._overruled[bundle.name] = _Overruled(named, instead)
@@ -132,12 +133,12 @@ class Following:
         self._overruled.pop(name, None)
 
     def not_ready(self, name: str, ahead: str) -> NotReady:
-        """Return the error for a gallery whose newer bundle ``ahead`` is not open."""
+        """Return the error for a gallery whose newer bundle, with the id ``ahead``, is not open."""
         reason = self.refused.get(name)
         how = f"refuses it: {reason}" if reason else "is opening it. Send the request again"
         return NotReady(
-            f"The gallery {name!r} continues in the bundle {ahead}, in which changes may have been "
-            f"acknowledged that this service does not have. It {how.rstrip('.')}."
+            f"The gallery {name!r} continues in the newer bundle {ahead}. This service does not "
+            f"have its changes yet. The service {how.rstrip('.')}."
         )
 
     def forget(self, name: str) -> None:
@@ -153,7 +154,7 @@ class Following:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _confirm(self, name: str, served: str, mark: Mark | None) -> None:
-        """Assume that `CURRENT` names the served bundle until it is written again."""
+        """Record that `CURRENT` names the served bundle; valid until `CURRENT` is written again."""
         if mark is not None:
             self._confirmed[name] = served, mark
         self._lift(name, served)
@@ -169,16 +170,17 @@ class Following:
         return overruled is not None and overruled.named == named
 
     def _lift(self, name: str, served: str) -> None:
-        """Follow `CURRENT` again, once it names the bundle that was activated here.
+        """Follow `CURRENT` again if the served bundle is the bundle that was activated here.
 
-        A check that began before the activation may still report the previous bundle: ignore it.
+        A check that began before the activation may still report the previous bundle; it has no
+        effect.
         """
         overruled = self._overruled.get(name)
         if overruled is not None and overruled.instead == served:
             self.obey(name)
 
     def _begin(self, name: str, named: str, *, again: bool) -> None:
-        """Start an activation, unless one runs; with ``again``, retry a refusal after a delay."""
+        """Start an activation, unless one is running; ``again`` retries a refusal after a delay."""
         task = self._switches.get(name)
         if task is not None and not task.done():
             return
@@ -195,7 +197,7 @@ class Following:
             self._refuse(name, named, str(error))
         except Exception:
             logger.exception("unhandled", extra={"fields": {"gallery": name, "bundle": named}})
-            self._refuse(name, named, "It cannot be opened; the log of the service says why.")
+            self._refuse(name, named, "The bundle cannot be opened; see the service's log.")
         else:
             self.refused.pop(name, None)
             self._refused_at.pop(name, None)

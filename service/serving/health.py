@@ -12,7 +12,8 @@ from model_store.errors import NotReady, VouchError
 from service.serving.engine import SearchEngine
 
 STALE_AFTER_PERIODS = 3
-"""A canary may be late twice, because a busy service is not a failed one."""
+"""Number of periods without an answered canary after which a gallery is not ready. A busy service
+may miss two canaries."""
 
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ def require_whole(engine: SearchEngine) -> None:
     if engine.changed_file is not None:
         raise NotReady(
             f"{engine.changed_file} of the bundle of {engine.bundle.name!r} was changed while it "
-            "was served. Its operator restores the bundle, or activates another."
+            "was served. The operator must restore the bundle, or activate another bundle."
         )
 
 

@@ -104,7 +104,7 @@ class Lease:
 
         Raises
         ------
-        ImageError : the bytes cannot be searched with.
+        ImageError : the bytes are not a usable image.
         """
         started = time.perf_counter()
         found = await self._searched(await self.engine.encoded(data), parameters, started)
@@ -193,7 +193,7 @@ class Lease:
 
         Raises
         ------
-        ImageError : the bytes cannot be searched with.
+        ImageError : the bytes are not a usable image.
         """
         prepared = await self.engine.decode(data, measured=True)
         if prepared.measures is None:
@@ -318,7 +318,7 @@ class Lease:
         return replace(parameters, expected_absent=share), origin
 
     async def _found(self, predictive: Predictive, parameters: SearchParameters) -> Answer:
-        """Search and decide for a query; with a filter on a thread, as its cost is unknown."""
+        """Search and decide for a query; with a filter on a thread, because its cost is unknown."""
         pace = self.engine.search_pace if parameters.where is None else None
         return await self.engine.compute(lambda: self._find(predictive, parameters), pace)
 
@@ -349,15 +349,15 @@ class Lease:
     def _reviewed(self, answer: Answer, review: Review) -> tuple[str | None, tuple[Pair, ...]]:
         """Return the label of a decision's item, and the decision's feedback pairs.
 
-        If the decision names another item than the first, or none, the first item is no match.
+        If the decision names a different item, or no item, the first item counts as rejected.
         """
         retriever, item_id = self._retriever, review.item_id
         item = None if item_id is None else retriever.gallery.item(item_id)
         listed = {match.item.id: place for place, match in enumerate(answer.matches)}
         if item is not None and review.decision != "that_item" and item.id not in listed:
             raise ItemNotFound(
-                f"The query did not find item {item.id!r} among its nearest {N_CANDIDATES}. If it "
-                "is what the query shows, decide `that_item`."
+                f"The query did not find item {item.id!r} among its nearest {N_CANDIDATES}. If the "
+                "query shows this item, send the decision `that_item`."
             )
         words = {}
         if answer.matches and (item is None or review.decision == "that_item"):
@@ -391,6 +391,6 @@ class Lease:
 
 def _not_calibrated(bundle: Bundle) -> FeedbackNotKept:
     return FeedbackNotKept(
-        f"The gallery {bundle.name!r} is not calibrated for such queries: there are no "
-        "probabilities that feedback could refine. Run `vouch-build calibrate`."
+        f"The gallery {bundle.name!r} has no calibration for this kind of query, so there "
+        "are no probabilities for feedback to correct. Run `vouch-build calibrate`."
     )

@@ -99,32 +99,32 @@ _GAUGES: tuple[tuple[str, str, list[str]], ...] = (
         "Items written since the bundle was built; every search scans them.",
         ["gallery"],
     ),
-    ("vouch_bundle_info", "1, for the bundle that is served.", ["gallery", "bundle"]),
+    ("vouch_bundle_info", "The served bundle (as a label); the value is 1.", ["gallery", "bundle"]),
     (
         "vouch_encoder_info",
-        "1, for the encoder and the execution provider in use.",
+        "The encoder and its execution provider (as labels); the value is 1.",
         ["gallery", "encoder", "provider"],
     ),
     (
         "vouch_encoder_provider_share",
-        "Share of the encoder's nodes that a provider ran, if several were available.",
+        "Share of the encoder's nodes that each provider ran; only with several providers.",
         ["gallery", "provider"],
     ),
     (
         "vouch_created_galleries_open",
-        "Open galleries that were created over HTTP; they have no other gauge.",
+        "Open galleries that were created over HTTP; other gauges do not include them.",
         [],
     ),
     ("vouch_processes", "Worker processes that answer.", []),
-    ("vouch_cache_info", "1, for the cache in use, and its state.", ["state"]),
+    ("vouch_cache_info", "The cache and its state (as a label); the value is 1.", ["state"]),
 )
 """The name, help text and labels of each gauge."""
 
 
 class GalleryMetrics(Collector):
-    """Reads the galleries at each request for metrics, so closed galleries are not reported.
+    """Reads the open galleries at each request for metrics; closed galleries are not reported.
 
-    Use it on the event loop only, as `/metrics` does.
+    Only the event loop may call it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Opening bundles: replacements, and galleries on demand."""
+"""Opens bundles: new bundles of open galleries, and created galleries at their first request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Opener:
     Attributes
     ----------
     open_bundle : opens and verifies the bundle of a directory.
-    start : starts an engine for an open bundle; the engine has then answered a canary.
+    start : starts an engine for an open bundle, and returns it after its first canary.
     """
 
     open_bundle: OpenBundle
@@ -48,14 +48,14 @@ class Opener:
             opened = await asyncio.to_thread(self._open_within, directory)
         except VouchError as error:
             raise ActivationRefused(
-                f"The bundle {directory.name} cannot be served, so the present one is served on. "
+                f"The bundle {directory.name} cannot be served; the current bundle stays in use. "
                 f"{error}"
             ) from error
         if opened.built_as != now.built_as:
             opened.retriever.encoder.close()
             raise ActivationRefused(
                 f"The bundle {directory.name} holds the gallery {opened.built_as!r}, not "
-                f"{now.built_as!r}. Publish it into a separate directory."
+                f"{now.built_as!r}. Publish the bundle into another directory."
             )
         try:
             return await self.start(replace(opened, entry=now.entry))
@@ -84,8 +84,8 @@ def directory_of(now: Bundle, bundle_id: str) -> Path:
     """
     if now.root is None:
         raise ActivationRefused(
-            f"The gallery {now.name!r} is served from one bundle. To exchange it, start the "
-            "service with the directory that holds its bundles."
+            f"The gallery {now.name!r} is served from one bundle. To activate "
+            "other bundles, start the service with the directory that contains the bundles."
         )
     if bundle_id not in bundle_ids(now.root):
         raise BundleNotFound(
@@ -113,9 +113,9 @@ class OnDemand:
         return None if self.folder is None else self.folder.find(name)
 
     async def open(self, entry: GalleryEntry, opened: Callable[[SearchEngine], None]) -> None:
-        """Open a gallery once for all waiting requests, and pass its engine to ``opened``.
+        """Open a gallery once for all waiting requests, and call ``opened`` with the new engine.
 
-        A started call is completed even if its caller is cancelled.
+        The opening continues even if the caller is cancelled.
 
         Raises
         ------
@@ -154,6 +154,6 @@ class OnDemand:
             if isinstance(error, VouchError):
                 raise
             raise StorageFailed(
-                f"The gallery {entry.name!r} cannot be read ({error.strerror}). The operator looks "
-                "at the directory of galleries."
+                f"The gallery {entry.name!r} cannot be read ({error.strerror}). The operator "
+                "should check the directory of created galleries."
             ) from error

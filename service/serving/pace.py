@@ -9,21 +9,21 @@ from typing import TypeVar
 T = TypeVar("T")
 
 QUICK_S = 2e-3
-"""Work below this CPU time is quick: handing it to a thread would cost about as much."""
+"""Work with less CPU time, in seconds, is quick: a thread would cost about the same time."""
 
 LATE_S = 10e-3
-"""Work that blocked the event loop for longer (wall time) runs on threads again."""
+"""If work blocks the event loop for a longer wall time (seconds), it runs on threads again."""
 
 N_QUICK = 16
-"""Consecutive quick runs before work runs in the event loop."""
+"""Number of consecutive quick runs before work runs in the event loop."""
 
 
 class Pace:
-    """Estimates from recent run times whether some work is quick; at first it is not.
+    """Estimates from recent run times whether work is quick; new work counts as not quick.
 
-    Work is quick after `N_QUICK` consecutive runs below `QUICK_S` of CPU time, at least one of them
-    also below `QUICK_S` of wall time. So work that always waits, for example for a disk, is not
-    quick. Work on a busy CPU can be.
+    Work becomes quick after `N_QUICK` consecutive runs below `QUICK_S` of CPU time. At least one of
+    these runs must also be below `QUICK_S` of wall time. Work that always waits, for example for a
+    disk, is therefore never quick. Work on a busy CPU can be quick.
     """
 
     def __init__(self) -> None:

@@ -30,13 +30,13 @@ class SearchParameters:
 
     Attributes
     ----------
-    limit : items to describe.
+    limit : number of items in the answer.
     alpha : rate of false alarms of the outlier flag.
     coverage : requested coverage of the result set.
     where : filter on the items that may be found; None for all.
     diversity : rule that leaves out items represented by a nearer item.
     expected_absent : share of the caller's queries without a match, from the request.
-    of_key : the same share, from the caller's key.
+    of_key : share of the caller's queries without a match, from the caller's key.
     source : where the query comes from.
     filter_means : ``known`` if the caller knows that a true match passes ``where``.
     order : order of the list.
@@ -86,9 +86,10 @@ class Encoded:
     Attributes
     ----------
     query_id : hash of the request's content.
-    image, predictive : the image and its predictive distribution; a vector or text has no image.
+    image : the image; None for a vector or a text.
+    predictive : predictive distribution of the query.
     cache : whether the embedding came from the cache.
-    seconds : of each stage.
+    seconds : duration of each stage.
     text : the token count and warnings of a text query.
     """
 
@@ -204,11 +205,11 @@ def page_of(bundle: Bundle, after: int | None, limit: int, where: Filter | None 
     """
     gallery = bundle.retriever.gallery
     if after is not None and after >= gallery.n_rows and bundle.live is not None:
-        gallery = bundle.live.refresh()  # the cursor came from a replica with newer changes
+        gallery = bundle.live.refresh()  # the cursor is from a replica with newer changes
     if after is not None and after >= gallery.n_rows:
         return Page([], None)
     allowed = None if where is None else gallery.matching(where)
-    rows = _rows_of(gallery, after, limit + 1, allowed)  # one more shows whether the list continues
+    rows = _rows_of(gallery, after, limit + 1, allowed)  # one more row: is there a next page?
     shown = rows[:limit]
     last = int(shown[-1]) if len(rows) > limit else None
     n_passing = None if allowed is None else int(np.count_nonzero(allowed.mask()))

@@ -1,7 +1,7 @@
 """Refits stale calibrations in a separate process.
 
-A calibration is stale after too many changes. It also needs a refit if labels were added or
-deleted. Queries of an added label would get no match, and queries of a deleted label are now
+A calibration is stale after too many changes. A refit is also needed if labels were added or
+deleted. Without a refit, queries of an added label get no match; queries of a deleted label are now
 absent. The service does not import the index builder. It runs `vouch-build calibrate BUNDLES` if
 that is installed, and activates the published bundle like any other.
 """
@@ -89,7 +89,7 @@ class Recalibrator:
             return None
         if not (bundle.directory / ITEM_FEATURES_FILE).exists():
             return None
-        if not bundle.retriever.gallery.n_items:  # there is nothing to calibrate with
+        if not bundle.retriever.gallery.n_items:  # an empty gallery cannot be calibrated
             return None
         last = self._attempts.get(name)
         now = time.monotonic()
@@ -109,13 +109,13 @@ class Recalibrator:
         return attempt.succeeded
 
     def _has_other_labels(self, bundle: Bundle, last: _Attempt | None, now: float) -> bool:
-        """Return whether labels changed since the calibration, but not since the last check."""
+        """Return whether labels differ from the calibration and have not changed very recently."""
         state = bundle.manifest.id, bundle.version
         has_settled = self._seen.get(bundle.name) == state
         self._seen[bundle.name] = state
         if not has_settled or not bundle.retriever.has_other_labels:
             return False
-        # A failed refit may have lost to a compaction, which does not refit: retry without waiting.
+        # A compaction may have interrupted the refit, and does not refit: retry without a delay.
         return last is None or not last.succeeded or now - last.at >= LABELS_S
 
     async def _run(self, root: Path) -> tuple[int, str]:

@@ -58,7 +58,7 @@ class Galleries:
     Parameters
     ----------
     open_bundle : opens and verifies the bundle of a directory.
-    start : starts an engine for an open bundle; the engine has then answered a canary.
+    start : starts an engine for an open bundle, and returns it after its first canary.
     period_s : seconds between canaries, and between checks of `CURRENT`.
     observe : called after each attempt to serve another bundle, with gallery and outcome.
     compact_after : number of changes after which a gallery is compacted; 0: never automatically.
@@ -221,7 +221,7 @@ class Galleries:
     ) -> Receipt:
         """Change the gallery; see `Writable.commit`. Later searches find it.
 
-        A started change is completed even if its caller is cancelled.
+        The change continues even if the caller is cancelled.
 
         Parameters
         ----------
@@ -245,7 +245,7 @@ class Galleries:
     ) -> Receipt:
         bundle, live = lease.bundle, lease.bundle.require_live()
         try:
-            async with lease.engine.writing:  # not on the engine's few threads
+            async with lease.engine.writing:  # writes must not occupy the engine's threads
                 receipt = await asyncio.to_thread(live.commit, writes, retry, note, most_items)
         except GallerySuperseded:
             await self._following.ahead(bundle)  # starts opening the newer bundle,
@@ -282,7 +282,7 @@ class Galleries:
             directory = await run_to_its_end(compaction.prepare)
             opened = await self._opener.successor(now, directory)
             try:
-                # Writes wait, then use the new engine.
+                # Writes wait here, and continue in the new engine.
                 async with served.engine.writing:
                     await run_to_its_end(compaction.switch)
                     await opened.renew()
@@ -304,7 +304,7 @@ class Galleries:
         before = self._previous.get(name) or (None if root is None else previous_id(root))
         if before is None:
             raise ActivationRefused(
-                f"Nothing was served as {name!r} before that could be gone back to."
+                f"There is no previous bundle of the gallery {name!r} to activate."
             )
         return await self.activate(name, before)
 

@@ -16,7 +16,7 @@ from service.settings import OnDrift
 
 @dataclass(frozen=True, slots=True)
 class EngineResources:
-    """The parts that all engines of a service share.
+    """The objects that all engines of a service share.
 
     Attributes
     ----------

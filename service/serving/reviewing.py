@@ -112,7 +112,7 @@ class ReviewKeeper:
         Parameters
         ----------
         data : the upload.
-        bundle : key under which its decisions are stored.
+        bundle : key under which decisions on the query are stored.
         draw : random draw for review; None if the query was not drawn.
         """
         if self.queue is None:
@@ -164,7 +164,7 @@ class ReviewKeeper:
             return
         await self.keep()
         embeddings = await self._gallery.find(decided.query_id)
-        if embeddings is None:  # later it could not be reviewed
+        if embeddings is None:  # a case needs an embedding
             return
         case = self._case(answered, decided.bundle, "contradicted", None)
         new = NewCase(case, _embedded(case, embeddings), None)

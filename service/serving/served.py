@@ -54,7 +54,7 @@ class ServedGalleries:
         self._closing: set[asyncio.Task[None]] = set()
 
     def add(self, name: str, engine: SearchEngine) -> None:
-        """Serve a gallery, or serve it with another engine."""
+        """Serve a gallery with this engine; an earlier engine of the gallery is retired."""
         before = self._served.get(name)
         self._served[name] = Served(engine, asked_at=time.monotonic())
         if before is not None:
@@ -147,11 +147,11 @@ class ServedGalleries:
             (served.asked_at, name)
             for name, served in self._served.items()
             if served.entry is not None and served.engine is not engine and not served.leases
-        )  # without the new engine, whose first request has not leased it yet
+        )  # not the new engine: its first request has no lease yet
         created = self.engines(created=True)
         n_open = sum(
             1 + (one.shadow is not None) for one in created
-        )  # a shadow is another open bundle
+        )  # an open shadow counts as a bundle too
         for _, name in idle[: max(0, n_open - self._most_open)]:
             self.retire(name)
 

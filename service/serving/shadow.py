@@ -1,7 +1,8 @@
 """A shadow bundle, which answers a share of a gallery's queries for comparison only.
 
-It gets a query after the live answer, when no live query is computed or encoded. If the service
-stays busy, or too many queries wait, the query is dropped. No caller sees its answers.
+A shadow bundle gets a query after the live answer, when no live query is being computed or encoded.
+If the service stays busy, or too many queries wait, the query is dropped. No caller sees the
+shadow's answers.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ logger = logging.getLogger(__name__)
 
 MOST_WAITING = 64
 MOST_WAITING_BYTES = 32 * 2**20
-"""Maximum number of waiting queries, and maximum total size of their images; more are dropped."""
+"""Maximum number of waiting queries, and maximum total size of their images in bytes. Further
+queries are dropped."""
 
 LOOK_EVERY_S = 0.01
 PATIENCE_S = 1.0
-"""Seconds between checks for spare capacity, and seconds after which a query is dropped."""
+"""Seconds between two checks for spare capacity, and seconds that a query waits for spare capacity
+before it is dropped."""
 
 ANSWER_TIMEOUT_S = 10.0
 """Timeout of a shadow answer in seconds."""
@@ -64,12 +67,12 @@ class ChangedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The capacity that live queries leave for shadows.
+    """Tells shadows when the service has spare capacity.
 
     Attributes
     ----------
     is_spare : returns whether no live query is being computed or encoded.
-    turn : lock of all shadows: one answers at a time.
+    turn : lock that all shadows share, so that only one shadow answers at a time.
     """
 
     is_spare: Callable[[], bool]
@@ -135,7 +138,7 @@ class Shadow:
         self._seen: OrderedDict[str, None] = OrderedDict()
         self._more = asyncio.Event()
         self._failures: set[str] = set()
-        # A separate context: the task must not inherit that of the request that started it.
+        # A separate context: the task must not inherit the context of the request that starts it.
         self._works = asyncio.create_task(self._work(), context=Context()) if tried else None
 
     @property
@@ -149,7 +152,7 @@ class Shadow:
         Parameters
         ----------
         data : the upload.
-        found : the live answer.
+        found : the result of the served bundle.
         """
         query_id = found.query_id
         if self.ended is not None or query_id in self._seen:
@@ -209,7 +212,7 @@ class Shadow:
     async def _spared(self) -> bool:
         """Wait for spare capacity, at most `PATIENCE_S`; return whether there is any."""
         for _ in range(round(PATIENCE_S / LOOK_EVERY_S)):
-            await asyncio.sleep(LOOK_EVERY_S)  # first of all: the live answer must be sent
+            await asyncio.sleep(LOOK_EVERY_S)  # wait first, so that the live answer is sent
             if self._room.is_spare():
                 return True
         return False

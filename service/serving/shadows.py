@@ -31,12 +31,12 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ACTIVATED: Final = "The bundle {bundle_id} answers for real now: it was activated."
-REPLACED = "Another bundle is tried now, or on another share of the queries."
+ACTIVATED: Final = "The shadow bundle {bundle_id} was activated; it is now the served bundle."
+REPLACED = "Another shadow was started, with another bundle or another share of the queries."
 REMOVED = "It was ended."
 
 _LOOKED_AT_ONCE = 1_000
-"""Items looked up in another gallery in one block."""
+"""Number of items in a block when two galleries are compared."""
 
 
 class ReadOnlyCache:
@@ -70,11 +70,11 @@ class ReadOnlyCache:
 
 
 class Shadows:
-    """The shadow bundle of each gallery, as the file `SHADOW` beside `CURRENT` names it.
+    """The shadow bundles of all galleries, named by the file `SHADOW` beside each `CURRENT`.
 
-    Counts are for this process, since the shadow started here. A shadow ends with the bundle that
-    it is compared with. It starts again with the next served bundle, unless that is the shadow
-    bundle itself.
+    Each process counts its own comparisons, from the start of the shadow. If another bundle is
+    activated, the shadow ends. A new comparison with the activated bundle then starts, unless the
+    activated bundle is the shadow bundle itself.
 
     Parameters
     ----------
@@ -195,14 +195,14 @@ class Shadows:
                 await self._attach(engine, await self._opened_or_refused(engine, terms))
 
     async def _let_go(self, engine: SearchEngine) -> None:
-        """End the shadow that an engine has."""
+        """End the shadow of an engine, if the engine has a shadow."""
         shadow, engine.shadow = engine.shadow, None
         if shadow is not None and shadow.ended is None:
             await shadow.close(REMOVED)
             _log("shadow ended", shadow)
 
     def _wanted(self, engine: SearchEngine) -> ShadowTerms | None:
-        """Return the terms in `SHADOW`; if it cannot be read, the terms of the running shadow."""
+        """Return the terms in `SHADOW`; if it is unreadable, the terms of the running shadow."""
         bundle = engine.bundle
         if bundle.root is None or bundle.key in self._unwritten:
             return self._unwritten.get(bundle.key)
@@ -300,8 +300,8 @@ def _require_common_item(live: Bundle, tried: Bundle) -> None:
             return
         after = int(rows[-1])
     raise ActivationRefused(
-        f"The bundle {tried.manifest.id} has no item of the gallery {live.name!r} as served: "
-        "no answer of the one could be compared with one of the other."
+        f"The bundle {tried.manifest.id} has no item in common with the served gallery "
+        f"{live.name!r}, so their answers cannot be compared."
     )
 
 
@@ -314,7 +314,7 @@ def _has(gallery: Gallery, item_id: str) -> bool:
 
 
 def _differs(engine: SearchEngine, terms: ShadowTerms | None) -> bool:
-    """Return whether the wanted shadow differs from that of an open engine."""
+    """Return whether the wanted shadow differs from the shadow of an open engine."""
     now = engine.shadow
     if engine.closed:
         return False

@@ -30,13 +30,13 @@ class Watch:
 
     Images and texts have separate statistics.
 
-    Answering a query writes nothing. `keep` writes every few seconds, and at the end; a crash loses
-    the statistics of the queries since.
+    Answering a query writes nothing. `keep` writes the statistics every few seconds, and when the
+    service ends. A crash loses the statistics since the last call of `keep`.
 
     Parameters
     ----------
-    log : store of feedback. Without it, each process keeps drift and the share of absent queries in
-        memory only, and draws nothing for review.
+    log : store of feedback. Without a store, each process keeps its statistics in memory only, and
+        draws no answers for review.
     audit_share : share of answers to draw for review.
     kind : kind of the queries.
 

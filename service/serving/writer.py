@@ -150,7 +150,7 @@ class ItemWriter:
                 async with turns:
                     try:
                         return await _embedded(engine, upload)
-                    except Exception as error:  # any error: the other items must be written
+                    except Exception as error:  # the other items must be written
                         problems[index] = to_problem(error)
                         return None
 

@@ -167,9 +167,9 @@ def test_a_rotated_key_is_good_for_the_time_of_grace(
     [
         (["revoke", "0" * 12], "no key '000000000000'"),
         (["rotate", "nonsense"], "no key 'nonsense'"),
-        (["create", "two\nlines"], "no name"),
-        (["create", ""], "no name"),
-        (["create", "n" * 101], "no name"),
+        (["create", "two\nlines"], "not a valid name"),
+        (["create", ""], "not a valid name"),
+        (["create", "n" * 101], "not a valid name"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(

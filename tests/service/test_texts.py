@@ -142,7 +142,9 @@ class TestNotCalibrated:
         answer = answered(ask(client, "a seven"))
         said = {"query_id": answer["query"]["id"], "item_id": answer["results"][0]["id"]}
         response = client.post("/v1/galleries/digits/feedback", json={**said, "correct": True})
-        assert_problem(response, 409, "feedback_not_kept", "not calibrated for such queries")
+        assert_problem(
+            response, 409, "feedback_not_kept", "has no calibration for this kind of query"
+        )
 
 
 class TestCalibrated:
