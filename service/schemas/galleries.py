@@ -309,7 +309,7 @@ class GalleryOutcome(BaseModel):
     """
 
     basis: OutcomeBasis | None = Field(
-        description="Source of the numbers. `evaluation`: held-out queries. `calibration`: the "
+        description="Source of the numbers. `evaluation`: separate queries. `calibration`: the "
         "calibration queries, cross-fitted. Null without calibration."
     )
     n_queries: int | None = Field(description="Queries with a match in the gallery.")
@@ -361,7 +361,7 @@ class GalleryDetail(BaseModel):
     )
     calibration: dict[str, Any] | None = Field(description="How the decision layer was fitted.")
     metrics: dict[str, Any] | None = Field(
-        description="Metrics on held-out queries, measured when the bundle was built."
+        description="Metrics on separate evaluation queries, measured when the bundle was built."
     )
     outcome: GalleryOutcome = Field(
         description="Quality at the time of calibration; `bundle.calibration` has its current "
