@@ -146,7 +146,11 @@ class Retriever:
         """The number of labels added after the calibration, without guarantees."""
         if self.calibration is None:
             return 0
-        return self.calibration.n_new_labels(len(self.gallery.labels))
+        n_known, labels = len(self.calibration.label_classes), self.gallery.labels
+        n_labels = len(labels)
+        if n_labels > n_known:
+            n_labels = n_known + len(set(labels[n_known:]).intersection(self.gallery.held_labels))
+        return self.calibration.n_new_labels(n_labels)
 
     @cached_property
     def n_gone_labels(self) -> int:

@@ -6,9 +6,10 @@ queries, each excluded from its own results.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,6 +89,7 @@ def fit_again(
     before: Calibration,
     config: CalibrationConfig,
     drawn: Sequence[DrawnQuery] = (),
+    renamed: Mapping[str, str] = MappingProxyType({}),
 ) -> Refit:
     """Fit the calibration of a bundle to its current gallery.
 
@@ -97,6 +99,7 @@ def fit_again(
     before : the current calibration.
     config : the error bounds.
     drawn : reviewed queries, which also become calibration queries.
+    renamed : labels that were renamed since the queries were chosen, old → new.
 
     Raises
     ------
@@ -106,6 +109,7 @@ def fit_again(
     if kept is None:
         raise CalibrationError(NOTHING_KEPT)
     n_kept = len(kept.matched)
+    kept = kept.relabelled(gallery, renamed)
     kept = with_decisions(kept, drawn, gallery)
     decided = set(kept.matched.ids[n_kept:])
     if before.within is not None:

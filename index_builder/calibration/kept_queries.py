@@ -6,8 +6,9 @@ A stored query consists of its embedding in half precision and its label. Item f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from model_store.bundles.item_features import (
 from model_store.decision.outliers import averaged_features, averaging
 from model_store.encoder.contract import Embeddings, Encoder, EncoderMetadata, Inputs
 from model_store.encoder.vector_input import VectorInput
+from model_store.errors import ItemNotFound
 from model_store.gallery import Gallery
 from model_store.half_precision import HalfRows
 from model_store.processors import PROVIDERS
@@ -109,6 +111,29 @@ class KeptQueries:
     seed: int
     labels: tuple[str, ...] = ()
     unlabelled: HalfRows | None = None
+
+    def relabelled(self, gallery: Gallery, renamed: Mapping[str, str]) -> KeptQueries:
+        """Return the queries with the labels that the gallery has now.
+
+        A query that is an item gets the label of the item, which may have been edited.
+
+        Parameters
+        ----------
+        renamed : labels that were renamed since the queries were chosen, old → new.
+        """
+
+        def now(part: Kept) -> Kept:
+            labels = [renamed.get(label, label) for label in part.labels]
+            if self.unlabelled is not None and part is self.matched:
+                for place, item_id in enumerate(part.ids):
+                    with suppress(ItemNotFound):
+                        labels[place] = gallery.item(item_id).label or labels[place]
+            return replace(part, labels=tuple(labels))
+
+        known = dict.fromkeys(renamed.get(label, label) for label in self.labels)
+        return replace(
+            self, matched=now(self.matched), withheld=now(self.withheld), labels=tuple(known)
+        )
 
     def save(self, directory: Path) -> None:
         """Write to ``directory``."""

@@ -17,7 +17,7 @@ from index_builder.configuration.signing import signing_key
 from index_builder.indexing.bundle_manifest import summarise
 from index_builder.progress import console
 from model_store.bundles.changes import open_writable
-from model_store.bundles.compaction import Calibrate, Compaction
+from model_store.bundles.compaction import RENAMED_LABELS, Calibrate, Compaction
 from model_store.bundles.directory import is_bundle_id, locate
 from model_store.bundles.manifest import EVALUATION_FILE, Manifest, read_manifest
 from model_store.bundles.retention import Hold
@@ -181,7 +181,8 @@ def calibration_of(
     def calibrate(gallery: FaissGallery, staging: Path, manifest: Manifest) -> Manifest:
         try:
             with one_blas_thread():  # one thread gives the same sums on every machine
-                refit = fit_again(staging, gallery, before, config, drawn)
+                renamed = manifest.gallery.get(RENAMED_LABELS, {})
+                refit = fit_again(staging, gallery, before, config, drawn, renamed)
             _require_as_good(refit)
         except CalibrationError as error:
             if must:

@@ -60,6 +60,11 @@ Calibrate = Callable[[FaissGallery, Path, Manifest], Manifest]
 manifest."""
 
 
+RENAMED_LABELS = "renamed_labels"
+"""Field of the manifest's gallery: old label → new label. Stored calibration queries have the old
+labels."""
+
+
 class Compaction:
     """One compaction of a live gallery.
 
@@ -191,6 +196,9 @@ def _write(
     staging: Path, manifest: Manifest, snapshot: GallerySnapshot, calibrate: Calibrate | None
 ) -> Manifest:
     """Write the gallery of a snapshot; return the new manifest."""
+    renamed = snapshot.renamed_labels()
+    earlier = manifest.gallery.get(RENAMED_LABELS, {})
+    renamed |= {label: renamed.get(later, later) for label, later in earlier.items()}
     before = manifest.id  # `calibrate` returns another manifest, whose id was never published
     report = write_faiss_parts(
         staging,
@@ -215,6 +223,8 @@ def _write(
     known = ItemFeatures.load(staging)
     if known is not None:
         known.updated(snapshot).save(staging)
+    if renamed:
+        manifest = replace(manifest, gallery={**manifest.gallery, RENAMED_LABELS: renamed})
     if calibrate is not None:
         manifest = calibrate(gallery, staging, manifest)
     sections = {

@@ -62,9 +62,10 @@ class ItemFeatures:
     def updated(self, snapshot: GallerySnapshot) -> ItemFeatures:
         """Return the sample without removed items, and with a sample of the added items.
 
-        Items are drawn by a hash of their id, so equal changes give equal samples.
+        Items are drawn by a hash of their id, so equal changes give equal samples. An item with a
+        new label and the same embedding keeps its features.
         """
-        put = set(snapshot.appended_ids())
+        put = set(snapshot.appended_ids()) - snapshot.edited_ids()
         rows = [
             row
             for row, item_id in enumerate(self.ids)

@@ -40,11 +40,14 @@ if TYPE_CHECKING:
     from model_store.gallery.protocol import Candidates, Gallery, Item, NewItem, Thumbnail
     from model_store.gallery.writable import (
         Delete,
+        Edit,
+        ItemFields,
         Receipt,
         Retry,
         Upsert,
         Vector,
         Writable,
+        Write,
         Written,
     )
 
@@ -82,11 +85,14 @@ _PLACES = {
     "live.snapshot": ("GallerySnapshot",),
     "writable": (
         "Delete",
+        "Edit",
+        "ItemFields",
         "Receipt",
         "Retry",
         "Upsert",
         "Vector",
         "Writable",
+        "Write",
         "Written",
     ),
 }
@@ -105,6 +111,7 @@ __all__ = [
     "Candidates",
     "ChangesFile",
     "Delete",
+    "Edit",
     "FaissGallery",
     "Filter",
     "Gallery",
@@ -112,6 +119,7 @@ __all__ = [
     "IndexReport",
     "IndexSettings",
     "Item",
+    "ItemFields",
     "LiveGallery",
     "MaskedRows",
     "MilvusAccess",
@@ -124,6 +132,7 @@ __all__ = [
     "Upsert",
     "Vector",
     "Writable",
+    "Write",
     "Written",
     "open_gallery",
     "open_milvus",

@@ -148,6 +148,13 @@ class Gallery(Protocol):
         """
 
     @property
+    def held_labels(self) -> Sequence[str]:
+        """The labels of the current items; `labels` also has labels that only earlier items had.
+
+        An engine that cannot tell returns all labels.
+        """
+
+    @property
     def preview_side(self) -> int | None:
         """Longest side of the previews in pixels; None without previews."""
 

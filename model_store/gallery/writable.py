@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,31 @@ class Delete:
     """An item to delete."""
 
     id: str
+
+
+class ItemFields(TypedDict, total=False):
+    """The fields of an item that can be edited; an omitted field does not change."""
+
+    label: str | None
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """New label or metadata of an item; its picture and embedding stay."""
+
+    id: str
+    fields: ItemFields
+
+    def applied_to(self, before: Upsert) -> Upsert:
+        """Return the complete write of the edited item."""
+        item, fields = before.item, self.fields
+        label = fields.get("label", item.label)
+        metadata = fields.get("metadata", item.metadata)
+        return replace(before, item=replace(item, label=label, metadata=metadata))
+
+
+Write = Upsert | Delete | Edit
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +171,7 @@ class Writable(Protocol):
 
     def commit(
         self,
-        writes: Sequence[Upsert | Delete],
+        writes: Sequence[Write],
         retry: Retry | None = None,
         note: Mapping[str, Any] = NO_NOTE,
         most_items: int | None = None,
@@ -165,7 +190,7 @@ class Writable(Protocol):
 
         Raises
         ------
-        ItemNotFound : an item to delete does not exist.
+        ItemNotFound : an item to delete or edit does not exist.
         QuotaExceeded : the gallery would exceed ``most_items``; nothing was changed.
         WriteError : nothing was changed; the message has the reason.
         GalleryUnavailable : the change is stored, or its outcome is unknown.
@@ -173,6 +198,39 @@ class Writable(Protocol):
 
     def close(self) -> None:
         """Close files and connections."""
+
+
+def with_whole_items(
+    writes: Sequence[Write], whole: Callable[[str], Upsert]
+) -> list[Upsert | Delete]:
+    """Replace each edit by a write of the complete item.
+
+    To be called in the transaction of the writes, because another process may replace an item.
+
+    Parameters
+    ----------
+    whole : returns the current item with its embedding and pictures; raises `ItemNotFound`.
+
+    Raises
+    ------
+    ItemNotFound : an item to edit is not there.
+    """
+    stored: list[Upsert | Delete] = []
+    latest: dict[str, Upsert | Delete] = {}
+    for write in writes:
+        if isinstance(write, Edit):
+            before = latest[write.id] if write.id in latest else whole(write.id)
+            if isinstance(before, Delete):
+                raise item_not_found(write.id)
+            write = write.applied_to(before)  # noqa: PLW2901
+        latest[write.id] = write
+        stored.append(write)
+    return stored
+
+
+def item_not_found(item_id: str) -> ItemNotFound:
+    """Return the error for an id without an item."""
+    return ItemNotFound(f"The gallery has no item with the id {item_id!r}.")
 
 
 def plan_writes(
@@ -203,7 +261,7 @@ def plan_writes(
         if existed is None:
             existed = there(write.id)
         if isinstance(write, Delete) and not existed:
-            raise ItemNotFound(f"The gallery has no item with the id {write.id!r}.")
+            raise item_not_found(write.id)
         since[write.id] = isinstance(write, Upsert)
         n_items += since[write.id] - existed
         outcomes.append(Written(write.id, existed, version + place))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
+from types import EllipsisType, TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import httpx2
@@ -362,6 +362,36 @@ class VouchClient:
             headers=sent_again(idempotency_key),
         )
         return self._ask(request, schemas.BatchWritten).items
+
+    def edit_item(
+        self,
+        gallery: str,
+        item_id: str,
+        *,
+        label: str | EllipsisType | None = ...,
+        metadata: Mapping[str, Any] | EllipsisType = ...,
+        idempotency_key: str | None = None,
+    ) -> schemas.ItemWritten:
+        """Change the label or metadata of an item; its picture stays. ``...`` keeps a field.
+
+        ``label=None`` removes the label; ``metadata`` replaces all metadata.
+
+        Raises
+        ------
+        VouchProblem : such as ``item_not_found``, or ``write_refused``; nothing was changed.
+
+        Examples
+        --------
+        >>> vouch.edit_item("demo", "chair-7", label="armchair")
+        """
+        given = {"label": label, "metadata": metadata}
+        request = self._http.build_request(
+            "PATCH",
+            path_of(gallery, "items", item_id),
+            json={name: value for name, value in given.items() if value is not ...},
+            headers=sent_again(idempotency_key),
+        )
+        return self._ask(request, schemas.ItemWritten)
 
     def delete_item(
         self, gallery: str, item_id: str, *, idempotency_key: str | None = None

@@ -31,7 +31,7 @@ from service.schemas.bundles import (
     CalibrationState,
     CalibrationStatus,
 )
-from service.schemas.changes import BatchItemWritten, BatchWritten, ItemWritten
+from service.schemas.changes import BatchItemWritten, BatchWritten, ItemChange, ItemWritten
 from service.schemas.created import (
     GalleryChange,
     GalleryDropped,
@@ -219,6 +219,7 @@ __all__ = [
     "GalleryUsage",
     "GroupSize",
     "ImportProblem",
+    "ItemChange",
     "ItemDetail",
     "ItemList",
     "ItemOfQuery",

@@ -5,7 +5,16 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Json, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Json,
+    field_validator,
+    model_validator,
+)
 
 from model_store.gallery.filters.grammar import RepeatedName, read_json
 from model_store.item_ids import MAX_ID_LENGTH, check_item_id, check_text
@@ -68,6 +77,23 @@ class ItemOptions(RequestModel):
     metadata: Annotated[Json[Metadata], BeforeValidator(_checked_json)] = Field(
         default={}, description="Your own JSON object, at most 16 KiB."
     )
+
+
+class ItemChange(RequestModel):
+    """The new label or metadata of an item; an omitted field does not change."""
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
+
+    label: Label = Field(None, description="The new label; null removes the label.")
+    metadata: Metadata = Field(
+        {}, description="Your own JSON object, at most 16 KiB; it replaces the stored object."
+    )
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> ItemChange:
+        if not self.model_fields_set:
+            raise ValueError("names no field to change: send `label`, `metadata` or both")
+        return self
 
 
 class BatchEntry(RequestModel):

@@ -22,7 +22,7 @@ from model_store.errors import (
     StorageBusy,
     VouchError,
 )
-from model_store.gallery import Delete, Receipt, Retry, Upsert
+from model_store.gallery import Receipt, Retry, Write
 from model_store.gallery.writable import once_kept
 from model_store.signing import read_private_key
 from service.observability.metrics import counted_as
@@ -214,7 +214,7 @@ class Galleries:
     async def commit(
         self,
         lease: Lease,
-        writes: Sequence[Upsert | Delete],
+        writes: Sequence[Write],
         retry: Retry | None,
         note: Mapping[str, Any],
         most_items: int | None = None,
@@ -238,7 +238,7 @@ class Galleries:
     async def _commit(
         self,
         lease: Lease,
-        writes: Sequence[Upsert | Delete],
+        writes: Sequence[Write],
         retry: Retry | None,
         note: Mapping[str, Any],
         most_items: int | None,

@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from model_store.errors import GallerySuperseded
-from model_store.gallery import Delete, NewItem, Receipt, Retry, Upsert
+from model_store.gallery import (
+    Delete,
+    Edit,
+    ItemFields,
+    NewItem,
+    Receipt,
+    Retry,
+    Upsert,
+    Write,
+)
 from service.observability.metrics import Telemetry, counted_as
 from service.serving.engine import SearchEngine
 from service.serving.lease import Lease
@@ -77,7 +86,7 @@ class Prepared:
     problems : problem of each failed upload, by its position.
     """
 
-    writes: Sequence[Upsert | Delete]
+    writes: Sequence[Write]
     problems: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -120,6 +129,24 @@ class ItemWriter:
             return Prepared([Delete(item_id)])
 
         retry = await context.retry(f"delete {item_id}", [])
+        return await self._commit(lease, context, retry, nothing_to_do)
+
+    async def edit(
+        self, lease: Lease, context: WriteContext, item_id: str, fields: ItemFields
+    ) -> Receipt:
+        """Change the label or metadata of one item.
+
+        Raises
+        ------
+        ItemNotFound
+        WriteError : nothing was changed.
+        """
+
+        async def nothing_to_do(_: SearchEngine) -> Prepared:
+            return Prepared([Edit(item_id, fields)])
+
+        operation = f"edit {json.dumps([item_id, fields], sort_keys=True)}"
+        retry = await context.retry(operation, [])
         return await self._commit(lease, context, retry, nothing_to_do)
 
     async def put_batch(
@@ -214,7 +241,7 @@ class ItemWriter:
         if not writes:
             return Receipt((), note)
         receipt = await self._galleries.commit(lease, writes, retry, note, context.most_items)
-        n_put = sum(isinstance(write, Upsert) for write in writes)
+        n_put = sum(not isinstance(write, Delete) for write in writes)
         self._telemetry.written(counted_as(lease.bundle), n_put, len(writes) - n_put)
         fields = {"gallery": gallery, "put": n_put, "deleted": len(writes) - n_put}
         logger.info("items written", extra={"fields": fields})

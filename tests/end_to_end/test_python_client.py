@@ -161,7 +161,11 @@ class TestAtAService:
             written = vouch.put_items("digits", batch, idempotency_key=key)
             assert [one.status for one in written] == [200, 415]
             assert vouch.put_items("digits", batch, idempotency_key=key) == written
-            assert vouch.delete_item("digits", "a/b").version == 3
+            assert vouch.edit_item("digits", "a/b", label=None).existed
+            assert vouch.edit_item("digits", "a/b", metadata={"d": 2}).version == 4
+            edited = vouch.item("digits", "a/b")
+            assert (edited.label, edited.metadata) == (None, {"d": 2})
+            assert vouch.delete_item("digits", "a/b").version == 5
             with pytest.raises(VouchProblem, match="item_not_found"):
                 vouch.delete_item("digits", "a/b")
             assert vouch.compact("digits").bundle_id == vouch.gallery("digits").bundle.id
@@ -388,11 +392,12 @@ class TestAtAServiceThatMisbehaves:
         for write in (
             lambda: client.put_item("digits", "a", b"a picture"),
             lambda: client.put_items("digits", [("a", b"a picture")]),
+            lambda: client.edit_item("digits", "a", label="b"),
             lambda: client.delete_item("digits", "a"),
         ):
             with pytest.raises(VouchProblem):
                 write()
-        assert len(set(seen)) == 3
+        assert len(set(seen)) == 4
         with pytest.raises(VouchProblem):
             client.delete_item("digits", "a", idempotency_key="mine")
         assert seen[-1] == "mine"

@@ -12,7 +12,9 @@ from model_store.encoder.contract import Embeddings
 from model_store.errors import ItemNotFound, KeyReused, QuotaExceeded
 from model_store.gallery import (
     Delete,
+    Edit,
     Gallery,
+    Item,
     NewItem,
     Retry,
     Thumbnail,
@@ -97,6 +99,48 @@ class WritableLaws:
         assert ids_of(live.snapshot()) == before
         with pytest.raises(ItemNotFound):
             live.snapshot().row("a")
+
+    def test_edit_changes_label_or_metadata_and_keeps_the_rest(
+        self, live: Writable, reopen: Reopen
+    ) -> None:
+        new, built = some_upsert("new", "x", seed=3), ids_of(live.snapshot())[4]
+        live.commit([new])
+        before = live.snapshot()
+        receipt = live.commit([Edit("new", {"label": "z"}), Edit(built, {"metadata": {"b": 1}})])
+        assert [(one.existed, one.version) for one in receipt.written] == [(True, 2), (True, 3)]
+        for after in (live.snapshot(), reopen().snapshot()):
+            assert after.item("new") == Item("new", "z", {"seed": 3})
+            assert after.item(built) == Item(built, before.item(built).label, {"b": 1})
+            assert (after.n_items, after.n_changed) == (N_ITEMS + 1, 2)
+            for item_id in ("new", built):
+                rows = np.array([before.row(item_id)]), np.array([after.row(item_id)])
+                for part in ("directions", "variances", "total_variances"):
+                    values = [getattr(before, part)(rows[0]), getattr(after, part)(rows[1])]
+                    np.testing.assert_allclose(values[1], values[0], rtol=1e-5, atol=1e-7)
+                assert after.thumbnail(item_id) == before.thumbnail(item_id)
+            passing = after.matching(read_filter('{"label": "z"}'))
+            found = after.candidates(np.eye(1, DIM, dtype=np.float32), 9, passing).rows[0]
+            assert after.label_codes(found).tolist() == [list(after.labels).index("z")]
+        live.commit([Edit("new", {"label": None}), Edit("new", {"metadata": {}})])
+        assert live.snapshot().item("new") == Item("new", None, {})
+
+    def test_edit_keeps_the_picture_that_another_process_has_put(
+        self, live: Writable, reopen: Reopen
+    ) -> None:
+        item_id, other = ids_of(live.snapshot())[2], reopen()
+        other.commit([some_upsert(item_id, "y", seed=8)])
+        live.commit([Edit(item_id, {"label": "z"})])
+        now = live.snapshot()
+        assert nearest(now, 8) == item_id
+        assert now.item(item_id) == Item(item_id, "z", {"seed": 8})
+
+    def test_edit_of_a_missing_item_changes_nothing(self, live: Writable) -> None:
+        first, second = ids_of(live.snapshot())[:2]
+        label = live.snapshot().item(first).label
+        for last in (Edit("none", {"label": "z"}), Edit(second, {"label": "z"})):
+            with pytest.raises(ItemNotFound, match="has no item with the id"):
+                live.commit([Edit(first, {"label": "z"}), Delete(second), last])
+        assert live.snapshot().item(first).label == label
 
     def test_a_receipt_has_each_write_in_order(self, live: Writable) -> None:
         writes: list[Upsert | Delete] = [

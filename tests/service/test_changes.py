@@ -234,10 +234,98 @@ class TestPuttingAnItem:
         for answer in (
             put(client, "new", picture("PNG")),
             delete(client, "new"),
+            client.patch(f"{ITEMS}/new", json={"label": "x"}),
             put_batch(client, [{"id": "a"}], [picture("PNG")]),
             client.post("/v1/galleries/digits/compact"),
         ):
             assert (answer.status_code, answer.json()["code"]) == (409, "write_refused")
+
+
+def edit(
+    client: TestClient, item_id: str, change: object, key: str | None = None
+) -> httpx2.Response:
+    headers = {} if key is None else {"Idempotency-Key": key}
+    return client.patch(f"{ITEMS}/{item_id}", json=change, headers=headers)
+
+
+class TestEditingAnItem:
+    def test_new_label_is_found_by_search_filter_and_facets(
+        self, live: TestClient, root: Path, start: StartClient, stranger: bytes
+    ) -> None:
+        put(live, "new/1", stranger, label="x", metadata='{"a": 1}').raise_for_status()
+        before = search(live, stranger).json()["results"][0]
+        answer = edit(live, "new/1", {"label": "y"})
+        assert answer.status_code == 200
+        written = answer.json()
+        assert (written["id"], written["existed"], written["version"]) == ("new/1", True, 2)
+        for client in (live, start(open_bundle(root, "cpu", threads=1))):
+            result = search(client, stranger).json()["results"][0]
+            assert {**result, "label": "x"} == before, "nothing but the label has changed"
+            assert result["label"] == "y"
+            for label, n in (("x", 0), ("y", 1)):
+                where = json.dumps({"label": label})
+                assert client.get(ITEMS, params={"filter": where}).json()["n_passing"] == n
+            assert "y" in client.get("/v1/galleries/digits/labels").json()["labels"]
+            assert "x" not in client.get("/v1/galleries/digits/labels").json()["labels"]
+        compact(live)
+        assert live.get(f"{ITEMS}/new/1").json()["label"] == "y"
+
+    def test_omitted_field_is_unchanged_and_null_removes_the_label(
+        self, live: TestClient, stranger: bytes
+    ) -> None:
+        put(live, "new", stranger, label="x", metadata='{"a": 1}').raise_for_status()
+        edit(live, "new", {"metadata": {"b": [2]}}).raise_for_status()
+        item = live.get(f"{ITEMS}/new").json()
+        assert (item["label"], item["metadata"]) == ("x", {"b": [2]})
+        edit(live, "new", {"label": None}).raise_for_status()
+        item = live.get(f"{ITEMS}/new").json()
+        assert (item["label"], item["metadata"]) == (None, {"b": [2]})
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({}, "names no field to change"),
+            ({"labels": "x"}, "did you mean `label`"),
+            ({"label": "shoe\n"}, "control characters"),
+            ({"label": "x" * 201}, "200"),
+            ({"metadata": None}, "dictionary"),
+            ({"metadata": {"a": "x" * 17_000}}, "16384"),
+            ([], "dictionary"),
+        ],
+    )
+    def test_invalid_change_is_refused_by_name(
+        self, live: TestClient, change: object, said: str
+    ) -> None:
+        item = live.get(ITEMS).json()["items"][0]
+        answer = edit(live, item["id"], change)
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+        assert said in answer.json()["detail"]
+        assert live.get(f"{ITEMS}/{item['id']}").json() == item
+
+    def test_missing_item_is_not_found(self, live: TestClient) -> None:
+        assert edit(live, "none", {"label": "x"}).json()["code"] == "item_not_found"
+
+    def test_same_key_edits_once(self, live: TestClient) -> None:
+        item_id = live.get(ITEMS).json()["items"][0]["id"]
+        first, again = (edit(live, item_id, {"label": "x"}, key="1") for _ in range(2))
+        assert again.headers["Idempotency-Replayed"] == "true"
+        assert again.json() == first.json()
+        other = edit(live, item_id, {"label": "y"}, key="1")
+        assert other.json()["code"] == "key_reused"
+
+    def test_key_that_may_only_review_is_refused(
+        self, root: Path, start: StartClient, keys_file: KeysFile
+    ) -> None:
+        client = start(open_bundle(root, "cpu", threads=1), keys=keys_file.path)
+        tokens = {scope: keys_file.make(scope) for scope in ("review", "write")}
+        listed = client.get(ITEMS, headers={"X-API-Key": tokens["write"]}).json()["items"]
+        for scope, status in (("review", 403), ("write", 200)):
+            answer = client.patch(
+                f"{ITEMS}/{listed[0]['id']}",
+                json={"label": "x"},
+                headers={"X-API-Key": tokens[scope]},
+            )
+            assert answer.status_code == status
 
 
 class TestDeletingAnItem:

@@ -90,7 +90,7 @@ def test_no_text_says_that_queries_were_held_out_where_views_may_be_made_up(
 def test_every_operation_has_a_name_a_summary_and_a_description(document: dict[str, Any]) -> None:
     found = [operation for *_, operation in operations(document)]
     names = [operation["operationId"] for operation in found]
-    assert len(names) == len(set(names)) == 56
+    assert len(names) == len(set(names)) == 57
     assert all(re.fullmatch("[a-z]+(_[a-z]+){0,2}", name) for name in names)
     assert all(operation["summary"] and operation["description"] for operation in found)
 
@@ -107,7 +107,7 @@ UPLOADS = {
 JSON_BODIES = {"search_json", "search_vector", "search_text", "decide", "give_feedback"}
 JSON_BODIES |= {"lease_review_cases", "import_decisions", "enrol_unknown"}
 JSON_BODIES |= {"create_gallery", "describe_gallery", "rename_gallery", "start_shadow"}
-JSON_BODIES |= {"adopt_absent_share"}
+JSON_BODIES |= {"adopt_absent_share", "edit_item"}
 
 
 def test_an_upload_is_typed_for_generators_old_and_new(document: dict[str, Any]) -> None:
@@ -195,6 +195,13 @@ def ask(way: Callable[..., httpx2.Response], *args: Any) -> Ask:
 
 def put_item(client: TestClient, image: bytes, gallery: str = "digits") -> httpx2.Response:
     return client.put(f"/v1/galleries/{gallery}/items/new", files={"image": ("i", image)})
+
+
+def edit_item(
+    client: TestClient, change: dict[str, Any], gallery: str = "digits", item_id: str = ""
+) -> httpx2.Response:
+    item_id = item_id or an_item(client)
+    return client.patch(f"/v1/galleries/{gallery}/items/{item_id}", json=change)
 
 
 def ask_with_vector(
@@ -458,6 +465,19 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("put_items", "413"): lambda client: put_items(client, "digits", 1, bytes(90_000)),
     ("put_items", "415"): lambda client: client.post("/v1/galleries/digits/items", json={}),
     ("put_items", "422"): lambda client: put_items(client, "digits", 2),
+    **{
+        ("edit_item", status): ask(edit_item, *args)
+        for status, args in {
+            "200": ({"label": "x"},),
+            "404": ({"label": "x"}, "digits", "none"),
+            "409": ({"label": "x"},),
+            "413": ({"label": "x" * 90_000},),
+            "422": ({},),
+        }.items()
+    },
+    ("edit_item", "415"): lambda client: client.patch(
+        "/v1/galleries/digits/items/none", content=b"x", headers=TEXT
+    ),
     ("delete_item", "200"): lambda client: (
         put_item(client, picture("PNG")),
         client.delete("/v1/galleries/digits/items/new"),
@@ -534,7 +554,10 @@ TRIED_ELSEWHERE = {
     ("get_review_case", "200"),
     ("get_review_image", "200"),
     ("forget_review_case", "200"),
-    *((name, "507") for name in ("put_item", "put_items", "delete_item", "compact_gallery")),
+    *(
+        (name, "507")
+        for name in ("put_item", "put_items", "edit_item", "delete_item", "compact_gallery")
+    ),
     *((f"{verb}_gallery", "507") for verb in ("create", "describe", "rename", "drop")),
     *(("enrol_unknown", status) for status in ("200", "507")),
     ("give_feedback", "507"),
@@ -643,7 +666,14 @@ def test_what_is_documented_is_what_is_tried(document: dict[str, Any]) -> None:
         named = {name for name, refusal in refusals if refusal == status}
         assert named == {name for name, _ in REQUESTS} - open_to_all
     more = {"activate_bundle", "rollback_bundle", "compact_gallery", "forget_review_case"}
-    more |= {"put_item", "put_items", "delete_item", "metrics", "enrol_unknown"} | REVIEWS
+    more |= {
+        "put_item",
+        "put_items",
+        "edit_item",
+        "delete_item",
+        "metrics",
+        "enrol_unknown",
+    } | REVIEWS
     more |= {"start_shadow", "get_shadow", "end_shadow"}
     more |= {"adopt_absent_share", "reset_absent_share", "acknowledge_drift"}
     more |= {"create_gallery", "describe_gallery", "rename_gallery", "drop_gallery"}
@@ -775,6 +805,7 @@ def test_it_says_which_scope_is_needed_and_whether_a_key_is(
             "forget_review_case": "write",
             "put_item": "write",
             "put_items": "write",
+            "edit_item": "write",
             "delete_item": "write",
             "create_gallery": "admin",
             "describe_gallery": "admin",

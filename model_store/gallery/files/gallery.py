@@ -70,6 +70,7 @@ class FaissGallery:
         self.n_changed = self._items.n_changed
         self.n_rows: int = self.n_items
         self.labels: Sequence[str] = self._items.labels()
+        self.held_labels = self.labels
         self._label_codes = load_rows(directory / LABELS_FILE)
         sizes = {
             INDEX_FILE: self.n_items,

@@ -18,12 +18,12 @@ from model_store.gallery.live.snapshot import DeltaSegment, GallerySnapshot
 from model_store.gallery.writable import (
     NO_NOTE,
     Change,
-    Delete,
     Receipt,
     Retry,
-    Upsert,
     Vector,
+    Write,
     plan_writes,
+    with_whole_items,
 )
 from model_store.sphere import unit_direction
 
@@ -97,7 +97,7 @@ class LiveGallery:
 
     def commit(
         self,
-        writes: Sequence[Upsert | Delete],
+        writes: Sequence[Write],
         retry: Retry | None = None,
         note: Mapping[str, Any] = NO_NOTE,
         most_items: int | None = None,
@@ -109,10 +109,12 @@ class LiveGallery:
                 return before
             with self._lock:
                 self._catch_up(turn)
-                n_items, version = self._snapshot.n_items, self._version
-                written = plan_writes(writes, self._holds, n_items, version, most_items)
+                now = self._snapshot
+            stored = with_whole_items(writes, now.upsert)
+            with self._lock:
+                written = plan_writes(stored, self._holds, now.n_items, now.version, most_items)
             receipt = Receipt(tuple(written), note)
-            changes = turn.add(writes)
+            changes = turn.add(stored)
             if retry is not None:
                 turn.remember(retry, receipt)
         with self._lock:

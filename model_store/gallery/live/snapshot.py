@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -30,6 +31,8 @@ from model_store.gallery.protocol import (
     NewItem,
     Thumbnail,
 )
+from model_store.gallery.writable import Upsert, Vector
+from model_store.half_precision import HalfRows
 
 NumberT = TypeVar("NumberT", bound=np.generic)
 
@@ -109,6 +112,15 @@ class GallerySnapshot:
         self._is_base = self.n_rows == self.n_items == base.n_rows
         n_new = int((appended.is_new & ~self._removed[base.n_rows :]).sum())
         self.n_changed = base.n_changed + self._n_removed_of_base + n_new
+
+    @cached_property
+    def held_labels(self) -> Sequence[str]:
+        """The labels of the current items, by code."""
+        if self._is_base:
+            return self._base.labels
+        codes = self.label_codes(self.rows())
+        counts = np.bincount(codes[codes >= 0], minlength=len(self.labels))
+        return tuple(self.labels[code] for code in np.flatnonzero(counts).tolist())
 
     @property
     def n_appended(self) -> int:
@@ -315,6 +327,32 @@ class GallerySnapshot:
         """Return the ids of the added items that still exist, sorted."""
         return self._appended_by_id[0]
 
+    def edited_ids(self) -> set[str]:
+        """The ids of added items that replace an item of the base with the same embedding."""
+        edited = set()
+        for item_id in self.appended_ids():
+            with suppress(ItemNotFound):
+                rows = np.array([self._base.row(item_id), self.row(item_id)])
+                before, now = self.directions(rows)
+                if np.abs(before - now).max() <= _SLACK:
+                    edited.add(item_id)
+        return edited
+
+    def renamed_labels(self) -> dict[str, str]:
+        """Old label → new label, for labels of the base whose items all got the same new label."""
+        held = set(self.label_codes(self.rows()).tolist())
+        new_codes: dict[int, set[int]] = {}
+        for item_id in self.edited_ids():
+            rows = np.array([self._base.row(item_id), self.row(item_id)])
+            before, now = self.label_codes(rows).tolist()
+            if before >= 0 and before not in held:
+                new_codes.setdefault(before, set()).add(now)
+        return {
+            self.labels[before]: self.labels[next(iter(now))]
+            for before, now in new_codes.items()
+            if len(now) == 1 and -1 not in now
+        }
+
     def put_features(self, ids: Sequence[str]) -> dict[str, bytes]:
         """Return the known features of added items by id, in the format of `HalfRows`."""
         places = [self.row(item_id) - self._base.n_rows for item_id in ids]
@@ -325,6 +363,18 @@ class GallerySnapshot:
             for item_id, sequence in zip(ids, sequences, strict=True)
             if sequence in found
         }
+
+    def upsert(self, item_id: str) -> Upsert:
+        """Return the write that would put this item as it is now; raises `ItemNotFound`.
+
+        Features of an item of the base are not known.
+        """
+        row = self.row(item_id)
+        embeddings, (item,) = self._whole(np.array([row]))
+        features = None
+        if row >= self._base.n_rows and (found := self.put_features([item_id])):
+            features = HalfRows.from_bytes([found[item_id]]).whole()[0]
+        return Upsert(item, Vector(embeddings.mean[0], embeddings.variance[0], features))
 
     def parts(self) -> Iterator[tuple[Embeddings, list[NewItem]]]:
         """Yield all items by id, as input for `write_faiss_parts`."""

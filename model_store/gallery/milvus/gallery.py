@@ -47,8 +47,8 @@ from model_store.gallery.milvus.filter import EVERYTHING, to_expression
 from model_store.gallery.milvus.log import Head
 from model_store.gallery.milvus.matching import MatchingRows
 from model_store.gallery.milvus.rows import READ_AT_ONCE, MilvusRows
-from model_store.gallery.protocol import SIMILARITY_DECIMALS, Candidates, Item, Thumbnail
-from model_store.gallery.writable import Upsert
+from model_store.gallery.protocol import SIMILARITY_DECIMALS, Candidates, Item, NewItem, Thumbnail
+from model_store.gallery.writable import Upsert, Vector
 from model_store.verdicts import Plan
 
 MARGIN = 16
@@ -130,6 +130,11 @@ class MilvusGallery:
     def labels(self) -> Sequence[str]:
         """The distinct labels; a later label is appended when it is first found in an item."""
         return tuple(self._labels)
+
+    @property
+    def held_labels(self) -> Sequence[str]:
+        """All labels: to read the label of each item would take too long."""
+        return self.labels
 
     def candidates(
         self, directions: NDArray[np.float32], n: int, allowed: Allowed | None = None
@@ -349,6 +354,17 @@ class MilvusGallery:
                 ]
             )
         return since
+
+    def upsert(self, row: int) -> Upsert:
+        """Return the write that would put the item at ``row`` as it is now."""
+        fields = [*ENTITY_FIELDS, "variance", "norm", "thumbnail", "media_type"]
+        found = self.by_number.at([row], NOW, fields)
+        self._require(np.array([row]), found)
+        entity, one = read_entity(found[row]), found[row]
+        picture = Thumbnail(base64.b64decode(one["thumbnail"]), one["media_type"])
+        item = NewItem(entity.item.id, entity.item.label, entity.item.metadata, picture)
+        mean = entity.direction * np.float32(one["norm"])
+        return Upsert(item, Vector(mean, np.array(one["variance"], dtype=np.float32)))
 
     def close(self) -> None:
         """Close the connection."""

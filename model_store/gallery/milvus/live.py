@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,15 @@ from model_store.gallery.milvus.log import (
 from model_store.gallery.writable import (
     NO_NOTE,
     Delete,
+    Edit,
     Receipt,
     Retry,
     Upsert,
+    Write,
+    item_not_found,
     once_kept,
     plan_writes,
+    with_whole_items,
 )
 
 LOG = "log_"
@@ -143,7 +148,7 @@ class MilvusLive:
 
     def commit(
         self,
-        writes: Sequence[Upsert | Delete],
+        writes: Sequence[Write],
         retry: Retry | None = None,
         note: Mapping[str, Any] = NO_NOTE,
         most_items: int | None = None,
@@ -170,7 +175,7 @@ class MilvusLive:
 
     def _log_changes(
         self,
-        writes: Sequence[Upsert | Delete],
+        writes: Sequence[Write],
         retry: Retry | None,
         note: Mapping[str, Any],
         most_items: int | None,
@@ -184,11 +189,14 @@ class MilvusLive:
             rows = self._rows(turn, [write.id for write in writes])
             there = {item_id for item_id, row in rows.items() if row is not None}
             n_items, last = turn.state.n_items, turn.state.last
-            written = plan_writes(writes, there.__contains__, n_items, last, most_items)
-            for write in writes:
+            if any(isinstance(write, Edit) for write in writes):
+                self._deliver(turn)  # an item to edit is read from Milvus
+            stored = with_whole_items(writes, partial(self._whole, rows))
+            written = plan_writes(stored, there.__contains__, n_items, last, most_items)
+            for write in stored:
                 _require_taken(write)
             receipt = Receipt(tuple(written), note)
-            turn.add(writes, rows)
+            turn.add(stored, rows)
             if retry is not None:
                 turn.remember(retry, receipt)
             return receipt
@@ -234,6 +242,13 @@ class MilvusLive:
                 "Two services have tried to create the log of the gallery at the same time, and "
                 "neither has succeeded. Send the request again."
             )
+
+    def _whole(self, rows: Mapping[str, int | None], item_id: str) -> Upsert:
+        """The current item with its embedding and picture, at its row in ``rows``."""
+        row = rows.get(item_id)
+        if row is None:
+            raise item_not_found(item_id)
+        return self._gallery.upsert(row)
 
     def _rows(self, turn: Turn, item_ids: Sequence[str]) -> dict[str, int | None]:
         """Return the current rows of items, None for a deleted item; new items are left out."""

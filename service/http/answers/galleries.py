@@ -46,7 +46,7 @@ def gallery_detail(
 ) -> schemas.GalleryDetail:
     """One gallery."""
     bundle = lease.bundle
-    manifest, labels = bundle.manifest, bundle.retriever.gallery.labels
+    manifest, labels = bundle.manifest, bundle.retriever.gallery.held_labels
     return schemas.GalleryDetail(
         name=bundle.name,
         title="" if bundle.entry is None else bundle.entry.title,
@@ -116,7 +116,7 @@ def facet_list(bundle: Bundle, most: int) -> schemas.FacetList:
 def label_list(lease: Lease, after: str | None, limit: int) -> schemas.LabelList:
     """Return at most ``limit`` labels in alphabetical order; the label ``after`` is excluded."""
     bundle = lease.bundle
-    labels = sorted(bundle.retriever.gallery.labels)
+    labels = sorted(bundle.retriever.gallery.held_labels)
     start = 0 if after is None else bisect_right(labels, after)
     shown = labels[start : start + limit]
     return schemas.LabelList(

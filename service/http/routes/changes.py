@@ -11,20 +11,22 @@ from model_store.errors import (
     ActivationRefused,
     ChangeUnconfirmed,
     GalleryNotFound,
+    ImageTooLarge,
     InvalidRequest,
     ItemNotFound,
     KeyReused,
     QuotaExceeded,
     StorageFull,
+    UnsupportedMediaType,
     WriteError,
     WriteRefused,
 )
-from model_store.gallery import Receipt
+from model_store.gallery import ItemFields, Receipt
 from service import schemas
 from service.access.access import requires
 from service.access.caller import Caller
 from service.http import answers
-from service.http.bodies import MULTIPART, body_of
+from service.http.bodies import JSON, MULTIPART, body_of
 from service.http.problems import problem_document, responses
 from service.http.routes.dependencies import LeaseOf, StateOf, gallery_router
 from service.http.routes.search import BODY_ERRORS, IMAGE_ERRORS, ONE_IMAGE
@@ -93,6 +95,32 @@ async def put_item(
     """
     upload = Upload(item_id, form.label, form.metadata, await form.image.read())
     receipt = noted(context, response, await state.writer.put(lease, context, upload))
+    return answers.item_written(lease.bundle.name, receipt)
+
+
+@router.patch(
+    "/{gallery}/items/{item_id:item}",
+    operation_id="edit_item",
+    responses=responses(
+        *WRITE_ERRORS, ItemNotFound, InvalidRequest, KeyReused, ImageTooLarge, UnsupportedMediaType
+    ),
+    dependencies=[Depends(requires("write")), Depends(body_of(JSON))],
+)
+async def edit_item(
+    lease: LeaseOf,
+    context: ContextOf,
+    response: Response,
+    item_id: str,
+    state: StateOf,
+    body: schemas.ItemChange,
+) -> schemas.ItemWritten:
+    """Change the label or metadata of an item; its picture and embedding stay.
+
+    When the call returns, the change is on the disk and every search finds it. An omitted field
+    does not change. For the calibration, an item with a new label is a changed item.
+    """
+    fields: ItemFields = body.model_dump(include=body.model_fields_set)  # type: ignore[assignment]
+    receipt = noted(context, response, await state.writer.edit(lease, context, item_id, fields))
     return answers.item_written(lease.bundle.name, receipt)
 
 

@@ -14,11 +14,13 @@ from index_builder.calibration.calibrate import observe_gallery
 from index_builder.calibration.fit_again import Refit, fit_again
 from index_builder.calibration.kept_queries import (
     KEPT_QUERIES_FILE,
+    KeptQueries,
 )
 from index_builder.calibration.queries import BY_LABEL, TruthRule
 from index_builder.configuration.build import CalibrationConfig
 from index_builder.datasets.splits import QuerySet
 from index_builder.indexing.recalibrate import calibration_of
+from model_store.bundles.compaction import RENAMED_LABELS
 from model_store.bundles.directory import current_id
 from model_store.bundles.item_features import ItemFeatures
 from model_store.bundles.manifest import read_manifest
@@ -33,9 +35,11 @@ from model_store.feedback import (
 )
 from model_store.gallery import (
     Delete,
+    Edit,
     FaissGallery,
     Upsert,
 )
+from model_store.retriever import Retriever
 from tests.support.build_command import vouch_build
 from tests.support.kept_worlds import (
     ENCODER,
@@ -223,6 +227,57 @@ def test_an_item_that_was_replaced_is_known_by_what_it_shows_now(root: Path) -> 
     features = write.vector.features
     assert features is not None
     np.testing.assert_allclose(updated.features.whole()[place], features, atol=0.01)
+    live.close()
+
+
+def test_refit_after_a_label_is_renamed_keeps_its_queries_matched(root: Path) -> None:
+    """Stored queries have the old label; in a compaction without a refit, its new name is kept."""
+    directory = root / str(current_id(root))
+    before = asked(FaissGallery(directory), calibration(directory), QUERIES)
+    assert "match" in before
+    live = opened(root)
+    renamed = [f"item-{place:04d}" for place in np.flatnonzero(OF_ITEMS == 3)]
+    live.commit([Edit(item_id, {"label": "first name"}) for item_id in renamed])
+    live.close()
+    manifest = read_manifest(compacted(root, calibrated=False))
+    assert manifest.gallery[RENAMED_LABELS] == {"label 3": "first name"}
+    live = opened(root)
+    live.commit([Edit(item_id, {"label": "name"}) for item_id in renamed])
+    live.close()
+    directory = compacted(root, calibrated=True)
+    wanted = {"label 3": "name", "first name": "name"}
+    assert read_manifest(directory).gallery[RENAMED_LABELS] == wanted
+    after = calibration(directory)
+    assert after.report["n_matched"] == len(OF_QUERIES)
+    assert after.n_new_labels(len(FaissGallery(directory).labels)) == 0
+    now = asked(FaissGallery(directory), after, QUERIES)
+    assert abs(now.count("match") - before.count("match")) <= 3
+    kept = not_none(ItemFeatures.load(directory))
+    assert len(kept) == len(OF_ITEMS), "an edited item keeps its features"
+    assert not kept.was_put.any()
+
+
+def test_label_that_was_edited_back_is_not_a_new_label(root: Path) -> None:
+    live = opened(root)
+    fitted = calibration(root / str(current_id(root)))
+    for label, n_new in (("typo", 1), ("label 0", 0)):
+        live.commit([Edit("item-0000", {"label": label})])
+        retriever = Retriever(ENCODER, live.snapshot(), fitted)
+        assert retriever.n_new_labels == n_new
+        assert retriever.has_other_labels == (n_new > 0)
+    live.close()
+
+
+def test_label_of_an_item_that_is_a_query_is_its_edited_label(tmp_path: Path) -> None:
+    strangers = N_LABELS + np.repeat(np.arange(N_NEW), 15)
+    root = calibrated(tmp_path, strangers, by_items=True)
+    live = opened(root)
+    live.commit([Edit("item-0000", {"label": "label 1"}), Edit("item-0001", {"label": None})])
+    kept = not_none(KeptQueries.load(root / str(current_id(root))))
+    labels = dict(zip(kept.matched.ids, kept.matched.labels, strict=True))
+    now = kept.relabelled(live.snapshot(), live.snapshot().renamed_labels()).matched
+    wanted = {**labels, "item-0000": "label 1"}
+    assert dict(zip(now.ids, now.labels, strict=True)) == wanted
     live.close()
 
 
