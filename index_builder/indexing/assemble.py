@@ -1,4 +1,4 @@
-"""Builds the gallery files from shards, sorted by id, with a few images in memory at a time."""
+"""Builds the gallery from shards, sorted by id, with only a few images in memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CREATE TABLE embedded (
 
 _OF_GALLERY = "FROM entries JOIN embedded USING (id) WHERE id NOT IN (SELECT id FROM held_out)"
 IDS_OF_GALLERY = f"SELECT id {_OF_GALLERY}"
-"""SQL for the ids of the gallery's items. It needs a catalogue that `assemble` has filled."""
+"""SQL for the ids of the gallery's items; run it after `assemble`."""
 
 _BY_ID = f"""
 SELECT id, label, metadata, media_type, shard, mean, variance,
@@ -55,7 +55,7 @@ def assemble(
     milvus_uri: str | None = None,
     n_held_out: int = 0,
 ) -> int:
-    """Write the gallery of all shards into ``work.bundle``; returns the number of its items.
+    """Write the gallery of all shards into ``work.bundle``; return the number of items.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def assemble(
                 write_milvus_parts(
                     work.bundle, shape, parts, fingerprint, milvus_uri, settings, milvus_access()
                 )
-        except RuntimeError as error:  # FAISS raises it for a full disk
+        except RuntimeError as error:  # FAISS raises this error if the disk is full
             raise OSError(str(error)) from error
     finally:
         connection.close()
@@ -98,7 +98,7 @@ def assemble(
 
 
 def duplicates(catalogue: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield the hash of each content that several items share, and their ids; after `assemble`."""
+    """Yield hash and ids of all items with the same content; call this after `assemble`."""
     connection = sqlite3.connect(catalogue)
     try:
         rows = connection.execute(
@@ -114,7 +114,7 @@ def duplicates(catalogue: Path) -> Iterator[tuple[str, list[str]]]:
 def _note_embedded(
     connection: sqlite3.Connection, store: ShardStore, n_blocks: int, n_held_out: int
 ) -> int:
-    """Verify every shard, store the position of each image, return the number of gallery items."""
+    """Verify shards, store the position of each image, and return the number of gallery items."""
     connection.executescript(f"PRAGMA journal_mode = OFF; DROP TABLE IF EXISTS embedded; {_SCHEMA}")
     with connection:
         for shard in store.all(n_blocks):
@@ -137,7 +137,7 @@ def _note_embedded(
 def _parts(
     connection: sqlite3.Connection, store: ShardStore, shape: tuple[int, int], at_once: int
 ) -> Iterator[Part]:
-    """Read embeddings and items in the order of the gallery, in parts."""
+    """Yield the embeddings and items of the gallery in parts, sorted by id."""
     n_items, dim = shape
     found = connection.execute(_BY_ID)
     for _ in track_parts(n_items, at_once, "assembling"):

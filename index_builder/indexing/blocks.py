@@ -1,4 +1,4 @@
-"""Blocks: the entries of a collection that are processed together, and their results."""
+"""Blocks: entries of a collection that are decoded, encoded and stored together."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from index_builder.storage.urls import is_url, unsigned
 from model_store.encoder.contract import Inputs
 
 EncodedThumbnail = tuple[bytes, str]
-"""The bytes of a thumbnail, and their media type. The gallery's own class would make every decoder
-import FAISS."""
+"""The bytes of a thumbnail, and their media type. The class `Thumbnail` is not used here, because
+its import would load FAISS in every decoder."""
 
 Box = tuple[float, float, float, float]
 
 BLOCK = 64
-"""Images of a block. A killed run loses the few blocks that were in progress."""
+"""Number of images in a block. A killed run loses only the blocks in progress."""
 
 _READING = 2
-"""Version of the data stored beside an image's embedding. Shards of another version are rebuilt."""
+"""Version of the data that a shard stores beside embeddings. Shards with another version are
+rebuilt."""
 
 BLOCK_OF_VECTORS = 1_024
-"""Vectors of a block. Vectors need no encoding, and each block costs one flush to disk."""
+"""Number of vectors in a block. A larger block needs fewer flushes to disk, and vectors need no
+encoding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +43,10 @@ class Place:
     offset : byte offset of the image in the file; None if the image is the whole file.
     size : size in bytes; -1 if the file was missing when the source was read, 0 if unknown.
     changed_ns : modification time of the file in nanoseconds; 0 if unknown.
-    box : left, top, width and height of the part to take, in pixels of the upright image; None for
+    box : left, top, width and height of the part to use, in pixels of the upright image; None for
         the whole image.
-    version : version of an object in a bucket; empty elsewhere.
+    version : entity tag of an object in a bucket, which identifies the content; empty for other
+        images.
     """
 
     path: str
@@ -55,19 +58,19 @@ class Place:
 
     @property
     def is_remote(self) -> bool:
-        """True if the image must be fetched before it can be decoded."""
+        """True if the image must be downloaded before decoding."""
         return is_url(self.path)
 
     def opened(self) -> BinaryIO:
-        """Open the file; a pipe does not block."""
+        """Open the file; for a pipe, this does not wait for a writer."""
         return open(self.path, "rb", opener=_at_once)
 
     def identity(self) -> list[object]:
-        """Return values that change if the image changes, and not if the collection moves.
+        """Return values that change if the image changes, but not if the collection is moved.
 
-        A bucket with versions also recognises a collection that was uploaded again. An image on the
-        web has no size and no date before it is fetched, so its URL without the signature
-        identifies it.
+        In a bucket, the version identifies the content: an image that is uploaded again counts as
+        unchanged. Size and date of an image on the web are unknown before the download, so its URL
+        without the signature is used.
         """
         when: object = self.version or self.changed_ns
         named = [unsigned(self.path)] if self.is_remote and not self.version else []
@@ -86,10 +89,10 @@ class Entry:
     ----------
     id : the item's id in the gallery.
     label : the label; None if unknown.
-    group : name shared by images that are not independent, such as photographs of one object; None
-        if unknown.
+    group : name of the image's group; None if unknown. Images of a group are not independent, for
+        example photographs of the same object.
     source : origin of the image, such as a camera or a shop; None if unknown.
-    origin : file, line or archive member that names the image, for messages.
+    origin : position of the image in the source, for messages: a file, a line or an archive member.
     """
 
     id: str
@@ -103,7 +106,7 @@ class Entry:
     def __post_init__(self) -> None:
         texts = (self.id, self.place.path, self.label, self.group, self.source, self.origin)
         for text in texts:
-            if text is not None and not text.isascii():  # there may be 10^7 entries
+            if text is not None and not text.isascii():  # fast, because there may be 10⁷ entries
                 require_unicode(text, self.origin)
 
 
@@ -114,7 +117,7 @@ class Block:
     Attributes
     ----------
     number : the block's number from 0, in the order of the source.
-    ids, places : n of the images; images that are in memory have no places.
+    ids, places : ids and places of the n images; ``places`` is empty for images in memory.
     failures : errors by id, for images that could not be fetched or have no valid id.
     """
 
@@ -124,13 +127,13 @@ class Block:
     failures: Mapping[str, Failure] = field(default_factory=dict)
 
     def digest(self, recipe: str) -> str:
-        """Hash everything that the shard depends on; ``recipe`` describes encoder and batches."""
+        """Hash all inputs of the block's shard; ``recipe`` describes encoder and batches."""
         files = [place.identity() for place in self.places]
         content = json.dumps([recipe, _READING, self.number, self.ids, files])
         return hashlib.sha256(content.encode()).hexdigest()
 
     def singles(self) -> Iterator[Block]:
-        """Return each image as a separate block."""
+        """Yield each image as a separate block."""
         for name, place in zip(self.ids, self.places, strict=True):
             failures = {name: self.failures[name]} if name in self.failures else {}
             yield Block(self.number, (name,), (place,), failures)
@@ -138,13 +141,13 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an image is not in the gallery.
+    """The reason why an image is not in the gallery.
 
     Attributes
     ----------
-    error : the name of the error.
+    error : name of the error class.
     reason : the message for the user.
-    passing : whether a later run may succeed, for example because a disk was not mounted.
+    passing : whether a later run may succeed, for example when a missing disk is mounted again.
     """
 
     error: str
@@ -154,11 +157,11 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class PreparedBlock:
-    """A block in the form that the encoder takes.
+    """A block of images as input for the encoder.
 
     Attributes
     ----------
-    ids : n of the images, in the order of the source.
+    ids : ids of the n images, in the order of the source.
     images : (n, H, W, 3) uint8, black for unreadable images; or vectors (n, m) float32.
     thumbnails : n thumbnails; empty for vectors, None for unreadable images.
     hashes : n SHA-256 digests of the pixels, or of the vectors.
@@ -178,7 +181,7 @@ class PreparedBlock:
 
     @classmethod
     def joined(cls, parts: list[PreparedBlock]) -> PreparedBlock:
-        """Join parts that were prepared one by one."""
+        """Join parts of a block that were prepared separately."""
         return cls(
             parts[0].number,
             tuple(name for part in parts for name in part.ids),

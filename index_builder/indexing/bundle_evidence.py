@@ -1,4 +1,4 @@
-"""Calibration and evaluation of any bundle with the user's own queries."""
+"""Calibrates, evaluates and compares bundles with the user's own queries."""
 
 from __future__ import annotations
 
@@ -62,16 +62,17 @@ _N_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Queries with their true matches, and optionally the source of the gallery.
+    """The data for a calibration or evaluation: queries with their true matches.
 
     Attributes
     ----------
     queries : path or URL of the queries: images, or a table of vectors.
     items : manifest with one line per row of the vectors; None if the table has the fields.
     gallery : path or URL of the source that the gallery was indexed from; None if not given.
-    gallery_items : manifest of ``gallery``, if that is a table of vectors.
-    parents : parents of labels; by default, those of the current calibration.
-    within : maximum metres from a query to a match; None for the current calibration's rule.
+    gallery_items : manifest of ``gallery``, if ``gallery`` is a table of vectors.
+    parents : parents of labels; by default, the parents in the current calibration.
+    within : maximum distance in metres between a query and its matches; None keeps the rule of the
+        current calibration.
     """
 
     queries: str
@@ -82,7 +83,7 @@ class Evidence:
     within: float | None = None
 
     def rule(self, gallery: Gallery, before: Calibration | None) -> TruthRule:
-        """Return the rule for matches; options that are not given come from ``before``."""
+        """Return the rule that defines true matches; missing options come from ``before``."""
         hierarchy, within = self.parents.of(gallery), self.within
         if before is not None:
             hierarchy = before.hierarchy if hierarchy is None else hierarchy
@@ -97,20 +98,20 @@ def calibrate_bundle(
     seed: int = 0,
     check: Check = accept_any,
 ) -> Path:
-    """Fit the calibration of the current bundle of ``root`` to queries, and publish it.
+    """Calibrate the current bundle of ``root`` with queries, and publish the new bundle.
 
-    The new bundle includes all changes of the gallery, also those made during the calibration.
+    The new bundle includes all changes of the gallery, also changes during the calibration.
 
     Parameters
     ----------
-    promises : error bounds by their names in `CalibrationConfig`. The others keep their current
-        value, or take the default if the bundle is not calibrated.
+    promises : error bounds by their names in `CalibrationConfig`. Other bounds keep their current
+        value; in a bundle without calibration, they get the default.
     check : see `Check`.
 
     Raises
     ------
     ConfigError : an error bound is out of range.
-    CalibrationError : too few queries of a kind.
+    CalibrationError : too few queries with a match, or without a match.
     DatasetError : the queries are invalid.
     WriteRefused : the bundle cannot be changed, or its gallery is in Milvus.
     """
@@ -122,7 +123,7 @@ def calibrate_bundle(
             fitted = _fitted(room, gallery, before, config, seed, staging)
             check(outcome_of(fitted))
             fitted.save(staging)
-            (staging / EVALUATION_FILE).unlink(missing_ok=True)  # of the earlier promises
+            (staging / EVALUATION_FILE).unlink(missing_ok=True)  # of the earlier error bounds
             return replace(manifest, calibration=summarise(fitted), metrics=None)
 
         with Compaction(root, bundle.manifest, live, signing_key(), calibrate) as compaction:
@@ -138,7 +139,7 @@ def evaluate_bundle(
 
     Returns
     -------
-    The report of `evaluated`, and its HTML page; None without ``with_page``.
+    The report of `evaluated`, and its HTML page. The page is None if not ``with_page``.
 
     Raises
     ------
@@ -153,11 +154,11 @@ def evaluate_bundle(
 def compare_bundles(
     roots: tuple[Path, Path], evidence: Evidence, seed: int = 0, *, with_page: bool = False
 ) -> tuple[dict[str, Any], str | None]:
-    """Evaluate two current bundles on the same queries, for example to compare encoders.
+    """Evaluate the current bundles of two directories on the same queries.
 
     Returns
     -------
-    The report of `compared`, and its HTML page; None without ``with_page``.
+    The report of `compared`, and its HTML page. The page is None if not ``with_page``.
 
     Raises
     ------
@@ -170,7 +171,7 @@ def compare_bundles(
 
 @contextmanager
 def _evaluated(root: Path, evidence: Evidence, seed: int) -> Iterator[Side]:
-    """Evaluate the current bundle of ``root``, and keep it open to read its thumbnails."""
+    """Evaluate the current bundle of ``root``; the bundle stays open in the context."""
     with opened(root) as bundle, reading(bundle.retriever.encoder, evidence) as room:
         gallery, calibration = bundle.retriever.gallery, bundle.retriever.calibration
         if calibration is None:
@@ -192,13 +193,13 @@ def _evaluated(root: Path, evidence: Evidence, seed: int) -> Iterator[Side]:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The evidence, and the encoder that embeds it. Tables of vectors need no embedding.
+    """The evidence, and the objects that read and embed it.
 
     Attributes
     ----------
-    scratch : a directory to work in.
+    scratch : directory for temporary files.
     storage : reads remote files.
-    tables : opened tables of vectors, by name.
+    tables : opened tables of vectors, by name; their rows need no embedding.
     """
 
     evidence: Evidence
@@ -208,7 +209,7 @@ class Room:
     tables: dict[str, VectorTable] = field(default_factory=dict)
 
     def source(self, name: str, items: Path | None) -> Source:
-        """Open a source of images or vectors, as the encoder takes."""
+        """Open a source of images or of vectors, depending on the encoder's input."""
         if self.encoder.metadata.takes_images:
             return open_source(name, storage=self.storage, texts=TEXTS)
         table = self.tables.get(name) or _table(name)
@@ -224,11 +225,11 @@ def _fitted(
     seed: int,
     staging: Path,
 ) -> Calibration:
-    """Fit a calibration and store its queries; uses the gallery's source if it is given.
+    """Fit a calibration, and store its queries in ``staging``.
 
     Parameters
     ----------
-    staging : the directory of the new bundle.
+    staging : directory of the new bundle.
     """
     rule = room.evidence.rule(gallery, before)
     queries, named = _queries(room, gallery, rule), room.evidence.gallery
@@ -299,7 +300,7 @@ def _keep(
 
 
 def _config(before: Calibration | None, promises: Mapping[str, float]) -> CalibrationConfig:
-    """Return the given error bounds; the others come from the calibration ``before``."""
+    """Return the error bounds ``promises``; other bounds come from the calibration ``before``."""
     fields: dict[str, Any] = {}
     if before is not None:
         fields = {name: getattr(before, name) for name in CalibrationConfig.model_fields}
@@ -307,14 +308,14 @@ def _config(before: Calibration | None, promises: Mapping[str, float]) -> Calibr
 
 
 def _queries(room: Room, gallery: Gallery, rule: TruthRule) -> QuerySet:
-    """Read the queries; print their number and the unreadable ones."""
+    """Read the queries; print their number, and which queries are unreadable."""
     found = queries_of(room, gallery, rule)
     console.print(f"{len(found.matched):,} queries with a match, {len(found.withheld):,} without")
     return found
 
 
 def queries_of(room: Room, gallery: Gallery, rule: TruthRule) -> QuerySet:
-    """Read the queries; print the unreadable ones."""
+    """Read the queries; print which queries are unreadable."""
     source = room.source(room.evidence.queries, room.evidence.items)
     own = read_queries(
         source, room.encoder, gallery, room.scratch, _LIMITS, room.storage, rule.within
@@ -328,7 +329,7 @@ def queries_of(room: Room, gallery: Gallery, rule: TruthRule) -> QuerySet:
 
 @contextmanager
 def opened(root: Path) -> Iterator[Bundle]:
-    """Open the current bundle. One BLAS thread gives the same sums on every machine."""
+    """Open the current bundle, with one BLAS thread: sums are then the same on every machine."""
     bundle = open_bundle(root, "auto", 1, milvus=milvus_access())
     try:
         with one_blas_thread():
@@ -339,7 +340,7 @@ def opened(root: Path) -> Iterator[Bundle]:
 
 @contextmanager
 def reading(encoder: Encoder, evidence: Evidence) -> Iterator[Room]:
-    """Prepare to read the evidence; embeddings are cached until the end."""
+    """Prepare to read the evidence; embeddings are cached until the context ends."""
     taken: Encoder = encoder
     tables: dict[str, VectorTable] = {}
     if encoder.metadata.takes_images and holds_vectors(Path(evidence.queries)):

@@ -1,4 +1,4 @@
-"""The manifest of a built bundle, composed in one place."""
+"""Makes the manifest of a bundle."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def describe(
     metrics: Mapping[str, Any] | None = None,
     samples: tuple[SampleQuery, ...] = (),
 ) -> Manifest:
-    """Return the manifest of a bundle with the parts of ``retriever``; it lists no files yet."""
+    """Return the manifest of a bundle with the parts of ``retriever``, without files."""
     encoder, calibration = retriever.encoder, retriever.calibration
     return Manifest(
         gallery={
@@ -47,7 +47,7 @@ def describe(
 
 
 def text_described(retriever: Retriever) -> dict[str, Any]:
-    """Return ``{"text": description}`` of the text tower; empty without one."""
+    """Return ``{"text": description}`` of the text encoder; empty if there is none."""
     text, calibration = retriever.text, retriever.for_kind("text").calibration
     if text is None:
         return {}
@@ -62,7 +62,7 @@ def text_described(retriever: Retriever) -> dict[str, Any]:
 
 
 def summarise(calibration: Calibration) -> dict[str, Any]:
-    """Return a manifest's entry for a calibration."""
+    """Return the summary of a calibration for the manifest."""
     return {
         "n_queries": calibration.n_queries,
         "alpha": calibration.alpha,

@@ -1,9 +1,9 @@
-"""Calibration with the collection's own images, or with augmented views of them.
+"""Calibrates a gallery with held-out images of its collection, or with augmented views.
 
-If there are labels, about a fifth of each label's images is held out as queries, at most
-`N_QUERIES` in all (`index_builder.indexing.holding_out`). These images are in the catalogue, but
-not in the gallery. Without labels, every image is its own class, and queries are augmented views of
-gallery images. The calibration itself is the same as in `vouch-build calibrate`.
+If the images have labels, about a fifth of each label's images becomes queries, at most `N_QUERIES`
+in all (`index_builder.indexing.holding_out`). The held-out images are in the catalogue, but not in
+the gallery. Without labels, every image is its own class, and the queries are augmented views of
+gallery images. `vouch-build calibrate` fits the same kind of calibration.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from model_store.errors import CalibrationError, DatasetError
 from model_store.gallery import Gallery
 
 N_QUERIES = 2_000
-"""Maximum number of queries. The smallest p-value is then 0.0005. More queries would add little,
-and the gallery would lose more images."""
+"""Maximum number of queries. With 2,000 queries, the smallest p-value is 0.0005. More queries would
+improve the calibration little, and the gallery would lose more images."""
 
 _COLUMNS = (
     "entries.id, entries.label, number, source, hash, path, offset, size, changed_ns, box, version"
@@ -49,16 +49,17 @@ _GROUPS = " JOIN groups USING (position) JOIN embedded USING (id)"
 
 
 def plan_of(catalogue: Catalogue, promises: CalibrationConfig, *, of_images: bool) -> Plan:
-    """Count the queries of a collection before anything is embedded.
+    """Count the calibration queries of a collection, before the embedding begins.
 
     Parameters
     ----------
     promises : the error bounds of the answers.
-    of_images : True for images, False for vectors, which have no augmented views.
+    of_images : True for a collection of images; False for vectors, which have no augmented views.
 
     Raises
     ------
-    CalibrationError : too few queries, only one label, or vectors without labels.
+    CalibrationError : the collection gives too few queries, has only one label, or has vectors
+        without labels.
     """
     found = catalogue.contents
     if not of_images and found.n_labels == 0:
@@ -103,7 +104,7 @@ def one_label(n_queries: int) -> CalibrationError:
 
 
 def too_few_images(n_images: int) -> CalibrationError:
-    """Return the error for too few images without labels."""
+    """Return the error for a collection without labels that has too few images."""
     return CalibrationError(
         f"Calibration needs at least {MIN_QUERIES} different images, and the collection has "
         f"{n_images}. Add images, or index without --calibrate."
@@ -111,13 +112,13 @@ def too_few_images(n_images: int) -> CalibrationError:
 
 
 def too_few_queries(n_queries: int) -> CalibrationError:
-    """Return the error for labels that give too few queries."""
+    """Return the error for a collection whose labels give too few queries."""
     return CalibrationError(
         f"A fifth of each label's images is {n_queries} queries to calibrate with; at least "
         f"{MIN_QUERIES} are needed. Copies count as one image. A label with one image gives no "
-        "query; two in five labels with two images give one. Add images; or use --no-labels, "
-        "which makes each image its own class and calibrates with augmented views; or index "
-        "without --calibrate."
+        "query; of labels with two images, two in five give one query. Add images; or use "
+        "--no-labels, which makes each image its own class and calibrates with augmented views; "
+        "or index without --calibrate."
     )
 
 
@@ -132,21 +133,21 @@ def calibrate_collection(
     read: ReadAgain = read_again,
     hierarchy: Hierarchy | None = None,
 ) -> Calibration:
-    """Calibrate the gallery just assembled in ``work``, and store its queries in the bundle.
+    """Calibrate the new gallery in ``work``, and store the queries in its bundle.
 
-    Assumes that the encoder was not trained on the collection's images.
+    The encoder must not be trained on the collection's images.
 
     Parameters
     ----------
     config : the error bounds of the answers.
-    labelled : whether there are labels, and images were held out.
-    read : decodes an image of the collection again.
-    hierarchy : parents of labels; None without.
+    labelled : True if images with labels were held out; False calibrates with augmented views.
+    read : function that decodes an image of the collection again.
+    hierarchy : parents of labels; None if labels have no parents.
 
     Raises
     ------
-    CalibrationError : too few of the images could be read.
-    DatasetError : an image that was readable before cannot be read.
+    CalibrationError : too few queries are left, because some images could not be read.
+    DatasetError : an embedded image cannot be read again.
     """
     with closing(sqlite3.connect(work.catalogue)) as connection:
         if not encoder.metadata.takes_images:
@@ -189,7 +190,7 @@ def calibrate_collection(
 def _some_of_the_gallery(
     connection: sqlite3.Connection, read: ReadAgain, seed: int, *, labelled: bool
 ) -> LabelledImages:
-    """Return gallery images in random order; only labelled ones if ``labelled``."""
+    """Return a random sample of gallery images; only images with labels if ``labelled``."""
     wanted = "AND label IS NOT NULL" if labelled else ""
     of_gallery = f"SELECT id, number FROM ({IDS_OF_GALLERY} {wanted}) JOIN entries USING (id)"  # noqa: S608
     found = connection.execute(f"{of_gallery} JOIN groups USING (position) ORDER BY id").fetchall()
@@ -203,13 +204,13 @@ def _some_of_the_gallery(
 
 
 def _images(entries: Iterable[tuple[Any, ...]], read_place: ReadAgain) -> LabelledImages:
-    """Return catalogue entries as images; without a label, the id is the label."""
+    """Convert catalogue entries to images; an entry without a label gets its id as label."""
     found = list(entries)
     ids = tuple(str(entry[0]) for entry in found)
     labels = tuple(str(entry[0] if entry[1] is None else entry[1]) for entry in found)
     groups = tuple(str(entry[2]) for entry in found)
     sources = tuple(entry[3] or "" for entry in found)
-    contents = [bytes.fromhex(entry[4]) for entry in found]  # hashes from the time of embedding
+    contents = [bytes.fromhex(entry[4]) for entry in found]  # stored with the embeddings
     places = [place_of(*entry[5:]) for entry in found]
 
     def read(row: int, smallest_side: int | None) -> Pixels:

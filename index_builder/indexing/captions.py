@@ -1,4 +1,4 @@
-"""A table of captions: text queries with the item or label that each describes."""
+"""Reads a table of captions. A caption is a text query that describes an item or a label."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ COLUMNS = frozenset({"text", "id", "label", "group", "source"})
 def read_captions(path: Path, gallery: Gallery) -> Captions:
     """Read a table of captions: CSV, JSONL or Parquet.
 
-    Each line has a ``text``, and the ``id`` of the item or the ``label`` that it describes. A text
-    without both describes nothing in the gallery. Texts with the same ``group`` are not
-    independent; by default, texts of one item and equal texts form a group. ``source`` is the
-    origin of the text.
+    Each line has a ``text``, and the ``id`` of the item or the ``label`` that the text describes.
+    If both fields are empty, the text describes nothing in the gallery. Texts with the same
+    ``group`` are not independent. By default, all texts of one item form a group, and equal texts
+    form a group. ``source`` is the origin of the text.
 
     Raises
     ------
@@ -47,7 +47,7 @@ def read_captions(path: Path, gallery: Gallery) -> Captions:
 
 
 def _label(line: Line, gallery: Gallery, labels: frozenset[str]) -> str | None:
-    """Return the label of a line, or the item's id if the gallery has no labels."""
+    """Return the label that a line describes; the item's id if the gallery has no labels."""
     origin, fields = line
     item, label = text_of(fields, "id", origin), text_of(fields, "label", origin)
     if item is not None:

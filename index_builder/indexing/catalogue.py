@@ -1,6 +1,6 @@
-"""The catalogue of a run: every image of the source, in its order, in a SQLite file.
+"""The catalogue of a run: an SQLite file with all images of the source, in order.
 
-A list of a million entries with metadata would take half a gigabyte of memory.
+In memory, a list of a million entries with metadata would take half a gigabyte.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ N_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Counts of a catalogue.
+    """The counts of a catalogue's images.
 
     Attributes
     ----------
-    n_images : all images of the source.
-    n_labelled, n_labels : images with a label, and distinct labels.
-    n_missing : images that the source names but that do not exist.
-    n_bytes : total size of all image files of known size.
+    n_images : number of all images in the source.
+    n_labelled, n_labels : number of images with a label, and of distinct labels.
+    n_missing : number of images that the source names, but that do not exist.
+    n_bytes : total size in bytes of all images of known size.
     """
 
     n_images: int
@@ -68,7 +68,7 @@ class Contents:
 
 
 class Catalogue:
-    """The entries of a source, in a new SQLite file; replaces an earlier file.
+    """Writes the entries of a source to a new SQLite file, which replaces an earlier file.
 
     Parameters
     ----------
@@ -82,9 +82,9 @@ class Catalogue:
     def __init__(self, path: Path, entries: Iterable[Entry], block: int = BLOCK) -> None:
         self.block = block
         path.unlink(missing_ok=True)
-        path.touch(mode=0o600)  # its URLs may be signed
+        path.touch(mode=0o600)  # private, because URLs may have signatures
         self._connection = sqlite3.connect(path)
-        # A new run replaces the file, so it need not survive a crash.
+        # The file need not survive a crash, because every run writes a new file.
         self._connection.executescript(f"PRAGMA journal_mode = OFF; {_SCHEMA}")
         with self._connection:
             self._connection.executemany(
@@ -109,24 +109,24 @@ class Catalogue:
         return [names for names in found.values() if len(names) > 1]
 
     def n_to_hold_out(self) -> int:
-        """Return how many images could be held out, if all can be read.
+        """Return how many images could be held out if all images are readable.
 
-        Only equal files count as copies here. Equal pictures in different files, and
-        near-duplicates, are found after decoding.
+        Only equal files count as copies here. Only decoding can find near-duplicates, and equal
+        pictures in different files.
         """
         return len(self._held_out_labels)
 
     def n_labels_to_hold_out(self) -> int:
-        """Return how many labels these images have."""
+        """Return how many distinct labels the images of `n_to_hold_out` have."""
         return len(np.unique(self._held_out_labels))
 
     def n_different(self) -> int:
-        """Return the number of existing images; equal files count once."""
+        """Return the number of existing images; equal files count as one image."""
         return len(np.unique(self._contents))
 
     @cached_property
     def _held_out_labels(self) -> NDArray[np.int64]:
-        """Label codes of the images that could be held out."""
+        """The label codes of the images that could be held out."""
         found = self._connection.execute(
             f"SELECT {code_of('label')}, {code_of('group_name')} FROM entries WHERE size >= 0"  # noqa: S608 - no value in it
             " ORDER BY position"
@@ -139,10 +139,10 @@ class Catalogue:
 
     @cached_property
     def _contents(self) -> NDArray[np.int64]:
-        """A code for the content of each existing image, (n,), in order.
+        """The codes (n,) of the contents of the existing images, in order.
 
-        Reads only files that share their size with others, and reads them fully only if they also
-        share their first bytes.
+        If two files have the same size, their first bytes are read. If the first bytes are also
+        equal, the whole files are read.
         """
         with _Files() as files:
             keys = [
@@ -161,9 +161,9 @@ class Catalogue:
             yield place_of(*place)
 
     def blocks(self) -> Iterator[Block]:
-        """Yield all entries in the order of the source, in blocks.
+        """Yield all entries in blocks, in the order of the source.
 
-        An entry with an invalid id becomes a failure of its block.
+        An entry with an invalid id is added to the failures of its block.
         """
         rows = self._connection.cursor().execute(
             "SELECT position, id, path, offset, size, changed_ns, box, version FROM entries"
@@ -213,7 +213,7 @@ class Catalogue:
 
 
 class _Files:
-    """Reads and hashes images; keeps the last file open, since it may hold several images."""
+    """Reads and hashes images; keeps the last file open, which may contain several images."""
 
     def __init__(self) -> None:
         self._path, self._file = "", cast("BinaryIO", BytesIO())
@@ -225,10 +225,10 @@ class _Files:
         self._file.close()
 
     def digest(self, place: Place, n_bytes: int | None) -> bytes:
-        """Return a hash of the content, or of the version or URL of a remote image."""
+        """Return a hash of an image's content; for a remote image, of its version or URL."""
         content = place.path.encode() if not place.version else place.version.encode()
         if not place.is_remote:
-            with suppress(OSError):  # embedding says why
+            with suppress(OSError):  # the embedding reports the error
                 content = self._read(place, n_bytes)
         named = f"{place.size} {place.box} ".encode()
         return hashlib.sha256(named + content).digest()
@@ -245,7 +245,7 @@ class _Files:
 def place_of(
     path: str, offset: int | None, size: int, changed_ns: int, box: str | None, version: str
 ) -> Place:
-    """Return the place that a row of the catalogue stores."""
+    """Return the place that is stored in a row of the catalogue."""
     part = None if box is None else tuple(json.loads(box))
     return Place(path, offset, size, changed_ns, part, version)
 
@@ -260,7 +260,7 @@ def _why_no_id(name: str) -> Failure | None:
 
 def _row(position: int, entry: Entry) -> tuple[object, ...]:
     place, metadata = entry.place, json.dumps(dict(entry.metadata), sort_keys=True)
-    if "\\ud" in metadata:  # half a pair, or a whole one
+    if "\\ud" in metadata:  # a surrogate: maybe unpaired
         require_unicode(json.dumps(entry.metadata, ensure_ascii=False), entry.origin)
     return (
         position,

@@ -74,7 +74,7 @@ DEFAULT_LIMITS = ImageLimits()
 
 @dataclass(frozen=True, slots=True)
 class Indexing:
-    """A collection, and the options of its index.
+    """A collection to index, with all options.
 
     Attributes
     ----------
@@ -82,20 +82,20 @@ class Indexing:
     encoder : the encoder's file.
     name, description : name and description of the gallery.
     directory : the run directory, see `Work`.
-    bundles : the directory that the bundle is published in.
+    bundles : directory of bundles in which the new bundle is published.
     tolerance : maximum number or share of unreadable images.
     resume : whether to reuse the embeddings of an earlier run.
-    n_workers : number of decoders, and of batches encoded in parallel.
+    n_workers : number of decoders, and number of batches that are encoded in parallel.
     engine : the engine that decodes and encodes.
     provider : the execution provider of the encoder.
     index : settings of the search index.
     milvus_uri : URI of the Milvus server that stores the gallery; None for files.
     calibrate : whether to calibrate, so that answers have probabilities; see
         `calibrate_collection`.
-    promises : the error bounds of these answers.
+    promises : the error bounds of the answers.
     limits : maximum size of an image.
     storage : reads remote images.
-    parents : parents of labels, for answers that roll up to a parent.
+    parents : parents of labels, for answers with a parent instead of a label.
     """
 
     source: Source
@@ -122,7 +122,7 @@ class Indexing:
 
         Raises
         ------
-        DatasetError : the encoder takes vectors and the source has images, or the reverse.
+        DatasetError : the encoder takes vectors but the source has images, or the reverse.
         """
         encoder = open_encoder(self.encoder, self.provider)
         taken = encoder.metadata.input
@@ -143,7 +143,7 @@ class Indexing:
         ----------
         path : the catalogue's file.
         scratch : a directory for unpacked files.
-        left_out : collects the files that are left out.
+        left_out : collects the names of files that are left out.
 
         Raises
         ------
@@ -165,7 +165,7 @@ class Indexing:
         return catalogue
 
     def require_named(self, catalogue: Catalogue, left_out: LeftOut) -> None:
-        """Refuse a source with more invalid file names than the tolerance allows.
+        """Raise an error if more file names are invalid than the tolerance allows.
 
         Raises
         ------
@@ -182,7 +182,7 @@ class Indexing:
             )
 
     def require_feasible(self, catalogue: Catalogue, dim: int) -> None:
-        """Refuse options that would fail after the embedding, and print the calibration plan.
+        """Check options before the long embedding, and print the calibration plan.
 
         Parameters
         ----------
@@ -190,9 +190,9 @@ class Indexing:
 
         Raises
         ------
-        ConfigError : the index exceeds its memory budget, or the engine or previews do not suit the
-            source.
-        CalibrationError : there is too little to calibrate with.
+        ConfigError : the index exceeds its memory budget; or the source cannot have this engine, or
+            previews.
+        CalibrationError : the collection has too few images or labels for a calibration.
         DatasetError : the table of parents is invalid.
         """
         if self.engine == "ray" and isinstance(self.source, VectorSource):
@@ -220,13 +220,13 @@ class Outcome:
     Attributes
     ----------
     bundle : the published bundle.
-    n_items : number of gallery items.
-    n_kept : images that an earlier run embedded.
-    n_quarantined, n_copies : number of unreadable images, and of items that are exact copies of
-        other items.
+    n_items : number of items in the gallery.
+    n_kept : number of images that an earlier run embedded.
+    n_quarantined, n_copies : number of unreadable images, and number of items that are exact copies
+        of other items.
     left_out : files of the source that were left out.
-    n_held_out : images held out of the gallery as calibration queries.
-    calibration : the calibration that was fitted; None if not requested.
+    n_held_out : number of images that became calibration queries instead of items.
+    calibration : the fitted calibration; None if `Indexing.calibrate` is False.
     losses : warnings by id, for images that lost data in decoding.
     failures : errors by id, for unreadable images.
     """
@@ -266,9 +266,9 @@ class Outcome:
 
 
 def index_collection(indexing: Indexing, check: Check = accept_any) -> Outcome:
-    """Embed the collection and publish it as the current bundle.
+    """Embed a collection, and publish the result as the current bundle.
 
-    After an interruption, the same call resumes and ends with the same bundle.
+    After an interruption, the same call resumes the run and gives the same bundle.
 
     Parameters
     ----------
@@ -277,12 +277,12 @@ def index_collection(indexing: Indexing, check: Check = accept_any) -> Outcome:
     Raises
     ------
     DatasetError : the source is invalid.
-    TooManyBadImages : too many images are unreadable; the quarantine report lists them.
+    TooManyBadImages : too many images are unreadable. The quarantine report lists these images.
     SourceUnavailable : the images cannot be reached.
     OutputError : a disk is full, or a directory is read-only.
-    RunInUse : another process works there.
+    RunInUse : another process uses the run directory.
     ConfigError, CalibrationError : see `Indexing.require_feasible`.
-    BundleMismatch : the text tower beside the encoder belongs to another encoder.
+    BundleMismatch : the text encoder beside the encoder belongs to another encoder.
     """
     _require_writable(indexing.bundles)
     with occupied(indexing.directory) as work, closing(indexing.storage):
@@ -429,7 +429,7 @@ def _published(
 
 
 def _cpu_seconds() -> float:
-    """Return the CPU seconds of this process and of its ended children."""
+    """Return the CPU seconds used by this process and by its ended child processes."""
     used = os.times()
     return used.user + used.system + used.children_user + used.children_system
 
@@ -445,7 +445,7 @@ def _summary(indexing: Indexing, catalogue: Catalogue) -> dict[str, Any]:
 
 
 def _require_writable(bundles: Path) -> None:
-    """Fail before hours of work, not after."""
+    """Check that the directory is writable, before hours of work."""
     with writing(f"into the directory of bundles {bundles}"):
         bundles.mkdir(parents=True, exist_ok=True)
         probe = bundles / ".writable"

@@ -1,4 +1,4 @@
-"""Compares two bundles on the same queries: their error bounds and their answers."""
+"""Compares the error bounds of two bundles, and their answers to the same queries."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from model_store.decision import Calibration
 from model_store.gallery import Gallery
 
 N_SHOWN = 24
-"""Maximum number of changed answers of a kind on a page."""
+"""Maximum number of changed answers of each kind that a page shows."""
 
 KINDS = ("broken", "fixed", "changed")
-"""Answers that became wrong, answers that became right, and other changes of verdict or item."""
+"""Kinds of changed answers: became wrong, became right, or another change of verdict or item."""
 
 RATES = ("coverage", "error", "ece")
 PROMISED = ("max_error", "max_false_match_rate", "alpha", "coverage", "expected_absent")
@@ -24,7 +24,7 @@ PROMISED = ("max_error", "max_false_match_rate", "alpha", "coverage", "expected_
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two bundles, and its answers to the queries."""
+    """One of the two compared bundles, with its answers to the queries."""
 
     name: str
     evaluation: Evaluation
@@ -32,18 +32,18 @@ class Side:
     gallery: Gallery
 
     def row_of(self) -> dict[str, int]:
-        """Return the row of each query by its id."""
+        """Return query id → row of the query."""
         return {name: row for row, name in enumerate(self.evaluation.queries.ids)}
 
     def said(self, row: int) -> Said:
-        """Return the answer to a query."""
+        """Return the answer to the query at ``row``."""
         return Said.of(self.evaluation.answers[row])
 
     def right(self, row: int) -> bool:
-        """Return whether an answer is right.
+        """Return whether the answer to a query is right.
 
-        For a query with a match, only the verdict `match` with a true first item is right. For an
-        absent query, only `match` is wrong.
+        If the query has a match, an answer is right if its verdict is `match` and its first item is
+        a true match. If the query has no match, every verdict except `match` is right.
         """
         called = self.said(row).verdict == "match"
         if self.evaluation.absent[row]:
@@ -53,7 +53,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A query with different answers: the kind of change, and the row of the query on each side."""
+    """A query whose answers differ: the kind of change, and the query's row on both sides."""
 
     kind: str
     old: int
@@ -61,7 +61,7 @@ class Change:
 
 
 def compared(old: Side, new: Side) -> dict[str, Any]:
-    """Return the error bounds of both sides and the numbers of changed answers, for JSON."""
+    """Return a JSON object: error bounds of both sides, and numbers of changed answers."""
     changes = list(changes_of(old, new))
     counted = ComparedAnswers()
     for before, row in _rows_of_both(old, new):
@@ -91,7 +91,7 @@ def compared(old: Side, new: Side) -> dict[str, Any]:
 
 
 def changes_of(old: Side, new: Side) -> Iterator[Change]:
-    """Yield the queries with different answers, in the order of the new side."""
+    """Yield the queries whose answers differ, in the order of the new side."""
     for before, row in _rows_of_both(old, new):
         was, is_now = old.right(before), new.right(row)
         if was != is_now:
@@ -101,7 +101,7 @@ def changes_of(old: Side, new: Side) -> Iterator[Change]:
 
 
 def page(old: Side, new: Side, report: dict[str, Any]) -> str:
-    """Return a page of the comparison, with pictures of the answers that change."""
+    """Return an HTML page of the comparison, with pictures for changed answers."""
     shown: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
     for change in changes_of(old, new):
         if len(shown[change.kind]) < N_SHOWN:
@@ -127,7 +127,7 @@ def _drawn(side: Side, row: int) -> dict[str, Any]:
 
 
 def _rows_of_both(old: Side, new: Side) -> Iterator[tuple[int, int]]:
-    """Yield the rows of each query on both sides, in the order of the new side."""
+    """Yield old and new row of each query that both sides have, in the order of the new side."""
     rows = old.row_of()
     for name, row in new.row_of().items():
         if name in rows:
@@ -135,7 +135,7 @@ def _rows_of_both(old: Side, new: Side) -> Iterator[tuple[int, int]]:
 
 
 def _thresholds(old: Side, new: Side) -> dict[str, list[float | None]]:
-    """Return the thresholds of `match` by size class; None if nothing is guaranteed."""
+    """Return size class → old and new threshold of `match`; None for a side without a guarantee."""
     sides = [side.calibration.promises().matches for side in (old, new)]
     return {
         was.size_class: [None if one.point is None else one.threshold for one in (was, is_now)]

@@ -1,4 +1,4 @@
-"""Decoders: processes that a bad image file may crash, and threads for images in memory."""
+"""Decoders: processes for image files, which may crash, and threads for images in memory."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from model_store.images.budget import DecodingBudget
 from model_store.memory import OF_INDEXING, tune_malloc
 
 N_TRIES = 2
-"""Number of crashes of a decoder with only this image before the image counts as the cause. A
-single crash may come from the kernel, out of memory, or from `kill`."""
+"""Number of crashes, in a process with only this image, after which the image counts as the cause.
+A single crash may have another cause: the kernel is out of memory, or a user runs `kill`."""
 
 _TOOK_IT_ALONG = Failure(
     "ImageTooCostly",
@@ -50,7 +50,7 @@ class Decoders(Protocol):
 
 
 class DecoderThreads:
-    """Threads, for images in memory, or for a reader that cannot be pickled."""
+    """Threads that prepare images in memory, or call a function that cannot be pickled."""
 
     def __init__(self, prepare: Prepare, n: int) -> None:
         self._prepare = prepare
@@ -70,15 +70,15 @@ class DecoderThreads:
 
 
 class DecoderProcesses:
-    """Processes that decode files. A crash loses only the image that caused it.
+    """Processes that decode files. A crash loses only the image that caused the crash.
 
-    After a crash, all processes are replaced, and the unfinished blocks are prepared image by
+    After a crash, all processes are replaced. Then the unfinished blocks are prepared image by
     image.
 
     Parameters
     ----------
     limits : maximum size of an image.
-    budget : maximum time and memory per image; by default it follows from ``limits``.
+    budget : maximum time and memory per image; by default computed from ``limits``.
     preview_side : see `IndexSettings`.
     """
 
@@ -116,7 +116,7 @@ class DecoderProcesses:
     def result(self, future: Future[PreparedBlock], block: Block) -> PreparedBlock:
         """Return the decoded images of ``block``; the future must be done.
 
-        If a decoder crashed, the images are decoded again one by one.
+        If a decoder has crashed, the images are decoded again, one by one.
         """
         try:
             return future.result()
@@ -154,15 +154,15 @@ def decoders_for(
 
 
 def _started(n: int) -> ProcessPoolExecutor:
-    # Not forked: a child would inherit the locks of ONNX Runtime, but not its threads.
+    # Do not fork: a child process would inherit the locks of ONNX Runtime, but not its threads.
     return ProcessPoolExecutor(n, multiprocessing.get_context("spawn"), _begin)
 
 
 def _begin() -> None:
-    """Set up this process as a decoder that ends with its parent."""
+    """Initialise a decoder process, which ends when its parent ends."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     tune_malloc(OF_INDEXING)
-    # Hide messages of C libraries about damaged files: the report lists the reasons.
+    # Hide the messages of C libraries about damaged files, because the report lists the reasons.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     os.close(nowhere)

@@ -1,4 +1,4 @@
-"""A dry run: checks a collection and estimates time and space without indexing it."""
+"""A dry run: checks a collection and estimates time and space, but builds no index."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from index_builder.vectors.encoder import batch_size
 from model_store.encoder.contract import Encoder
 
 N_SAMPLE = 64
-"""Images that are decoded to measure the time and the share of unreadable images."""
+"""Number of images to decode, to measure the time and the share of unreadable images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,11 @@ class DryRun:
 
     Attributes
     ----------
-    contents : counts of the source.
+    contents : counts of the images in the source.
     left_out : files of the source that are left out.
-    n_sample : number of sampled images, evenly spread over the source.
-    unreadable : number of unreadable images in the sample, by error.
-    seconds : estimated time of indexing.
+    n_sample : number of decoded images, evenly spread over the source.
+    unreadable : error → number of unreadable images in the sample.
+    seconds : estimated duration of the indexing.
     n_bytes : estimated bytes to write: shards, the gallery, and its published copy.
     n_free : free bytes on the disk of the run directory.
     """
@@ -49,23 +49,23 @@ class DryRun:
     n_free: int
 
     def rows(self) -> list[tuple[str, str]]:
-        """For a table."""
+        """Return the estimates as rows of a table."""
         found = self.contents
         bad = ", ".join(f"{n} {error}" for error, n in self.unreadable.most_common())
         return [
             ("images", f"{found.n_images:,} ({found.n_bytes / 2**20:,.1f} MiB)"),
             ("labelled", f"{found.n_labelled:,}, {found.n_labels:,} labels"),
             *self.left_out.rows(),
-            ("not there", f"{found.n_missing:,}"),
+            ("missing", f"{found.n_missing:,}"),
             (f"unreadable, of {self.n_sample} tried", bad or "none"),
             ("time, about", _duration(self.seconds)),
             ("written, about", f"{self.n_bytes / 2**20:,.1f} MiB"),
-            ("free there", f"{self.n_free / 2**20:,.1f} MiB"),
+            ("free on the disk", f"{self.n_free / 2**20:,.1f} MiB"),
         ]
 
 
 def inspect_collection(indexing: Indexing) -> DryRun:
-    """Read the whole source, decode and encode a sample, leave no files.
+    """Read the whole source, and decode and encode a sample; leaves no files.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def inspect_collection(indexing: Indexing) -> DryRun:
         indexing.require_feasible(catalogue, encoder.dim)
         decoders = decoders_for(encoder, 1, indexing.limits, indexing.index.preview_side)
         try:
-            for _ in range(2):  # the first pass includes the start of a process
+            for _ in range(2):  # the first pass includes the start of the decoder
                 started = time.perf_counter()
                 block = fetching.submit(sample).result()
                 prepared = decoders.result(decoders.submit(block), block)
@@ -110,7 +110,7 @@ def inspect_collection(indexing: Indexing) -> DryRun:
 
 
 def _sample(catalogue: Catalogue) -> Block:
-    """Sample images evenly over the source, as one block."""
+    """Return a block of images that are evenly spread over the source."""
     every = max(1, catalogue.contents.n_images // N_SAMPLE)
     ids, places = [], []
     failures: dict[str, Failure] = {}
@@ -123,7 +123,7 @@ def _sample(catalogue: Catalogue) -> Block:
 
 
 def _seconds_of_encoding(prepared: PreparedBlock, encoder: Encoder) -> float:
-    """Measure the seconds to encode one image, from the faster of two batches."""
+    """Return the seconds to encode one image, measured by the faster of two batches."""
     size = batch_size(encoder)
     some = replace(prepared, ids=prepared.ids[:size], images=prepared.images[:size])
     seconds = []

@@ -1,4 +1,4 @@
-"""Turns the encoder's input into a shard, in batches of one size."""
+"""Encodes a block in batches of equal size, and makes its shard."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from model_store.gallery import Thumbnail
 from model_store.processors import ProviderChoice
 
 Encode = Callable[[PreparedBlock], Embeddings]
-"""Returns means and variances of a block's images, in the order of its ids."""
+"""A function that returns the means and variances of a block's images, in the order of its ids."""
 
 
 _NO_NUMBER = Failure(
@@ -26,10 +26,10 @@ _NO_NUMBER = Failure(
 
 
 def open_encoder(path: Path, provider: ProviderChoice = "auto") -> OnnxEncoder:
-    """Open the encoder in ``path`` for several threads that each encode whole batches.
+    """Open the encoder in ``path`` for several threads that encode whole batches.
 
-    Each batch runs on one thread: no thread waits for another, and sums do not depend on the number
-    of processors.
+    Each batch runs on one thread. So no thread waits for another thread, and sums do not depend on
+    the number of processors.
     """
     return OnnxEncoder(path, provider, threads=1)
 
@@ -37,12 +37,13 @@ def open_encoder(path: Path, provider: ProviderChoice = "auto") -> OnnxEncoder:
 def embed(
     prepared: PreparedBlock, encoder: Encoder, digest: str, encode: Encode | None = None
 ) -> Shard:
-    """Encode a block; leaves out unreadable images and images without a finite embedding.
+    """Encode a block; leave out unreadable images, and images whose embedding is invalid.
 
     Parameters
     ----------
     digest : see `Block.digest`.
-    encode : replaces the encoder, for example with a cache; must give the same bits.
+    encode : function to call instead of the encoder, for example a cache; it must return the same
+        bits.
     """
     if encode is None:
         mean, variance = _encoded(prepared.images, encoder)

@@ -1,4 +1,4 @@
-"""Embeds the missing images of a catalogue and counts failures."""
+"""Embeds all images of a catalogue that have no shard yet, and counts failures."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from model_store.errors import SourceUnavailable, TooManyBadImages
 
 @dataclass(slots=True)
 class Progress:
-    """The state of the images so far.
+    """The progress of a run.
 
     Attributes
     ----------
-    n_kept : images of shards from an earlier run.
-    n_embedded, failures, losses : totals of all shards, kept and new; failures and losses by id.
+    n_kept : number of images in shards of an earlier run.
+    n_embedded, failures, losses : number of embedded images, and failures and losses by id. They
+        include the shards of an earlier run.
     """
 
     n_images: int
@@ -46,7 +47,7 @@ class Progress:
 
     @property
     def sentence(self) -> str:
-        """A sentence on the kept work, for the message when a run ends early."""
+        """A sentence about the stored work, for the error message of an interrupted run."""
         return f"{self.n_done:,} of {self.n_images:,} images are embedded and kept."
 
 
@@ -59,15 +60,15 @@ def embed_catalogue(
     progress: Progress,
     preview_side: int | None = None,
 ) -> None:
-    """Fill ``store`` with a shard for each block; keeps existing valid shards.
+    """Write a shard for each block into ``store``; valid existing shards are kept.
 
     Parameters
     ----------
-    preview_side : see `IndexSettings`; shards with another side are rebuilt.
+    preview_side : see `IndexSettings`. Shards with another preview size are rebuilt.
 
     Raises
     ------
-    TooManyBadImages : as soon as failures exceed the limit.
+    TooManyBadImages : the number of failures exceeds the limit.
     SourceUnavailable : the images can no longer be reached.
     OutputError : the disk is full.
     """
@@ -110,7 +111,7 @@ def _too_many(progress: Progress, tolerance: Tolerance) -> str:
     name, why = next(iter(progress.failures.items()))
     return (
         f"{len(progress.failures):,} of {progress.n_images:,} images cannot be indexed, and "
-        f"at most {tolerance} may fail; for example {name!r}: {why.reason} Mend or remove them, "
-        f"or raise {'--max-pixels, --max-bytes or ' * (why.error == 'ImageTooLarge')}--max-bad. "
-        "Finished embeddings are kept."
+        f"at most {tolerance} may fail; for example {name!r}: {why.reason} Repair or remove such "
+        f"images, or raise {'--max-pixels, --max-bytes or ' * (why.error == 'ImageTooLarge')}"
+        "--max-bad. Finished embeddings are kept."
     )

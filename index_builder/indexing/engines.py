@@ -1,4 +1,4 @@
-"""Engines: decode and encode in parallel, with a bounded number of blocks in memory."""
+"""Engines decode and encode in parallel, with a limited number of blocks in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Task = tuple[Block, str]
 
 
 class Engine(Protocol):
-    """Makes shards of blocks. All engines make the same shards, bit for bit."""
+    """Turns blocks into shards. All engines make the same shards, bit for bit."""
 
     def shards(self, tasks: Iterable[Task]) -> Iterator[Shard]:
         """Yield the shard of each task, in the order of completion."""
@@ -36,7 +36,8 @@ class LocalEngine:
 
     Parameters
     ----------
-    n : number of batches encoded in parallel, each on one thread; one on a GPU.
+    n : number of batches that are encoded in parallel, each on one thread. On a GPU, one batch at a
+        time.
     encode : see `embed`.
     fetching : downloads remote images; None if all images are local.
     """
@@ -54,7 +55,8 @@ class LocalEngine:
         self._encode = encode
         self._n_encoders = n if encoder.provider == PROVIDERS["cpu"] else 1
         self._fetching = fetching
-        # Enough blocks that no worker waits for the next one; a block takes a few megabytes.
+        # With this number of blocks, no worker waits for its next block. A block takes a few
+        # megabytes.
         self._n_at_work = 2 * n + self._n_encoders + (BLOCKS_AT_ONCE if fetching else 0)
 
     def shards(self, tasks: Iterable[Task]) -> Iterator[Shard]:
@@ -62,7 +64,8 @@ class LocalEngine:
 
         Raises
         ------
-        SourceUnavailable : the source is unavailable; raised after all fetched images are done.
+        SourceUnavailable : the source is unavailable. Raised after all downloaded images are
+            encoded.
         """
         waiting = iter(tasks)
         fetched: dict[Future[Block], str] = {}
@@ -85,7 +88,7 @@ class LocalEngine:
                     digest = fetched.pop(one)
                     try:
                         block = one.result()
-                    except SourceUnavailable as error:  # fetched files are kept
+                    except SourceUnavailable as error:  # the other blocks are finished
                         lost, waiting = error, iter(())
                         continue
                     decoding[self._decoders.submit(block)] = block, digest
@@ -105,7 +108,7 @@ class LocalEngine:
             encoders.shutdown(cancel_futures=True)
 
     def _fetch(self, block: Block) -> Future[Block]:
-        """Download the remote images of a block; a local block is ready at once."""
+        """Start to download a block's remote images; return a future of the local block."""
         if self._fetching is not None:
             return self._fetching.submit(block)
         there: Future[Block] = Future()
@@ -132,11 +135,11 @@ def local_engine(
     fetching: Fetching | None = None,
     preview_side: int | None = None,
 ) -> LocalEngine:
-    """Return an engine for files on this machine; cached embeddings are not computed again.
+    """Return an engine for this machine; it does not compute cached embeddings again.
 
     Parameters
     ----------
-    n : number of decoders, and of batches encoded in parallel.
+    n : number of decoders, and number of batches that are encoded in parallel.
     limits : maximum size of an image.
     fetching : downloads remote images; None if all images are local.
     preview_side : see `IndexSettings`.

@@ -1,4 +1,4 @@
-"""An evaluation as one self-contained page: numbers, curves, and most confident errors."""
+"""Shows an evaluation as one HTML page: numbers, curves, and the most confident errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SIDE = 160
 
 
 def page(evaluation: Evaluation, gallery: Gallery, name: str) -> str:
-    """Return the page of an evaluation of the gallery called ``name``."""
+    """Return the HTML page of an evaluation; ``name`` is the name of the gallery."""
     stream = evaluation.report["stream"]
     return rendered(
         "evaluation.html.jinja",
@@ -44,7 +44,7 @@ def page(evaluation: Evaluation, gallery: Gallery, name: str) -> str:
 
 
 def _charts(evaluation: Evaluation) -> list[tuple[str, str]]:
-    """Return the charts of an evaluation as SVG, each with its caption."""
+    """Return caption and SVG of each chart of an evaluation."""
     stream, absent = evaluation.report["stream"], evaluation.absent
     charts: list[tuple[str, Callable[[Axes], object]]] = [
         ("Reliability: calibrated probabilities lie on the diagonal. Bars: exact 95 % intervals.",
@@ -63,7 +63,7 @@ def _charts(evaluation: Evaluation) -> list[tuple[str, str]]:
 
 
 def _roc(evaluation: Evaluation, ax: Axes) -> None:
-    """Draw the ROC curves of match probability and similarity against absent queries."""
+    """Draw two ROC curves: by match probability and by similarity."""
     absent, answers = evaluation.absent, evaluation.answers
     of_answers = {
         "match probability": [1 - (one.decision.no_match_probability or 0) for one in answers],
@@ -80,7 +80,7 @@ def rendered(template: str, **content: Any) -> str:  # noqa: ANN401 - whatever i
 
 
 def _error(evaluation: Evaluation, gallery: Gallery, row: int) -> dict[str, Any]:
-    """Describe a query with a wrong first item."""
+    """Describe a query whose first item is wrong."""
     answer: Answer = evaluation.answers[row]
     first = answer.matches[0]
     label = evaluation.queries.labels[row]
@@ -109,7 +109,7 @@ def picture_of(queries: LabelledImages, row: int) -> str | None:
 
 
 def thumbnail_of(gallery: Gallery, item_id: str) -> str | None:
-    """Return an item's thumbnail as a data URI; None without one."""
+    """Return an item's thumbnail as a data URI; None if the item has no thumbnail."""
     found = gallery.thumbnail(item_id)
     return _uri(found.media_type, found.data) if found.data else None
 

@@ -1,4 +1,4 @@
-"""Fetching: downloads remote images to files, shortly before they are decoded."""
+"""Fetching: downloads remote images to files, just before the images are decoded."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from index_builder.storage import NotFetched, Storage
 from model_store.images import ImageLimits
 
 BLOCKS_AT_ONCE = 2
-"""Blocks downloaded in parallel, so that one slow image does not stop the others."""
+"""Number of blocks that are downloaded in parallel. With two blocks, a slow image does not stop all
+downloads."""
 
 ReadAgain = Callable[[Place, int | None], Pixels]
-"""Reads an indexed image or vector again; see `read_again`."""
+"""A function that reads an indexed image or vector again; see `read_again`."""
 
 
 class Fetching:
-    """Downloads the images of some blocks while others are decoded.
+    """Downloads the images of some blocks while other blocks are decoded.
 
-    Decoders never use the network, because they process untrusted bytes.
+    Decoders have no access to the network, because they process untrusted bytes.
 
     Parameters
     ----------
-    directory : directory of the files; `released` removes the files of a block.
-    limits : maximum size of an image. At most one byte more is fetched, so that the decoder can
-        report the excess.
+    directory : directory for the downloaded files; `released` removes the files of a block.
+    limits : maximum size of an image. A download stops one byte after this limit, so that the
+        decoder can report an image that is too large.
     """
 
     def __init__(self, storage: Storage, directory: Path, limits: ImageLimits) -> None:
@@ -42,12 +43,12 @@ class Fetching:
         self._threads = ThreadPoolExecutor(BLOCKS_AT_ONCE, thread_name_prefix="fetch")
 
     def submit(self, block: Block) -> Future[Block]:
-        """Start to download ``block``; the future gives the same block with local files.
+        """Start to download the images of ``block``; the future returns the block with local files.
 
         Raises
         ------
-        SourceUnavailable : from the future: the source is no longer available.
-        OutputError : from the future: the disk is full.
+        SourceUnavailable : raised by the future; the source is no longer available.
+        OutputError : raised by the future; the disk is full.
         """
         return self._threads.submit(self._fetched, block)
 
@@ -56,7 +57,7 @@ class Fetching:
         shutil.rmtree(self._folder(block), ignore_errors=True)
 
     def close(self) -> None:
-        """Cancel all downloads and remove the files."""
+        """Cancel all downloads, and remove all downloaded files."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._storage.close()
         self._threads.shutdown()
@@ -88,9 +89,9 @@ class Fetching:
         return replace(block, places=places, failures=failures)
 
     def _fetch(self, files: Mapping[tuple[str, str], Path]) -> dict[tuple[str, str], str]:
-        """Download the files; return the reason for each that failed.
+        """Download the files; return source → reason for each failed download.
 
-        The storage limits the number of parallel downloads.
+        `Storage` limits the number of parallel downloads.
         """
         reasons = {}
         with ExitStack() as ends:
@@ -123,5 +124,5 @@ def reader(storage: Storage, limits: ImageLimits) -> ReadAgain:
 
 
 def _source(place: Place) -> tuple[str, str]:
-    """Return URL and version: the same for all boxes of one picture."""
+    """Return URL and version, which are the same for all boxes of an image."""
     return place.path, place.version

@@ -1,4 +1,4 @@
-"""Builds the gallery of a training configuration with the modules of batch indexing."""
+"""Builds the gallery of a training configuration, with the modules of batch indexing."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def build_gallery(
     labelled: bool = True,
     milvus_uri: str | None = None,
 ) -> None:
-    """Embed ``images``, or vectors, and write the gallery's files to ``staging``.
+    """Embed ``images`` (or vectors), and write the files of a gallery to ``staging``.
 
-    Stores labels if ``labelled``.
+    If ``labelled``, the gallery stores the labels.
 
     Parameters
     ----------
-    directory : run directory, removed afterwards. A run is never resumed, because the images of a
-        configuration are known only after reading them.
-    encoder : the encoder; cached embeddings are not computed again.
+    directory : run directory; it is removed at the end. A run cannot be resumed, because the images
+        of a configuration are unknown until they are read.
+    encoder : the encoder. Embeddings in its cache are not computed again.
     milvus_uri : see `assemble`.
 
     Raises
@@ -75,7 +75,7 @@ def build_gallery(
             embed_catalogue(catalogue, work.store, encoder, engine, NONE, progress)
         assemble(work, catalogue.n_blocks, encoder.dim, encoder.fingerprint, settings, milvus_uri)
         catalogue.close()
-        for name in ANY_GALLERY_FILES:  # files of an earlier index, maybe of another kind
+        for name in ANY_GALLERY_FILES:  # files of an earlier index
             (staging / name).unlink(missing_ok=True)
         for path in work.bundle.iterdir():
             path.replace(staging / path.name)

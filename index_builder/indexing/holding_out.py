@@ -1,11 +1,11 @@
-"""Chooses the images to hold out of a collection's gallery as queries.
+"""Chooses images of a collection to hold out: they become queries instead of gallery items.
 
-All images of a group stay on one side. The column ``group`` of a manifest defines groups; exact
-copies are always one group. Without that column, near-duplicates form groups, found by their
-thumbnails; vectors have none. About a fifth of each label's images is held out. Of the labels with
-two images, two fifths give one image, so a fifth of their images is held out. Some queries
-therefore have only one match in the gallery. A label with one image or one group gives none,
-because the gallery would lose the label.
+A group is held out as a whole, or not. The column ``group`` of a manifest defines groups; exact
+copies are always in the same group. Without this column, near-duplicates form groups, found by
+their thumbnails; vectors have no thumbnails. About a fifth of each label's images is held out. If a
+label has two images, one of the two is held out for two labels in five. So a few queries have only
+one match in the gallery. If a label has only one image or one group, no image is held out, because
+the gallery would lose the label.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from index_builder.progress import track
 from model_store.gallery import Thumbnail
 
 SHARE = 0.2
-"""Share of each label's images that is held out."""
+"""Share of the images of each label that is held out."""
 
 _GROUPS = """
 DROP TABLE IF EXISTS groups;
@@ -46,7 +46,7 @@ Integers = NDArray[np.int64]
 
 
 def code_of(column: str) -> str:
-    """Return SQL that numbers the values of a column; −1 for NULL."""
+    """Return SQL that converts the values of a column to integer codes; −1 for NULL."""
     return (
         f"CASE WHEN {column} IS NULL THEN -1"
         f" ELSE dense_rank() OVER (ORDER BY {column} NULLS FIRST) END"
@@ -56,17 +56,18 @@ def code_of(column: str) -> str:
 def chosen(
     labels: Integers, groups: Integers, contents: Integers, order: Integers
 ) -> NDArray[np.bool_]:
-    """Choose images (N,) to hold out: whole groups, about a fifth of each label's images.
+    """Return a mask (N,) of the images to hold out: whole groups, a fifth of each label.
 
-    Never holds out a group with an unlabelled image, or a group of several exact copies, which
-    would repeat one query.
+    A group with an unlabelled image is never held out. A group that consists of exact copies is not
+    held out, because the copies would be the same query.
 
     Parameters
     ----------
-    labels : (N,) label codes; −1 without a label.
-    groups : (N,) group codes, from 0 without gaps.
-    contents : (N,) content codes; exact copies share one.
-    order : (N,) indices of images. Groups are visited in the order of their first image.
+    labels : (N,) label codes; −1 for an image without a label.
+    groups : (N,) group codes: 0, 1, 2, … without gaps.
+    contents : (N,) content codes; exact copies have the same code.
+    order : (N,) indices of the images, in the order in which they are considered. A group is
+        considered at its first image.
     """
     n_images = np.bincount(groups)
     n_codes = int(contents.max(initial=0)) + 1
@@ -94,7 +95,7 @@ def chosen(
 
 
 def note_groups(connection: sqlite3.Connection, store: ShardStore, n_blocks: int) -> None:
-    """Write the table ``groups``: the group of each embedded image, by position."""
+    """Write the table ``groups``: position of each embedded image, and number of its group."""
     found = connection.execute(
         f"SELECT position, {code_of('hash')}, {code_of('group_name')}"  # noqa: S608 - no value in it
         " FROM entries JOIN embedded USING (id) ORDER BY position"
@@ -111,7 +112,7 @@ def note_groups(connection: sqlite3.Connection, store: ShardStore, n_blocks: int
 
 
 def note_held_out(connection: sqlite3.Connection, n_most: int) -> None:
-    """Write the table ``held_out``: the ids of at most ``n_most`` images, after `note_groups`."""
+    """Write the table ``held_out``: ids of at most ``n_most`` images. Needs `note_groups`."""
     connection.executescript(_HELD_OUT)
     if not n_most:
         return
@@ -120,7 +121,7 @@ def note_held_out(connection: sqlite3.Connection, n_most: int) -> None:
         " FROM entries JOIN embedded USING (id) JOIN groups USING (position) ORDER BY position"
     )
     positions, labels, groups, contents = np.fromiter(found, dtype=(np.int64, 4)).T
-    # The order of hashes is effectively random, but reproducible.
+    # The order by hash is as good as random, and is the same in each run.
     order = np.argsort(contents, kind="stable")
     mask = chosen(labels, groups, contents, order[::-1])
     sizes = np.bincount(groups).tolist()
@@ -137,7 +138,7 @@ def note_held_out(connection: sqlite3.Connection, n_most: int) -> None:
 
 
 def held_out(catalogue: Path) -> list[str]:
-    """Return the sorted ids of the held-out images; after `assemble`."""
+    """Return the sorted ids of the held-out images; call this after `assemble`."""
     with closing(sqlite3.connect(catalogue)) as connection:
         return [name for (name,) in connection.execute("SELECT id FROM held_out ORDER BY id")]
 
@@ -145,7 +146,7 @@ def held_out(catalogue: Path) -> list[str]:
 def _alike(
     connection: sqlite3.Connection, store: ShardStore, n_blocks: int, positions: Integers
 ) -> Sequence[Integers]:
-    """Return pairs of images with the same thumbnail, and of near-duplicates."""
+    """Return pairs of images with equal thumbnails, and pairs of near-duplicates."""
     known: list[Fingerprint | None] = [None] * len(positions)
     pixels = np.full(len(positions), -1, dtype=np.int64)
     codes: dict[bytes, int] = {}
@@ -163,7 +164,8 @@ def _alike(
                 if one is None:
                     continue
                 known[place] = one
-                # Thumbnails of small pictures are lossless: equal thumbnails mean equal pictures.
+                # The thumbnail of a small picture is lossless, so equal thumbnails mean equal
+                # pictures.
                 pixels[place] = codes.setdefault(
                     hashlib.sha256(thumbnail.data).digest(), len(codes)
                 )
@@ -171,7 +173,7 @@ def _alike(
 
 
 def _fingerprint(thumbnail: Thumbnail) -> Fingerprint | None:
-    """Return the fingerprint of a thumbnail; None if it is empty."""
+    """Return the fingerprint of a thumbnail; None for an empty thumbnail."""
     if not thumbnail.data:
         return None
     with Image.open(io.BytesIO(thumbnail.data)) as image:

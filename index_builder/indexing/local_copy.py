@@ -1,4 +1,4 @@
-"""Copies a source into a local folder, because a build reads it repeatedly."""
+"""Copies a source into a local folder, because a build reads the images repeatedly."""
 
 from __future__ import annotations
 
@@ -35,17 +35,18 @@ _PARTIAL = ".partial"
 def copy_images(source: str, folder: Path, storage: Storage, *, labelled: bool = True) -> LeftOut:
     """Copy the images of a source into ``folder``, one sub-folder for each label.
 
-    An image from a folder keeps its path; others are named by their id. Existing files of the same
-    size and date are not copied again. Files that are no longer in the source are removed.
+    An image from a folder keeps its path; other images get a file name from their id. A file that
+    exists with the same size and date is not copied again. Files that are no longer in the source
+    are removed.
 
     Returns
     -------
-    The files of the source that were left out.
+    The names of files in the source that were left out.
 
     Raises
     ------
-    DatasetError : the source is invalid, or names parts of pictures.
-    SourceUnavailable : the source can no longer be reached; copied files stay.
+    DatasetError : the source is invalid, or has boxes (parts of images).
+    SourceUnavailable : the source can no longer be reached. Copied files are kept.
     TooManyBadImages : more than 1 % of the images could not be copied.
     OutputError : the disk is full.
     """
@@ -85,7 +86,7 @@ def copy_images(source: str, folder: Path, storage: Storage, *, labelled: bool =
 def _copies(
     entries: Iterator[Entry], folder: Path, storage: Storage
 ) -> Iterator[tuple[Entry, Path, str | None]]:
-    """Copy images in parallel; yields each with its path and the reason if it failed."""
+    """Copy images in parallel; yield each image, its path, and the reason of a failure or None."""
     waiting: deque[tuple[Entry, Path, IO[bytes] | None, Future[None] | None]] = deque()
     taken: set[Path] = set()
     try:
@@ -108,7 +109,7 @@ def _copies(
 
 
 def _path_in(folder: Path, entry: Entry, taken: set[Path]) -> Path:
-    """Return the path to copy an image to, and add it to ``taken``."""
+    """Return the target path of an image, and add the path to ``taken``."""
     if entry.place.box is not None:
         raise DatasetError(
             f"{entry.origin} names a part of a picture, but a build takes whole images. Use "
@@ -129,7 +130,7 @@ def _begun(entry: Entry, file: IO[bytes], storage: Storage) -> Future[None]:
     if place.is_remote:
         return storage.fetch(place.path, file, ImageLimits().max_bytes + 1, place.version)
     done: Future[None] = Future()
-    if place.offset is not None and place.size < 0:  # the next bytes belong to another image
+    if place.offset is not None and place.size < 0:  # the bytes at ``offset`` are another image
         done.set_exception(NotFetched("The row has no image."))
         return done
     try:
@@ -152,7 +153,7 @@ def _finished(
     partial = Path(file.name)
     try:
         future.result()
-    except NotFetched as error:  # partial copies are removed with other unwanted files
+    except NotFetched as error:  # `copy_images` removes partial copies
         return entry, path, str(error)
     finally:
         file.close()
@@ -162,7 +163,7 @@ def _finished(
 
 
 def _is_there(entry: Entry, path: Path) -> bool:
-    """Return whether the image was copied before, by date and size; a size of 0 is unknown."""
+    """Return whether the image was copied before: date and size (if known) are the same."""
     if not path.is_file():
         return False
     status, place = path.stat(), entry.place
@@ -170,7 +171,7 @@ def _is_there(entry: Entry, path: Path) -> bool:
 
 
 def _path_of(entry: Entry) -> PurePosixPath:
-    """Return the path of an image in its folder; the first sub-folder is the label."""
+    """Return the path of an image below the target folder; the first sub-folder is its label."""
     path = PurePosixPath(entry.id)
     is_path = not path.is_absolute() and ".." not in path.parts and path.as_posix() == entry.id
     label = path.parts[0] if len(path.parts) > 1 else None

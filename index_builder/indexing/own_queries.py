@@ -1,8 +1,8 @@
-"""The user's queries: images or vectors, with the true match of each.
+"""Reads the user's queries: images or vectors, each with its true match.
 
-They are read like a collection. The column ``item`` names the gallery item that a query shows, or
-``label`` names its label. A query with neither matches nothing in the gallery. If matches are
-defined by place, the columns are ``latitude`` and ``longitude``.
+Queries are read like a collection. The column ``item`` has the id of the gallery item that a query
+shows, or the column ``label`` has the item's label. A query without item and label matches nothing
+in the gallery. If matches are defined by place, the columns are ``latitude`` and ``longitude``.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ from model_store.processors import usable_processors
 from model_store.truth import Within, wgs84
 
 ITEM = "item"
-"""Column with the id of the item that a query shows."""
+"""Name of the column with the id of the item that a query shows."""
 
 TEXTS = COLUMNS | {ITEM}
-"""Columns read as text, not as numbers: the item 2019.10 is not 2019.1."""
+"""Columns to read as text, not as numbers: the item 2019.10 is not the item 2019.1."""
 
 _NOWHERE = "\0"
-"""First character of the label of a query without a match. No label of a gallery begins with it."""
+"""First character of the label of a query without a match. No label in a gallery begins with this
+character."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,8 @@ class OwnQueries:
 
     Attributes
     ----------
-    queries : queries with a match; queries without one are its ``withheld``.
-    failures : errors by id, for unreadable queries, which are left out.
+    queries : the queries; queries without a match are in ``queries.withheld``.
+    failures : errors of unreadable queries, by id. Unreadable queries are left out.
     """
 
     queries: QuerySet
@@ -76,14 +77,15 @@ def read_queries(
     storage: Storage,
     within: float | None = None,
 ) -> OwnQueries:
-    """Read queries and embed all readable ones into the cache of ``encoder``.
+    """Read queries; embed the readable queries into the cache of ``encoder``.
 
     Parameters
     ----------
-    scratch : a directory to work in.
+    scratch : directory for temporary files.
     limits : maximum size of an image.
     storage : reads remote images.
-    within : maximum metres from a query to a match; None if a match has the same label.
+    within : maximum distance in metres between a query and its matches; None if equal labels define
+        matches.
 
     Raises
     ------
@@ -119,7 +121,7 @@ def read_gallery(
     limits: ImageLimits,
     storage: Storage,
 ) -> LabelledImages:
-    """Read the source of a gallery again, restricted to its items; see `read_queries`.
+    """Read the source of a gallery again, but only images that are items; see `read_queries`.
 
     Raises
     ------
@@ -141,7 +143,7 @@ def read_gallery(
 
 
 def _entries(source: Source, scratch: Path) -> list[Entry]:
-    """Return the entries of a source; raises if it is empty."""
+    """Return the entries of a source; raise an error if there are none."""
     left_out = LeftOut()
     entries = list(source.entries(scratch, left_out))
     if not entries:
@@ -159,7 +161,7 @@ def _embedded(
     limits: ImageLimits,
     storage: Storage,
 ) -> tuple[list[Entry], dict[str, str], dict[str, Failure]]:
-    """Embed the entries; return those that succeeded, their hashes by id, and the failures."""
+    """Embed entries; return the embedded entries, their hashes by id, and the failures by id."""
     fetching = Fetching(storage, scratch / "fetched", limits)
     hashes: dict[str, str] = {}
     failures: dict[str, Failure] = {}
@@ -175,7 +177,7 @@ def _embedded(
 
 
 def _truth(entry: Entry, gallery: Gallery) -> str:
-    """Return the label of a query's matches; a label that no item has if there are none."""
+    """Return the label of a query's matches; if it has no match, a label that no item has."""
     name = entry.metadata.get(ITEM)
     if name is not None:
         return label_of_item(gallery, str(name), entry.origin, ITEM)
@@ -185,11 +187,11 @@ def _truth(entry: Entry, gallery: Gallery) -> str:
 def _by_place(
     entries: Sequence[Entry], gallery: Gallery, within: float
 ) -> tuple[NDArray[np.float64], dict[str, str]]:
-    """Return the places of queries (n, 3), and the label of each query's nearest match, by id.
+    """Return the places of queries (n, 3), and id → label of the query's nearest match.
 
     Raises
     ------
-    DatasetError : a place is invalid, or no item or no query has one.
+    DatasetError : a place is invalid, or no item or no query has a place.
     """
     degrees = np.full((len(entries), 2), np.nan)
     for row, entry in enumerate(entries):
@@ -224,7 +226,7 @@ def _images(
     hashes: Mapping[str, str],
     read_again: ReadAgain,
 ) -> LabelledImages:
-    """Return entries as images; exact copies without a group form one group."""
+    """Convert entries to images; exact copies without a group form a group."""
 
     def read(row: int, smallest_side: int | None) -> Pixels:
         return read_again(entries[row].place, smallest_side)

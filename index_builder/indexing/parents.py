@@ -1,4 +1,4 @@
-"""Parents of labels: from a table, or from fields of the items' metadata."""
+"""Reads the parents of labels from a table, or from metadata fields of the items."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from model_store.gallery import Gallery
 COLUMNS = frozenset({"label", "parent"})
 
 _AT_ONCE = 10_000
-"""Number of items whose metadata is read at once."""
+"""Number of items whose metadata is read in one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +26,18 @@ class Parents:
     Attributes
     ----------
     table : see `read_parents`.
-    fields : metadata fields of the items, one for each level, the finest first.
+    fields : names of metadata fields, one for each level of parents; the finest level comes first.
     """
 
     table: Path | None = None
     fields: tuple[str, ...] = ()
 
     def of(self, gallery: Gallery) -> Hierarchy | None:
-        """Return the hierarchy above a gallery's labels; None without table and fields.
+        """Return the hierarchy of a gallery's labels; None if there are no table and no fields.
 
         Raises
         ------
-        DatasetError : the parents are contradictory, or no label of the gallery has a parent.
+        DatasetError : parents contradict each other, or no label of the gallery has a parent.
         """
         if self.table is None and not self.fields:
             return None
@@ -55,16 +55,16 @@ class Parents:
 
 
 NO_PARENTS = Parents()
-"""No parents are given."""
+"""No table and no fields: labels have no parents."""
 
 
 def read_parents(path: Path) -> Hierarchy:
     """Read a table of labels and their parents: CSV, JSONL or Parquet.
 
-    Each line has a ``label`` and its ``parent``, which may have a parent itself. The level of a
-    parent is the length of the longest path down from it, so a coarser level is never below a finer
-    one. This number is the level's name. A parent may also be the label of items without a finer
-    label.
+    Each line has a ``label`` and its ``parent``. A parent may have a parent too. The level of a
+    parent is the length of the longest path from the parent down to a label. So the level of a
+    parent is always above the levels of its children. The number of a level is also its name. An
+    item can have a parent as its label, if no finer label is known.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def read_parents(path: Path) -> Hierarchy:
 
 
 def _line(name: str, parent_of: Mapping[str, str], path: Path) -> list[str]:
-    """Return a label and all its ancestors, from parent to root."""
+    """Return a label and all its ancestors, in ascending order."""
     line = [name]
     while line[-1] in parent_of:
         parent = parent_of[line[-1]]
@@ -110,7 +110,7 @@ def _line(name: str, parent_of: Mapping[str, str], path: Path) -> list[str]:
 
 
 def _of_items(gallery: Gallery, fields: Sequence[str]) -> Hierarchy:
-    """Return the parents from fields of the items' metadata.
+    """Return the hierarchy from metadata fields of the items.
 
     Raises
     ------

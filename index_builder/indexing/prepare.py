@@ -1,4 +1,7 @@
-"""Turns image files into the encoder's input; imports only what a decoder process needs."""
+"""Turns image files into the encoder's input.
+
+This module has few imports, because each decoder process loads it.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +40,11 @@ from model_store.images import (
 from model_store.images.budget import DecodingBudget, spending
 
 Prepare = Callable[[Block], PreparedBlock]
-"""Reads, decodes and resizes the images of a block."""
+"""A function that reads, decodes and resizes the images of a block."""
 
 BUDGET = DecodingBudget(cpu_s=10.0)
-"""Twice the CPU time of a query, because the owner of a collection is trusted."""
+"""Limits for one image. The CPU time is twice that of a query, because the owner of a collection is
+trusted."""
 
 NO_THUMBNAIL: EncodedThumbnail = b"", ""
 
@@ -48,7 +52,7 @@ _UNLIMITED = ImageLimits(max_bytes=2**62, max_pixels=2**62)
 
 
 def budget_for(limits: ImageLimits) -> DecodingBudget:
-    """Return the time and memory for one image; they grow with the accepted number of pixels."""
+    """Return the limits of time and memory per image; they grow with ``limits.max_pixels``."""
     factor = max(1.0, limits.max_pixels / ImageLimits().max_pixels)
     return DecodingBudget(
         BUDGET.cpu_s * factor, int(BUDGET.memory_bytes * factor), BUDGET.clock_s * factor
@@ -57,7 +61,7 @@ def budget_for(limits: ImageLimits) -> DecodingBudget:
 
 @dataclass(frozen=True, slots=True)
 class _Picture:
-    """A decoded image, or a vector, with its pictures."""
+    """The encoder's input for one image or vector, with its thumbnail and preview."""
 
     image: Inputs
     thumbnail: EncodedThumbnail
@@ -73,7 +77,7 @@ def prepare_files(
     limits: ImageLimits | None = None,
     preview_side: int | None = None,
 ) -> PreparedBlock:
-    """Prepare images in files, in a process that they may crash."""
+    """Prepare image files; runs in a process that an image may crash."""
     limits = limits or ImageLimits()
     read = partial(
         _read_file,
@@ -97,7 +101,7 @@ def prepare_pixels(
 
     Parameters
     ----------
-    first : the position of the block's first image.
+    first : position of the block's first image among all images.
     """
 
     def at(position: int) -> _Picture:
@@ -130,7 +134,7 @@ def prepare_vectors(block: Block, expected: VectorInput) -> PreparedBlock:
 
 
 def require_direction(row: NDArray[np.float32], dim: int) -> None:
-    """Refuse a row (n,) that is not finite, or whose mean, the first ``dim`` numbers, is zero.
+    """Raise an error if a row (n,) is not finite, or if its mean (``row[:dim]``) is zero.
 
     Raises
     ------
@@ -143,7 +147,7 @@ def require_direction(row: NDArray[np.float32], dim: int) -> None:
 
 
 def read_vector(place: Place) -> NDArray[np.float32]:
-    """Read a row of numbers, (n,) float32."""
+    """Read the vector at a place: (n,) float32."""
     with Path(place.path).open("rb") as file:
         return _vector(file, place)
 
@@ -154,7 +158,7 @@ def _vector(file: BinaryIO, place: Place) -> NDArray[np.float32]:
 
 
 def failed_block(block: Block, failure: Failure, preprocessing: Preprocessing) -> PreparedBlock:
-    """Return the result of a block that crashed its decoder: all its images have failed."""
+    """Return the result of a block that crashed its decoder: a failure for each image."""
 
     def fail() -> _Picture:
         raise ImageTooCostly(failure.reason)
@@ -167,7 +171,7 @@ def _prepared(
     reads: Sequence[Callable[[], _Picture]],
     expected: EncoderInput,
 ) -> PreparedBlock:
-    """Read all images of a block; a failed image leaves its row empty."""
+    """Read all images of a block. The row of a failed image is zero."""
     images = np.zeros((len(block.ids), *expected.shape), dtype=expected.dtype)
     thumbnails: list[EncodedThumbnail | None] = [None] * len(block.ids)
     hashes, previews = [""] * len(block.ids), [b""] * len(block.ids)
@@ -232,7 +236,7 @@ def _read_file(
 
 
 def _sha256(pixels: Inputs) -> str:
-    """Return the SHA-256 of shape and pixels: equal for copies in different files."""
+    """Return the SHA-256 of shape and pixels; the file format does not change the hash."""
     return hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).hexdigest()
 
 
@@ -245,7 +249,7 @@ def _pixels(
 def _decoded(
     data: bytes, limits: ImageLimits, box: Box | None, smallest_side: int | None
 ) -> tuple[NDArray[np.uint8], tuple[str, ...]]:
-    """Decode an image, or the part in a box at full resolution.
+    """Decode an image; with ``box``, only this part, at full resolution.
 
     Returns the pixels and the losses; see `DecodedImage.losses`.
 
@@ -271,7 +275,7 @@ def _decoded(
 
 
 def read_again(place: Place, smallest_side: int | None) -> NDArray[np.uint8]:
-    """Decode an indexed image without limits, since it passed them before."""
+    """Decode an indexed image without limits, because the image has passed the limits before."""
     with Path(place.path).open("rb") as file:
         file.seek(place.offset or 0)
         data = file.read(-1 if place.offset is None else place.size)
@@ -279,12 +283,12 @@ def read_again(place: Place, smallest_side: int | None) -> NDArray[np.uint8]:
 
 
 def decode_again(data: bytes, box: Box | None, smallest_side: int | None) -> NDArray[np.uint8]:
-    """Decode the bytes of an indexed image, or the part in a box."""
+    """Decode the bytes of an indexed image; with ``box``, return only this part."""
     return _pixels(data, _UNLIMITED, box, smallest_side)
 
 
 def bytes_of(place: Place, limits: ImageLimits) -> bytes:
-    """Read at most one byte more than allowed, so that a huge file does not fill the memory."""
+    """Read the bytes of an image; stop one byte after the limit, to save memory."""
     with place.opened() as file:
         if place.offset:
             file.seek(place.offset)

@@ -1,4 +1,4 @@
-"""An engine that decodes and encodes on a Ray cluster, or on a local Ray."""
+"""An engine that decodes and encodes on a Ray cluster, or with Ray on this machine."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from model_store.errors import SourceUnavailable
 from model_store.images import ImageLimits
 from model_store.processors import ProviderChoice
 
-# Disables Ray's usage reports; must be set before the import.
+# Disable Ray's usage reports before `import ray`.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 import ray
 
 BLOCKS_TOGETHER = 4
-"""Blocks that a worker gets at once; it decodes one while it encodes another. After a crash,
-another worker repeats these blocks."""
+"""Number of blocks in a worker's task. The worker decodes one block while it encodes another block.
+After a crash, another worker repeats the task."""
 
 Rows = dict[str, NDArray[np.object_]]
 
@@ -37,17 +37,17 @@ Rows = dict[str, NDArray[np.object_]]
 class RayEngine:
     """Runs a `LocalEngine` with one decoder and one encoder in each worker of Ray Data.
 
-    Ray restarts crashed workers and repeats their unfinished blocks; finished shards are kept.
-    ``RAY_ADDRESS`` names the cluster; without it, a local Ray is started. Workers read the files,
-    so all machines need the collection under the same path.
+    Ray restarts crashed workers and repeats their unfinished blocks; finished shards are kept. The
+    variable ``RAY_ADDRESS`` has the address of the cluster. Without the variable, Ray starts on
+    this machine. Workers read the files, so all machines need the collection under the same path.
 
     Parameters
     ----------
-    path : the encoder's file; its bytes are sent to the workers.
+    path : file of the encoder; its content is sent to the workers.
     n : number of workers.
     limits : maximum size of an image.
-    storage : its timeouts and trusted hosts apply to the workers, too. Credentials come from the
-        environment of each worker.
+    storage : workers use its timeouts and trusted hosts. Each worker takes credentials from its own
+        environment.
     preview_side : see `IndexSettings`.
     """
 
@@ -76,7 +76,7 @@ class RayEngine:
         if not ray.is_initialized():
             _join(self._n)
         ray.data.DataContext.get_current().enable_progress_bars = False
-        encoder = ray.put(self._encoder)  # kept alive here for restarted workers
+        encoder = ray.put(self._encoder)  # keep a reference, for restarted workers
         n_parts = -(-len(rows) // BLOCKS_TOGETHER)
         embedded = ray.data.from_items(rows, override_num_blocks=n_parts).map_batches(
             _Worker,
@@ -102,12 +102,12 @@ class RayEngine:
             raise SourceUnavailable(lost)
 
     def close(self) -> None:
-        """Leave the cluster, or stop the local one."""
+        """Disconnect from the cluster, or stop Ray on this machine."""
         ray.shutdown()
 
 
 def _join(n: int) -> None:
-    """Join the cluster of ``RAY_ADDRESS``; without it, start a local one of ``n`` workers."""
+    """Connect to the cluster in ``RAY_ADDRESS``; if not set, start Ray here with ``n`` workers."""
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if "RAY_ADDRESS" in os.environ:
         ray.init(**quiet)
@@ -116,7 +116,7 @@ def _join(n: int) -> None:
 
 
 class _Worker:
-    """A decoder and an encoder in a Ray process."""
+    """A worker process of Ray, with one decoder and one encoder."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class _Worker:
             for shard in self._engine.shards(tasks):
                 made["shard"].append(shard.to_bytes())
                 made["lost"].append("")
-        except SourceUnavailable as error:  # an exception would arrive wrapped by Ray
+        except SourceUnavailable as error:  # Ray would wrap an exception in its own type
             made["shard"].append(b"")
             made["lost"].append(str(error))
         return made

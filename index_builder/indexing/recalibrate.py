@@ -1,4 +1,4 @@
-"""Recalibrates a bundle with its stored queries and its current gallery; reads no image."""
+"""Recalibrates a bundle with its stored queries and current gallery, without images."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ def recalibrate_bundle(
     decisions: Path | None = None,
     check: Check = accept_any,
 ) -> Path:
-    """Fit the calibration of the current bundle of ``root`` again, and publish it.
+    """Fit the calibration of ``root``'s current bundle again, and publish the new bundle.
 
-    The new bundle includes all changes of the gallery, also those made during the fit.
+    The new bundle includes all changes of the gallery, also changes during the fit.
 
     Parameters
     ----------
-    promises : error bounds by their names in `CalibrationConfig`; the others keep their value.
-    decisions : the service's feedback file. Randomly drawn queries with a reviewer decision also
-        become calibration queries.
+    promises : error bounds by their names in `CalibrationConfig`; other bounds keep their value.
+    decisions : the service's feedback file. The service draws random queries for review; reviewed
+        queries also become calibration queries.
     check : see `Check`.
 
     Raises
     ------
     ConfigError : an error bound is out of range, or ``decisions`` does not exist.
-    CalibrationError : the bundle is not calibrated or stores too few queries, or the new fit
-        predicts the queries worse than the current one.
+    CalibrationError : the bundle is not calibrated, stores too few queries, or the new calibration
+        predicts the queries worse than the current calibration.
     WriteRefused : the bundle cannot be changed, or its gallery is in Milvus.
     """
     directory = locate(root)
@@ -77,12 +77,12 @@ def is_outdated(root: Path) -> bool:
 
 
 def can_be_renewed(root: Path) -> bool:
-    """Return whether this outdated bundle stores queries to recalibrate with."""
+    """Return whether the current bundle is outdated, and stores the queries for a recalibration."""
     return (locate(root) / KEPT_QUERIES_FILE).exists() and is_outdated(root)
 
 
 def _published(root: Path, directory: Path, calibrate: Calibrate) -> Path:
-    """Compact the current bundle of ``root`` with ``calibrate``; opens no encoder.
+    """Compact the current bundle of ``root`` with ``calibrate``; needs no encoder.
 
     Raises
     ------
@@ -109,7 +109,7 @@ def _published(root: Path, directory: Path, calibrate: Calibrate) -> Path:
 
 
 def correct_bundle(root: Path, feedback: Path, check: Check = accept_any) -> Path:
-    """Correct the match probabilities of the current bundle by feedback, and publish it.
+    """Correct match probabilities of the current bundle by feedback; publish the new bundle.
 
     `vouch-build rollback` restores the previous bundle.
 
@@ -119,8 +119,8 @@ def correct_bundle(root: Path, feedback: Path, check: Check = accept_any) -> Pat
 
     Raises
     ------
-    CalibrationError : too few pairs were reviewed, or the correction does not predict the reviews
-        better. Nothing is published.
+    CalibrationError : too few pairs of query and item were reviewed, or the correction does not
+        predict the reviews better. No bundle is published.
     ConfigError : ``feedback`` does not exist.
     WriteRefused : the bundle cannot be changed, or its gallery is in Milvus.
     """
@@ -164,15 +164,15 @@ def calibration_of(
     must: bool = False,
     check: Check = accept_any,
 ) -> Calibrate:
-    """Return the function that recalibrates in a compaction.
+    """Return a function that recalibrates the gallery during a compaction.
 
     Parameters
     ----------
     before : the current calibration.
     promises : see `recalibrate_bundle`.
-    drawn : randomly drawn queries with reviewer decisions.
-    must : if the bundle stores too few queries, or the new fit is worse: True raises, False keeps
-        the current calibration.
+    drawn : randomly drawn queries that were reviewed.
+    must : what to do if the bundle stores too few queries, or if the new calibration is worse. True
+        raises an error, False keeps the current calibration.
     check : see `Check`.
     """
     fields = {name: getattr(before, name) for name in CalibrationConfig.model_fields}
@@ -191,7 +191,7 @@ def calibration_of(
             return manifest
         check(outcome_of(refit.calibration))
         refit.calibration.save(staging)
-        (staging / EVALUATION_FILE).unlink(missing_ok=True)  # of the earlier promises
+        (staging / EVALUATION_FILE).unlink(missing_ok=True)  # of the earlier error bounds
         console.print(
             f"calibrated again, with {refit.calibration.n_queries:,} queries and "
             f"{refit.calibration.report['n_leave_one_out']:,} items excluded from their own "

@@ -1,4 +1,4 @@
-"""Writes the reports of a run: images left out, copies, losses, and a summary."""
+"""Writes the reports of a run: failed images, copies, losses, held-out images, and a summary."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write_quarantine(
 
     Parameters
     ----------
-    left_out : files of the source that were left out; listed last.
+    left_out : files of the source that were left out; the report lists them last.
     """
     connection = sqlite3.connect(work.catalogue)
     try:
@@ -52,19 +52,19 @@ def write_quarantine(
 
 
 def write_losses(work: Work, losses: Mapping[str, Sequence[str]]) -> None:
-    """Write a line for each image that lost data in decoding, sorted by id."""
+    """Write a line for each image that lost data in decoding, in the order of ids."""
     _write_lines(work.losses, ({"id": name, "losses": losses[name]} for name in sorted(losses)))
 
 
 def counted(losses: Mapping[str, Sequence[str]]) -> str:
-    """Return the number of images with losses, and the three most frequent losses."""
+    """Return a text: number of images with losses, and the three most frequent losses."""
     counts = Counter(sentence for said in losses.values() for sentence in said)
     shown = [f"{n:,} × {sentence.rstrip('.')}" for sentence, n in counts.most_common(3)]
     return f"{len(losses):,}" + (f": {'; '.join(shown)}" if shown else "")
 
 
 def write_duplicates(work: Work) -> int:
-    """Write a line for each content of several items; returns the number of copies."""
+    """Write a line for each content that several items have; return the number of copies."""
     n_copies = 0
 
     def lines() -> Iterable[Mapping[str, Any]]:
@@ -78,14 +78,14 @@ def write_duplicates(work: Work) -> int:
 
 
 def write_held_out(work: Work) -> int:
-    """Write a line for each held-out image; returns their number."""
+    """Write a line for each held-out image; return the number of held-out images."""
     ids = held_out(work.catalogue)
     _write_lines(work.held_out, ({"id": name} for name in ids))
     return len(ids)
 
 
 def write_summary(work: Work, summary: Mapping[str, Any]) -> None:
-    """Write the source and progress of the run, atomically."""
+    """Write the input and the state of the run, atomically."""
     with replacing(work.summary) as partial:
         partial.write_text(json_text(summary), encoding="utf-8")
 

@@ -1,11 +1,11 @@
-"""Shards: the data of the images of a block, in one file that is complete or absent.
+"""Shards: a shard is a file with the data of a block's images. The file is complete or absent.
 
 ::
 
     SHA-256 of the rest │ length of the header │ header, JSON │ means │ variances │ pictures
     32 bytes            │ 8 bytes              │              │ float32, (n, D) each │ one by one
 
-Pictures are the thumbnails of all images, followed by their previews, which may be empty.
+The pictures are all thumbnails, and then all previews. A preview may be empty.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HASH_BYTES = 32
 
 
 class Position(NamedTuple):
-    """The number of a shard, and the offsets of an image's data in its file, in bytes."""
+    """The position of an image's data: number of the shard, and offsets in its file in bytes."""
 
     shard: int
     mean: int
@@ -45,18 +45,18 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The embeddings of a block's n readable images, and the errors of the others.
+    """The data of a block's n readable images, and the errors of its other images.
 
     Attributes
     ----------
     number, digest : number and digest of the block.
-    ids : n ids; row i of every other field belongs to ``ids[i]``.
+    ids : n ids. Row i of the other fields belongs to the image ``ids[i]``.
     mean, variance : (n, D) float32.
     thumbnails : n thumbnails.
     hashes : n SHA-256 digests of the images' pixels.
-    failures : errors by id, for images left out of the shard.
-    previews : n JPEG previews; empty if there is none.
-    positions : n positions in the file; empty if the shard was not read from a file.
+    failures : errors by id, for images that are not in the shard.
+    previews : n JPEG previews; empty for an image without a preview.
+    positions : n positions in the file; an empty tuple if the shard was not read from a file.
     losses : warnings by id, for images that lost data in decoding.
     """
 
@@ -73,7 +73,7 @@ class Shard:
     losses: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """The file's content."""
+        """Return the content of the file."""
         header = {
             "number": self.number,
             "digest": self.digest,
@@ -105,7 +105,7 @@ class Shard:
 
         Raises
         ------
-        ValueError : the checksum does not match.
+        ValueError : the content differs from its checksum.
         """
         content = memoryview(data)[_HASH_BYTES:]
         if hashlib.sha256(content).digest() != data[:_HASH_BYTES]:
@@ -116,7 +116,7 @@ class Shard:
         n, dim = shape = (len(header["ids"]), header["dim"])
         values = np.frombuffer(content, "<f4", 2 * n * dim, start).reshape(2, *shape)
         first = _HASH_BYTES + start
-        sizes = header["sizes"] + header.get("preview_sizes", [0] * n)  # none in shards of old
+        sizes = header["sizes"] + header.get("preview_sizes", [0] * n)  # 0 in old shards
         bounds = list(pairwise(accumulate(sizes, initial=first + 8 * n * dim)))
         positions = tuple(
             Position(header["number"], at, at + 4 * n * dim, *thumbnail, *preview)
@@ -149,15 +149,15 @@ class ShardStore:
     directory: Path
 
     def write(self, shard: Shard) -> None:
-        """Write ``shard`` atomically: the file is complete or absent."""
+        """Write ``shard`` atomically."""
         with replacing(self._path(shard.number)) as partial:
             partial.write_bytes(shard.to_bytes())
 
     def find(self, block: Block, digest: str) -> Shard | None:
-        """Return the shard of ``block``; None if it must be built or rebuilt.
+        """Return the shard of ``block``; None if the shard must be built or rebuilt.
 
-        A shard is rebuilt if it is damaged, if images or encoder have changed, or if an image
-        failed for a reason that may have passed.
+        A shard is rebuilt if it is damaged, or if images or encoder have changed. It is also
+        rebuilt if an image failed for a temporary reason.
         """
         try:
             shard = self.read(block.number)
@@ -182,9 +182,10 @@ class ShardStore:
     def gather(
         self, positions: Sequence[Position], dim: int
     ) -> tuple[NDArray[np.float32], NDArray[np.float32], list[tuple[bytes, bytes]]]:
-        """Return means (n, D), variances (n, D), thumbnails and previews at n ``positions``.
+        """Return means (n, D), variances (n, D), thumbnails and previews for n ``positions``.
 
-        Opens each shard once. Does not verify checksums, because `read` has verified them.
+        Each shard is opened once. Checksums are not verified again, because `read` has verified
+        them.
         """
         mean, variance = np.empty((2, len(positions), dim), np.float32)
         pictures = [(b"", b"")] * len(positions)

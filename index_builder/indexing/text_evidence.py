@@ -31,17 +31,17 @@ def calibrate_bundle_texts(
     feedback: Path | None = None,
     check: Check = accept_any,
 ) -> Path:
-    """Fit the text calibration of the current bundle of ``root`` to captions, and publish it.
+    """Calibrate the text queries of ``root``'s current bundle, and publish the new bundle.
 
     The calibration of images does not change. The new bundle includes all changes of the gallery,
-    also those made during the calibration.
+    also changes during the calibration.
 
     Parameters
     ----------
     captions : see `read_captions`.
-    promises : error bounds by their names in `CalibrationConfig`. The others keep their value for
-        texts, else their value for images.
-    feedback : the service's feedback file, which corrects match probabilities; None for no
+    promises : error bounds by their names in `CalibrationConfig`. Other bounds keep their value for
+        texts. Without a text calibration, they get the value for images.
+    feedback : the service's feedback file, for a correction of match probabilities; None for no
         correction.
     check : see `Check`.
 
@@ -49,7 +49,7 @@ def calibrate_bundle_texts(
     ------
     ConfigError : an error bound is out of range.
     TextUnavailable : the gallery has no text encoder.
-    DatasetError, CalibrationError : the captions are invalid, or too few.
+    DatasetError, CalibrationError : captions are invalid, or there are too few captions.
     WriteRefused : the bundle cannot be changed, or its gallery is in Milvus.
     """
     with opened(root) as bundle:
@@ -74,9 +74,9 @@ def calibrate_bundle_texts(
 
 
 def _config(retriever: Retriever, promises: Mapping[str, float]) -> CalibrationConfig:
-    """Return the given error bounds; the others come from the calibration of texts, else of images.
+    """Return ``promises``; other bounds come from the calibration of texts, else of images.
 
-    The share of absent queries for images does not apply to texts.
+    The share of absent queries is not taken from the calibration of images.
     """
     before, of_images = retriever.for_kind("text").calibration, retriever.calibration
     fields = dict.fromkeys(CalibrationConfig.model_fields)

@@ -1,4 +1,4 @@
-"""The accepted number or share of unreadable images."""
+"""The maximum number or share of unreadable images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from model_store.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Maximum share of all images, in [0, 1], or maximum number; the other is None."""
+    """The maximum share of unreadable images, in [0, 1], or their maximum number; one is None."""
 
     share: float | None = None
     count: int | None = None

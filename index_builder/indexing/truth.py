@@ -1,4 +1,4 @@
-"""Finds the label of the item that a query shows; a query matches all items of that label."""
+"""Finds the label of the item that a query shows. A query matches all items with this label."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from model_store.gallery import Gallery
 
 
 def label_of_item(gallery: Gallery, name: str, origin: str, column: str) -> str:
-    """Return the label of the item that a query shows; in a gallery without labels, its id.
+    """Return the label of the item that a query shows; the item's id if no item has a label.
 
     Parameters
     ----------
-    origin, column : position and column of the item's id, for messages.
+    origin, column : line and column that contain the item's id, for messages.
 
     Raises
     ------
-    DatasetError : the gallery has no such item, or only this item has no label.
+    DatasetError : the gallery has no such item; or the item has no label, but other items have.
     """
     try:
         item = gallery.item(name)

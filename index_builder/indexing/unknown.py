@@ -24,7 +24,7 @@ from model_store.retriever import Retriever
 from model_store.spreadsheets import to_cell
 
 N_SHOWN = 100
-"""Maximum number of groups on a page, and of members of a group."""
+"""Maximum number of groups on a page, and maximum number of shown members per group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,10 @@ class UnknownQueries:
     ----------
     name : the gallery's name.
     queries : all queries, including those with a match.
-    verdicts : number of queries by verdict.
+    verdicts : verdict → number of queries.
     unknown : (n,) indices of the queries that match nothing.
-    groups : groups of these queries; rows are positions in ``unknown``.
+    groups : groups of queries that probably show the same identity. Their rows are positions in
+        ``unknown``.
     precision : expected share of the pairs within groups that show the same identity.
     """
 
@@ -83,7 +84,10 @@ class UnknownQueries:
         }
 
     def table(self) -> str:
-        """Return the members of all groups as CSV; ids are escaped against spreadsheet formulas."""
+        """Return the members of all groups as CSV.
+
+        Ids are escaped, so that a spreadsheet runs no formula.
+        """
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
         writer.writerow(["id", "group", "p_same", "medoid"])
@@ -95,7 +99,7 @@ class UnknownQueries:
         return buffer.getvalue()
 
     def page(self) -> str:
-        """Return an HTML page with pictures; the medoid of each group comes first."""
+        """Return an HTML page with pictures. In each group, the most central query comes first."""
         shown = []
         for group, described in zip(self.groups, self.report()["groups"], strict=False):
             rows = sorted(group.rows.tolist(), key=lambda row: row != group.medoid)[:N_SHOWN]
@@ -123,7 +127,7 @@ def group_unknown(
     ----------
     evidence : the queries; their true matches are ignored.
     precision : expected share of the pairs within groups that show the same identity.
-    expected_absent : expected share of queries without a match; None for the bundle's value.
+    expected_absent : expected share of queries without a match; None uses the bundle's value.
 
     Raises
     ------
@@ -157,7 +161,7 @@ def group_unknown(
 def _asked(
     retriever: Retriever, queries: LabelledImages, expected_absent: float | None
 ) -> tuple[list[str], Points]:
-    """Return the verdict on each query, and its embedding as a point."""
+    """Return the verdict and the embedding of each query."""
     verdicts: list[str] = []
     parts: list[Points] = []
     for _, found in embedded(retriever.encoder, queries, "queries"):

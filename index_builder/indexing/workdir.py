@@ -44,73 +44,73 @@ class Work:
 
     @property
     def summary(self) -> Path:
-        """Input and result of the run, as JSON."""
+        """File with input, state and result of the run, as JSON."""
         return self.directory / "index.json"
 
     @property
     def quarantine(self) -> Path:
-        """Images that are not in the gallery, with reasons; one JSON object per line."""
+        """File of images that are not in the gallery, with reasons; one JSON object per line."""
         return self.directory / "quarantine.jsonl"
 
     @property
     def duplicates(self) -> Path:
-        """Ids of images with the same content; one JSON object per line."""
+        """File with the ids of images with equal content; one JSON object per line."""
         return self.directory / "duplicates.jsonl"
 
     @property
     def losses(self) -> Path:
-        """Images that lost data in decoding; one JSON object per line."""
+        """File of images that lost data in decoding; one JSON object per line."""
         return self.directory / "losses.jsonl"
 
     @property
     def held_out(self) -> Path:
-        """Ids of the images held out of the gallery; one JSON object per line."""
+        """File with the ids of held-out images; one JSON object per line."""
         return self.directory / "held_out.jsonl"
 
     @property
     def calibration_table(self) -> Path:
-        """All results of the calibration, as a Markdown table."""
+        """File with all results of the calibration, as a Markdown table."""
         return self.directory / CALIBRATION_TABLE
 
     @property
     def catalogue(self) -> Path:
-        """The source's entries."""
+        """File with the catalogue: all entries of the source."""
         return self.directory / "catalogue.sqlite"
 
     @property
     def source(self) -> Path:
-        """Directory of copied or unpacked files of the source."""
+        """Directory for copied or unpacked files of the source."""
         return self.directory / "source"
 
     @property
     def fetched(self) -> Path:
-        """Directory of downloaded images until they are decoded."""
+        """Directory for downloaded images, until they are decoded."""
         return self.directory / "fetched"
 
     @property
     def vectors(self) -> Path:
-        """Cache of embeddings that the calibration uses again; see `VectorFile`."""
+        """File with cached embeddings, which the calibration uses again; see `VectorFile`."""
         return self.directory / "vectors.sqlite"
 
     @property
     def bundle(self) -> Path:
-        """The bundle in the making."""
+        """Directory of the unfinished bundle."""
         return self.directory / "bundle"
 
     @property
     def store(self) -> ShardStore:
-        """The shards that are embedded."""
+        """The store of the finished shards."""
         return ShardStore(self.directory / "shards")
 
     def begin(self, *, resume: bool) -> None:
-        """Create the directories; if ``resume``, keep the shards of earlier runs."""
+        """Create the directories. If ``resume``, the shards of earlier runs are kept."""
         if not resume:
             self.clear()
         for directory in (self.store.directory, self.source):
             directory.mkdir(parents=True, exist_ok=True)
 
     def clear(self) -> None:
-        """Remove everything but the reports."""
+        """Remove all files except the reports."""
         for directory in (self.store.directory, self.bundle, self.source, self.fetched):
             shutil.rmtree(directory, ignore_errors=True)
         for path in (self.catalogue, self.vectors):
@@ -119,11 +119,11 @@ class Work:
 
 @contextmanager
 def occupied(directory: Path) -> Iterator[Work]:
-    """Lock ``directory`` for this process and work in it.
+    """Lock the run directory ``directory`` in a context, and return its `Work`.
 
     Raises
     ------
-    RunInUse : another process works there.
+    RunInUse : another process uses the directory.
     OutputError : the directory cannot be created or written.
     """
     with writing(f"the run directory {directory}"):

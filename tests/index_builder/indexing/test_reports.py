@@ -117,11 +117,11 @@ def test_a_dry_run_says_how_long_it_takes(seconds: float, said: str) -> None:
         ("images", "2,000 (3.0 MiB)"),
         ("labelled", "1,500, 12 labels"),
         ("of other formats", "0"),
-        ("not there", "3"),
+        ("missing", "3"),
         ("unreadable, of 64 tried", "2 ImageTooLarge, 1 CorruptImage"),
         ("time, about", said),
         ("written, about", "1.0 MiB"),
-        ("free there", "5.0 MiB"),
+        ("free on the disk", "5.0 MiB"),
     ]
     sound = DryRun(contents, left_out("a.heic"), 9, Counter(), 1, 1, 1)
     assert dict(sound.rows())["unreadable, of 9 tried"] == "none"
