@@ -1,19 +1,19 @@
 """The sources of a collection: folders, manifests, archives, and formats of data sets.
 
-Each yields its entries in a fixed order and reads no pixel.
+A source yields its entries in a fixed order, and decodes no image.
 
 ::
 
     source      the protocol of all sources
     folder      a folder of images
-    manifest    CSV, JSONL or Parquet
-    archive     a tar of images, optionally with the sidecar files of webdataset
+    manifest    CSV, JSONL or Parquet, with a line for each image
+    archive     a tar of images, optionally with label and metadata files beside the images
     coco        COCO annotations; each box is an item
     iiif        a manifest of the IIIF Presentation API; each canvas is an item
     parquet_images  Parquet files that contain the images
-    vectors     tables of vectors, in place of images
+    vectors     tables of vectors instead of images
     unpacking   writes uncompressed copies of compressed files
-    places      the folder that images must lie in
+    places      the folder that must contain all images
     remote      a file or a folder in a bucket or on the web
     bucket_folder  the files of a folder in a bucket, in the order of a local folder
     opening     chooses the reader for a path or a URL

@@ -1,4 +1,4 @@
-"""A tar of images. A compressed tar is first unpacked to a plain one, for random access."""
+"""Reads a tar of images. A compressed tar is first unpacked, for random access."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CHUNK = 2**20
 
 @dataclass(slots=True)
 class _Sample:
-    """Consecutive files with the same name up to the first dot.
+    """Consecutive files of a tar whose names are equal up to the first dot.
 
     Attributes
     ----------
@@ -44,13 +44,13 @@ class _Sample:
     sidecars: dict[str, bytes] = field(default_factory=dict)
 
     def entries(self, left_out: LeftOut, *, labelled: bool) -> Iterator[Entry]:
-        """Yield the images, with label, metadata and caption from the sidecars.
+        """Yield the images, with label, metadata and caption from the sidecar files.
 
-        Sidecars without an image are left out.
+        A sidecar file without an image is left out.
 
         Raises
         ------
-        DatasetError : a sidecar is not valid text or JSON.
+        DatasetError : a sidecar file is not valid text or JSON.
         """
         if not self.images:
             for name in self.sidecars:
@@ -80,17 +80,18 @@ class _Sample:
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """The images in a tar file, in its order, with their names as ids. Nothing is extracted.
+    """The images in a tar file, in the order of the file. Their names are the ids.
 
-    Sidecar files of webdataset have the name of their image: ``.cls`` holds the label, ``.json`` an
-    object of metadata, which may have a ``label``, and ``.txt`` a caption.
+    Sidecar files (as in webdataset) have the name of their image and another suffix: ``.cls``
+    contains the label, ``.json`` an object of metadata, which may have a ``label``, and ``.txt`` a
+    caption.
     """
 
     path: Path
     labelled: bool = True
 
     def entries(self, scratch: Path, left_out: LeftOut, /) -> Iterator[Entry]:
-        """Yield the regular files that are images.
+        """Yield an entry for each image.
 
         Raises
         ------
@@ -102,7 +103,7 @@ class Archive:
                 yield from self._members(archive, plain, left_out)
         except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
-                raise  # an error of the disk; errors of decompressors have no number
+                raise  # a disk error; errors of decompressors have no number
             raise DatasetError(
                 f"{self.path.name} is not a complete tar file ({error}). Copy it again."
             ) from error
@@ -112,13 +113,13 @@ class Archive:
         size = plain.stat().st_size
         sample = _Sample("")
         for member in archive:
-            # tarfile's list of members would grow with the archive.
+            # Without this line, tarfile would keep a list of all members in memory.
             archive.members = []  # type: ignore[attr-defined]
             name = member.name.removeprefix("./")
             plain_file = member.isreg() and not member.issparse()
             if member.isdir():
                 continue
-            if is_system_file(name) or not plain_file:  # a system file must not end a sample
+            if is_system_file(name) or not plain_file:  # may lie within a sample
                 system = is_system_file(name)
                 left_out.add(name, Reason.system_file if system else Reason.not_opened)
                 continue
@@ -138,7 +139,7 @@ class Archive:
         yield from sample.entries(left_out, labelled=self.labelled)
 
     def _plain(self, scratch: Path) -> Path:
-        """Return the archive, or its uncompressed copy, which is written once."""
+        """Return the archive; if it is compressed, return an uncompressed copy."""
         if self.path.suffix.lower() == ".tar":
             return self.path
         plain = scratch / UNPACKED
@@ -150,13 +151,13 @@ class Archive:
             content.seek(0)
             while chunk := content.read(_CHUNK):
                 write(chunk)
-        # The date shows which archive it was unpacked from.
+        # The same date shows that the copy belongs to this archive.
         os.utime(plain, ns=(status.st_mtime_ns, status.st_mtime_ns))
         return plain
 
 
 def _key(name: str) -> str:
-    """Return the part that the files of a sample share: the name up to its first dot."""
+    """Return the common part of the names in a sample: the name up to its first dot."""
     folder, _, last = name.rpartition("/")
     return f"{folder}/{last.partition('.')[0]}"
 

@@ -1,4 +1,4 @@
-"""The files of a folder in a bucket."""
+"""Lists the files of a folder in a bucket."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from index_builder.storage.urls import in_bucket
 from model_store.images import SUFFIXES
 
 AHEAD = 64
-"""Maximum number of files whose first bytes are being fetched."""
+"""Maximum number of files whose first bytes are downloaded at the same time."""
 
 _PARQUET = """
 SELECT name FROM files WHERE name LIKE '%.parquet' AND name NOT LIKE ? AND name LIKE ? ORDER BY name
@@ -26,14 +26,14 @@ SELECT name FROM files WHERE name LIKE '%.parquet' AND name NOT LIKE ? AND name 
 _IN_ORDER = """
 SELECT name, size, changed_ns, version FROM files ORDER BY replace(name, '/', char(1))
 """
-"""Sorts folder by folder, as on a disk: a slash sorts before every other character."""
+"""Sorts folder by folder, as on a disk: a slash comes before all other characters."""
 
 
 class BucketFiles:
-    """The files below ``folder`` in a bucket, in the order of a local folder.
+    """The files below ``folder`` in a bucket, in the same order as in a local folder.
 
-    A bucket lists files in another order, so a temporary SQLite file sorts them. If a file has no
-    image suffix, its first bytes are fetched.
+    A bucket lists its files in another order, so a temporary SQLite table sorts the files. If the
+    name of a file has no image suffix, its first bytes are downloaded.
 
     Raises
     ------
@@ -45,7 +45,7 @@ class BucketFiles:
         prefix = f"{key.strip('/')}/" if key.strip("/") else ""
         self._url = f"{bucket}/{prefix}"
         self._storage = storage
-        self._table = sqlite3.connect("")  # a private file, deleted when it is closed
+        self._table = sqlite3.connect("")  # a temporary file that SQLite deletes
         self._table.execute(
             "CREATE TABLE files (name TEXT, size INTEGER, changed_ns INTEGER, version TEXT)"
         )
@@ -54,7 +54,7 @@ class BucketFiles:
             (
                 (one.key.removeprefix(prefix), one.size, one.changed_ns, one.version)
                 for one in storage.listed(folder)
-                if not one.key.endswith("/")  # placeholder of an empty folder
+                if not one.key.endswith("/")  # this key stands for an empty folder
             ),
         )
 
@@ -69,7 +69,7 @@ class BucketFiles:
         yield from waiting
 
     def _head(self, name: str, version: str) -> partial[bytes]:
-        """Start to fetch the first bytes of a file without an image suffix."""
+        """Start to download a file's first bytes, if its name has no image suffix."""
         if is_system_file(name) or PurePosixPath(name).suffix.lower() in SUFFIXES:
             return partial(bytes)
         file = BytesIO()
@@ -77,7 +77,7 @@ class BucketFiles:
         return partial(_fetched, file, begun)
 
     def parquet(self) -> list[str]:
-        """Return the URLs of the Parquet files of a data set, as `parquet_files` finds them."""
+        """Return the URLs of the data set's Parquet files; same rule as `parquet_files`."""
         for patterns in (("%/%", "%"), ("data/%/%", "data/%")):
             names = [name for (name,) in self._table.execute(_PARQUET, patterns)]
             if found := [self._url + name for name in names if not is_system_file(name)]:
@@ -85,7 +85,7 @@ class BucketFiles:
         return []
 
     def close(self) -> None:
-        """Remove the list."""
+        """Delete the temporary table."""
         self._table.close()
 
 

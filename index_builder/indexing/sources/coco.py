@@ -1,4 +1,4 @@
-"""COCO annotations: each box is an item."""
+"""Reads COCO annotations: each box is an item."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from model_store.errors import DatasetError
 
 @dataclass(frozen=True, slots=True)
 class CocoAnnotations:
-    """The boxes of a COCO file, in its order.
+    """The boxes of a COCO file, in the order of the file.
 
-    The id joins the image's name and the annotation's id; the label is the category's name. Boxes
-    of one image form a group, which is never split between gallery and queries. Crowds are left
-    out.
+    The item's id is the name of the image and the id of the annotation, joined by ``#``. The item's
+    label is the name of the category. All boxes of an image form a group, which is never split
+    between gallery and queries. Boxes with ``iscrowd`` are left out.
 
     Attributes
     ----------
-    name, content : the file's name and its parsed JSON.
-    places : the folder of the images; file names must stay inside.
-    labelled : True makes categories labels, False makes them metadata.
+    name, content : name of the file, and its parsed JSON.
+    places : the folder that must contain all images.
+    labelled : True uses categories as labels; False stores categories as metadata.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""A folder of images; sub-folders may be labels."""
+"""Reads a folder of images. The first sub-folder of an image may be its label."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from index_builder.indexing.sources.places import MISSING, LocalPlaces
 
 @dataclass(frozen=True, slots=True)
 class NamedFile:
-    """A file of a folder, here or in a bucket.
+    """A file in a local folder or in a bucket.
 
     Attributes
     ----------
-    name : path from the top of the folder.
-    place : returns the place of the file.
-    head : reads the first bytes, see `LeftOut.takes`.
+    name : path of the file, relative to the folder.
+    place : function that returns the place of the file.
+    head : function that returns the first bytes of the file; see `LeftOut.takes`.
     """
 
     name: str
@@ -30,19 +30,20 @@ class NamedFile:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """All images in ``files``. The id is the path from the top of the folder.
+    """The images of a folder. An image's id is its path, relative to the folder.
 
     Attributes
     ----------
-    files : yields all files in a fixed order, and records the files that it leaves out.
-    labelled : whether the first sub-folder is the label; images at the top have no label.
+    files : function that yields all files in a fixed order, and records left-out files.
+    labelled : whether the first sub-folder of an image is its label. An image without sub-folder
+        has no label.
     """
 
     files: Callable[[LeftOut], Iterable[NamedFile]]
     labelled: bool = True
 
     def entries(self, _scratch: Path, left_out: LeftOut, /) -> Iterator[Entry]:
-        """The images, in the order of the files."""
+        """Yield the images, in the order of the files."""
         for file in self.files(left_out):
             if left_out.takes(file.name, file.head):
                 parts = PurePosixPath(file.name).parts
@@ -55,11 +56,11 @@ def local_files(folder: Path, root: Path, left_out: LeftOut) -> Iterator[NamedFi
 
     Parameters
     ----------
-    root : the folder that links must not leave.
+    root : folder that must contain the targets of all links.
 
     Raises
     ------
-    DatasetError : when a file is opened whose link leads out of ``root``.
+    DatasetError : a link leads out of ``root``; raised by `NamedFile.place`.
     """
     places = LocalPlaces(root, folder)
 

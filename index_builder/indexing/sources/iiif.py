@@ -1,4 +1,4 @@
-"""Manifests of the IIIF Presentation API, versions 2 and 3: each canvas is an item.
+"""Reads manifests of the IIIF Presentation API, versions 2 and 3: each canvas is an item.
 
 https://iiif.io/api/presentation/3.0/, https://iiif.io/api/presentation/2.1/,
 https://iiif.io/api/image/3.0/.
@@ -19,8 +19,8 @@ from index_builder.storage import shown
 from model_store.errors import DatasetError
 
 LONGEST_SIDE = 1024
-"""Longest side in pixels to request from an image service: more than encoders need, and far less
-than a full scan."""
+"""Longest side in pixels of an image from an image service. This is more than encoders need, and
+much less than a full scan."""
 
 Json = Mapping[str, Any]
 
@@ -37,17 +37,17 @@ def is_iiif(content: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class IiifManifest:
-    """The canvases of a manifest, in its order, each with its first painted image.
+    """The canvases of a manifest, in the order of the manifest, each with its first image.
 
-    A canvas is a page, a side or a detail. An item has the id and label of its canvas, and the
-    metadata of manifest and canvas. The metadata field ``manifest`` is the manifest's label. An
-    image with an Image API service of level 1 or 2 is fetched with a longest side of `LONGEST_SIDE`
-    pixels; other images are fetched unchanged.
+    A canvas is a page, a side or a detail of an object. An item has the id and label of its canvas,
+    and the metadata of manifest and canvas. The metadata field ``manifest`` is the manifest's
+    label. If an image has an Image API service of level 1 or 2, it is downloaded with a longest
+    side of at most `LONGEST_SIDE` pixels. Other images are downloaded unchanged.
 
     Attributes
     ----------
-    name, content : the file's name and its parsed JSON.
-    labelled : True keeps labels, False makes them metadata.
+    name, content : name of the file, and its parsed JSON.
+    labelled : True uses labels; False stores labels as metadata.
     """
 
     name: str
@@ -64,7 +64,8 @@ class IiifManifest:
         kind = str(self.content.get("type") or self.content.get("@type"))
         if kind.rpartition(":")[2] != "Manifest":
             raise DatasetError(
-                f"{self.name} is an IIIF {kind}; wanted a Manifest. Index its manifests one by one."
+                f"{self.name} is an IIIF {kind}; wanted a Manifest. "
+                "Index each of its manifests separately."
             )
         of_manifest = _metadata(self.content)
         if title := _text(self.content.get("label")):
@@ -97,7 +98,7 @@ def _entry(canvas: Json, image: Json, of_manifest: Json, origin: str) -> Entry:
 
 
 def _canvases(manifest: Json) -> Iterator[Json]:
-    """Yield the canvases; in version 2, only those of the first sequence."""
+    """Yield the canvases; in version 2, only canvases of the first sequence."""
     if "items" in manifest:
         yield from manifest["items"]
     else:
@@ -128,10 +129,10 @@ def _bodies(body: object) -> Iterator[Json]:
 
 
 def image_url(image: Json, canvas: Json) -> str:
-    """Return the URL to fetch an image from.
+    """Return the URL to download an image from.
 
-    For a service of level 1 or 2, the URL gives only one side of the size. Both levels and both
-    versions of the Image API accept this. A service never enlarges an image.
+    The URL for a service of level 1 or 2 has only the width or the height of the requested size.
+    Both levels, and both versions of the Image API, accept such a URL. An image is never enlarged.
     """
     for service in _list(image.get("service")):
         version, level = _version_and_level(service)
@@ -139,7 +140,7 @@ def image_url(image: Json, canvas: Json) -> str:
         if not version or not level or not base:
             continue
         width, height = (image.get(side) or service.get(side) for side in ("width", "height"))
-        if not width or not height:  # the canvas has the same proportions
+        if not width or not height:  # the canvas has the same aspect ratio
             width, height = canvas["width"], canvas["height"]
         if max(width, height) <= LONGEST_SIDE:
             size = "full" if version == 2 else "max"
@@ -150,9 +151,9 @@ def image_url(image: Json, canvas: Json) -> str:
 
 
 def _version_and_level(service: Json) -> tuple[int, int]:
-    """Return version and level of an Image API service; 0 if missing or not such a service.
+    """Return version and level of an Image API service; 0 for a missing value or another service.
 
-    A service of level 0 offers only listed sizes.
+    A service of level 0 has only images of listed sizes.
     """
     kind = str(service.get("type") or service.get("@type") or "")
     context = " ".join(map(str, _list(service.get("@context"))))
@@ -165,7 +166,7 @@ def _version_and_level(service: Json) -> tuple[int, int]:
 
 
 def _metadata(resource: Json) -> dict[str, Any]:
-    """Return the metadata of a manifest or canvas; a repeated name gets a list of values."""
+    """Return the metadata of a manifest or canvas; values of a repeated name form a list."""
     found: dict[str, Any] = {}
     for pair in _list(resource.get("metadata")):
         name, value = _text(pair.get("label")), _text(pair.get("value"))
@@ -182,10 +183,10 @@ def _metadata(resource: Json) -> dict[str, Any]:
 
 
 def _text(value: object) -> str | None:
-    """Return a text in one language: language-neutral, else English, else the first.
+    """Return a text in one language: without language, else English, else the first.
 
-    Version 3 writes ``{language: [text, …]}``. Version 2 writes text, ``{@language, @value}``, or a
-    list of them.
+    In version 3, the value is ``{language: [text, …]}``. In version 2, it is a text, ``{@language,
+    @value}``, or a list of these.
     """
     if isinstance(value, dict) and "@value" in value:
         return _text(value["@value"])
@@ -207,7 +208,7 @@ def _id(resource: Json) -> object:
 
 
 def _list(value: object) -> Sequence[Any]:
-    """Return ``value`` as a list; None as an empty list."""
+    """Return ``value`` as a list; None becomes an empty list."""
     if value is None:
         return []
     return value if isinstance(value, list) else [value]

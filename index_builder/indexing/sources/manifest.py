@@ -1,4 +1,4 @@
-"""A manifest: a CSV, JSONL or Parquet file with a line for each image."""
+"""Reads a manifest: a CSV, JSONL or Parquet file with a line for each image."""
 
 from __future__ import annotations
 
@@ -25,37 +25,39 @@ from model_store.installation import how_to_install
 
 MANIFEST_SUFFIXES = (".csv", ".jsonl", ".ndjson", ".parquet")
 COLUMNS = frozenset({"id", "path", "label", "metadata", "group", "source", "bbox"})
-"""Columns with a defined meaning; every other column is metadata."""
+"""Columns with a defined meaning. All other columns are metadata."""
 
 _LEAST_MISSPELT = 4
-"""Minimum length of a column's name to check for misspelling; in a shorter name, one letter makes
-another word."""
+"""Minimum length of a known column's name to check for misspelling. If one letter changes in a
+shorter name, the result is often another word."""
 
 _PLAIN_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,9})?")
-"""Text to read as a number; 007 and 1E5 are more likely names."""
+"""Pattern of a text that is read as a number. 007 and 1E5 do not match, because they are probably
+names."""
 
 Line = tuple[str, Mapping[str, Any]]
-"""The position of a line in the file, for messages, and its fields."""
+"""The position of a line (for messages), and its fields."""
 
 Reader = Callable[[Path], Iterator[tuple[int, Mapping[str, Any]]]]
 
 
 @dataclass(frozen=True, slots=True)
 class ImageManifest:
-    """The images that the file at ``path`` lists, in its order.
+    """The images that the file at ``path`` lists, in the order of the file.
 
-    Only ``path`` is required: relative to ``places``, or a URL. The default ``id`` is the path, or
-    the URL without secrets. Optional columns are ``label``, ``metadata`` (an object; as JSON in
-    text columns), ``group`` (shared by images that are not independent), ``source`` (the image's
-    origin) and ``bbox`` (left, top, width and height of the part to take, in pixels; as JSON in
-    text columns). Every other column becomes a metadata field, unless ``metadata`` has the field
-    already. Plain numbers in CSV become numbers, and empty fields are left out.
+    Only the column ``path`` is required: a path relative to ``places``, or a URL. The default
+    ``id`` is the path, or the URL without secrets. Optional columns are ``label``, ``metadata`` (an
+    object), ``group`` (the same for images that are not independent), ``source`` (the image's
+    origin) and ``bbox`` (left, top, width and height of the part to use, in pixels). In a text
+    column, ``metadata`` and ``bbox`` are JSON. Every other column becomes a metadata field, unless
+    ``metadata`` has the field already. In CSV, a text that looks like a plain number becomes a
+    number. Empty fields are left out.
 
     Attributes
     ----------
-    labelled : True uses labels. False makes each image its own class, and the label becomes a
-        metadata field.
-    texts : columns read as text, see `lines_of`.
+    labelled : True uses labels. False makes each image its own class, and stores the label as
+        metadata.
+    texts : columns that are always read as text; see `lines_of`.
     """
 
     path: Path
@@ -80,11 +82,12 @@ def lines_of(path: Path, texts: Collection[str] = COLUMNS) -> Iterator[Line]:
 
     Parameters
     ----------
-    texts : columns always read as text; in other columns, plain numbers become numbers.
+    texts : columns that are always read as text. In other columns, a text that looks like a plain
+        number becomes a number.
 
     Raises
     ------
-    DatasetError : the file is not in the format of its suffix.
+    DatasetError : the file does not have the format of its suffix.
     """
     readers: dict[str, Reader] = {".csv": partial(_csv, texts=texts), ".parquet": _parquet}
     try:
@@ -99,10 +102,10 @@ def lines_of(path: Path, texts: Collection[str] = COLUMNS) -> Iterator[Line]:
 
 
 def require_names(fields: Mapping[str, Any], origin: str, known: frozenset[str] = COLUMNS) -> None:
-    """Refuse probably misspelt names of known fields: `` label``, ``Labels``, ``lable``.
+    """Raise an error for names that look misspelt, such as `` label``, ``Labels`` or ``lable``.
 
-    They would silently become metadata. If a field with the exact name also exists, they are
-    accepted as metadata.
+    Such fields would become metadata without a warning. If a field with the known name also exists,
+    the misspelt field is accepted as metadata.
 
     Raises
     ------
@@ -110,16 +113,16 @@ def require_names(fields: Mapping[str, Any], origin: str, known: frozenset[str] 
     """
     meant = _near_misses(tuple(fields), known)
     if meant:
-        names = ", ".join(f"{name!r} (is `{one}` meant?)" for name, one in meant)
+        names = ", ".join(f"{name!r} (did you mean `{one}`?)" for name, one in meant)
         raise DatasetError(
-            f"{origin}: these columns look like misspelt known columns: {names}. Rename them; "
-            "metadata columns need less similar names."
+            f"{origin}: these columns look like misspelt known columns: {names}. Rename "
+            "them; for metadata, choose less similar names."
         )
 
 
 @lru_cache(maxsize=64)
 def _near_misses(names: tuple[object, ...], known: frozenset[str]) -> list[tuple[str, str]]:
-    """Return each suspicious name with the known name that may be meant."""
+    """Return each name that looks misspelt, with the known name that it resembles."""
     found = []
     for name in names:
         if not isinstance(name, str) or name in known:
@@ -135,7 +138,7 @@ def _near_misses(names: tuple[object, ...], known: frozenset[str]) -> list[tuple
 
 
 def _is_misspelt(name: str, known: str) -> bool:
-    """Return whether one letter is missing, added or changed, or two letters are swapped."""
+    """Return whether ``name`` differs from ``known`` by one letter or by two swapped letters."""
     if len(known) < _LEAST_MISSPELT or name == known:
         return False
     begin = _n_same(name, known)
@@ -163,7 +166,7 @@ def _entry(origin: str, fields: Mapping[str, Any], places: Places) -> Entry:
 
 
 def entry_of(fields: Mapping[str, Any], origin: str, place: Place, name: str) -> Entry:
-    """Return the entry of a line with an image at ``place``; the default id is ``name``.
+    """Return the entry of a line whose image is at ``place``; the default id is ``name``.
 
     Raises
     ------
@@ -182,11 +185,11 @@ def entry_of(fields: Mapping[str, Any], origin: str, place: Place, name: str) ->
 
 
 def read_box(value: object, origin: str) -> Box | None:
-    """Read a box: left, top, width and height, as a list or as its JSON text.
+    """Read a box: left, top, width and height, as a list or as JSON.
 
     Raises
     ------
-    DatasetError : the value is not a box, or width or height is not positive.
+    DatasetError : the value is not a box, or the width or height is not positive.
     """
     if value is None or value == "":
         return None
@@ -218,14 +221,14 @@ def _in_short(box: Box) -> str:
 
 
 def without_label(entry: Entry) -> Entry:
-    """Return the entry with its label among the metadata, unless the metadata has one."""
+    """Move the label of an entry into its metadata, unless the metadata has a field ``label``."""
     if entry.label is None:
         return entry
     return replace(entry, label=None, metadata={"label": entry.label, **entry.metadata})
 
 
 def text_of(fields: Mapping[str, Any], name: str, origin: str) -> str | None:
-    """Return a field as text; an empty field is None."""
+    """Return a field as text; None for an empty field."""
     value = fields.get(name)
     if value is None or value == "":
         return None
@@ -237,7 +240,7 @@ def text_of(fields: Mapping[str, Any], name: str, origin: str) -> str | None:
 
 
 def _metadata(fields: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
-    """Return the fields of unknown columns, and of ``metadata``."""
+    """Return the metadata: the other columns, and the fields of the column ``metadata``."""
     columns = {
         name: _plain(value)
         for name, value in fields.items()
@@ -254,7 +257,7 @@ def _metadata(fields: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
 
 
 def _plain(value: object) -> object:
-    """Return dates as text."""
+    """Convert dates and times to text; return other values unchanged."""
     return value.isoformat() if isinstance(value, dt.date | dt.time) else value
 
 
@@ -308,9 +311,9 @@ def _with_numbers(fields: Mapping[str, str], texts: Collection[str]) -> Mapping[
 
 
 def _require_once(names: Sequence[str], origin: str) -> None:
-    """Refuse a repeated name, because one of its values would be lost silently.
+    """Raise an error for a repeated name, because one value would be lost without a warning.
 
-    Empty names may repeat: spreadsheets write empty columns so.
+    Empty names may repeat, because spreadsheets write empty columns.
 
     Raises
     ------

@@ -42,20 +42,21 @@ def open_source(
     storage: Storage | None = None,
     texts: Collection[str] = COLUMNS,
 ) -> Source:
-    """Open the source at a path or a URL; its name and content determine the format.
+    """Open the source at a path or URL. Its name and content determine the format.
 
     Formats: a folder of images, or of Parquet files with images; a manifest in CSV, JSONL or
-    Parquet; COCO annotations; an IIIF manifest; a tar of images. All may be in a bucket, and all
-    but folders may be on the web. Nothing is fetched before the entries are read.
+    Parquet; COCO annotations; an IIIF manifest; a tar of images. Every source may be in a bucket,
+    and every source except a folder may be on the web. The download begins when the entries are
+    read.
 
     Parameters
     ----------
-    root : folder or URL that a manifest's paths start from and must not leave; by default, the
-        manifest's own folder.
-    labelled : whether the first sub-folder of an image, also in an archive, is its label. In a
-        manifest, False turns labels into metadata.
+    root : folder or URL that must contain all images; paths in a manifest are relative to it. By
+        default, the manifest's own folder.
+    labelled : True uses labels; False stores the labels of a manifest as metadata. In a folder or
+        an archive, the label of an image is its first sub-folder.
     storage : reads remote files.
-    texts : columns of a manifest read as text, see `lines_of`.
+    texts : columns of a manifest that are always read as text; see `lines_of`.
 
     Raises
     ------
@@ -84,7 +85,7 @@ def open_source(
 
 
 def is_of_vectors(path: Path) -> bool:
-    """Return whether a file is a table of vectors without images."""
+    """Return whether a file is a table of vectors, and contains no images."""
     is_parquet = _ends_with(path.name, (PARQUET_SUFFIX,)) and path.is_file()
     return holds_vectors(path) and not (is_parquet and holds_images(path))
 
@@ -106,13 +107,13 @@ def open_vectors(path: Path, items: Path | None, *, labelled: bool = True) -> Ve
 
 
 def name_of(source: Path | str) -> str:
-    """Return the default name of a source's gallery."""
+    """Return the default name of the gallery of a source."""
     name = file_name(str(source)) if is_url(source) else Path(source).expanduser().absolute().name
     return next((name[: -len(one)] for one in _NAMED if _ends_with(name, (one,))), name)
 
 
 def _open_file(path: Path, places: Places, *, labelled: bool, texts: Collection[str]) -> Source:
-    """Open a local file as a source; its images are in ``places``."""
+    """Open a local file as a source whose images are in ``places``."""
     if _ends_with(path.name, ARCHIVE_SUFFIXES):
         return Archive(path, labelled=labelled)
     if _ends_with(path.name, (PARQUET_SUFFIX,)) and holds_images(path):
@@ -124,7 +125,7 @@ def _open_file(path: Path, places: Places, *, labelled: bool, texts: Collection[
             f"{path.name} holds vectors, not images. Use --encoder-name NAME instead of --encoder "
             "to name their encoder."
         )
-    # Servers often name an IIIF manifest without .json.
+    # On a server, an IIIF manifest often has no suffix .json.
     if _ends_with(path.name, (JSON_SUFFIX,)) or _begins_like_json(path):
         return JsonFile(path, places, labelled)
     wanted = ", ".join([*MANIFEST_SUFFIXES, JSON_SUFFIX, *ARCHIVE_SUFFIXES])
@@ -133,18 +134,18 @@ def _open_file(path: Path, places: Places, *, labelled: bool, texts: Collection[
 
 @dataclass(frozen=True, slots=True)
 class JsonFile:
-    """An IIIF manifest or COCO annotations, chosen by the content."""
+    """A JSON file: an IIIF manifest or COCO annotations. The content determines the format."""
 
     path: Path
     places: Places
     labelled: bool
 
     def entries(self, scratch: Path, left_out: LeftOut, /) -> Iterator[Entry]:
-        """Its entries.
+        """Yield the entries of the file.
 
         Raises
         ------
-        DatasetError : the file is not JSON, or neither of the two formats.
+        DatasetError : the file is not JSON, or is neither an IIIF manifest nor a COCO file.
         """
         name = self.path.name
         try:

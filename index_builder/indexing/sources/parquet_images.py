@@ -1,4 +1,4 @@
-"""Parquet files that contain images, for example data sets of the Hugging Face hub."""
+"""Reads Parquet files that contain images, for example data sets of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -23,22 +23,24 @@ if TYPE_CHECKING:
 
 UNPACKED = ".images"
 _AT_ONCE = 64
-"""Number of rows to read at once; each holds an image."""
+"""Number of rows to read in one step. Each row contains an image."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParquetImages:
-    """The rows of one or more Parquet files, each with an image.
+    """The rows of one or more Parquet files; each row contains an image.
 
-    The image column holds bytes, or ``{bytes, path}`` as `datasets` writes it. Other columns are
-    read as in a manifest, and the numbers of a ``ClassLabel`` become names. The id is the row's
-    ``id``, else the image's ``path``, else the file's name and the row's number.
+    The image column contains bytes, or ``{bytes, path}`` as the library `datasets` writes it. Other
+    columns are read as in a manifest. The numbers of a ``ClassLabel`` column become names. An
+    item's id is the row's ``id``, else the image's ``path``, else the name of the file and the
+    number of the row.
 
     Attributes
     ----------
-    paths : the files, in order.
-    labelled : True keeps labels, False makes them metadata.
-    folder : the given folder, whose other files are reported as left out; None if files were given.
+    paths : the Parquet files, in order.
+    labelled : True uses labels; False stores labels as metadata.
+    folder : folder of the files; its other files are reported as left out. None if the source is a
+        file.
     """
 
     paths: Sequence[Path]
@@ -46,7 +48,7 @@ class ParquetImages:
     folder: Path | None = None
 
     def entries(self, scratch: Path, left_out: LeftOut, /) -> Iterator[Entry]:
-        """Yield an entry for each row; images are unpacked to one file for random access.
+        """Yield an entry for each row; unpack all images to one file, for random access.
 
         Raises
         ------
@@ -76,16 +78,16 @@ class ParquetImages:
                 left_out.add(name, Reason.system_file if system else Reason.beside_tables)
 
     def _unpacked(self, scratch: Path) -> Path:
-        """Return a file with the images of all rows in order; a hash of the inputs names it.
+        """Return a file with the images of all rows, in order. Its name is a hash of the inputs.
 
-        The file is complete before the first entry is yielded, because readers start at once.
+        The file is complete before the first entry is yielded, because decoders then start to read.
         """
         stamps = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self.paths]
         digest = hashlib.sha256(repr(stamps).encode()).hexdigest()
         unpacked = scratch / f"{digest[:16]}{UNPACKED}"
         if unpacked.exists():
             return unpacked
-        for left in scratch.glob(f"*{UNPACKED}"):  # from inputs that have changed or disappeared
+        for left in scratch.glob(f"*{UNPACKED}"):  # files of changed or removed inputs
             left.unlink()
         with unpacking(unpacked, ", ".join(path.name for path in self.paths[:3])) as write:
             for path in self.paths:
@@ -95,7 +97,7 @@ class ParquetImages:
 
 
 def _rows(path: Path) -> Iterator[tuple[dict[str, Any], bytes, str | None]]:
-    """Yield the other fields, the image and its name, for each row of a file."""
+    """Yield for each row: its other fields, the image, and the image's name."""
     parquet, error_type = _pyarrow(path)
     try:
         with parquet.ParquetFile(path) as opened:
@@ -120,7 +122,7 @@ def _rows(path: Path) -> Iterator[tuple[dict[str, Any], bytes, str | None]]:
 
 
 def parquet_files(folder: Path) -> list[Path]:
-    """Return the sorted Parquet files of a folder, or of its sub-folder ``data``."""
+    """Return the sorted Parquet files of a folder; if it has none, of its sub-folder ``data``."""
     for pattern in ("*.parquet", "data/*.parquet"):
         found = sorted(path for path in folder.glob(pattern) if not is_system_file(path.name))
         if found:
@@ -143,7 +145,7 @@ def holds_images(path: Path) -> bool:
 
 
 def image_column(schema: pa.Schema) -> str | None:
-    """Return the name of the image column; None for a manifest, which has paths."""
+    """Return the name of the image column; None for a manifest, which has a column ``path``."""
     from pyarrow import types  # noqa: PLC0415 - an extra
 
     def holds(kind: pa.DataType) -> bool:
@@ -159,7 +161,7 @@ def image_column(schema: pa.Schema) -> str | None:
 
 
 def _image(value: object) -> tuple[bytes, str | None]:
-    """Return the bytes of an image, empty if it is missing, and its name."""
+    """Return the bytes of an image (empty for a missing image), and its name."""
     if isinstance(value, dict):
         name = value.get("path")
         return value.get("bytes") or b"", None if name is None else str(name)
@@ -167,7 +169,7 @@ def _image(value: object) -> tuple[bytes, str | None]:
 
 
 def _class_names(schema: pa.Schema) -> dict[str, list[str]]:
-    """Return the class names of each ``ClassLabel`` column of `datasets`."""
+    """Return column → class names, for each ``ClassLabel`` column of `datasets`."""
     written = (schema.metadata or {}).get(b"huggingface")
     try:
         features = json.loads(written)["info"]["features"] if written else {}
@@ -188,7 +190,7 @@ def _class_name(classes: Mapping[str, Sequence[str]], column: str, value: Any) -
 
 
 def _pyarrow(path: Path) -> tuple[Any, type[Exception]]:
-    """Return pyarrow's Parquet module and its base error."""
+    """Return pyarrow's Parquet module, and the base class of its errors."""
     try:
         from pyarrow import ArrowException, parquet  # noqa: PLC0415 - an extra
     except ImportError as error:

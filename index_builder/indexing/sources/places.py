@@ -1,4 +1,4 @@
-"""The folder, local or remote, that images must be in, and the places of its files."""
+"""The local or remote folder that must contain all images of a source."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from index_builder.storage.urls import WEB, joined, scheme_of
 from model_store.errors import DatasetError
 
 MISSING = -1
-"""The size of a missing file."""
+"""Value of `Place.size` for a missing file."""
 
 
 def named(path: str) -> str:
-    """Return the name of an image from its path or URL, without secrets. It is the default id.
+    """Return an image's name from its path or URL, without secrets. The name is the default id.
 
-    Removes ``.`` and ``..`` from paths such as ``./a.png``, because ids must not contain them.
+    ``.`` and ``..`` are removed from paths such as ``./a.png``, because an id must not contain
+    these parts.
     """
     name = shown(path)
     if is_url(path) or not {".", ".."} & set(name.split("/")):
@@ -33,10 +34,10 @@ def named(path: str) -> str:
 
 
 class Places(Protocol):
-    """The folder that a manifest's paths start from, and the files in it."""
+    """A folder; paths in a manifest are relative to this folder."""
 
     def place(self, name: str, origin: str) -> Place:
-        """Return the place of the image ``name``: a path from the folder, or a URL.
+        """Return the place of the image ``name``: a path relative to the folder, or a URL.
 
         Parameters
         ----------
@@ -49,21 +50,21 @@ class Places(Protocol):
 
 
 def places_in(root: Path | str) -> Places:
-    """Return the places in a local folder, or in one at a URL."""
+    """Return the places in a local folder, or in a folder at a URL."""
     return RemotePlaces(str(root)) if is_url(root) else LocalPlaces(Path(root))
 
 
 class LocalPlaces:
-    r"""A local folder. The manifest may come from another machine.
+    r"""A local folder of images. The manifest may come from another machine.
 
-    If a path does not exist, spellings of other systems are tried: ``\``, another case, another
-    Unicode form, spaces around a name, ``%20`` for a space. The spelling must match exactly one
-    file.
+    If a path does not exist, other spellings of the path are tried: ``\``, another case, another
+    Unicode form, spaces around a name, ``%20`` for a space. Another spelling is used only if it
+    matches exactly one file.
 
     Parameters
     ----------
-    root : the folder that no path may leave.
-    start : the folder that paths start from; by default ``root``.
+    root : folder that must contain all images.
+    start : folder that paths are relative to; by default ``root``.
     """
 
     def __init__(self, root: Path, start: Path | None = None) -> None:
@@ -86,9 +87,9 @@ class LocalPlaces:
         return place
 
     def _alike(self, name: str) -> str | None:
-        """Return the only path that differs from ``name`` by spelling; None if none or several do.
+        """Return the one path that equals ``name`` except for spelling; None if none or several do.
 
-        Searches only below the folder that paths start from.
+        Only the folder ``start`` is searched.
         """
         parts = PurePosixPath(name.replace("\\", "/")).parts
         found = PurePosixPath()
@@ -104,7 +105,7 @@ class LocalPlaces:
         path = self._start / name
         try:
             folder = self._resolved(path.parent)
-        except ValueError as error:  # a null character, or invalid Unicode
+        except ValueError as error:  # the name has a null character or invalid Unicode
             raise DatasetError(f"{origin} is not a valid file name.") from error
         real = Path(folder, path.name)
         try:
@@ -129,7 +130,7 @@ def _plain(name: str) -> str:
 
 
 def _names_in(folder: Path) -> dict[str, list[str]]:
-    """Return the names in a folder, grouped by `_plain`; empty for an unreadable folder."""
+    """Return the names in a folder, grouped by `_plain`; no names for an unreadable folder."""
     names: dict[str, list[str]] = {}
     try:
         for path in folder.iterdir():
@@ -142,8 +143,8 @@ def _names_in(folder: Path) -> dict[str, list[str]]:
 class RemotePlaces:
     """A folder in a bucket or on the web.
 
-    A manifest from the web is untrusted, so its URLs must not lead into a bucket, which the owner's
-    credentials would open.
+    A manifest from the web is untrusted. So its URLs must not name a bucket, which this machine
+    could read with the owner's credentials.
     """
 
     def __init__(self, root: str) -> None:

@@ -1,4 +1,4 @@
-"""A source in a bucket or on the web; the readers of local files read it."""
+"""A source in a bucket or on the web. Its files are copied, and read as local files."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from index_builder.storage import Storage
 from index_builder.storage.urls import folder_of
 
 OpenFile = Callable[[Path, Places], Source]
-"""Opens a local file whose images are in the given places."""
+"""A function that opens a local file whose images are in the given places."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A manifest, archive or table at ``url``; it is copied to this machine first.
+    """A manifest, archive or table at ``url``. The file is first copied to this machine.
 
-    Images that a manifest names are fetched only when they are decoded.
+    The images in a manifest are downloaded just before they are decoded.
 
     Attributes
     ----------
-    root : folder that a manifest's paths start from; by default, the manifest's own.
-    open_file : opens the local copy.
+    root : folder that paths in a manifest are relative to; by default, the manifest's own folder.
+    open_file : function that opens the local copy.
     """
 
     url: str
@@ -55,11 +55,12 @@ class RemoteFile:
 class BucketFolder:
     """A bucket folder at ``url`` with images, or with Parquet files that contain images.
 
-    Images are fetched only when they are decoded; Parquet files are copied first.
+    Images are downloaded just before they are decoded. Parquet files are first copied to this
+    machine.
 
     Attributes
     ----------
-    labelled : whether first sub-folders are labels.
+    labelled : whether the first sub-folder of an image is its label.
     """
 
     url: str
@@ -67,7 +68,7 @@ class BucketFolder:
     labelled: bool = True
 
     def entries(self, scratch: Path, left_out: LeftOut, /) -> Iterator[Entry]:
-        """Yield the entries, as for a local folder.
+        """Yield the same entries as for a local folder.
 
         Raises
         ------

@@ -18,8 +18,8 @@ class Source(Protocol):
 
         Parameters
         ----------
-        scratch : a directory for unpacked files.
-        left_out : collects the files that are left out.
+        scratch : directory for unpacked files.
+        left_out : collects the names of files that are left out.
 
         Raises
         ------

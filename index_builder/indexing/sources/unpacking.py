@@ -1,4 +1,4 @@
-"""Writes uncompressed copies of compressed files, if the disk has enough space."""
+"""Writes an uncompressed copy of a compressed file, if the disk has enough space."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from model_store.files import PARTIAL, FreeSpace
 
 @contextmanager
 def unpacking(target: Path, source: str) -> Iterator[Callable[[bytes], None]]:
-    """Yield a function that appends bytes to a temporary file, renamed to ``target`` at the end.
+    """Yield a function that appends bytes to a temporary file, which finally becomes ``target``.
 
-    A tenth of the disk's free space stays free. An error removes the file.
+    A tenth of the disk's free space is not used. After an error, the temporary file is removed.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Vectors from another system, with the items in the same table or in a manifest."""
+"""Reads a table of vectors from another system; the table or a manifest has the items' fields."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ ROWS_FILE = "vectors.f32"
 
 @dataclass(frozen=True, slots=True)
 class VectorSource:
-    """The vectors of a table, in its order.
+    """The vectors of a table, in the order of the table.
 
-    An item has the fields of a manifest, except ``path`` and ``bbox``. The default id is the row's
-    number, from 0.
+    An item has the same fields as in a manifest, except ``path`` and ``bbox``. The default id is
+    the number of the row, from 0.
 
     Attributes
     ----------
-    items : manifest with a line for each row; None if the table has the fields.
+    items : manifest with a line for each row; None if the table itself has the fields.
     labelled, texts : see `ImageManifest`.
     """
 
@@ -47,7 +47,8 @@ class VectorSource:
 
         Raises
         ------
-        DatasetError : a row or line is invalid, or their numbers differ.
+        DatasetError : a row or line is invalid, or the manifest has more or fewer lines than the
+            table has rows.
         """
         changed_ns = self.table.path.stat().st_mtime_ns
         path = scratch / ROWS_FILE
@@ -73,13 +74,14 @@ class VectorSource:
             )
 
     def labelled_vectors(self) -> LabelledImages:
-        """Return the rows with their labels for training; equal rows share a group.
+        """Return the rows with their labels, for training; equal rows form a group.
 
-        A row without a direction is left out and printed.
+        A row whose mean is zero is left out, with a message.
 
         Raises
         ------
-        DatasetError : see `entries`; or an item has no label, or two items have the same id.
+        DatasetError : see `entries`. Also raised if an item has no label, or if two items have the
+            same id.
         """
         with TemporaryDirectory(prefix="vouch-vectors-") as name:
             entries = list(self.entries(Path(name), LeftOut()))
@@ -137,7 +139,7 @@ class VectorSource:
 
 
 def _groups(entries: list[Entry], rows: Pixels) -> tuple[str, ...] | None:
-    """Return the group of each row; None if all groups have one row. Equal rows form a group."""
+    """Return the group of each row; equal rows form a group. None if each group has one row."""
     digests = [hashlib.sha256(row.tobytes()).hexdigest() for row in rows]
     names = tuple(entry.group or digest for entry, digest in zip(entries, digests, strict=True))
     return names if len(set(names)) < len(names) else None

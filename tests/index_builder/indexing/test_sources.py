@@ -263,7 +263,7 @@ def test_column_nearly_called_as_a_known_one_is_refused(
 @pytest.mark.parametrize("header", ["Path,label", "path ,label", " paths,label"])
 def test_column_of_paths_nearly_called_so_is_refused(folder: Path, header: str) -> None:
     (folder / "list.csv").write_text(f"{header}\n0/x.png,a\n")
-    with pytest.raises(DatasetError, match="is `path` meant"):
+    with pytest.raises(DatasetError, match="did you mean `path`"):
         entries(folder / "list.csv")
 
 

@@ -104,7 +104,7 @@ class TestWebdataset:
             ("1.json", b"[1]", "wanted an object of metadata"),
             ("1.json", b'{"label": {"a": 1}}', "label is"),
             ("1.json", b'{"a": NaN}', "is not JSON"),
-            ("1.json", b'{"Label": "a"}', "is `label` meant"),
+            ("1.json", b'{"Label": "a"}', "did you mean `label`"),
             ("1.txt", b"\xff\xfe\x00", "1.txt is not UTF-8"),
         ],
     )
