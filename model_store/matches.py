@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from itertools import starmap
 
 from model_store.decision import Decision
 from model_store.gallery import Item
@@ -45,7 +42,6 @@ class Match:
 
 def matches_of(
     items: Sequence[Item],
-    variances: NDArray[np.float32],
     neighbours: Neighbours,
     decision: Decision,
     *,
@@ -55,28 +51,27 @@ def matches_of(
 
     Parameters
     ----------
-    variances : (n,) variances of the n ``items``.
     has_uncertainty : whether the query's uncertainty is known; rank stability and confidence need
         it.
     """
-    similarities = neighbours.similarities.tolist()  # plain numbers, all at once
-    probabilities = _plain(decision.match_probabilities)
-    stds = neighbours.stds.tolist()
-    confidences = neighbours.rank_confidence if has_uncertainty else ()
-    return tuple(
-        Match(
-            rank=rank + 1,
-            item=item,
-            similarity=similarities[place],
-            similarity_std=stds[place] if has_uncertainty else None,
-            match_probability=None if probabilities is None else probabilities[rank],
-            rank_stability=float(neighbours.rank_stability[rank]) if has_uncertainty else None,
-            rank_confidence=float(confidences[rank]) if rank < len(confidences) else None,
-            variance=float(variances[rank]),
-        )
-        for rank, (place, item) in enumerate(zip(neighbours.listed, items, strict=False))
+    n = len(items)
+    places = neighbours.listed[:n]
+    unknown: list[float | None] = [None] * n
+    stds, stabilities, confidences = unknown, unknown, unknown
+    if has_uncertainty:
+        stds = neighbours.pairs.std[places].tolist()
+        stabilities = neighbours.rank_stability[:n].tolist()
+        confidences = [*neighbours.rank_confidence.tolist(), None][:n]
+    probabilities = decision.match_probabilities
+    columns = zip(
+        range(1, n + 1),
+        items,
+        neighbours.similarities[places].tolist(),
+        stds,
+        unknown if probabilities is None else probabilities.tolist(),
+        stabilities,
+        confidences,
+        neighbours.pairs.variances[places].tolist(),
+        strict=True,
     )
-
-
-def _plain(numbers: NDArray[np.float64] | None) -> list[Any] | None:
-    return None if numbers is None else numbers.tolist()
+    return tuple(starmap(Match, columns))

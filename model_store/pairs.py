@@ -70,6 +70,7 @@ class Pairs:
     Attributes
     ----------
     similarities : s (n,).
+    variances : (n,) total variances of the items, see `Gallery.total_variances`.
     ratios : λ (n,).
     correlations : r (n,).
     across : (n,) Σ_d v_d (û − s ĝ)_d², the variance in the direction that rotates the item without
@@ -81,6 +82,7 @@ class Pairs:
     """
 
     similarities: Floats
+    variances: NDArray[np.float32]
     ratios: Floats
     correlations: Floats
     across: Floats
@@ -106,19 +108,23 @@ class Pairs:
         correlations : (n,) r in [0, 1], see `correlation_of`.
         """
         v, s, r = query.variance.astype(np.float64), similarities, correlations
-        total = v.sum()
-        ratios = np.sqrt(total_variances / total) if total else np.zeros(len(s))
-        of_items = (np.square(items) @ query.variance).astype(np.float64)
-        of_both = items @ (query.variance * query.direction)
+        total = np.add.reduce(v)
+        squared_ratios = total_variances / total if total else np.zeros(len(s))
+        ratios = np.sqrt(squared_ratios)
+        # An item's result does not depend on the number of items, as that of `@` does.
+        of_items = np.vecdot(np.square(items), query.variance).astype(np.float64)
+        of_both = np.vecdot(items, query.variance * query.direction)
         of_query = float(v @ np.square(query.direction.astype(np.float64)))
-        along, back = 1 - r * ratios * s, r * ratios - s
-        shared = along**2 * of_items + 2 * along * back * of_both + back**2 * of_query
+        pull = r * ratios
+        along, back = 1 - pull * s, pull - s
+        shared = along**2 * of_items + (2 * along * back) * of_both + back**2 * of_query
         across = np.maximum(of_query - 2 * s * of_both + s**2 * of_items, 0)
-        alone = (1 - r**2) * ratios**2
+        alone = (1 - r**2) * squared_ratios
         first = np.maximum(shared, 0) + alone * across
-        lengths = (1 + total) * (1 + ratios**2 * total)
+        lengths = (1 + total) * (1 + squared_ratios * total)
         second = first + alone * (v @ v)
-        return cls(s, ratios, r, across, np.sqrt(first / lengths), np.sqrt(second / lengths))
+        first_order, std = np.sqrt(first / lengths), np.sqrt(second / lengths)
+        return cls(s, total_variances, ratios, r, across, first_order, std)
 
     def at(self, places: NDArray[np.int64] | slice) -> Pairs:
         """Return some of the pairs."""
@@ -153,22 +159,21 @@ class Pairs:
             part.astype(np.float32)
             for part in (self.similarities, self.ratios, self.correlations, self.across)
         )
-        shared, alone = r * ratios, np.sqrt(1 - r**2) * ratios
-        moved = draws - query.direction
-        products = draws @ items.T
+        shared, alone = r * ratios, (1 - r**2) * ratios**2
+        moved: NDArray[np.float32] = np.square(draws - query.direction)
+        drawn, squared = moved @ query.variance, moved.sum(axis=1)
         along = draws @ query.direction
-        squared = np.einsum("sd,sd->s", draws, draws)
-        # In place, because allocating an array (S, n) takes as long as two operations.
+        products = draws @ items.T
+        fixed = 1 - 2 * shared * s + alone * np.float32(query.variance.sum())
         norms = products * (2 * shared)
-        norms += np.multiply.outer(np.einsum("sd,sd->s", moved, moved), shared**2)
-        norms += 1 - 2 * shared * s + alone**2 * np.add.reduce(query.variance)
+        norms += _outer_sum(squared, shared**2, fixed)
         np.sqrt(np.maximum(norms, _LEAST_NORM, out=norms), out=norms)
-        own = np.add.outer(np.square(moved) @ query.variance, across)
+        own = _outer_sum(drawn, alone, alone * across)
         np.sqrt(own, out=own)
         own *= noise
-        own *= alone
         products += own
-        products += np.multiply.outer(squared - along, shared, out=own)
+        # ‖a‖² − a·û = ‖a − û‖² + a·û − 1
+        products += _outer_sum(squared + along - 1, shared, np.zeros_like(shared))
         products /= norms
         return products
 
@@ -187,12 +192,21 @@ class Pairs:
         """
         k, v = len(items), query.variance.astype(np.float64)
         s, ratios, r = self.similarities[:k], self.ratios[:k], self.correlations[:k]
-        pull, lengths = r * ratios, np.sqrt(1 + ratios**2 * v.sum())
-        means = (s + pull * v.sum()) / lengths
-        slopes = (1 - pull * s)[:, None] * items + pull[:, None] * query.direction
-        slopes /= lengths[:, None]
+        total, pull = np.add.reduce(v), r * ratios
+        squared_lengths = 1 + ratios**2 * total
+        lengths = np.sqrt(squared_lengths)
+        means = (s + pull * total) / lengths
+        slopes = ((1 - pull * s) / lengths)[:, None] * items
+        slopes += np.multiply.outer(pull / lengths, query.direction)
         variances = np.square(slopes[:-1] - slopes[1:]) @ v
-        own = (1 - r**2) * ratios**2 * (self.across[:k] + v @ v) / lengths**2
+        own = (1 - r**2) * ratios**2 * (self.across[:k] + v @ v) / squared_lengths
         variances += own[:-1] + own[1:]
         lead = means[:-1] - means[1:]
         return np.asarray(ndtr(lead / np.sqrt(np.maximum(variances, _NOTHING))))
+
+
+def _outer_sum(
+    column: NDArray[np.float32], row: NDArray[np.float32], added: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Return column_s row_i + added_i (S, n); as a product of matrices it takes half the time."""
+    return np.stack([column, np.ones_like(column)], axis=1) @ np.stack([row, added])

@@ -309,9 +309,10 @@ class Retriever:
         n_places = limit if terms.order == "similarity" else N_CANDIDATES
         rows, retrieved = self._retrieved(predictive, neighbours, n_places, allowed)
         searched = time.perf_counter()
-        uncertainty = pair_uncertainty(
-            self.gallery, predictive, rows[:1], correlation=self._correlation
-        )
+        if rows is neighbours.rows:
+            uncertainty = neighbours.uncertainty if predictive.has_uncertainty else None
+        else:
+            uncertainty = self._pair_uncertainty(predictive, rows[:1], retrieved.similarities[:1])
         retrieved = replace(retrieved, limit=limit, uncertainty=uncertainty)
         if self.gallery.n_items:
             decision = decide(self.calibration, predictive, retrieved, terms)
@@ -324,7 +325,6 @@ class Retriever:
                 self.gallery,
                 predictive,
                 limit,
-                correlation=self._correlation,
             )
         shown = neighbours.rows[neighbours.listed[:limit]]
         decided = time.perf_counter()
@@ -333,7 +333,6 @@ class Retriever:
         item_of = self._items(shown, members)
         matches = matches_of(
             [item_of[row] for row in shown.tolist()],
-            self.gallery.total_variances(shown),
             neighbours,
             decision,
             has_uncertainty=predictive.has_uncertainty,
@@ -359,8 +358,18 @@ class Retriever:
 
     def uncertainty(self, predictive: Predictive) -> float | None:
         """Return `Assessment.uncertainty` of a query: one search for its nearest item."""
-        nearest = self.gallery.candidates(predictive.direction[None], 1).rows[0]
-        return pair_uncertainty(self.gallery, predictive, nearest, correlation=self._correlation)
+        nearest = self.gallery.candidates(predictive.direction[None], 1)
+        return self._pair_uncertainty(predictive, nearest.rows[0], nearest.similarities[0])
+
+    def _pair_uncertainty(
+        self,
+        predictive: Predictive,
+        nearest: NDArray[np.int64],
+        similarities: NDArray[np.float64],
+    ) -> float | None:
+        return pair_uncertainty(
+            self.gallery, predictive, nearest, similarities, correlation=self._correlation
+        )
 
     def _items(self, shown: NDArray[np.int64], members: NDArray[np.int64]) -> dict[int, Item]:
         """Look up items by row; each is read once, as result set and list overlap."""

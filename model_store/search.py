@@ -53,7 +53,7 @@ class Neighbours:
     ----------
     rows : (n,) int64, positions in the gallery.
     similarities : (n,) float64, descending; equal ones by id.
-    stds : (n,) standard deviation of each similarity, see `Pairs`.
+    pairs : the query and each of the n candidates.
     listed : (m,) int64, indexes of the listed candidates, ascending unless `reordered`. Without a
         `Diversity`, all candidates are listed.
     rank_stability : (m,) share of the samples of query and items in which a listed item is among
@@ -64,11 +64,16 @@ class Neighbours:
 
     rows: NDArray[np.int64]
     similarities: NDArray[np.float64]
-    stds: NDArray[np.float64]
+    pairs: Pairs
     listed: NDArray[np.int64]
     rank_stability: NDArray[np.float64]
     rank_confidence: NDArray[np.float64]
     plan: Plan
+
+    @property
+    def uncertainty(self) -> float | None:
+        """`Pairs.first_order` of the query and its nearest candidate; None without candidates."""
+        return float(self.pairs.first_order[0]) if len(self.rows) else None
 
 
 def two_stage_search(
@@ -104,18 +109,17 @@ def two_stage_search(
         rows, similarities = rows[others], similarities[others]
     directions = gallery.directions(rows)
     pairs = pairs_of(gallery, query, rows, directions, similarities, correlation=correlation)
-    listed = np.arange(len(rows))
-    stds = pairs.std
+    listed, of_listed = np.arange(len(rows)), pairs
     if diversity != EVERYTHING:
         listed = distinct(diversity, directions, gallery.label_codes(rows))
-        directions, pairs = directions[listed], pairs.at(listed)
+        directions, of_listed = directions[listed], pairs.at(listed)
     return Neighbours(
         rows,
         similarities,
-        stds,
+        pairs,
         listed,
-        _sampled_stability(pairs, query, directions, k, noise),
-        pairs.nearer_than_next(query, directions[: k + 1]),
+        _sampled_stability(of_listed, query, directions, k, noise),
+        of_listed.nearer_than_next(query, directions[: k + 1]),
         found.plan,
     )
 
@@ -161,6 +165,7 @@ def pair_uncertainty(
     gallery: Gallery,
     query: Predictive,
     nearest: NDArray[np.int64],
+    similarities: NDArray[np.float64],
     *,
     correlation: Correlation,
 ) -> float | None:
@@ -168,13 +173,13 @@ def pair_uncertainty(
 
     Parameters
     ----------
-    nearest : (1,) row of the nearest item; (0,) for an empty gallery.
+    nearest, similarities : (1,) row of the nearest item and its similarity; (0,) for an empty
+        gallery.
     correlation : see `correlation_of`.
     """
     if not query.has_uncertainty or not len(nearest):
         return None
     directions = gallery.directions(nearest)
-    similarities = (directions @ query.direction).astype(np.float64)
     pair = pairs_of(gallery, query, nearest, directions, similarities, correlation=correlation)
     return float(pair.first_order[0])
 
@@ -185,30 +190,23 @@ def reordered(
     gallery: Gallery,
     query: Predictive,
     k: int,
-    *,
-    correlation: Correlation = (0.0, 1.0),
 ) -> Neighbours:
     """Return the neighbours with the list in another order.
 
     Parameters
     ----------
     ranking : (m,) indexes into ``found.listed``, in the new order.
-    k, correlation : see `two_stage_search`.
+    k : see `two_stage_search`.
     """
     listed = found.listed[ranking]
     top = listed[: k + 1]
-    rows = found.rows[top]
-    directions = gallery.directions(rows)
-    pairs = pairs_of(
-        gallery, query, rows, directions, found.similarities[top], correlation=correlation
-    )
     return Neighbours(
         found.rows,
         found.similarities,
-        found.stds,
+        found.pairs,
         listed,
         found.rank_stability[ranking],
-        pairs.nearer_than_next(query, directions),
+        found.pairs.at(top).nearer_than_next(query, gallery.directions(found.rows[top])),
         found.plan,
     )
 

