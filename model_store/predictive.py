@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-import zlib
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,8 +15,8 @@ from model_store.sphere import concentration_of
 N_SAMPLES = 100
 """Number of predictive samples per query, as in the Laplace metric-learning paper."""
 
-_HEADER = struct.Struct("<4sIIIddd")
-_MAGICS: dict[bytes, QueryKind] = {b"VPD5": "image", b"VPT5": "text"}
+_HEADER = struct.Struct("<4sIIddd")
+_MAGICS: dict[bytes, QueryKind] = {b"VPD6": "image", b"VPT6": "text"}
 _MAGIC_OF = {kind: magic for magic, kind in _MAGICS.items()}
 
 
@@ -60,7 +59,7 @@ class Predictive:
         return float(concentration_of(1 - self.spherical_variance, len(self.direction)))
 
     def to_bytes(self) -> bytes:
-        """Serialise to a fixed binary layout with a checksum; no pickle."""
+        """Serialise to a fixed binary layout; no pickle, and no checksum."""
         n_samples, dim = self.samples.shape
         arrays = (self.direction, self.variance, self.samples)
         body = b"".join(array.astype("<f4").tobytes() for array in arrays)
@@ -68,7 +67,6 @@ class Predictive:
             _MAGIC_OF[self.kind],
             dim,
             n_samples,
-            zlib.crc32(body),
             self.spherical_variance,
             self.outlier_score,
             self.displacement,
@@ -76,18 +74,17 @@ class Predictive:
         return header + body
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Predictive | None:
-        """Parse the result of `to_bytes`; None for invalid data, as in a damaged cache entry."""
+    def from_bytes(cls, data: bytes | memoryview) -> Predictive | None:
+        """Parse the result of `to_bytes`; None for another layout or impossible numbers."""
         if len(data) < _HEADER.size:
             return None
-        magic, dim, n_samples, checksum, *moments = _HEADER.unpack_from(data)
-        body = data[_HEADER.size :]
+        magic, dim, n_samples, *moments = _HEADER.unpack_from(data)
+        body = memoryview(data)[_HEADER.size :]
         if (
             magic not in _MAGICS
             or not dim
             or not n_samples
             or len(body) != 4 * dim * (n_samples + 2)
-            or zlib.crc32(body) != checksum
         ):
             return None
         values = np.frombuffer(body, "<f4").astype(np.float32, copy=False).reshape(-1, dim)

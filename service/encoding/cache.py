@@ -48,20 +48,22 @@ class CacheEntry:
         """Read the bytes of `to_bytes`; None if they are damaged or for another key or secret."""
         try:
             seal, length = _HEADER.unpack_from(data)
-            body = data[_HEADER.size :]
+            body = memoryview(data)[_HEADER.size :]
             if not hmac.compare_digest(seal, _seal(key, body, secret)):
                 return None
-            image, text = _DESCRIBED.validate_json(body[:length])
+            image, text = _DESCRIBED.validate_json(bytes(body[:length]))
         except (struct.error, ValueError):
             return None
         predictive = Predictive.from_bytes(body[length:])
         return None if predictive is None else cls(image, predictive, text)
 
 
-def _seal(key: str, body: bytes, secret: bytes) -> bytes:
+def _seal(key: str, body: bytes | memoryview, secret: bytes) -> bytes:
     """Return an HMAC of the key and the entry; only holders of the secret can compute it."""
     named = hashlib.sha256(key.encode()).digest()
-    return hmac.digest(hashlib.sha256(secret).digest(), named + body, "sha256")
+    seal = hmac.new(hashlib.sha256(secret).digest(), named, "sha256")
+    seal.update(body)
+    return seal.digest()
 
 
 class Cache(Protocol):
