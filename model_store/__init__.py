@@ -20,6 +20,7 @@ their data. `gaussian` has the algebra of uncertain distances, and `errors` all 
     drift_states    drift tests, kept across restarts
     share_states    the share of absent queries, counted over all processes
     stores          adapters for vector databases
+    gallery_map     the items of a gallery in two dimensions
     identities      queries without a match, grouped into new identities
     vector_queries  vectors as queries, and result lists of other stores
     text_queries    texts as queries

@@ -10,6 +10,7 @@ from service.encoding.cache import Cache
 from service.http.drain import Drain
 from service.observability.metrics import Telemetry
 from service.serving.created import CreatedGalleries
+from service.serving.maps import GalleryPlanes
 from service.serving.registry import Galleries
 from service.serving.shadows import Shadows
 from service.serving.unknown import UnknownGroups
@@ -28,6 +29,7 @@ class State:
     n_workers : function that returns the number of worker processes.
     drain : state of the drain, which begins when the service stops.
     unknown : cache of the groups of stored queries without a match.
+    planes : cached planes of the maps of galleries.
     """
 
     galleries: Galleries
@@ -42,3 +44,4 @@ class State:
     n_workers: Callable[[], int]
     drain: Drain
     unknown: UnknownGroups = field(default_factory=UnknownGroups)
+    planes: GalleryPlanes = field(default_factory=GalleryPlanes)

@@ -9,6 +9,7 @@
     filters      filters, and how the items that pass were found
     vectors      vectors in place of images, neighbours of other stores
     items        the items of a gallery
+    maps         the items of a gallery in two dimensions
     changes      changes of a gallery
     galleries    galleries and their calibration reports
     created      galleries created, described, renamed and dropped; usage
@@ -79,6 +80,7 @@ from service.schemas.galleries import (
     TextState,
 )
 from service.schemas.items import ItemDetail, ItemList
+from service.schemas.maps import GalleryMap, MapColour, MapItem, MapItems
 from service.schemas.operations import Live, ProviderShare, Ready, ReadyGallery
 from service.schemas.problems import FieldError, Problem
 from service.schemas.queries import (
@@ -213,6 +215,7 @@ __all__ = [
     "GalleryDetail",
     "GalleryDropped",
     "GalleryList",
+    "GalleryMap",
     "GalleryName",
     "GalleryOutcome",
     "GalleryRename",
@@ -233,6 +236,9 @@ __all__ = [
     "LevelPromise",
     "ListOptions",
     "Live",
+    "MapColour",
+    "MapItem",
+    "MapItems",
     "MatchPromise",
     "Neighbour",
     "NewGallery",

@@ -21,6 +21,7 @@
     reviewing         queries kept for review
     enrolment         items that were queries
     unknown           kept queries without a match, in groups
+    maps              the planes of the maps of galleries
     watch             statistics of drift, errors and shares, kept across restarts
     drift             the drift tests of served queries
     audit             the random draw of answers for review

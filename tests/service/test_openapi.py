@@ -90,7 +90,7 @@ def test_no_text_says_that_queries_were_held_out_where_views_may_be_made_up(
 def test_every_operation_has_a_name_a_summary_and_a_description(document: dict[str, Any]) -> None:
     found = [operation for *_, operation in operations(document)]
     names = [operation["operationId"] for operation in found]
-    assert len(names) == len(set(names)) == 57
+    assert len(names) == len(set(names)) == 59
     assert all(re.fullmatch("[a-z]+(_[a-z]+){0,2}", name) for name in names)
     assert all(operation["summary"] and operation["description"] for operation in found)
 
@@ -224,6 +224,11 @@ def ask_with_vector(
     return client.post(place, json={**query, **fields})
 
 
+def map_items(client: TestClient, gallery: str = "digits", **sent: Any) -> httpx2.Response:
+    bundle_id = client.get("/v1/galleries/digits/map").json()["bundle_id"]
+    return client.get(f"/v1/galleries/{gallery}/map/items", params={"bundle_id": bundle_id, **sent})
+
+
 def create(client: TestClient, **said: str) -> httpx2.Response:
     return client.post("/v1/galleries", json={"name": uuid.uuid4().hex, **said})
 
@@ -351,6 +356,13 @@ REQUESTS: dict[tuple[str, str], Ask] = {
     ("list_facets", "422"): lambda client: client.get("/v1/galleries/digits/facets?limit=0"),
     ("list_labels", "200"): lambda client: client.get("/v1/galleries/digits/labels"),
     ("list_labels", "404"): lambda client: client.get("/v1/galleries/none/labels"),
+    ("get_map", "200"): lambda client: client.get("/v1/galleries/digits/map"),
+    ("get_map", "404"): lambda client: client.get("/v1/galleries/none/map"),
+    ("get_map", "422"): lambda client: client.get("/v1/galleries/digits/map?colour_by=none"),
+    ("list_map_items", "200"): lambda client: map_items(client, rows="0"),
+    ("list_map_items", "404"): lambda client: map_items(client, "none", rows="0"),
+    ("list_map_items", "409"): lambda client: map_items(client, bundle_id="another", rows="0"),
+    ("list_map_items", "422"): lambda client: map_items(client, rows="-1"),
     ("list_items", "200"): lambda client: client.get("/v1/galleries/digits/items"),
     ("list_items", "404"): lambda client: client.get("/v1/galleries/none/items"),
     ("list_items", "409"): lambda client: client.get(

@@ -5,6 +5,7 @@
     search        results, assessments, embeddings
     vectors       decisions on neighbours of other stores
     items         items and their pages
+    maps          items in two dimensions
     changes       receipts of written items
     galleries     galleries and their calibration
     bundles       the served bundle, and the other bundles of a gallery
@@ -29,6 +30,7 @@ from service.http.answers.galleries import (
     operator_decision,
 )
 from service.http.answers.items import item_detail, item_list
+from service.http.answers.maps import gallery_map, map_items
 from service.http.answers.operations import ready
 from service.http.answers.review import case_list, leases, review_case, review_summary
 from service.http.answers.search import (
@@ -59,11 +61,13 @@ __all__ = [
     "feedback_answer",
     "gallery_detail",
     "gallery_list",
+    "gallery_map",
     "item_detail",
     "item_list",
     "item_written",
     "label_list",
     "leases",
+    "map_items",
     "operating_point",
     "operator_decision",
     "ready",

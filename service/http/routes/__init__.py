@@ -6,6 +6,7 @@
     texts         search with a text
     vectors       search with a vector, decide on neighbours from another store
     items         the items of a gallery, and its sample queries
+    maps          the items of a gallery in two dimensions
     changes       change the items of a gallery
     galleries     galleries and their calibration reports
     created       create, describe, rename and drop galleries
@@ -26,6 +27,7 @@ from service.http.routes import (
     feedback,
     galleries,
     items,
+    maps,
     operations,
     review,
     search,
@@ -42,6 +44,7 @@ ROUTERS = tuple(
         search,
         galleries,
         items,
+        maps,
         texts,
         vectors,
         changes,
