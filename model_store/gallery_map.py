@@ -52,8 +52,8 @@ class Plane:
 
     Attributes
     ----------
-    axes : (2, D) orthonormal; the component of largest magnitude is positive. A row is 0 if the
-        sample has no variance along it.
+    axes : (2, D) orthonormal, see `principal_axes`; a row is 0 if the sample has no variance along
+        it.
     shares : (2,) share of the sample's variance along each axis.
     origin : (2,) smallest coordinates of the gallery's items.
     extent : the larger of the two ranges of coordinates; 1 if all items are at one point.
@@ -126,6 +126,9 @@ def principal_axes(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the first two principal axes (2, D), and their shares (2,) of the variance.
 
+    The sign of an axis is arbitrary: the point farthest from the mean along it is on the positive
+    side, so that the same points give the same axes on every machine.
+
     Parameters
     ----------
     points : (n, D). The smaller of n and D is the side of the matrix that is decomposed.
@@ -147,7 +150,8 @@ def principal_axes(
         if share <= np.finfo(np.float64).eps * len(values):
             continue
         axis = axis / np.linalg.norm(axis)
-        axes[place] = axis * np.sign(axis[np.argmax(np.abs(axis))])
+        along = apart @ axis
+        axes[place] = -axis if -along.min() > along.max() else axis
         shares[place] = share
     return axes, shares
 

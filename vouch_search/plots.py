@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model_store.decision.operating import exact_interval
+from model_store.gallery_map import principal_axes
 from model_store.installation import how_to_install
 
 if TYPE_CHECKING:
@@ -654,8 +655,6 @@ def _in_two_dimensions(vectors: Floats, method: str) -> Floats:
             n_neighbours = min(15, len(vectors) - 1)
             found: Floats = UMAP(random_state=0, n_neighbors=n_neighbours).fit_transform(vectors)
             return found
-    centred = vectors - vectors.mean(axis=0)
-    _, _, axes = np.linalg.svd(centred, full_matrices=False)
-    places: Floats = centred @ axes[:2].T
-    # The sign of an axis is arbitrary: the same vectors give the same map on every machine.
-    return places * np.where(abs(places.min(axis=0)) > abs(places.max(axis=0)), -1.0, 1.0)
+    axes, _ = principal_axes(vectors.astype(np.float64))
+    places: Floats = (vectors - vectors.mean(axis=0)) @ axes.T
+    return places

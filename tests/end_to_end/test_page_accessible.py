@@ -19,6 +19,7 @@ from tests.end_to_end.shown_page import ANSWER, FILES, GALLERY, PICTURE, Shown, 
 from tests.end_to_end.test_page_accuracy import REPORT
 from tests.end_to_end.test_page_browsing import FACETS
 from tests.end_to_end.test_page_collecting import GROUP
+from tests.end_to_end.test_page_map import opened as opened_map
 from tests.end_to_end.test_page_reviewing import Queue
 
 pytestmark = pytest.mark.browser
@@ -122,6 +123,15 @@ def selecting(shown: Shown) -> None:
     shown.found("delete-selected").click()
 
 
+def mapped(shown: Shown) -> None:
+    canvas = opened_map(shown)
+    expect(shown.found("map").locator(".pin")).to_have_count(5)
+    canvas.focus()
+    shown.page.keyboard.press("+")
+    expect(shown.found("map-card")).to_be_visible()
+    shown.found("select").click()
+
+
 def decided(shown: Shown) -> None:
     one = {
         "number": 1,
@@ -212,6 +222,7 @@ VIEWS: dict[str, Callable[[Shown], object]] = {
     "batch": batch,
     "browsing": browsing,
     "selecting": selecting,
+    "mapped": mapped,
     "decided": decided,
     "adding": adding,
     "guarantees": guarantees,

@@ -128,7 +128,8 @@ export class Search {
       batch: () => this.askMany([]),
       query: () => this.askAgain(...rest),
       report: () => this.show(() => this.openReport(gallery), room),
-      items: () => this.show(() => this.openItems(gallery), room),
+      items: () => this.show(() => this.openItems(gallery, room), room),
+      map: () => this.show(() => this.openItems(gallery, room), room),
       decisions: () => this.show(() => this.openDecisions(gallery), room),
       guarantees: () => this.show(() => this.openGuarantees(gallery), room),
       add: () => this.show(() => this.openAdding(gallery), room),
@@ -170,7 +171,9 @@ export class Search {
     if (!dialog) return;
     const before = this.at ?? [];
     this.went(room);
-    dialog.addEventListener("close", () => { if (this.at?.[0] === room) this.went(...before); });
+    dialog.addEventListener("close", () => {
+      if ([room, dialog.dataset.room].includes(this.at?.[0])) this.went(...before);
+    });
   }
 
   /** Open the picked gallery; an open query is repeated there. */
@@ -475,8 +478,9 @@ export class Search {
     showAccuracy(gallery, report, { line: this.line, moved, within: this.part, mayAcknowledge: this.may.admin });
   }
 
-  async openItems(gallery) {
-    (await arrived(import("./browse/browsing.js"))).browse(gallery, this.part);
+  async openItems(gallery, room) {
+    const { browse } = await arrived(import("./browse/browsing.js"));
+    browse(gallery, this.part, { room, went: (shown) => this.went(shown) });
   }
 
   async openGuarantees(gallery) {

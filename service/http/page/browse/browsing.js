@@ -1,6 +1,6 @@
 // Looking through a gallery, or through the items like one of them, however many there are.
 
-import { askJson, mayWrite } from "../api.js";
+import { arrived, askJson, mayWrite } from "../api.js";
 import { dialogHeader, el, openDialog, picture, pressTwice } from "../elements.js";
 import { t } from "../language.js";
 import { filterBar } from "../filters/bar.js";
@@ -14,8 +14,9 @@ const BEYOND = 3; // rows that are drawn above and below what is seen
 const AHEAD = 200; // items that are fetched before they are scrolled to
 const AGAIN = 2; // s before a request to a busy service is repeated, unless it says when
 
-/** Open the gallery's items, by id, in a dialog `within` the page. */
-export function browse(gallery, within) {
+/** Open the gallery's items, by id or on a map, in a dialog `within` the page. `went(room)` is called
+ * when the other of these is shown. */
+export function browse(gallery, within, { room = "items", went = () => {} } = {}) {
   const base = `/v1/galleries/${encodeURIComponent(gallery.name)}/items`;
   const addressOf = (item) => `${base}/${item.id.split("/").map(encodeURIComponent).join("/")}`;
   const status = el("span", { "data-testid": "browse-status" });
@@ -27,7 +28,8 @@ export function browse(gallery, within) {
   let filter = null;
   const filters = filterBar(gallery.name, (wanted) => {
     filter = wanted;
-    openAll();
+    if (map) map.show(filter);
+    else openAll();
   });
   const grid = windowed((item, place) => el("button.cell", {
     type: "button", title: item.id, "data-place": place, disabled: gone.has(item.id),
@@ -37,15 +39,50 @@ export function browse(gallery, within) {
   }, picture(item.thumbnail_url, "", true), el("span", { dir: "auto" }, brief(item.label ?? item.id))));
   const selected = selection(gallery, addressOf, grid, gone, () => {
     about.replaceChildren(...(selected.isOn ? [selected.element] : []));
+    map?.redraw();
   });
+  let map = null; // while it is shown
+  const toMap = el("button", {
+    type: "button", "aria-pressed": "false", "data-testid": "to-map", onclick: () => (map ? openAll() : openMap()),
+  }, t`Map`);
   const dialog = el("dialog.browse.whole", { "aria-labelledby": "browse-title", "data-testid": "browse" },
-    dialogHeader(el("h2", { id: "browse-title", dir: "auto" }, gallery.name), all, selected.toggle),
+    dialogHeader(el("h2", { id: "browse-title", dir: "auto" }, gallery.name), all, toMap, selected.toggle),
     filters, el("p.status", { role: "status" }, status, " ", done), grid.element, about);
 
   const reasonOf = (error) => error.problem?.detail ?? String(error);
   const failed = (error) => { status.textContent = reasonOf(error); };
 
+  /** Show the items on a map, or in the grid. */
+  function arrange(shown) {
+    const before = map?.element ?? grid.element;
+    if (shown === map) return;
+    map?.end();
+    map = shown;
+    toMap.setAttribute("aria-pressed", String(map !== null));
+    before.replaceWith(map?.element ?? grid.element);
+    dialog.dataset.room = map ? "map" : "items";
+    went(dialog.dataset.room);
+  }
+
+  async function openMap() {
+    const { itemMap } = await arrived(import("./map.js")).catch((error) => {
+      failed(error);
+      return {};
+    });
+    if (!itemMap || map || !dialog.isConnected) return;
+    all.hidden = true;
+    done.replaceChildren();
+    status.textContent = t`Drawing the map`;
+    arrange(itemMap(gallery, {
+      choose: (item) => choose(item, {}), selected, gone, failed,
+      told: (text) => { status.textContent = text; },
+    }));
+    map.redraw();
+    map.show(filter);
+  }
+
   function openAll() {
+    arrange(null);
     all.hidden = true;
     if (!selected.isOn) about.replaceChildren();
     done.replaceChildren();
@@ -62,6 +99,7 @@ export function browse(gallery, within) {
   }
 
   function openSimilar(item) {
+    arrange(null);
     all.hidden = false;
     done.replaceChildren();
     grid.show(async () => {
@@ -103,8 +141,12 @@ export function browse(gallery, within) {
     return button;
   }
 
-  openDialog(dialog, within, grid.end);
-  openAll();
+  openDialog(dialog, within, () => {
+    grid.end();
+    map?.end();
+  });
+  if (room === "map") openMap();
+  else openAll();
 }
 
 /** A grid that holds only the cells that are seen. `show(fetchMore, told, failed)` fills it page by

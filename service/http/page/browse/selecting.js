@@ -70,6 +70,15 @@ export function selection(gallery, addressOf, grid, gone, changed) {
     show();
   }
 
+  /** Mark some items, in addition to those that are. */
+  function add(items) {
+    if (working) return;
+    for (const one of items) if (!gone.has(one.id)) marked.set(one.id, one);
+    done.textContent = "";
+    grid.redraw();
+    show();
+  }
+
   /** Delete the marked items one by one. What cannot be deleted stays marked. */
   async function eraseAll() {
     working = true;
@@ -102,5 +111,5 @@ export function selection(gallery, addressOf, grid, gone, changed) {
     toggle.setAttribute("aria-pressed", String(isOn));
     unmark();
   };
-  return { element, toggle, mark, has: (item) => marked.has(item.id), get isOn() { return isOn; } };
+  return { element, toggle, mark, add, has: (item) => marked.has(item.id), get isOn() { return isOn; } };
 }
