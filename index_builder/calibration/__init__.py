@@ -1,17 +1,18 @@
 """Fits the decision layer to held-out queries; no image is ever among its own results.
 
 `calibrate` is the entry point for builds, collections and the user's queries; `captions` is the
-entry point for text queries. `plan` counts the queries before the work.  `queries` holds the
-calibration queries. `retrieval` searches them in the gallery that `setup` describes; `lists` sets
-the length of the results. Three modules make more queries: `hidden_labels` makes absent queries by
-hiding labels, `leave_one_out` uses gallery images that the encoder was not trained on, and
-`item_queries` uses items, embedded by layers that were not fitted to them.  `fit` joins all fits
-with the evidence for the error bounds: `detector` fits the outlier detector, `probabilities` the
-match probabilities, `label_choices` the result sets, and `levels` the parents of labels. `pictures`
-measures the quality of images, and `picture_state` learns how far a degraded image moves its
-embedding.  `kept_queries` stores the queries in the bundle, so that `fit_again` needs no image;
-`decided_queries` adds reviewed queries. `feedback` corrects probabilities by users' decisions.
-`evaluate` evaluates a bundle on separate queries, and `open_set` on streams with absent queries.
+entry point for text queries. `plan` counts the queries before the build runs. `queries` holds the
+calibration queries. `retrieval` searches the queries in the gallery that `setup` describes. `lists`
+sets the length of the result lists. Three modules make more queries: `hidden_labels` makes absent
+queries by hiding labels, `leave_one_out` uses gallery images that the encoder was not trained on,
+and `item_queries` uses items, embedded by layers that were not fitted to them.  `fit` runs all fits
+and collects the evidence for the error bounds: `detector` fits the outlier detector,
+`probabilities` the match probabilities, `label_choices` the result sets, and `levels` the parents
+of labels. `pictures` measures the quality of images. `picture_state` learns how far degradation
+moves the embedding of an image.  `kept_queries` stores the queries in the bundle, so that
+`fit_again` needs no image; `decided_queries` adds reviewed queries. `feedback` corrects match
+probabilities by users' decisions. `evaluate` evaluates a bundle on separate queries. `open_set`
+measures the verdicts on queries with and without a match.
 """
 
 from index_builder.calibration.detector import fit_detector

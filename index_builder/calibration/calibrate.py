@@ -45,8 +45,8 @@ from model_store.encoder.contract import Embeddings, Encoder
 from model_store.gallery import Gallery
 
 N_DETECTOR_IMAGES = 10_000
-"""Maximum number of gallery images to fit the outlier detector to. More bring no gain, and their
-features may not fit into memory."""
+"""Maximum number of gallery images to fit the outlier detector to. More images bring no gain, and
+their features may not fit into memory."""
 
 
 def calibration_queries(
@@ -60,16 +60,16 @@ def calibration_queries(
 ) -> CalibrationQueries:
     """Search the gallery with all queries that the decision layer is fitted to.
 
-    If too few labels are withheld, absent queries are the withheld ones and also the matched ones
-    with their label hidden from the result list and the outlier detector. For views, the original
-    pictures take the place of the matched queries.
+    If too few labels are withheld, matched queries also become absent queries: their label is
+    hidden from the result list and the outlier detector. If the queries are views, the original
+    pictures of the views become absent queries instead.
 
     Parameters
     ----------
     are_views : whether the queries are views of gallery images.
     unseen : whether the encoder was not trained on the gallery's labels.
-    plain : the original pictures of views, which become absent queries when hidden. They resemble
-        other items as much as a new photograph does; cropped and rotated views resemble them less.
+    plain : the original pictures of views, to make absent queries. An original picture is as
+        similar to other items as a new photograph is; a cropped or rotated view is less similar.
     seen : callback for each matched query that is decoded.
     """
     matched, folds = queries.matched, setup.label_folds
@@ -111,7 +111,7 @@ def calibration_queries(
 def _observe_hidden(
     setup: RetrievalSetup, images: LabelledImages, embeddings: Embeddings
 ) -> tuple[RetrievedQueries, NDArray[np.int64]]:
-    """Search images with their own label hidden; also return the rows that could be searched."""
+    """Search images with their own label hidden; also return the rows of the searched images."""
     assert setup.label_folds is not None  # noqa: S101 - the caller has looked
     return look_up_hidden(
         setup.gallery,
@@ -147,8 +147,8 @@ def calibrate_gallery(
         labels. Each image is then its own label.
     unseen : whether the encoder was not trained on the gallery's images.
     enough : minimum number of matched queries. If there are fewer and the gallery is ``unseen``,
-        gallery images become queries too, each hidden from its own results. Labels with parents
-        need twice as many.
+        gallery images become queries too, each hidden from its own results. If labels have parents,
+        the minimum is at least `ENOUGH_WITH_PARENTS`.
     rule : the rule for a match, and the parents of labels.
     items : items to use as matched queries, instead of those in ``queries``.
 
@@ -158,7 +158,7 @@ def calibrate_gallery(
     """
     smallest_side = encoder.metadata.input.smallest_side
     pictures = MeasuredPictures(smallest_side)
-    # A view may come from a reduced picture, unless all pictures are decoded at full size.
+    # A view may be made from a picture decoded at reduced size, so its quality is not measured.
     are_measured = smallest_side is None or not are_views
     setup, observed = observe_gallery(
         encoder,
@@ -198,10 +198,10 @@ def observe_gallery(
 
     Parameters
     ----------
-    was_put : (N,) which images were added to the gallery after the queries were held out. They
-        become queries too, each hidden from its own results.
-    known_labels : the gallery's labels when the absent queries were declared absent; empty for all
-        labels.
+    was_put : (N,) mask of the images that were added to the gallery after the queries were held
+        out. These images become queries too, each hidden from its own results.
+    known_labels : the gallery's labels at the time when the absent queries were declared absent;
+        empty for all labels.
     items : see `calibrate_gallery`.
     """
     embeddings = embed_with_features(encoder, images, "features of the gallery")
@@ -313,7 +313,7 @@ def calibrate_with_queries(
     Parameters
     ----------
     detector : the gallery's outlier detector, from an earlier calibration.
-    queries : queries with a match, and withheld queries without one.
+    queries : queries with a match, and queries without a match.
     rule : the rule for a match, and the parents of labels.
 
     Raises
@@ -347,7 +347,8 @@ def _with_gallery_images(
 
     rows : (B,) indices of the images that become queries.
     hidden : (B, m) see `look_up`.
-    n_put : number of items added after the other queries were held out; they are the first rows.
+    n_put : number of images that were added after the other queries were held out; the first
+        entries of ``rows``.
     """
     groups = group_numbers(images)
     scores = DetectorFolds.of(embeddings, images.label_codes(), groups, seed).scores(

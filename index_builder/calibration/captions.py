@@ -1,7 +1,7 @@
 """Calibration for text queries: captions of items or labels, or search texts that led to a click.
 
-It works like the calibration for images, but shares only the gallery with it: images do not show
-how similar texts are to items, or which texts are unusual.
+Image queries do not show how similar texts are to items, or which texts are unusual. So text
+queries have a separate calibration for the same gallery.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Captions:
     texts : (N,).
     labels : (N,) labels of the gallery, or ids if it has no labels; None if nothing in the gallery
         matches.
-    clusters : (N,) cluster of each text; texts of one cluster are not independent.
+    clusters : (N,) cluster of each text. Texts of one cluster are not independent.
     sources : (N,) origin of each text; None if unknown.
     """
 
@@ -60,7 +60,7 @@ class Captions:
         return len(self.texts)
 
     def at(self, rows: NDArray[np.int64]) -> Captions:
-        """Return some of them."""
+        """Return the texts at ``rows``."""
         return Captions(
             tuple(self.texts[row] for row in rows),
             tuple(self.labels[row] for row in rows),
@@ -70,7 +70,7 @@ class Captions:
 
     @property
     def named(self) -> Named:
-        """The labels of the texts; texts without a match get a label per cluster."""
+        """The labels of the texts; texts without a match get one artificial label per cluster."""
         return Named(
             tuple(
                 _NOTHING + cluster if label is None else label
@@ -88,9 +88,10 @@ def calibrate_texts(
 ) -> Calibration:
     """Search with every caption, and fit the decision layer for texts to the results.
 
-    Absent queries are captions without a match. If there are none, they are the other captions,
-    with their label hidden from the result list and the outlier detector. The detector is fitted to
-    the captions; each caption is scored by a detector that was not fitted to it.
+    Absent queries are captions without a match. If all captions have a match, these captions also
+    become absent queries: their label is hidden from the result list and the outlier detector. The
+    served detector is fitted to all captions with a match. Here, each caption is scored by a
+    detector that was not fitted to this caption.
 
     Raises
     ------
@@ -132,7 +133,8 @@ class _Searched:
     Attributes
     ----------
     embeddings, clusters, found : embeddings, clusters and search results of N captions.
-    detector, means : outlier detector of the captions, and means of the gallery's labels.
+    detector, means : outlier detector fitted to the captions, and mean directions of the gallery's
+        labels.
     n_listed : number of items in every result list.
     """
 
@@ -146,7 +148,7 @@ class _Searched:
     def observe(
         self, encoder: TextEncoder, gallery: Gallery, texts: Sequence[str], named: Named
     ) -> RetrievedQueries:
-        """Embed and search other texts."""
+        """Embed ``texts`` and search the gallery with them."""
         embeddings = _embedded(encoder, texts)
         scores = self.detector.scores(embeddings)
         return look_up(gallery, self.means, named, embeddings, scores, self.n_listed)
@@ -155,7 +157,7 @@ class _Searched:
 def _searched(
     encoder: TextEncoder, gallery: Gallery, matched: Captions, seed: int, *, hide_labels: bool
 ) -> _Searched:
-    """Search with the captions that have a match."""
+    """Search the gallery with the captions that have a match."""
     named, embeddings = matched.named, _embedded(encoder, matched.texts)
     codes = np.unique(np.array(named.labels), return_inverse=True)[1]
     clusters = np.unique(np.array(matched.clusters), return_inverse=True)[1].astype(np.int64)

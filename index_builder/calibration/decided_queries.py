@@ -15,8 +15,8 @@ from model_store.gallery import Gallery
 from model_store.half_precision import HalfRows
 
 UNSAID = "\0 not said"
-"""Label of a query without a known match. It counts as a match that was not found, so it never
-makes an error bound easier to meet."""
+"""Label of a query whose true match is unknown. The query counts as a matched query with only wrong
+results, so it never makes an error bound easier to meet."""
 
 SOURCE = "decisions"
 """Source of reviewed queries, if the bundle's queries have sources."""
@@ -28,7 +28,7 @@ def with_decisions(kept: KeptQueries, drawn: Sequence[DrawnQuery], gallery: Gall
     Parameters
     ----------
     drawn : see `drawn_queries`.
-    gallery : the gallery of the items that decisions name.
+    gallery : the gallery with the items named in decisions.
     """
     truths = [_truth(one.said, gallery) for one in drawn]
     matched = [row for row, truth in enumerate(truths) if truth is not None]
@@ -36,7 +36,7 @@ def with_decisions(kept: KeptQueries, drawn: Sequence[DrawnQuery], gallery: Gall
     unlabelled = kept.unlabelled
     if (
         unlabelled is not None and matched
-    ):  # the encoder was not trained on these queries, so both means are equal
+    ):  # no layer was fitted to reviewed queries, so both means are equal
         unlabelled = HalfRows.concatenate(
             [unlabelled, _rows([drawn[row] for row in matched], "mean")]
         )
@@ -58,13 +58,13 @@ def _truth(said: Decided | None, gallery: Gallery) -> str | None:
         return said.item_id
     try:
         item = gallery.items(np.array([gallery.row(said.item_id)]))[0]
-    except ItemNotFound:  # removed; other items of its label may remain
+    except ItemNotFound:  # the item was removed, but its label may remain
         return said.label or said.item_id
     return item.label or item.id
 
 
 def _joined(kept: Kept, drawn: Sequence[DrawnQuery], labels: Sequence[str]) -> Kept:
-    """Append queries, each as its own group."""
+    """Append the reviewed queries; each query is its own group."""
     if not drawn:
         return kept
     ids = tuple(one.embedded.query_id for one in drawn)

@@ -18,24 +18,24 @@ from model_store.errors import CalibrationError
 from model_store.sphere import unit_direction
 
 RANK = 64
-"""Number of principal directions of the outlier detector. Twice as many detect corrupted images
-slightly better (AUROC +0.004), other image types no better, and cost more time per query."""
+"""Number of principal directions of the outlier detector. 128 directions detect corrupted images
+slightly better (AUROC +0.004) and other image types no better. They take more time per query."""
 
 MOST_BASIS_ENTRIES = 82_000
-"""Maximum number of basis entries, since every query reads all of them. It allows 64 directions of
-a MobileNet's 1,280 features."""
+"""Maximum number of entries in the basis, because every query reads the whole basis. This number
+allows 64 directions of the 1,280 features of a MobileNet."""
 
 MIN_REFERENCES = 20
 """Minimum number of gallery images to estimate a subspace."""
 
 REFERENCES_PER_LABEL, LEAST_REFERENCES, MOST_REFERENCES = 50, 500, 2000
-"""Number of gallery images to compare a query with: average per label, minimum and maximum. Every
-query reads all of them. On Fashion-MNIST's ten labels, four times as many were not better (AUROC
-−0.007 to 0.000, one seed)."""
+"""Number of reference images that a query is compared with: per label on average, then minimum and
+maximum in total. Every query reads all reference images. On the ten labels of Fashion-MNIST, four
+times as many reference images were not better (AUROC −0.007 to 0.000, one seed)."""
 
 LEAST_OF_LABEL = 5
-"""Minimum number of gallery images per label to compare with, if possible. Without them, a small
-label, for example a new one, would look like an outlier."""
+"""Minimum number of reference images per label, if the label has so many. Without reference images,
+a query of a small or new label would look like an outlier."""
 
 Floats = NDArray[np.float64]
 
@@ -74,7 +74,7 @@ def fit_detector(
     coordinates = (rows - centre) @ basis
     _, codes, counts = np.unique(label_codes, return_inverse=True, return_counts=True)
     n_labels = len(counts)
-    if len(rows) - len(counts) < rank:  # too few images for the spread within labels
+    if len(rows) - len(counts) < rank:  # too few images to estimate the spread within labels
         codes, counts = np.zeros_like(codes), np.array([len(rows)])
     means = np.zeros((len(counts), rank))
     np.add.at(means, codes, coordinates)
@@ -96,7 +96,7 @@ def fit_detector(
 
 
 def _references(label_codes: NDArray[np.integer[Any]], n_references: int) -> NDArray[np.int64]:
-    """Choose images to compare with: the first few of each label, then the first of all."""
+    """Choose reference images: first `LEAST_OF_LABEL` images of each label, then further images."""
     order = np.argsort(label_codes, kind="stable")
     _, starts, counts = np.unique(label_codes[order], return_index=True, return_counts=True)
     place = np.empty(len(order), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Evaluates a bundle as the service would answer, on queries used for nothing else."""
+"""Evaluates a bundle with the service's answers to queries that no fit has used."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from model_store.verdicts import Order
 
 LIMIT = 10
 BATCH = 64
-"""Number of queries whose outlier scores are computed at once."""
+"""Number of queries per computation of outlier scores."""
 
 ALPHAS = (0.01, 0.05, 0.1)
 
@@ -122,7 +122,7 @@ def ask(
 def _truth(
     retriever: Retriever, queries: LabelledImages
 ) -> Callable[[int, Sequence[Item]], NDArray[np.bool_]]:
-    """Return a function that tells which items are true matches of a query, by its position."""
+    """Return a function from the position of a query and items to a mask of the true matches."""
     gallery, calibration = retriever.gallery, retriever.calibration
     near = nearby(gallery, queries, None if calibration is None else calibration.within)
 
@@ -140,14 +140,14 @@ def _truth(
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The outcomes of queries used for nothing else.
+    """The outcomes of evaluation queries, which no fit has used.
 
     Attributes
     ----------
-    report : the report of `evaluate`. ``stream`` adds the outcomes of verdicts at the expected
-        share of absent queries, see `Outcomes`.
-    queries : the N queries, without corrupted and far ones.
-    answers, correct, absent : for each query, the answer, whether its first item is a true match,
+    report : the report of `evaluate`, and the key ``stream``: the outcomes of verdicts at the
+        expected share of absent queries, see `Outcomes`.
+    queries : the N queries with and without a match; corrupted and far queries are left out.
+    answers, correct, absent : for each query: the answer, whether the first item is a true match,
         and whether the gallery has no true match.
     surest_errors : rows of the queries with a wrong first item, most confident first.
     """
@@ -163,8 +163,8 @@ class Evaluation:
 def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, Any]:
     """Evaluate a calibrated retriever; ``seed`` sets the noise of corrupted queries.
 
-    If items are the queries, no images were held out. The results for queries with a match then
-    come from the cross-fit of the calibration.
+    If no images were held out, the gallery's items are the queries with a match. The results for
+    these queries come from the cross-fit of the calibration.
 
     Returns
     -------
@@ -182,12 +182,12 @@ def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, An
 
 
 def _of_items(retriever: Retriever, queries: QuerySet) -> dict[str, Any]:
-    """Return the report if the gallery's items are the queries with a match."""
+    """Return the report for a gallery whose items are the queries with a match."""
     calibration = retriever.calibration
     assert calibration is not None  # noqa: S101 - the caller has calibrated it
     measured, evidence = calibration.report["cross_fitted"], calibration.evidence
     present = ~evidence.absent
-    # At the absent share of the fit; another share would not change the order of queries.
+    # AUROC depends only on the order of queries, which is the same at every absent share.
     no_match = evidence.no_match_probabilities[present]
     asked = {"near": queries.withheld, "far": queries.outliers}
     kinds = {
@@ -222,7 +222,7 @@ def _of_items(retriever: Retriever, queries: QuerySet) -> dict[str, Any]:
 
 
 def evaluated(retriever: Retriever, queries: QuerySet, seed: int) -> Evaluation:
-    """Evaluate a calibrated retriever, and keep the outcome of each query."""
+    """Evaluate a calibrated retriever; return the report and the outcome of each query."""
     assert retriever.calibration is not None  # noqa: S101 - the caller has calibrated it
     report, asked = _asked(retriever, queries, seed)
     return _with_outcomes(retriever.calibration, report, asked)
@@ -278,7 +278,7 @@ def _asked(
 def _with_outcomes(
     calibration: Calibration, report: dict[str, Any], asked: Sequence[Answers]
 ) -> Evaluation:
-    """Add the outcomes of verdicts; queries with a match come first, then those without."""
+    """Add the outcomes of verdicts on queries with a match, and then on queries without a match."""
     absent = np.repeat([False, True][: len(asked)], [len(one) for one in asked])
     answers = [answer for one in asked for answer in one.answers]
     queries = joined(*(one.queries for one in asked))
@@ -298,7 +298,7 @@ def _with_outcomes(
 
 
 def _parent(hierarchy: Hierarchy | None, label: str, answer: Answer) -> str | None:
-    """Return the parent of a label at the level that an answer rolled up to; None without one."""
+    """Return a label's parent at the level that the answer rolled up to; None without a parent."""
     rolled = answer.decision.roll_up
     if hierarchy is None or rolled is None:
         return None
@@ -310,7 +310,7 @@ def _parent(hierarchy: Hierarchy | None, label: str, answer: Answer) -> str | No
 def _of_outliers(
     matched: Answers, kinds: Mapping[str, Answers]
 ) -> dict[str, dict[str, float | None]]:
-    """Measure the AUROC of each kind of query against queries with a match."""
+    """Measure how well each kind of query is separated from queries with a match (AUROC)."""
     return {
         kind: {
             "outlier_score": auroc(answers.outlier_scores, matched.outlier_scores),
@@ -324,7 +324,7 @@ def _of_outliers(
 def _of_orders(
     retriever: Retriever, queries: LabelledImages, own: Answers
 ) -> dict[Order, dict[str, Any]]:
-    """Measure results of queries with a match, ordered by similarity and by probability.
+    """Measure results of queries with a match in both orders: by similarity and by probability.
 
     Parameters
     ----------
@@ -354,13 +354,14 @@ def _of_first(
     correct: NDArray[np.bool_],
     absent: NDArray[np.float64] | None,
 ) -> dict[str, Any]:
-    """Measure the calibration of first items' probabilities, at the expected absent share.
+    """Measure the calibration of the first item's match probability, at the expected absent share.
 
     Parameters
     ----------
-    matched, correct : (B,) first probabilities of queries with a match, and whether the first item
-        is right.
-    absent : first probabilities of queries with withheld labels; None if there are none.
+    matched, correct : (B,) for queries with a match: match probability of the first item, and
+        whether this item is a true match.
+    absent : for queries of withheld labels: match probability of the first item. None without such
+        queries.
     """
     probabilities, outcomes, weights = matched, correct, np.full(len(matched), 1 / len(matched))
     if absent is not None:

@@ -16,12 +16,13 @@ MIN_PAIRS = 50
 """Minimum number of pairs to estimate a slope."""
 
 MIN_OF_EACH = 10
-"""Minimum number of confirmed pairs, and of rejected pairs."""
+"""Minimum number of confirmed pairs, and minimum number of rejected pairs."""
 
 N_FOLDS = 5
 
 MIN_DRAWN = 30
-"""Minimum number of requested pairs; with fewer, volunteered pairs count as requested."""
+"""Minimum number of requested pairs: pairs drawn at random, or pairs from the review queue. If
+there are fewer, volunteered pairs count as requested."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -31,16 +32,17 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
     """Return the calibration with corrected match probabilities and a report of the correction.
 
     The fit uses uncorrected log-odds, so feedback on corrected probabilities is not applied twice.
-    Pairs drawn at random for review represent all answers; their weight is the inverse of the
-    probability of the draw. Pairs from the review queue are chosen by verdict, not by correctness,
-    so they have no weights (covariate-dependent sampling). If there are enough of these two kinds,
-    all other pairs count as volunteered. The correction is cross-fitted by query, and compared on
-    the drawn pairs if there are enough. If it does not predict users' decisions better, nothing is
-    corrected, and the report states this.
+    Pairs drawn at random for review represent all answers. The weight of a drawn pair is the
+    inverse of the probability of its draw. The review queue chooses pairs by verdict, not by
+    correctness, so its pairs have no weights (covariate-dependent sampling). If drawn and queued
+    pairs are enough together, all other pairs count as volunteered. The correction is cross-fitted
+    by query. Its log loss is compared with the uncorrected log loss, on the drawn pairs if there
+    are enough. If the correction does not predict users' decisions better, it is not applied, and
+    the report says so.
 
     Raises
     ------
-    CalibrationError : too few decisions on these probabilities.
+    CalibrationError : too few decisions on answers with the current probabilities.
     """
     pairs = log.pairs(calibration.match_fingerprint())
     n_confirmed = int(pairs.correct.sum())
@@ -71,9 +73,10 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
 
 
 def _judged(pairs: SaidPairs) -> Bools:
-    """Return the pairs to compare on: the drawn pairs, if there are enough.
+    """Return a mask of the pairs that the log loss is measured on.
 
-    Otherwise all requested pairs; otherwise all pairs.
+    These are the drawn pairs, or all requested pairs, or all pairs: the first choice with enough
+    pairs.
     """
     for judged in (pairs.drawn, pairs.drawn | pairs.ordered):
         if int(judged.sum()) >= MIN_DRAWN:
@@ -82,7 +85,7 @@ def _judged(pairs: SaidPairs) -> Bools:
 
 
 def _volunteered(pairs: SaidPairs) -> Bools:
-    """Return the volunteered pairs; none if there are too few requested pairs."""
+    """Return a mask of the volunteered pairs; all False if there are too few requested pairs."""
     asked = pairs.drawn | pairs.ordered
     return ~asked if int(asked.sum()) >= MIN_DRAWN else np.zeros_like(asked)
 

@@ -41,17 +41,17 @@ from model_store.errors import CalibrationError
 from model_store.verdicts import Order
 
 MIN_QUERIES = 50
-"""Minimum number of queries with a match, and of queries without one. With fewer, a conformal
-p-value cannot reach 0.02, and a logistic fit is unreliable."""
+"""Minimum number of queries with a match, and minimum number of queries without a match. With fewer
+queries, a conformal p-value cannot reach 0.02, and a logistic fit is unreliable."""
 
 ASSUMED_ABSENT = 0.3
-"""Share of absent queries in the fit; probabilities are then shifted to other shares. With a share
-of a few per cent, the fit would almost ignore absent queries, and be wrong if they are frequent. If
-the available absent queries are not representative, the fit uses the small default share
-instead."""
+"""Share of absent queries among the weighted queries of the fit. The served probabilities are
+shifted to the expected share. At a share of a few per cent, the fit would almost ignore absent
+queries. Its probabilities would then be wrong for a service with many absent queries. If the
+available absent queries are not representative, the fit uses `DEFAULT_ABSENT` instead."""
 
 N_RESAMPLED = 30
-"""Number of bootstrap samples to estimate how often a guarantee is given."""
+"""Number of bootstrap samples to estimate the share of calibrations that give a guarantee."""
 
 COVERAGES = (0.8, 0.9, 0.95, 0.98, 0.99)
 """Coverages of the result sets in the report."""
@@ -61,7 +61,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Queries of one kind for the evidence; ``labels`` are withheld labels."""
+    """Queries of one kind for the evidence; ``labels`` are the labels of withheld queries."""
 
     observed: RetrievedQueries
     clusters: Integers
@@ -80,9 +80,11 @@ def fit_calibration(
     """Fit the calibration of a gallery to queries.
 
     The served models are fitted to all queries. All evidence and measurements come from five-fold
-    cross-fits. Gallery images excluded from their own results are queries for probabilities,
-    operating points and result sets. They are slightly harder, because their label has one item
-    less. Percentiles use only held-out queries; outlier p-values also use items added later.
+    cross-fits. Gallery images can be additional queries, each excluded from its own results. Such a
+    query is slightly harder than a new photograph, because its label has one item less. Gallery
+    images are used for probabilities, operating points and result sets. Percentiles of
+    uncertainties use only held-out queries. Outlier p-values use held-out queries and items added
+    later.
 
     Parameters
     ----------
@@ -132,10 +134,10 @@ def fit_calibration(
 
 
 def _guarantee_share(calibration: Calibration, seed: int) -> float:
-    """Return the share of bootstrap samples, over objects and labels, that give a guarantee.
+    """Return the share of bootstrap samples of objects and labels that give a guarantee.
 
-    With probability 1 − δ over all calibrations, a guarantee is kept or not given. So if guarantees
-    are rare, little is known about the given ones.
+    The confidence 1 − δ refers to all calibrations, including calibrations that give no guarantee.
+    If few calibrations give a guarantee, a large part of the given guarantees may be wrong.
     """
     generator = np.random.default_rng(seed)
     evidence = replace(calibration.evidence.of_order(calibration.order), levels=None)
@@ -162,7 +164,7 @@ def _guarantee_share(calibration: Calibration, seed: int) -> float:
 
 
 def _ordinary_scores(parts: Sequence[_Part], n_put: int) -> Floats:
-    """Return the outlier scores of ordinary queries, sorted; see `fit_calibration`."""
+    """Return the sorted outlier scores of held-out queries and of items added later."""
     ordered: Floats = np.sort(
         np.r_[parts[0].observed.outlier_scores, parts[1].observed.outlier_scores[:n_put]]
     )
@@ -170,7 +172,7 @@ def _ordinary_scores(parts: Sequence[_Part], n_put: int) -> Floats:
 
 
 def _absent_scores(queries: CalibrationQueries, parts: Sequence[_Part]) -> Floats:
-    """Return the outlier scores of held-out absent queries and of withheld labels, sorted."""
+    """Return the sorted outlier scores of absent queries, without gallery images."""
     kinds = queries.absent, queries.withheld
     scores = [
         part.observed.outlier_scores for part in parts if any(part.observed is one for one in kinds)
@@ -186,9 +188,10 @@ class _CrossFitted:
     Attributes
     ----------
     examples, probabilities : the labels that queries find, and their match probabilities (N,).
-    assumed : share of absent queries that the examples are weighted to.
+    assumed : share of absent queries among the weighted examples.
     n_signals : number of signals, see `fit_choice`.
-    choices, evidence : the outcome of each query.
+    choices : the labels that each query finds.
+    evidence : the outcome of each query.
     """
 
     examples: Examples
@@ -240,7 +243,7 @@ def _described(
     n_signals: int,
     measured: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the report of a calibration: counts of queries, and the results ``measured``."""
+    """Return the report of a calibration: counts of queries, and the measured results."""
     return {
         "n_matched": len(queries.matched),
         "n_leave_one_out": sum(len(part.observed) for part in parts[1:] if not part.absent),
@@ -253,7 +256,7 @@ def _described(
 
 
 def _is_known(queries: CalibrationQueries) -> bool:
-    """Return whether the absent queries represent other absent queries."""
+    """Return whether the absent queries represent truly absent queries."""
     if queries.absence == "hidden_labels":
         known = [queries.absent] if queries.withheld is None else [queries.absent, queries.withheld]
         return sum(len(np.unique(one.codes)) for one in known) >= LEAST_LABELS
@@ -265,7 +268,8 @@ def _measured(
 ) -> dict[str, Any]:
     """Measure cross-fitted probabilities and result sets at the assumed share of absent queries.
 
-    First items come from the default order; ``orders`` reports both orders.
+    The first items are first in the gallery's default order; ``orders`` has the results of both
+    orders.
     """
     evidence, present = calibration.evidence, ~calibration.evidence.absent
     orders = {order: _of_order(calibration, order, examples) for order in get_args(Order)}
@@ -281,7 +285,7 @@ def _measured(
 
 
 def _of_order(calibration: Calibration, order: Order, examples: Examples) -> dict[str, Any]:
-    """Measure the first items of results in ``order``."""
+    """Measure the first items of results sorted by ``order``."""
     weights = examples.weights
     evidence = calibration.evidence.of_order(order)
     of_first, correct = evidence.first_probabilities, evidence.correct
@@ -326,7 +330,7 @@ def _some(names: Names | None, places: Integers | None) -> Names | None:
 
 
 def _weighted(parts: list[_Part], assumed: float) -> list[Group]:
-    """Weight queries so that absent ones have the share ``assumed``; matched ones weigh 1."""
+    """Give matched queries weight 1, and absent queries a weight for the share ``assumed``."""
     n_present = sum(len(part.observed) for part in parts if not part.absent)
     n_absent = sum(len(part.observed) for part in parts if part.absent)
     of_absent = assumed / (1 - assumed) * n_present / n_absent
@@ -342,7 +346,7 @@ def _weighted(parts: list[_Part], assumed: float) -> list[Group]:
 
 
 def _outlier_p_values(parts: list[_Part], n_put: int) -> Floats:
-    """Return the outlier p-values (N,); an ordinary query is compared with the others."""
+    """Return the outlier p-values (N,); each ordinary query is compared with all other ones."""
     ordinary = _ordinary_scores(parts, n_put)
     n, p_values = len(ordinary), []
     for place, part in enumerate(parts):
@@ -366,7 +370,7 @@ def _evidence(
     absent = np.concatenate([np.full(len(part.observed), part.absent) for part in parts])
     own_sizes = np.concatenate([part.observed.own_sizes for part in parts])
     first, likeliest = examples.starts, examples.likeliest(probabilities)
-    # Absent queries of one label form one cluster, because they do not represent other labels.
+    # Absent queries of one label are right or wrong together, so they form one cluster.
     of_label = np.concatenate([part.observed.codes for part in parts]).astype(np.int64)
     clusters = np.concatenate([part.clusters for part in parts])
     numbers = np.unique(

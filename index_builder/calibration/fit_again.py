@@ -39,18 +39,19 @@ from model_store.gallery import FaissGallery, Gallery
 Floats = NDArray[np.float64]
 
 NEGLIGIBLE = 0.02
-"""Negligible increase of the mean log loss, in nats. The new calibration is compared under harder
-conditions: it is also fitted to items excluded from their own results, and its fits there use four
-fifths of the data. When half of the items of Caltech-101 and Omniglot were replaced, this cost
-0.015 and 0.007 nats, but both calibrations were equally good on fresh queries."""
+"""Negligible increase of the mean log loss, in nats. The comparison is harder for the new
+calibration: it is also fitted to items excluded from their own results, and its cross-fits use four
+fifths of the data. After half of the items of Caltech-101 and Omniglot were replaced, these
+conditions raised the loss by 0.015 and 0.007 nats. On fresh queries, both calibrations were equally
+good."""
 
 _LEAST = 1e-6
 """Minimum probability in a log loss, so that a single query does not dominate."""
 
 NOTHING_KEPT = (
-    "The bundle stores no calibration queries, so it cannot be recalibrated automatically; earlier "
-    "releases did not store them. Run `vouch-build calibrate BUNDLES --queries FILE` once, with "
-    "your own queries, or rebuild the bundle."
+    "The bundle stores no calibration queries, so it cannot be recalibrated automatically; "
+    "earlier releases did not store them. Run `vouch-build calibrate BUNDLES --queries FILE` "
+    "once with your own queries, or rebuild the bundle."
 )
 
 
@@ -66,8 +67,8 @@ class Refit:
 
     Attributes
     ----------
-    calibration : the new one.
-    loss_before, loss_after : mean log loss of "the first result is right" on matched queries, by
+    calibration : the new calibration.
+    loss_before, loss_after : mean log loss of "the first result is right" on matched queries, for
         the previous and the new calibration; see `_compared`.
     standard_error : standard error of the difference.
     """
@@ -79,7 +80,7 @@ class Refit:
 
     @property
     def foretells_as_well(self) -> bool:
-        """True if the new calibration is not worse by more than chance or `NEGLIGIBLE`."""
+        """True if the loss increased by at most one standard error, or by at most `NEGLIGIBLE`."""
         return self.loss_after - self.loss_before <= max(self.standard_error, NEGLIGIBLE)
 
 
@@ -117,7 +118,7 @@ def fit_again(
     rule = TruthRule(before.hierarchy)
     n_features = kept.matched.features.values.shape[1]
     encoder = KeptVectors(before.encoder_fingerprint, gallery.dim, n_features)
-    # Stored features are already averaged; features of served queries are not.
+    # The stored features are already averaged, so the detector must not average again.
     n_averaged = before.detector.n_averaged
     before = replace(before, detector=replace(before.detector, n_averaged=1))
     queries, unlabelled = _queries(kept, items, gallery)
@@ -141,7 +142,7 @@ def fit_again(
             items=_item_queries(encoder, queries.matched, unlabelled),
         )
     fitted = fit_calibration(setup.calibrated, observed, config, kept.seed, before.quality_limits)
-    # These need images and the encoder, which are not available.
+    # A fit of these two values needs images and the encoder, which are not available.
     fitted = replace(fitted, picture=before.picture, similarity_stds=before.similarity_stds)
     was_decided = np.array([name in decided for name in queries.matched.ids], dtype=bool)
     known = queries.matched, images, was_put, was_decided
@@ -153,8 +154,8 @@ def fit_again(
 def _as_users_said(fitted: Calibration, before: Calibration) -> Calibration:
     """Return a calibration with the feedback correction of the previous one.
 
-    Feedback comes from served queries, not from calibration queries, so the correction stays. It is
-    dropped if it belongs to probabilities of another release.
+    The correction stays valid, because feedback comes from served queries, not from calibration
+    queries. A correction of another release's probabilities is dropped.
     """
     if before.outdated is not None:
         return fitted
@@ -165,12 +166,12 @@ def _as_users_said(fitted: Calibration, before: Calibration) -> Calibration:
 def _queries(
     kept: KeptQueries, items: ItemFeatures | None, gallery: Gallery
 ) -> tuple[QuerySet, NDArray[np.float32] | None]:
-    """Divide the stored queries by whether the current gallery has their label.
+    """Divide the stored queries into present and absent queries of the current gallery.
 
     Returns
     -------
-    The queries. If they are items, also the means (B, D) of the matched ones, from encoders that
-    were not fitted to their labels; else None.
+    The queries, and an array or None. If the queries are items, the array has the embedding means
+    (B, D) of the matched queries, from layers that were not fitted to their labels.
     """
     held = _held(kept, items, gallery)
     of_matched, of_withheld = (
@@ -184,7 +185,7 @@ def _queries(
     least = 1 if len(kept.withheld) else LEAST_LABELS
     is_too_few = len(absent) < MIN_QUERIES or len(set(absent.labels)) < least
     if kept.unlabelled is None and not kept.unseen and is_too_few:
-        # The encoder was trained on these labels, as on other hidden ones.
+        # The encoder was trained on the removed labels, so hidden labels are used instead.
         absent = absent.subset([])
     rows = np.flatnonzero(of_matched)
     present = joined(matched.subset(rows), withheld.subset(np.flatnonzero(of_withheld)))
@@ -203,7 +204,7 @@ def _item_queries(
     matched: LabelledImages,
     unlabelled: NDArray[np.float32] | None,
 ) -> ItemQueries | None:
-    """Return stored items as queries; None if images were held out."""
+    """Return the stored items as queries; None if the stored queries are held-out images."""
     if unlabelled is None:
         return None
     alone = _embeddings(encoder, matched)
@@ -212,13 +213,13 @@ def _item_queries(
 
 
 def _held(kept: KeptQueries, items: ItemFeatures | None, gallery: Gallery) -> set[str]:
-    """Return the labels of the gallery; without labels, the ids that queries still match."""
+    """Return the labels of the gallery; without labels, the item ids that queries can match."""
     rows = np.arange(gallery.n_items)
     if gallery.labels:
         codes = gallery.label_codes(rows)
         return {gallery.labels[code] for code in np.unique(codes[codes >= 0])}
     held = {item.id for item in gallery.items(rows)}
-    if kept.are_views and items is not None:  # another picture may now have the id
+    if kept.are_views and items is not None:  # a new picture may have the old id
         held &= {name for name, put in zip(items.ids, items.was_put, strict=True) if not put}
     return held
 
@@ -226,7 +227,7 @@ def _held(kept: KeptQueries, items: ItemFeatures | None, gallery: Gallery) -> se
 def _items(
     items: ItemFeatures, gallery: FaissGallery, seed: int
 ) -> tuple[LabelledImages, NDArray[np.bool_]]:
-    """Return the items with stored features in random order, and which were added later."""
+    """Return the items with stored features, shuffled, and a mask of the items added later."""
     if items.was_put.any():  # they are at the end
         items = items.at(np.random.default_rng(seed).permutation(len(items)))
     rows = np.array([gallery.row(item_id) for item_id in items.ids], dtype=np.int64)
@@ -240,7 +241,7 @@ def _items(
 
 
 def _put_queries(queries: CalibrationQueries, was_put: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the positions of items added later, among the items that are queries."""
+    """Return the positions of the items added later, among the gallery items used as queries."""
     left_out = queries.leave_one_out
     if left_out is None:
         return np.empty(0, dtype=np.int64)
@@ -259,15 +260,15 @@ def _compared(
 ) -> Refit:
     """Compare two calibrations on queries with a match.
 
-    Both were fitted to the held-out queries and are equally optimistic there. Only the new one was
-    fitted to items added later and to reviewed queries, so cross-fitted probabilities are used for
-    these.
+    Both calibrations were fitted to the held-out queries, so both losses are equally optimistic
+    there. Only the new calibration was fitted to items added later and to reviewed queries. For
+    these queries, its cross-fitted probabilities are compared.
     """
     held_out = queries.matched
     of_held_out = _embeddings(encoder, matched)
     unseen = _unseen_losses(fitted)
     after = np.where(was_decided, unseen[: len(held_out)], _losses(fitted, held_out, of_held_out))
-    if before.outdated is not None:  # no probabilities to compare with
+    if before.outdated is not None:  # nothing to compare
         return Refit(fitted, float(after.mean()), float(after.mean()), 0.0)
     old = _losses(before, held_out, of_held_out)
     put = _put_queries(queries, was_put)
@@ -289,7 +290,8 @@ def _compared(
 def _unseen_losses(fitted: Calibration) -> Floats:
     """Return cross-fitted log losses (N,) of "the first result is right".
 
-    Covers all evidence: held-out queries first, then items excluded from their own results.
+    The order is that of the evidence: held-out queries first, then items excluded from their own
+    results.
     """
     evidence = fitted.evidence
     shift = prior_shift(fitted.assumed_absent, DEFAULT_ABSENT)

@@ -1,7 +1,8 @@
 """Makes absent queries from matched ones by hiding their label.
 
-Hiding the label from the result list is not enough: an outlier detector that knows the label would
-call the query ordinary. So the detector that scores the query was fitted without its label.
+Hiding the label from the result list is not enough: an outlier detector fitted to the label would
+give the query a low score. So each query is scored by a detector that was fitted without the
+query's label.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from model_store.decision import OutlierDetector
 from model_store.encoder.contract import Embeddings
 
 N_FOLDS = 20
-"""Maximum number of label folds. A detector that lacks more labels than the query's own gives
-higher outlier scores than the served detector gives to absent queries. With ten folds of 15 labels
-of Caltech-101, absent queries got a match 1.23 times as often as hidden ones; with 15 folds, 1.10
-times."""
+"""Maximum number of label folds. A detector fitted without a fold lacks all labels of the fold, not
+only the query's label. Its outlier scores are therefore higher than the scores of truly absent
+queries in the service. With ten folds of 15 labels of Caltech-101, truly absent queries got a match
+1.23 times as often as queries with a hidden label. With 15 folds, it was 1.10 times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +30,20 @@ class LabelFolds:
 
     Attributes
     ----------
-    fold_of : for each label, the index of the detector fitted without it.
-    detectors : one per fold; None if the other labels have too few images.
+    fold_of : for each label, the index of the detector that was fitted without this label.
+    detectors : one detector per fold; None if the labels outside the fold have too few images.
     """
 
     fold_of: Mapping[str, int]
     detectors: tuple[OutlierDetector | None, ...]
 
     def of(self, labels: Sequence[str], names: Sequence[str]) -> LabelFolds:
-        """Return the folds with keys renamed: ``labels[i]`` gets the fold of ``names[i]``."""
+        """Return the folds under other names: ``labels[i]`` gets the fold of ``names[i]``."""
         folds = [self.fold_of[name] for name in names]
         return replace(self, fold_of=dict(zip(labels, folds, strict=True)))
 
     def known(self, labels: Sequence[str]) -> NDArray[np.bool_]:
-        """Return which of B ``labels`` have a detector, (B,)."""
+        """Return a mask (B,) of the ``labels`` for which a detector exists."""
         return np.array(
             [self.detectors[self.fold_of.get(label, 0)] is not None for label in labels]
         )
@@ -50,7 +51,7 @@ class LabelFolds:
     def scores(self, embeddings: Embeddings, labels: Sequence[str]) -> NDArray[np.float64]:
         """Return outlier scores (B,) from detectors fitted without the ``labels`` of B queries.
 
-        NaN without a detector.
+        The score is NaN if no detector exists for the label.
         """
         scores = np.full(len(embeddings), np.nan)
         folds = np.array([self.fold_of.get(label, 0) for label in labels], dtype=np.int64)

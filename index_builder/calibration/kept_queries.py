@@ -38,7 +38,7 @@ from model_store.processors import PROVIDERS
 KEPT_QUERIES_FILE = "calibration_queries.npz"
 
 MOST_QUERIES = 2_000
-"""Maximum number of stored queries of a kind, chosen at random; more add little."""
+"""Maximum number of stored queries of each kind, chosen at random. More queries add little."""
 
 _KINDS = ("matched", "withheld")
 _PARTS = ("mean", "variance", "features")
@@ -51,8 +51,8 @@ class Kept:
     Attributes
     ----------
     labels, groups, sources : (B,), see `LabelledImages`.
-    mean, variance, features : embeddings (B, D), (B, D) and (B, F); adjacent features are averaged
-        if there are many.
+    mean, variance, features : embeddings (B, D), (B, D) and (B, F). If there are many features,
+        adjacent features are averaged.
     """
 
     ids: tuple[str, ...]
@@ -68,7 +68,7 @@ class Kept:
 
     @classmethod
     def of(cls, images: LabelledImages, embeddings: Embeddings) -> Kept:
-        """Return ``images`` and their embeddings in the stored form."""
+        """Return images and their embeddings as stored queries."""
         features = averaged_features(embeddings.features, averaging(embeddings.features.shape[1]))
         return cls(
             images.ids,
@@ -98,10 +98,10 @@ class KeptQueries:
     matched, withheld : queries by kind, see `CalibrationQueries`.
     are_views, unseen : see `calibrate_gallery`.
     seed : seed of the calibration.
-    labels : labels of the gallery when the queries were chosen; empty in bundles of earlier
-        releases.
-    unlabelled : (B, D) means of the matched queries from an encoder fitted without their label, if
-        these queries are items; else None.
+    labels : labels of the gallery at the time when the queries were chosen; empty in bundles of
+        earlier releases.
+    unlabelled : if the matched queries are items: their embedding means (B, D), from layers fitted
+        without the item's label; else None.
     """
 
     matched: Kept
@@ -213,7 +213,7 @@ def keep(
     def kept(some: LabelledImages) -> Kept:
         if len(some) > MOST_QUERIES:
             chosen = np.random.default_rng(seed).permutation(len(some))[:MOST_QUERIES]
-            some = some.subset(np.sort(chosen))  # sorted, so that a refit gives the same result
+            some = some.subset(np.sort(chosen))  # makes refits reproducible
         return Kept.of(some, _embedded(encoder, some))
 
     of_matched, unlabelled = (
@@ -235,7 +235,7 @@ def keep(
 
 
 def kept_items(encoder: Encoder, images: LabelledImages, gallery_size: int) -> ItemFeatures:
-    """Return the features of a sample of the gallery.
+    """Return the features of a random sample of the gallery's items.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The candidates of result sets: the nearest item of each label that a query finds."""
+"""Measures result sets; their candidates are the nearest items of the labels that a query finds."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class LabelChoices:
     def outcomes(
         self, coverages: Sequence[float], evidence: Evidence, calibration: Calibration
     ) -> list[dict[str, Any]]:
-        """Measure result sets of each coverage; the rule for a fold is fitted to the other folds.
+        """Measure cross-fitted result sets at each coverage.
 
         Parameters
         ----------
-        evidence : evidence of all queries; sets are chosen for queries with a match.
+        evidence : evidence of all queries. Result sets are measured for queries with a match only.
         calibration : calibration of the gallery.
         """
         n_labels, delta = calibration.n_labels, calibration.delta

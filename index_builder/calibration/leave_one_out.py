@@ -17,16 +17,16 @@ from model_store.encoder.contract import Embeddings
 from model_store.gallery import Gallery
 
 ENOUGH = 1000
-"""Sufficient number of matched queries. If there are fewer, gallery images are added."""
+"""Sufficient number of matched queries. If there are fewer, gallery images become queries, too."""
 
 ENOUGH_WITH_PARENTS = 2000
-"""Sufficient number of matched queries if labels have parents. Error bounds of parents use only the
-queries without a confident label, at most half of all."""
+"""Sufficient number of matched queries if labels have parents. The error bounds of parents use only
+queries whose label is not confident, at most half of all queries."""
 
 N_FOLDS = 20
 """Number of gallery folds for outlier scores. A detector must not be fitted to the image that it
-scores, whose distance would then be zero. With 20 folds, it is almost as good as a detector fitted
-to all images."""
+scores, because their distance would be zero. With 20 folds, each detector is almost as good as a
+detector fitted to all images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,8 @@ class PutItems:
     Attributes
     ----------
     places : (m,) indices of these images.
-    n_queries : number of them that become queries, in proportion to their share of the gallery.
+    n_queries : number of these images that become queries, in proportion to their share of the
+        gallery.
     """
 
     places: NDArray[np.int64]
@@ -46,13 +47,14 @@ class PutItems:
     def of(
         cls, gallery: Gallery, images: LabelledImages, was_put: NDArray[np.bool_], n_held_out: int
     ) -> PutItems:
-        """Choose the added images whose label another gallery item has.
+        """Choose the added images that share their label with another gallery item.
 
         Parameters
         ----------
         images : gallery images in random order.
-        was_put : (N,) which images were added later.
-        n_held_out : number of held-out matched queries, which represent the other images.
+        was_put : (N,) mask of the images that were added later.
+        n_held_out : number of held-out matched queries. They represent the images that were not
+            added later.
         """
         codes = gallery.label_codes(np.arange(gallery.n_items))
         counts = np.bincount(codes[codes >= 0], minlength=len(gallery.labels))
@@ -69,18 +71,19 @@ def leave_one_out_queries(
     enough: int = ENOUGH,
     put: PutItems | None = None,
 ) -> NDArray[np.int64]:
-    """Choose gallery images to make up for missing held-out queries.
+    """Choose gallery images as additional queries, if there are too few held-out queries.
 
     Parameters
     ----------
     images : gallery images in random order; the encoder was not trained on them.
     n_held_out : number of held-out matched queries.
     enough : wanted total of matched queries.
-    put : items added later, which no held-out query represents; they are chosen first.
+    put : items added later; they are chosen first, because no held-out query represents them.
 
     Returns
     -------
-    (m,) indices of the chosen images. Each has a label that an image of another group has, too.
+    (m,) indices of the chosen images, items added later first. Each other image shares its label
+    with an image of another group.
     """
     if len(images) * (N_FOLDS - 1) // N_FOLDS < MIN_REFERENCES:
         return np.empty(0, dtype=np.int64)
@@ -93,7 +96,7 @@ def leave_one_out_queries(
 
 
 def has_partner(images: LabelledImages) -> NDArray[np.bool_]:
-    """Return which images (N,) share their label with an image of another group."""
+    """Return a mask (N,) of the images that share their label with an image of another group."""
     if not len(images):
         return np.zeros(0, dtype=bool)
     codes, groups = images.label_codes(), group_numbers(images)
@@ -124,10 +127,10 @@ def rows_of_groups(gallery: Gallery, images: LabelledImages) -> NDArray[np.int64
 def whole_groups(
     groups: Sequence[str] | NDArray[np.int64] | None, order: NDArray[np.int64], n_most: int
 ) -> NDArray[np.int64]:
-    """Return at most ``n_most`` of the images ``order``, in whole groups.
+    """Return at most ``n_most`` of the images ``order``, without splitting a group.
 
-    If a group were split, an image excluded from its own results would find images of the same
-    object that no longer belong to its group.
+    Each image is excluded from its own results together with its group. If a group were split, the
+    image would find the group's other images.
 
     Parameters
     ----------
@@ -141,15 +144,16 @@ def whole_groups(
     )
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
-    visited = np.argsort(place[firsts])  # by one image per group, whatever its size
+    visited = np.argsort(place[firsts])  # random order of groups, independent of their sizes
     taken = visited[np.cumsum(sizes[visited]) <= n_most]
     return order[np.isin(numbers[order], taken)]
 
 
 def group_numbers(*collections: LabelledImages) -> NDArray[np.int64]:
-    """Return the group numbers of all images of the ``collections``, in order.
+    """Return the group number of each image in the ``collections``.
 
-    Images of one group share a number. Without groups, exact copies share a number.
+    Images of the same group have the same number. Without groups, exact copies have the same
+    number.
     """
     keys = [key for images in collections for key in group_keys(images)]
     return np.unique(np.array(keys), return_inverse=True)[1].astype(np.int64)
@@ -200,7 +204,7 @@ class DetectorFolds:
         return cls(tuple(detectors))
 
     def scores(self, embeddings: Embeddings, groups: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return outlier scores (B,) from detectors fitted without the images' groups.
+        """Return outlier scores (B,), each from a detector fitted without the image's group.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Outcomes of calibration queries at the levels above labels, for example genus and family."""
+"""Measures the most probable parents of calibration queries, for example genus and family."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def level_evidence(
     examples: Examples,
     probabilities: NDArray[np.float64],
 ) -> LevelEvidence:
-    """Roll up the results of Q queries as the verdict does, and compare them with the truth.
+    """Compare the most probable parents of Q queries with their true parents.
 
     Parameters
     ----------
     labels : labels of the gallery, by code.
-    withheld : (Q,) the label of a query that the gallery does not have; None for other queries.
+    withheld : (Q,) labels of the queries whose label is not in the gallery; None for other queries.
     examples, probabilities : the labels that queries find, and their cross-fitted match
         probabilities (N,).
     """
-    of_codes = hierarchy.of_labels([*labels, None])  # code −1 is the last row: no label
+    of_codes = hierarchy.of_labels([*labels, None])  # code −1 selects the last row: no label
     of_found = of_codes[np.maximum(examples.codes, -1)]
     own = hierarchy.of_labels(withheld)
     held = examples.labels >= 0
@@ -46,9 +46,9 @@ def level_evidence(
 def levels_measured(
     calibration: Calibration, weights: NDArray[np.float64]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Describe ``levels``: accuracy of the most probable parent, and calibration of probabilities.
+    """Measure each level: accuracy of the most probable parent, and calibration of its probability.
 
-    A parent is right only if the query has a match in the gallery. Returns an empty object if
+    A parent counts as right only if the query has a match in the gallery. The result is empty if
     labels have no parents.
 
     Parameters

@@ -11,21 +11,23 @@ from model_store.gallery import Gallery
 from model_store.search import N_CANDIDATES
 
 PARTS = 4
-"""If labels are hidden, a list has at most 1 / `PARTS` of the gallery. Otherwise, with fewer items
-left, the same number would reach less similar items than in the service."""
+"""If labels are hidden, a result list has at most 1 / `PARTS` of the gallery's items. A hidden
+label leaves fewer items to search. A longer list would reach less similar items than a list of the
+service."""
 
 LEAST_LISTED = 10
 """Minimum length of a result list in a small gallery."""
 
 
 PlainItems = tuple[NDArray[np.int64], LabelledImages, Embeddings]
-"""Rows (n,) of matched queries, and the n items that these queries are views of."""
+"""Rows (n,) of matched queries that are views, then the items that the views show, and their
+embeddings."""
 
 
 def items_alike(gallery: Gallery, images: LabelledImages) -> NDArray[np.int64] | None:
-    """Return numbers (n_items,), equal for items that show the same object; None if all differ.
+    """Return a number (n_items,) for each item, equal for the same object; None if all differ.
 
-    A view is not an absent query if a copy or near-duplicate of its picture stays in the gallery.
+    To make a view an absent query, all copies and near-duplicates of its picture must be hidden.
 
     Parameters
     ----------
@@ -42,11 +44,11 @@ def items_alike(gallery: Gallery, images: LabelledImages) -> NDArray[np.int64] |
 
 
 def list_length(gallery: Gallery, n_hidden: int, *, hide_labels: bool) -> int:
-    """Return the length of every result list, such that queries with a hidden label get as many.
+    """Return the length of result lists that every query can reach, even with a hidden label.
 
     Parameters
     ----------
-    n_hidden : number of items hidden from a query for other reasons.
+    n_hidden : maximum number of items hidden from a query, apart from its label.
     """
     n_candidates = N_CANDIDATES
     if hide_labels:
@@ -56,10 +58,10 @@ def list_length(gallery: Gallery, n_hidden: int, *, hide_labels: bool) -> int:
 
 
 def largest_hidden(gallery: Gallery) -> int:
-    """Return the size of the largest label with at most half of the gallery.
+    """Return the size of the largest label that can be hidden: at most half of the gallery.
 
-    The maximum length of a result list is the size of the gallery minus this number. A larger label
-    would leave too few items, so its queries cannot serve as absent ones.
+    A result list cannot be longer than the gallery without this label. A larger label would leave
+    too few items, so its queries do not become absent queries.
     """
     if not gallery.labels:
         return 1
@@ -71,7 +73,7 @@ def largest_hidden(gallery: Gallery) -> int:
 def plain_items(
     matched: LabelledImages, images: LabelledImages, embeddings: Embeddings
 ) -> PlainItems:
-    """Return the items among ``images`` that the views ``matched`` were made from."""
+    """Return the gallery images that the views ``matched`` were made from."""
     row_of = {name: row for row, name in enumerate(images.ids)}
     places = np.array([n for n, name in enumerate(matched.ids) if name in row_of], dtype=np.int64)
     rows = np.array([row_of[matched.ids[place]] for place in places], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Measures verdicts on queries with and without a match: errors, and their bounds."""
+"""Measures the errors of verdicts on queries with and without a match."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONFIDENCE = 0.95
 """Confidence of the exact intervals of counted shares (Clopper & Pearson 1934)."""
 
 MOST_GROUPS = 20
-"""Maximum number of groups to report, those with the most errors."""
+"""Maximum number of groups in the report. The groups with the most errors are reported."""
 
 N_POINTS = 100
 """Number of points of the risk-coverage curve."""
@@ -69,7 +69,7 @@ class Outcomes:
             self._weights = np.where(absent, share / absent.sum(), (1 - share) / (~absent).sum())
 
     def described(self) -> dict[str, Any]:
-        """Return a JSON object: overall results, and results by level, source and worst group."""
+        """Return a JSON object: results in total, by level and by source, and the worst groups."""
         everything = np.ones(len(self._absent), dtype=bool)
         report = {
             **self._rates(everything),
@@ -118,7 +118,7 @@ class Outcomes:
         }
 
     def _share(self, rows: Bools, counted: Bools) -> dict[str, Any]:
-        """Return the share of ``rows`` that is ``counted`` (B,), and its exact interval.
+        """Return the share of the ``rows`` that is ``counted``, both (B,), and its exact interval.
 
         Queries of one group count as one observation.
         """
@@ -134,7 +134,7 @@ class Outcomes:
         )
 
     def _risk_coverage(self) -> list[list[float]]:
-        """Return pairs of coverage and error of first items, from the highest threshold down."""
+        """Return pairs of coverage and error of the first items, for decreasing thresholds."""
         order = np.lexsort((self._weights, -self._probabilities))
         coverage = np.cumsum(self._weights[order])
         wrong = evened(self._probabilities, ~self._correct, self._weights)
@@ -155,7 +155,7 @@ class Outcomes:
         }
 
     def _rolled_up(self, level: str) -> dict[str, Any]:
-        """Return how often answers rolled up to a level, and how often the parent was wrong."""
+        """Return the share of answers that rolled up to a level, and the share of wrong parents."""
         rows = self._levels == level
         weight = float(self._weights[rows].sum())
         wrong = float(self._weights[rows & ~self._rolled_right].sum())

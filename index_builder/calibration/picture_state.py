@@ -14,18 +14,19 @@ from model_store.decision.picture import PictureState, log_features
 from model_store.encoder.contract import Encoder
 
 N_DEGRADED, LEAST_DEGRADED = 160, 40
-"""Number of images to degrade, one copy each, and the minimum number. On new photographs of 38
-labels, 160 images separate degraded from clean ones as well as 300 (AUROC 0.95)."""
+"""Number of images to degrade, one copy each, and the minimum number for a fit. On new photographs
+of 38 labels, a fit to 160 images separates degraded from clean images as well as a fit to 300
+images (AUROC 0.95)."""
 
 RIDGE = 0.5
-"""Ridge penalty, in units of the number of features."""
+"""Ridge penalty divided by the number of features."""
 
 N_FOLDS = 8
-"""Number of cross-fitted heads that give the levels of ordinary pictures; each lacks an eighth of
-the images."""
+"""Number of cross-fitted heads, each fitted without an eighth of the images. Each head measures the
+images that it was not fitted to."""
 
 LEAST_SCALE = 1e-3
-"""Added to the standard deviation of a log feature."""
+"""Added to the standard deviation of each log feature, to avoid a division by zero."""
 
 Floats = NDArray[np.floating]
 
@@ -36,7 +37,7 @@ def fit_picture_state(
     seed: int,
     kinds: Sequence[str] = DEGRADATIONS,
 ) -> PictureState | None:
-    """Fit the head; None if there are no images, or too few.
+    """Fit the head; None if the encoder takes no images, or if there are too few images.
 
     Parameters
     ----------
@@ -51,7 +52,7 @@ def fit_picture_state(
     clean = embed_with_features(encoder, some, "images to degrade")
     moved = embed_with_features(encoder, degraded(some, seed, kinds), "degraded images")
     cosines = (moved.directions * clean.directions).sum(axis=1)
-    # Fits the angle, because its logarithm would give tiny displacements most weight.
+    # The logarithm of the angle would give most weight to tiny displacements.
     angles = np.arccos(np.clip(cosines.astype(np.float64), -1, 1))
     of_clean, of_moved = clean.features, moved.features
     levels = []

@@ -11,7 +11,7 @@ from index_builder.progress import track
 from model_store.images.quality import ordinary_limits, quality_measures
 
 N_MEASURED = 250
-"""Maximum number of queries to decode only for this measurement."""
+"""Number of measured queries, if there are so many. Missing queries are decoded again."""
 
 
 class MeasuredPictures:
@@ -19,8 +19,8 @@ class MeasuredPictures:
 
     Parameters
     ----------
-    smallest_side : smallest side of a reduced decoding. Images with a smaller side were decoded at
-        full size; the others are decoded again.
+    smallest_side : minimum side of an image decoded at reduced size. An image with a shorter side
+        was decoded at full size; only such images are measured without a second decoding.
     """
 
     def __init__(self, smallest_side: int | None) -> None:

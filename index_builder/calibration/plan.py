@@ -1,4 +1,4 @@
-"""The plan of a build: its queries, and the error bound that they can support.
+"""The plan of a build: the number of queries, and the error bound that this number can guarantee.
 
 A plan needs only counts, so an impossible build stops in its first seconds.
 """
@@ -70,7 +70,7 @@ class Plan:
 
     @property
     def least_queries(self) -> int:
-        """Minimum number of `match` verdicts, all right, that guarantee `max_error`."""
+        """Minimum number of `match` verdicts that guarantees `max_error` if all are right."""
         return math.ceil(least_queries(self.promises.max_error, self.promises.delta))
 
     @property

@@ -17,28 +17,30 @@ from model_store.verdicts import Absence
 N_FOLDS = 5
 
 RIDGE = 2e-3
-"""Factor of the squared weights in the mean loss. A hundred queries cannot determine ten free
-weights."""
+"""Factor of the L2 penalty on the weights in the mean loss. Without a penalty, a hundred queries
+cannot determine ten weights."""
 
 N_SIGNALS = (4, 6)
-"""Numbers of signals to try, from the start of `SIGNALS`. More would overfit: of twelve signals
-before release 0.3, six had no measurable effect."""
+"""Numbers of signals to try; a fit uses the first signals of `SIGNALS`. More signals would overfit:
+of the twelve signals before release 0.3, six had no measurable effect."""
 
 FEW_LABELS, N_SIGNALS_OF_FEW = 15, (3, 4)
-"""If there are fewer absent labels, fewer signals are tried. On six labels of CUB, twelve signals
-overfitted: four had a higher AUROC of absent queries by 0.02."""
+"""With fewer than `FEW_LABELS` absent labels, fewer signals are tried. On six labels of CUB, twelve
+signals overfitted: with four signals, the AUROC of absent queries was higher by 0.02."""
 
 _STAND_INS_ONLY: tuple[Absence, ...] = ("hidden_trained_labels", "near_misses_of_views")
-"""Kinds of absent queries for which a fit uses only the first signals. An encoder trained on a
-hidden label places its images away from all others, so their neighbours disagree. Images of a truly
-unknown label lie among others, and their neighbours agree."""
+"""Kinds of absent queries that differ from truly absent queries, so a fit uses only the first
+signals. An encoder places the images of a training label apart from other images. If this label is
+hidden, the remaining neighbours have many labels. Images of a truly unknown label lie among the
+images of a few labels."""
 
 _MOST_LOG_ODDS = 20.0
 """Maximum magnitude of the intercept, which is unbounded if every query has a match."""
 
 _LEAST_SPREAD = 1e-9
-"""Minimum standard deviation to scale a signal by. Rounding gives a constant signal about 1e-14,
-and in this unit any other value would count as proof."""
+"""Minimum standard deviation to scale a signal by. Rounding gives a constant signal a standard
+deviation of about 1e-14. Divided by it, any other value of the signal would decide the
+probability."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -70,7 +72,7 @@ class Examples:
     Attributes
     ----------
     values : (N, S) signals, grouped by query, nearest label first.
-    matches : (N,) whether the label is the query's own.
+    matches : (N,) whether the label is the query's own label.
     codes : (N,) codes of the labels.
     sizes : (N,) number of the label's items that the query can find.
     starts : (Q,) first row of each query.
@@ -127,8 +129,8 @@ class Examples:
     def chosen(self) -> Bools:
         """A mask (N,) of the labels to predict: the first true match of each query.
 
-        If a query has several true matches, which are nearly equal, they share the probability, so
-        each gets too little.
+        Several true matches of a query are nearly equal and share the probability. So the
+        probability of each match is too low.
         """
         rows = np.flatnonzero(self.matches)
         _, first = np.unique(self.queries[rows], return_index=True)
@@ -138,7 +140,7 @@ class Examples:
 
     def likeliest(self, probabilities: Floats) -> Integers:
         """Return the row (Q,) of each query's most probable label, by ``probabilities`` (N,)."""
-        # By query, then descending; equal ones nearest first.
+        # Sorted by query, then by decreasing probability; equal labels stay nearest first.
         order = np.lexsort((-probabilities, self.queries))
         rows: Integers = order[self.starts]
         return rows
@@ -168,9 +170,9 @@ class Examples:
 
 
 def numbers_of_signals(absence: Absence, examples: Examples) -> Sequence[int]:
-    """Return the numbers of signals to try; fewer if the absent queries are not representative."""
+    """Return the numbers of signals to try: fewer if the absent queries are not representative."""
     if (examples.counts[examples.absent] == 1).all():
-        return (2,)  # one of two labels is hidden: signals that compare labels are undefined
+        return (2,)  # with one label left, signals that compare labels are undefined
     if absence in _STAND_INS_ONLY:
         return N_SIGNALS[:1]
     n_labels = len(np.unique(examples.labels[examples.absent]))
@@ -179,7 +181,7 @@ def numbers_of_signals(absence: Absence, examples: Examples) -> Sequence[int]:
 
 @dataclass(frozen=True, slots=True)
 class CrossFit:
-    """Match probabilities from fits without queries of the same label.
+    """Match probabilities; those of a query come from a fit without queries of its label.
 
     Attributes
     ----------
@@ -196,7 +198,7 @@ class CrossFit:
 
 
 def cross_fitted(examples: Examples, seed: int, n_signals: Sequence[int] = N_SIGNALS) -> CrossFit:
-    """Cross-fit over labels; choose the number of signals that predicts other labels best.
+    """Cross-fit over labels, and choose the number of signals with the smallest loss.
 
     Parameters
     ----------
@@ -244,7 +246,8 @@ def fit_choice(examples: Examples, n_signals: int = len(SIGNALS)) -> LogisticMod
 
     Parameters
     ----------
-    n_signals : number of signals with a weight, from the start of `SIGNALS`; the others get 0.
+    n_signals : number of signals that are used, from the start of `SIGNALS`. The other signals get
+        weight 0.
     """
     of_row = examples.weights[examples.queries]
     centre = np.average(examples.values, axis=0, weights=of_row)

@@ -25,8 +25,9 @@ Integers = NDArray[np.int64]
 Names = tuple[str, ...]
 
 LEAST_LABELS = 10
-"""Minimum number of withheld labels. If there are fewer, absent queries with hidden labels are
-added. In a gallery with few labels, hidden labels are easier to detect than truly new labels."""
+"""Minimum number of withheld labels. If there are fewer, queries with a hidden label become absent
+queries, too. In a gallery with few labels, hidden labels are easier to detect than truly new
+labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,8 @@ class CalibratedGallery:
     encoder_fingerprint, search : fingerprint of the encoder, and search settings of the gallery.
     n_candidates : length of every result list.
     label_counts : (C,) number of items of each label, by code.
-    n_unlabelled : number of items without a label; each counts as its own label.
-    detector, means : the outlier detector and the label means fitted to its images.
+    n_unlabelled : number of items without a label; each such item counts as its own label.
+    detector, means : the outlier detector and the label means of the gallery's images.
     labels : the C labels, by code.
     rule : the rule for a match, and the parents of labels.
     """
@@ -107,19 +108,19 @@ class CalibratedGallery:
 
 @dataclass(frozen=True, slots=True)
 class LeaveOneOut:
-    """Gallery images as queries, each hidden from its own results with its group.
+    """Gallery images as queries; each image and its group are hidden from the image's results.
 
-    No model may be fitted to these images. Then searching them in the rest of the gallery is like
-    searching held-out queries in the whole gallery.
+    No model may be fitted to these images. Under this condition, an image finds similar results in
+    the rest of the gallery as a held-out query finds in the whole gallery.
 
     Attributes
     ----------
-    matched : the queries whose label another item has.
+    matched : the queries that share their label with another item.
     absent, absent_of : see `CalibrationQueries`; None if no labels are hidden.
-    clusters : clusters of ``matched``, in the numbering of the held-out queries.
+    clusters : cluster numbers of ``matched``; a cluster has the same number among held-out queries.
     sources : see `CalibrationQueries`.
     places : indices of ``matched`` among the given gallery images.
-    n_put : number of items added after the other queries were held out; they come first in
+    n_put : number of items added after the other queries were held out. These items come first in
         ``matched``. No held-out query represents them.
     """
 
@@ -134,24 +135,25 @@ class LeaveOneOut:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationQueries:
-    """The queries that a gallery is calibrated with.
+    """The queries for the calibration of a gallery.
 
     Attributes
     ----------
     matched : held-out queries whose label is in the gallery.
-    absent : queries of the same kind without a match in the gallery.
-    absent_of : for absent queries made by hiding labels, their indices in ``matched``; None for
-        images of withheld labels.
+    absent : absent queries: matched queries with their label hidden, or images of withheld labels.
+    absent_of : if labels are hidden: the index in ``matched`` of each absent query. None if
+        ``absent`` are images of withheld labels.
     are_views : whether all queries are augmented views of gallery images, because there are no
         labels.
     clusters : cluster numbers of ``matched``; copies and photographs of one object share a number.
     sources : source of each matched query; None if unknown.
-    withheld : queries of withheld labels, in addition to hidden ones; None if ``absent`` has all.
+    withheld : if labels are hidden: images of withheld labels as further absent queries; else None.
     absent_sources, absent_labels : sources and labels of queries of withheld labels.
-    absent_rivals : number of labels of the gallery, divided by the labels that absent queries were
-        compared with.
-    leave_one_out : more queries, for estimates that need no exchangeable outlier scores; None if
-        there are enough, or if the encoder was trained on the gallery's images.
+    absent_rivals : number of labels in the gallery, divided by the number of labels that images of
+        withheld labels were compared with.
+    leave_one_out : gallery images as additional queries. Their outlier scores are not exchangeable
+        with scores of new queries. None if there are enough queries, or if the encoder was trained
+        on the gallery's images.
     unseen : whether the encoder was not trained on the gallery's labels.
     are_items : whether the matched queries are items, each excluded from its own results.
     """
@@ -179,12 +181,12 @@ class CalibrationQueries:
 
     @property
     def n_put(self) -> int:
-        """The number of leave-one-out queries that were added later; see `LeaveOneOut`."""
+        """The number of leave-one-out queries that are items added later; see `LeaveOneOut`."""
         return 0 if self.leave_one_out is None else self.leave_one_out.n_put
 
     @property
     def n_absent(self) -> int:
-        """The number of absent queries, hidden and withheld together."""
+        """The number of all absent queries, with a hidden or a withheld label."""
         return len(self.absent) + (0 if self.withheld is None else len(self.withheld))
 
     @property

@@ -29,13 +29,13 @@ Integers = NDArray[np.int64]
 
 
 LATITUDE, LONGITUDE = "latitude", "longitude"
-"""Metadata fields of a place: WGS84 coordinates in degrees."""
+"""Metadata fields of the place of an item: WGS84 coordinates in degrees."""
 
 N_PLACES = 10_000
-"""Number of items whose metadata is read at once."""
+"""Number of items in each read of metadata."""
 
 BATCH = 128
-"""Number of queries that are searched at once."""
+"""Number of queries in each search."""
 
 
 class Labelled(Protocol):
@@ -75,8 +75,8 @@ class RetrievedQueries:
     matches : (B, n) whether each candidate is a true match.
     codes : (B,) codes of the queries' own labels; −2 and below for labels that the gallery does not
         have.
-    own_sizes : (B,) number of items of the query's own label that it can find.
-    found_sizes : (B, n) number of items of each candidate's label that it can find.
+    own_sizes : (B,) number of items of the query's own label that the query can find.
+    found_sizes : (B, n) number of items of each candidate's label that the query can find.
     """
 
     spherical_variances: Floats
@@ -98,7 +98,7 @@ class RetrievedQueries:
         return RetrievedQueries(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     def first(self, n: int) -> RetrievedQueries:
-        """Return the queries with the first ``n`` of their candidates."""
+        """Return the queries with only the first ``n`` candidates of each query."""
         return replace(
             self,
             similarities=self.similarities[:, :n],
@@ -141,7 +141,7 @@ def observe(
 ) -> RetrievedQueries:
     """Embed ``queries`` in batches, and search ``n`` candidates for each.
 
-    In a gallery without labels, a query's label is the id of the item that it shows.
+    In a gallery without labels, the label of a query is the id of the item that the query shows.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ def nearby(gallery: Gallery, queries: LabelledImages, within: float | None) -> W
 
 
 def places_of_items(gallery: Gallery) -> Floats:
-    """Return the places of items (N, 3), from the metadata fields `LATITUDE` and `LONGITUDE`."""
+    """Return the coordinates (N, 3) of all items, from their metadata."""
     degrees = np.full((gallery.n_items, 2), np.nan)
     for start in range(0, gallery.n_items, N_PLACES):
         rows = np.arange(start, min(start + N_PLACES, gallery.n_items))
@@ -186,7 +186,7 @@ def place_in(metadata: Mapping[str, Any], origin: str) -> tuple[float, float] | 
 
     Raises
     ------
-    DatasetError : the values are not valid degrees.
+    DatasetError : only one value is given, or a value is not a number of degrees in its range.
     """
     found = metadata.get(LATITUDE), metadata.get(LONGITUDE)
     if found == (None, None):
@@ -219,14 +219,13 @@ def look_up(
 
     Parameters
     ----------
-    outlier_scores : (B,) scores, with the same information hidden from the detector as from the
-        result list.
-    hide_label : hides all items of a query's own label, which makes an absent query of a matched
-        one.
+    outlier_scores : (B,) scores, from detectors that were fitted without the hidden items and
+        labels.
+    hide_label : whether to hide all items of each query's own label, to make the query absent.
     hidden : (B, m) rows of items to exclude from each query's results, for example the query
-        itself; −1 for none.
-    alike : (N,) in a gallery without labels, numbers that are equal for items of the same object;
-        these items are hidden together.
+        itself; padded with −1.
+    alike : in a gallery without labels: (N,) number of the object that each item shows. All items
+        of an object are hidden together.
     within : rule for matches by distance; None if a match has the same label.
     among : (N,) mask of the items that can be found; None for all items.
     correlation : see `correlation_of`.
@@ -236,7 +235,7 @@ def look_up(
     sizes = _Sizes(item_codes, codes, hidden)
     directions = embeddings.directions
     n = min(n, gallery.n_items)
-    if hide_label:  # also hides an item from itself
+    if hide_label:  # this also hides an item that is the query
         rows, similarities = _without_own_label(gallery, directions, n, item_codes, codes, alike)
     elif among is not None:
         rows, similarities = _among(gallery, directions, n, among)
@@ -302,13 +301,14 @@ def look_up_hidden(
     n: int,
     alike: Integers | None = None,
 ) -> tuple[RetrievedQueries, Integers]:
-    """Search B embedded queries with their own label hidden, where enough items remain.
+    """Search embedded queries with their own label hidden.
 
-    Also returns the rows of the queries that were searched.
+    Leaves out a query if too few items remain, or if no detector was fitted without its label. Also
+    returns the rows of the searched queries.
 
     Parameters
     ----------
-    folds : detectors fitted without a label.
+    folds : detectors that were each fitted without some labels.
     n, alike : see `look_up`.
     """
     sizes = look_up(gallery, means, queries, embeddings, np.empty(len(queries)), 1).own_sizes
@@ -336,13 +336,13 @@ def _without_own_label(
     codes: NDArray[np.int32],
     alike: Integers | None,
 ) -> tuple[Integers, Floats]:
-    """Return rows and similarities (B, n) of candidates with other labels than the query's."""
+    """Return rows and similarities (B, n) of candidates whose label is not the query's label."""
     rows = np.empty((len(directions), n), dtype=np.int64)
     similarities = np.empty((len(directions), n))
     for code in np.unique(codes):
         chosen = np.flatnonzero(codes == code)
         others = item_codes != code
-        if alike is not None and code >= 0:  # without labels, an item's code is its row
+        if alike is not None and code >= 0:  # the code of an unlabelled item is its row
             others = alike != alike[code]
         found = gallery.candidates(directions[chosen], n, MaskedRows(others))
         similarities[chosen], rows[chosen] = found.similarities, found.rows
@@ -375,7 +375,7 @@ def _without(
 
 
 class _Sizes:
-    """Counts the items of labels, without each query's hidden items."""
+    """Counts the items of each label that a query can find; hidden items are not counted."""
 
     def __init__(
         self,
@@ -394,7 +394,7 @@ class _Sizes:
         self.own = np.where(codes >= 0, self._counts[np.maximum(codes, 0)] - self._n_hidden, 0)
 
     def of(self, codes: NDArray[np.int32]) -> Integers:
-        """Return the number of items (B, n) of the labels ``codes`` (B, n); 1 without a label."""
+        """Return the number of items (B, n) of the labels ``codes`` (B, n); 1 for no label."""
         counts = np.where(codes >= 0, self._counts[np.maximum(codes, 0)], 1)
         counts -= np.where(codes == self._codes[:, None], self._n_hidden[:, None], 0)
         return counts
@@ -418,7 +418,7 @@ def _means_without(
 
 
 def _codes(gallery: Gallery, queries: Labelled) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return codes of all items and of the queries: a query matches items that share its code."""
+    """Return the codes of all items and of the queries. A query matches the items with its code."""
     rows = np.arange(gallery.n_items)
     if gallery.labels:
         names, item_codes = list(gallery.labels), gallery.label_codes(rows)

@@ -1,4 +1,4 @@
-"""The gallery as calibration queries search it."""
+"""Prepares a gallery for the search with calibration queries."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from model_store.search import N_CANDIDATES
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """The labels that a gallery had when absent queries were declared absent.
+    """The part of a gallery that existed when the absent queries were declared absent.
 
-    An absent query may show a label that was added later. For example, an unknown animal gets a
-    name, but its earlier photographs stay without it.
+    A label that was added later may be the label of an absent query. For example, an unknown animal
+    gets a name, but its earlier photographs stay absent queries.
 
     Attributes
     ----------
-    rows : (N,) mask of the items with one of these labels.
-    detector : outlier detector fitted to these items only.
-    rivals : current number of labels, divided by the number at that time.
+    rows : (N,) mask of the items with one of the earlier labels, or without a label.
+    detector : outlier detector fitted to images of the earlier labels only.
+    rivals : current number of labels, divided by the number of earlier labels.
     """
 
     rows: NDArray[np.bool_]
@@ -50,12 +50,12 @@ class Earlier:
         labels: Collection[str],
         seed: int,
     ) -> Earlier | None:
-        """Leave out labels that were added later; None if there are none, or too few images remain.
+        """Leave out labels that were added later; None without such labels, or with too few images.
 
         Parameters
         ----------
         images, embeddings : a random sample of the gallery, in random order.
-        labels : the gallery's labels at that time.
+        labels : the gallery's earlier labels; empty if unknown.
         """
         known = set(labels)
         held = np.array([label in known for label in gallery.labels], dtype=bool)
@@ -72,16 +72,17 @@ class Earlier:
 
 @dataclass(frozen=True, slots=True)
 class RetrievalSetup:
-    """The gallery as calibration queries search it, with its outlier detectors.
+    """A gallery, its models and its search settings for calibration queries.
 
     Attributes
     ----------
     detector, means : outlier detector and label means of the gallery.
-    label_folds : detectors fitted without a label; None if real absent queries are available.
+    label_folds : detectors that were each fitted without some labels; None if no labels are hidden.
     alike : for a gallery without labels, see `look_up`; None if every item is its own label.
     n_candidates : length of every result list, see `list_length`.
     rule : the rule for a match, and the parents of labels.
-    earlier : the part of the gallery that absent queries search; None for the whole gallery.
+    earlier : the part of the gallery in which absent queries are searched; None for the whole
+        gallery.
     """
 
     encoder: Encoder
@@ -112,7 +113,7 @@ class RetrievalSetup:
         ----------
         images, embeddings : a random sample of the gallery, in random order.
         hide_labels : whether absent queries are matched queries with a hidden label.
-        n_hidden : number of items hidden from a query for other reasons.
+        n_hidden : maximum number of items hidden from a query, apart from its label.
         """
         alike, names = None if gallery.labels else items_alike(gallery, images), images.labels
         if alike is not None:
@@ -157,7 +158,7 @@ class RetrievalSetup:
         )
 
     def observe_absent(self, queries: LabelledImages) -> RetrievedQueries:
-        """Search absent queries among the labels from when they were declared absent."""
+        """Search absent queries in the earlier part of the gallery; see `Earlier`."""
         if self.earlier is None:
             return self.observe(queries)
         embeddings = embed_with_features(self.encoder, queries, "queries without a match")
