@@ -11,5 +11,5 @@
 `verification`  compares a certificate with its bundle, lists all differences
 ==============  =================================================================================
 
-The package needs neither torch nor a network nor the gallery's vectors.
+The package needs no torch, no network and no vectors of the gallery.
 """

@@ -23,7 +23,7 @@ from model_store.errors import CertificateError
 SCHEMA_VERSION = 2
 
 CERTIFIED_FILES = (CALIBRATION_FILE, ARRAYS_FILE, EVALUATION_FILE)
-"""Files of a bundle that the certificate's numbers come from."""
+"""Files of a bundle from which the numbers of the certificate are computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class CertifiedBundle:
 
 
 def open_certified(path: Path) -> CertifiedBundle:
-    """Open the bundle at ``path``, or the current one of a directory of bundles.
+    """Open the bundle at ``path``, or the current bundle of a directory of bundles.
 
-    Checks every byte against the manifest; does not open the encoder and the gallery.
+    Checks every byte against the manifest, but does not open the encoder and the gallery.
 
     Raises
     ------
@@ -49,8 +49,8 @@ def open_certified(path: Path) -> CertifiedBundle:
     calibration = Calibration.load(directory)
     if calibration is None:
         raise CertificateError(
-            f"The bundle {manifest.id} is not calibrated and promises nothing. Build one with "
-            "`vouch-build calibrate`, or `vouch-build index --calibrate`."
+            f"The bundle {manifest.id} is not calibrated and promises nothing. Run "
+            "`vouch-build calibrate`, or build it with `vouch-build index --calibrate`."
         )
     return CertifiedBundle(manifest, calibration)
 
@@ -103,17 +103,18 @@ def _valid_while(calibration: Calibration) -> list[str]:
         "and search settings are unchanged."
     )
     drift = (
-        "They do not hold for a caller while the service reports drift for it: its queries then "
-        "differ from the calibration queries, at any share of absent queries."
+        "The promises do not hold for a caller while the service reports drift for this caller. "
+        "The caller's queries then differ from the calibration queries, and another share of "
+        "absent queries does not explain the difference."
     )
     errors = (
-        "They end when reviews of randomly drawn matches show that more than "
+        "The promises end when reviews of randomly drawn matches show that more than "
         f"{calibration.max_error:g} of the matches are wrong."
     )
     absent = (
-        f"They assume a share of {share:g} absent queries. A request, its key or the operator can "
-        "set another share: then the service computes other promises from the same calibration "
-        "queries. Served queries do not change the share."
+        f"The promises assume a share of {share:g} absent queries. A request, an API key or the "
+        "operator can set another share. The service then computes the promises for this share "
+        "from the same calibration queries. Served queries do not change the share."
     )
     return [gallery, drift, errors, absent]
 

@@ -50,7 +50,7 @@ class Certificate(BaseModel):
 def write_certificate(
     content: dict[str, Any], key: Ed25519PrivateKey | None, directory: Path
 ) -> Path:
-    """Write certificate and page to ``directory``; signed if there is a ``key``.
+    """Write a certificate and its page to ``directory``, signed if a ``key`` is given.
 
     Raises
     ------

@@ -15,21 +15,21 @@ ABSENCE: dict[Absence, str] = {
     "hidden_labels": "Absent calibration queries are queries whose own label is hidden from the "
     "results and from the outlier detector. They simulate queries of truly absent labels.",
     "hidden_trained_labels": "Absent calibration queries are queries whose own label is hidden "
-    "from the results and from the outlier detector, but the encoder was trained on it. They do "
-    "not represent queries of truly absent labels well.",
-    "near_misses_of_views": "Absent calibration queries are gallery items, each hidden from "
-    "its own results with its copies. They simulate photographs of absent objects, which may be "
-    "harder to reject.",
+    "from the results and from the outlier detector, but the encoder was trained on this label. "
+    "Such queries do not represent queries of truly absent labels well.",
+    "near_misses_of_views": "Absent calibration queries are gallery items. An item and its copies "
+    "are hidden from the item's results. Such queries simulate photographs of absent objects, but "
+    "real photographs may be harder to reject.",
 }
-"""Explanations of each kind of absent query."""
+"""Explanation of each kind of absent calibration query."""
 
 QUERIES = {
     "held_out_images": "Queries are images that were held out of the gallery.",
     "left_out_items": "Queries are items of the gallery, each searched in the rest of the gallery.",
-    "views_of_items": "Queries are augmented views of gallery items, since there are no labels. "
-    "Photographs that users take may be harder.",
+    "views_of_items": "Queries are augmented views of gallery items, because there are no labels. "
+    "Photographs of users may be harder to recognise.",
 }
-"""Explanations of each kind of query."""
+"""Explanation of each kind of calibration query with a match."""
 
 
 def population(calibration: Calibration) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def population(calibration: Calibration) -> dict[str, Any]:
     kind = calibration.report.get("queries")
     return {
         "queries": kind,
-        "queries_in_words": QUERIES.get(str(kind), "The calibration does not describe them."),
+        "queries_in_words": QUERIES.get(str(kind), "The calibration does not name their kind."),
         "absence": evidence.absence,
         "absence_in_words": ABSENCE[evidence.absence],
         "n_queries": len(evidence),

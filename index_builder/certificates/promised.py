@@ -12,7 +12,7 @@ from model_store.decision.promises import MOST_UNKNOWN
 from model_store.messages import message
 
 COVERAGES = (0.8, 0.9, 0.95)
-"""Coverages of result sets to list beside the default coverage."""
+"""Coverages of result sets that a certificate lists in addition to the default coverage."""
 
 OTHER_QUERIES = (
     "No promise holds for queries that differ from the calibration queries, or for another share "
@@ -21,12 +21,12 @@ OTHER_QUERIES = (
 
 
 def promises(calibration: Calibration) -> list[dict[str, Any]]:
-    """Return the guarantees for all sources together, then for each source."""
+    """Return the guarantees for queries of all sources, then for the queries of each source."""
     return [_of_source(calibration, source) for source in (None, *calibration.sources)]
 
 
 def outlier_flag(calibration: Calibration) -> dict[str, Any]:
-    """Return the guaranteed rate of false alarms, and the smallest possible rate."""
+    """Return the requested false-alarm rate of the outlier flag, and the smallest possible rate."""
     n = len(calibration.outlier_scores)
     least = 1 / (n + 1)
     return {
@@ -38,7 +38,7 @@ def outlier_flag(calibration: Calibration) -> dict[str, Any]:
 
 
 def not_promised(calibration: Calibration) -> list[str]:
-    """Return sentences on missing guarantees, without duplicates."""
+    """Return sentences that explain missing guarantees, without duplicates."""
     sentences = [
         (f"Queries from {source}: " if source else "") + sentence
         for source in (None, *calibration.sources)
@@ -112,7 +112,7 @@ def _point(point: OperatingPoint) -> dict[str, Any]:
 
 
 def _shortfalls(calibration: Calibration, promised: Promises) -> list[str]:
-    """Return the reasons for missing guarantees of matches and of result sets."""
+    """Return the reasons why guarantees of matches or result sets are missing."""
     missing: list[str | None] = [promise.shortfall for promise in _held(calibration, promised)]
     if promised.unknown_absence is not None:
         missing.append(

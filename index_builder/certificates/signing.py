@@ -1,4 +1,4 @@
-"""Canonical JSON, and signatures of it."""
+"""Canonical JSON of a certificate, and its signature."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from model_store.signing import is_signature, sign
 
 
 def canonical(value: Mapping[str, Any]) -> bytes:
-    """Return the bytes to sign: sorted keys, no spaces, UTF-8; raises ValueError for NaN."""
+    """Return the JSON to sign: sorted keys, no spaces, UTF-8. Raises ValueError for NaN."""
     text = json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )

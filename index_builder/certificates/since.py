@@ -22,7 +22,7 @@ from model_store.errors import CertificateError
 from model_store.feedback import FeedbackLog
 
 N_STEPS = 12
-"""Number of points at which the evidence of errors is reported, including the last."""
+"""Number of points of the reported course of evidence. The last point is the last review."""
 
 _Count = Annotated[int, Field(ge=0)]
 
@@ -66,7 +66,7 @@ class Drift(_Strict):
     Attributes
     ----------
     n_served : number of queries in the current period.
-    log_capital : evidence that they differ from the calibration queries, in nats.
+    log_capital : evidence that these queries differ from the calibration queries, in nats.
     alarmed : whether drift is currently reported.
     """
 
@@ -76,7 +76,7 @@ class Drift(_Strict):
 
 
 class Observed(_Strict):
-    """Records of a service; all other values of the section are computed from them.
+    """Records of a service, from which the section ``since`` is computed.
 
     Attributes
     ----------
@@ -126,7 +126,7 @@ def observed(feedback: Path, bundle_id: str, calibration: Calibration) -> Observ
 
 
 def since(seen: Observed, max_error: float) -> dict[str, Any]:
-    """Return the records, and the sequential test of "errors are at most ``max_error``"."""
+    """Return the records, and a sequential test of the error of matches."""
     test = ErrorTest(max_error)
     reviews = [one.read() for one in seen.reviews]
     n, estimate = len(reviews), estimate_error(reviews)

@@ -18,7 +18,8 @@ from index_builder.certificates.since import Observed
 from model_store.errors import BundleError
 
 RELATIVE = 1e-9
-"""Maximum relative difference of equal numbers; releases of SciPy may differ in the last digits."""
+"""Maximum relative difference of two numbers that count as equal. Releases of SciPy may differ in
+the last digits."""
 
 
 def differences(certificate: Certificate, bundle: Path, public_key: str | None = None) -> list[str]:
@@ -26,9 +27,9 @@ def differences(certificate: Certificate, bundle: Path, public_key: str | None =
 
     Parameters
     ----------
-    bundle : the bundle, or a directory of bundles for its current one.
-    public_key : public key of the required signer, in hexadecimal; None accepts any signer and no
-        signature.
+    bundle : the bundle, or a directory of bundles, whose current bundle is used.
+    public_key : public key of the required signer, in hexadecimal. None accepts any signer, and
+        also an unsigned certificate.
     """
     return [*_of_signature(certificate, public_key), *_of_content(certificate.content, bundle)]
 

@@ -4,8 +4,8 @@
 scikit-learn), `idx` (Fashion-MNIST and MNIST), `folder` (one sub-folder for each label), `outliers`
 (far-OOD images). `image_files` separates the images of a source from its other files;
 `unicode_text` refuses invalid text. `groups` and `near_duplicates` keep images of one object in one
-part. `views` makes augmented views, `corruption` corrupted images. `images` has the type that all
-of them return.
+part. `views` makes augmented views, and `corruption` makes corrupted images. `images` defines
+`LabelledImages`, the type of all collections of images.
 """
 
 from index_builder.datasets.images import LabelledImages

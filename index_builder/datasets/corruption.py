@@ -12,24 +12,24 @@ from PIL import Image, ImageFilter
 from index_builder.datasets.images import LabelledImages, Pixels, changed
 
 BLUR = 1 / 14
-"""Blur radius relative to the longer side; it keeps edges and removes texture."""
+"""Blur radius relative to the longer side. Such a blur keeps strong edges and removes texture."""
 
 NOISE = 60
 """Standard deviation of the noise, in grey levels from 0 to 255."""
 
 NOISE_AT_ONCE = 2**18
-"""Number of values that noise is drawn for at a time. For a large image at once, it needs a
-gigabyte and six times as long."""
+"""Maximum number of noise values per draw. A single draw for a large image needs a gigabyte of
+memory and six times as long."""
 
 EXCHANGED = (0.25, 0.5, 1.0)
-"""Shares of a vector's numbers that are replaced by numbers of other vectors."""
+"""Shares of the numbers in a vector that are replaced by numbers of other vectors."""
 
 N_OTHERS = 16
-"""Number of other vectors that replacements come from."""
+"""Number of other vectors from which the replacements in one vector come."""
 
 
 def corrupted(images: LabelledImages, seed: int) -> LabelledImages:
-    """Return the images corrupted by blur, noise and rotation in turn."""
+    """Return corrupted images: blurred, noisy and rotated images alternate."""
 
     def change(pixels: Pixels, position: int) -> Pixels:
         if position % 3 == 0:
@@ -42,10 +42,11 @@ def corrupted(images: LabelledImages, seed: int) -> LabelledImages:
 
 
 def corrupted_vectors(images: LabelledImages, seed: int) -> LabelledImages:
-    """Return the vectors with a quarter, half or all numbers replaced, in turn.
+    """Return vectors with a quarter, half or all of the numbers replaced; the shares alternate.
 
-    Each replacement comes from the same position of another vector. Marginal distributions are kept
-    and dependencies are lost, as in the synthetic samples of Breiman 2001.
+    Each replacement is the number at the same position of another vector. The distribution at each
+    position stays the same, but the positions become independent, as in the synthetic samples of
+    Breiman 2001.
     """
 
     def change(row: Pixels, position: int) -> Pixels:
@@ -118,13 +119,13 @@ DEGRADATIONS = tuple(DEGRADE)
 def degraded(
     images: LabelledImages, seed: int, kinds: Sequence[str] = DEGRADATIONS
 ) -> LabelledImages:
-    """Return the images as poor photographs, by five degradations in turn, with random strength.
+    """Return degraded images; the kinds of degradation alternate, and the strength is random.
 
-    The degradations are crop, blur, noise, darkening and strong JPEG compression.
+    The kinds are crop, blur, noise, darkening and strong JPEG compression.
 
     Parameters
     ----------
-    kinds : keys of `DEGRADE`, used in turn.
+    kinds : keys of `DEGRADE`, in the order of their use.
     """
 
     def change(pixels: Pixels, position: int) -> Pixels:

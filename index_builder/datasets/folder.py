@@ -25,23 +25,23 @@ from model_store.images import FORMATS, decode_image
 logger = logging.getLogger(__name__)
 
 SEEN_SIDE = 512
-"""Minimum smaller side, in pixels, for comparing images; larger JPEGs are decoded at a fraction of
-their size."""
+"""Minimum side, in pixels, of images that are decoded for a comparison. Larger JPEGs are decoded at
+a fraction of their size."""
 
 
 MOST_KEPT_BYTES = 2**28
-"""Memory for decoded images that are kept for later steps, in bytes; a small collection is decoded
-once."""
+"""Memory limit, in bytes, for decoded images that are kept for later steps. A small collection is
+thus decoded only once."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Picture:
-    """The digest and fingerprint by which an image is compared with others.
+    """An image, with a digest and a fingerprint to compare it with other images.
 
     Attributes
     ----------
-    digest : SHA-256 of its pixels.
-    of_file : SHA-256 of its file.
+    digest : SHA-256 of the pixels.
+    of_file : SHA-256 of the file.
     fingerprint : see `near_duplicates`.
     losses : see `DecodedImage.losses`.
     pixels : the decoded image; None if it was decoded at a fraction of its size or does not fit
@@ -56,12 +56,10 @@ class _Picture:
 
 
 def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
-    """Return the images below ``root``; id: the relative path, label: the first sub-folder.
+    """Return the images below ``root``; ids are relative paths, labels the first sub-folders.
 
-    If not ``labelled``, every image is its own label.
-    Copies and near-duplicates share a group.
-    Files that are left out and unreadable images are counted and logged with the reason; they do
-    not stop a build.
+    If not ``labelled``, every image has its own label. Copies and near-duplicates share a group.
+    Unreadable images and other files are left out. The log has their number and the reasons.
 
     Raises
     ------
@@ -80,7 +78,7 @@ def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
     if left_out.files:
         logger.warning("%s", left_out.sentence)
     room = _Room(MOST_KEPT_BYTES)
-    with ThreadPoolExecutor() as pool:  # Pillow decodes outside Python's lock
+    with ThreadPoolExecutor() as pool:  # Pillow releases the GIL to decode
         looked_at = pool.map(partial(_look_at, room), candidates)
         pictures = list(track(looked_at, "checking images", len(candidates)))
     seen = [(path, one) for path, one in zip(candidates, pictures, strict=True) if one is not None]
@@ -106,7 +104,7 @@ def folder(root: Path, *, labelled: bool = True) -> LabelledImages:
 
 
 class _Room:
-    """Memory budget for decoded images, in bytes; safe for threads."""
+    """Thread-safe memory budget for decoded images, in bytes."""
 
     def __init__(self, n_bytes: int) -> None:
         self._left, self._lock = n_bytes, Lock()
@@ -120,7 +118,7 @@ class _Room:
 
 
 def _groups(pictures: Sequence[_Picture]) -> tuple[str, ...] | None:
-    """Name the groups of copies and near-duplicates; None if there are none."""
+    """Return each image's group of copies and near-duplicates; None if no images are alike."""
     digests = np.array([one.digest.hex() for one in pictures])
     copies = pairs_of_equal(np.unique(digests, return_inverse=True)[1].astype(np.int64))
     alike = pairs_among([one.fingerprint for one in pictures])
@@ -138,7 +136,7 @@ def _look_at(room: _Room, path: Path) -> _Picture | None:
         return None
     pixels = decoded.pixels
     content = repr(pixels.shape).encode() + pixels.tobytes()
-    pixels.setflags(write=False)  # all later steps use the decoded image
+    pixels.setflags(write=False)  # all later steps share the array
     is_whole = pixels.shape[:2] == (decoded.height, decoded.width)
     return _Picture(
         hashlib.sha256(content).digest(),

@@ -13,11 +13,11 @@ Integers = NDArray[np.int64]
 
 
 def united(n: int, pairs: Iterable[Integers]) -> Integers:
-    """Return the number (n,) of each image's group: the connected components of ``pairs``.
+    """Return the group number (n,) of each image; groups are connected components of ``pairs``.
 
     Parameters
     ----------
-    pairs : arrays (P, 2) of images of one group.
+    pairs : arrays (P, 2); the two images of a pair belong to the same group.
     """
     first, second = np.concatenate([np.empty((0, 2), dtype=np.int64), *pairs]).T
     links = coo_array((np.ones(len(first), dtype=np.int8), (first, second)), shape=(n, n))
@@ -25,7 +25,7 @@ def united(n: int, pairs: Iterable[Integers]) -> Integers:
 
 
 def pairs_of_equal(codes: Integers) -> Integers:
-    """Return pairs (P, 2) that chain the images of equal code; code −1 has no pairs."""
+    """Return pairs (P, 2) that connect all images of equal code; code −1 has no pairs."""
     order = np.argsort(codes, kind="stable")
     same = (codes[order[1:]] == codes[order[:-1]]) & (codes[order[1:]] >= 0)
     return np.stack([order[:-1][same], order[1:][same]], axis=1)
@@ -41,24 +41,26 @@ def held_out_groups(
 ) -> NDArray[np.bool_]:
     """Choose whole groups to hold out, with about the wanted number of images of each label.
 
-    Groups are visited in ``order``, twice. The first pass holds out a group if its labels then come
-    closer to their wanted numbers. On a tie it holds out about half, once for each label that
-    already has a held-out image. Some labels then still have no held-out image: those of two
-    images, or of a few large groups. The second pass holds out ``share`` of their images together,
-    at most one group of each label. With two images in each label and a share of 0.2, it holds out
-    one image of two labels in five.
+    Two passes visit the groups in ``order``. The first pass holds out a group if this brings the
+    group's labels closer to their wanted numbers. If the distance would not change, about half of
+    such groups are held out: at most one group for each label, after the label's first held-out
+    image. The first pass may hold out no image of a label with two images or with a few large
+    groups. For all such labels together, the second pass holds out ``share`` of the images, at most
+    one group of each label. For example, with two images in each label and a share of 0.2, it holds
+    out one image in two of five labels.
 
     Parameters
     ----------
-    labels, groups : (N,) codes from 0 without gaps of each image's label and group.
-    order : (G,) groups in the order of visits.
+    labels, groups : (N,) label code and group code of each image; codes start at 0 and have no
+        gaps.
+    order : (G,) groups in the order in which the passes visit them.
     share : share of the images to hold out.
     wanted : (L,) wanted number of held-out images of each label.
     most : (L,) maximum number of held-out images of each label.
 
     Returns
     -------
-    (G,) whether the group is held out.
+    (G,) mask of the held-out groups.
     """
     division = _Division(labels, groups, len(order), most)
     division.take_by_label(order.tolist(), wanted.tolist())
@@ -67,11 +69,11 @@ def held_out_groups(
 
 
 class _Division:
-    """A division under construction.
+    """The state of the division while groups are held out.
 
     Attributes
     ----------
-    taken : (G,) whether a group is held out.
+    taken : (G,) mask of the held-out groups.
     """
 
     def __init__(self, labels: Integers, groups: Integers, n_groups: int, most: Integers) -> None:
@@ -85,7 +87,7 @@ class _Division:
         self.taken = np.zeros(n_groups, dtype=bool)
 
     def take_by_label(self, visits: list[int], wanted: list[int]) -> None:
-        """Hold out groups that bring their labels closer to the ``wanted`` numbers."""
+        """First pass: hold out groups that bring their labels closer to the ``wanted`` numbers."""
         tied = [False] * len(wanted)
         n_due, n_taken = 0.0, 0
         for group in visits:
@@ -108,7 +110,7 @@ class _Division:
                     tied[label] = True
 
     def take_by_share(self, visits: list[int], share: float) -> None:
-        """Hold out groups of labels without held-out images, ``share`` of their images in total."""
+        """Second pass: hold out ``share`` of the images of all labels without a held-out image."""
         gave_nothing = [n == 0 for n in self._held]
         n_due, n_taken = 0.0, 0
         for group in visits:
@@ -119,12 +121,12 @@ class _Division:
                 gave_nothing[label] = False
                 n_due += share * self._n_of_label[label]
             size = sum(n for _, n in parts)
-            if n_taken + size / 2 <= n_due + 1e-9:  # as close as whole groups allow
+            if n_taken + size / 2 <= n_due + 1e-9:  # rounds to whole groups
                 self._take(group)
                 n_taken += size
 
     def _parts(self, group: int) -> list[tuple[int, int]]:
-        """Return the labels of a group, and the number of its images with each."""
+        """Return each label of a group, with the number of the group's images of this label."""
         span = slice(self._bounds[group], self._bounds[group + 1])
         return list(zip(self._label_of[span], self._sizes[span], strict=True))
 

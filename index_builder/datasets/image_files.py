@@ -1,7 +1,7 @@
 """Find the image files of a folder, an archive or a bucket, and list the files that are left out.
 
-The content of a file, not its name, decides whether it is an image. The report of the run counts
-and names every other file with the reason.
+The content of a file, not its name, decides whether the file is an image. The report of the run
+lists every other file with the reason.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _SYSTEM_ENDS = (
     *("@synoeastream", "@synoresource", ".lrdata", ".thm"),
     *(".crdownload", ".part", ".partial", ".download", ".opdownload", ".filepart"),
 )
-"""Endings of preview caches, video thumbnails of cameras, and incomplete files."""
+"""Name endings of preview caches, of cameras' video thumbnails, and of incomplete downloads."""
 
 _LIBRARY, _OWN_IN_LIBRARIES = ".photoslibrary", frozenset({"originals", "masters"})
-"""Suffix of macOS photo libraries, and their folders of originals; other files in them are
-derived."""
+"""Suffix of macOS photo libraries, and the folders with original images in a library. All other
+images in a library are derived from the originals."""
 
 _OTHER_SUFFIXES = (
     RAW_SUFFIXES
@@ -57,11 +57,11 @@ _OTHER_SUFFIXES = (
     | {".jxr", ".hdp", ".wdp", ".qoi", ".svg", ".psd", ".psb", ".eps", ".ai", ".ico", ".tga"}
     | {".pcx", ".dds", ".exr", ".hdr", ".ppm", ".pgm", ".pbm", ".pnm", ".xcf", ".dcm", ".djvu"}
 )
-"""File name suffixes of other image formats: those of phones, cameras and image programs."""
+"""File name suffixes of image formats that Vouch does not read, of phones, cameras and programs."""
 
 
 class Reason(StrEnum):
-    """The reason why a file of a source is not among its images; the value is an error's name."""
+    """The reason why a file of a source is left out; the value is an error name for the report."""
 
     other_format = "UnsupportedImage"
     not_an_image = "NotAnImage"
@@ -88,17 +88,16 @@ _TITLES = {
 _SENTENCES = {
     Reason.other_format: f"Vouch reads {', '.join(FORMATS)}. Convert the file.",
     Reason.not_an_image: "The content has no known image format.",
-    Reason.system_file: "An operating system, a NAS device or a program created it.",
+    Reason.system_file: "An operating system, a NAS device or a program created the file.",
     Reason.linked_folder: (
-        "It is a link to a folder. To follow a link out of the source, name a folder that "
-        "contains both with --root."
+        "It is a link to a folder. To follow the link, set --root to a folder that contains the "
+        "source and the linked folder."
     ),
     Reason.not_opened: (
-        "It cannot be opened as a regular file: it is a link, a pipe or a device, or a permission "
-        "is missing."
+        "The file cannot be opened: it is a link, a pipe or a device, or a permission is missing."
     ),
     Reason.bad_name: "The file name is not UTF-8, so it cannot be an id. Rename the file.",
-    Reason.no_label: "It is in no sub-folder, and sub-folders are the labels.",
+    Reason.no_label: "The file is in no sub-folder, but the sub-folders are the labels.",
     Reason.beside_tables: "The Parquet files of the folder are the source; this file is not read.",
 }
 """The sentence in the report for each reason."""
@@ -113,9 +112,9 @@ class LeftOutFile:
 
     Attributes
     ----------
-    name : its path in the source; bytes that are not UTF-8 are escaped.
-    reason : the reason.
-    content : the format of the content, or the suffix where the content is not known.
+    name : path of the file in the source; bytes that are not UTF-8 are escaped.
+    reason : why the file is not read.
+    content : format of the content, or the suffix of the name if the format is unknown.
     """
 
     name: str
@@ -124,7 +123,7 @@ class LeftOutFile:
 
     @property
     def sentence(self) -> str:
-        """The content and the reason, for a report."""
+        """The content and the reason as text, for a report."""
         found = f"It is {self.content}. " if self.content and self.content[0] != "." else ""
         return found + _SENTENCES[self.reason]
 
@@ -143,13 +142,13 @@ class LeftOut:
     def takes(self, name: str, head: Callable[[], bytes]) -> bool:
         """Return whether to decode a file as an image; if not, record it.
 
-        A file with unknown content is decoded if its suffix is that of an image; it then counts as
-        an unreadable image.
+        A file of unknown content with the suffix of an image is decoded, too. It then counts as an
+        unreadable image.
 
         Parameters
         ----------
         name : the path in the source.
-        head : reads the first `HEAD_BYTES` of the file; called only if the name does not decide.
+        head : function that reads the first `HEAD_BYTES` of the file; not called for system files.
         """
         suffix = PurePosixPath(name).suffix.lower()
         if is_system_file(name):
@@ -161,7 +160,7 @@ class LeftOut:
             if suffix not in SUFFIXES:
                 self.add(name, Reason.not_opened)
                 return False
-            first = b""  # decoding says why
+            first = b""  # the decoder reports the error
         content = content_of(first)
         if content is not None and content.is_system_file:
             self.add(name, Reason.system_file, content.name)
@@ -198,9 +197,9 @@ class LeftOut:
         return f"{len(found):,}" + (f": {', '.join(parts)}" if parts else "")
 
     def rows(self, report: Path | None = None) -> list[tuple[str, str]]:
-        """Return rows for a table; ``report`` is the file that names all of them.
+        """Return rows for a table; ``report`` is the file with the names of all files left out.
 
-        Other formats always have a row, also with zero files.
+        The row for other formats is always present, even with zero files.
         """
         where = "" if report is None else f"; see {report}"
         shown = [reason for reason in Reason if self.of(reason) or reason is Reason.other_format]
@@ -208,7 +207,7 @@ class LeftOut:
 
     @property
     def sentences(self) -> list[str]:
-        """One message for each reason that may mean a mistake."""
+        """One message for each reason that may be a mistake of the user."""
         return [self._said(reason) for reason in _SAID if self.of(reason)]
 
     @property
@@ -233,7 +232,8 @@ class LeftOut:
 def is_system_file(name: str) -> bool:
     """Return whether a path belongs to an operating system, a NAS device or a program.
 
-    All names with a leading dot do, for example ``._`` files of macOS and ``.ipynb_checkpoints``.
+    Every name with a leading dot counts, for example ``._`` files of macOS and
+    ``.ipynb_checkpoints``.
     """
     parts = [part for part in name.lower().split("/") if part not in {"", ".", ".."}]
     return any(
@@ -246,11 +246,11 @@ def is_system_file(name: str) -> bool:
 
 
 def head_of(path: Path) -> bytes:
-    """Read the first bytes of a regular file; a pipe is opened without waiting for a writer.
+    """Read the first bytes of a regular file; never waits for the writer of a pipe.
 
     Raises
     ------
-    OSError : it cannot be opened, or is no regular file.
+    OSError : the file cannot be opened, or is not a regular file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -265,7 +265,7 @@ def files_below(folder: Path, root: Path, left_out: LeftOut) -> Iterator[str]:
     """Yield the files below a folder, sorted, as relative POSIX paths.
 
     A link to a folder is followed if its target is outside ``folder`` and inside ``root``. Other
-    links are left out, so that a link within the folder does not repeat files.
+    links to folders are left out, because a link within ``folder`` would repeat files.
     """
     top, allowed = folder.resolve(), root.expanduser().resolve()
 
@@ -276,7 +276,7 @@ def files_below(folder: Path, root: Path, left_out: LeftOut) -> Iterator[str]:
         except PermissionError:
             if not is_system_file(prefix):
                 raise
-            left_out.add(prefix, Reason.system_file)  # for example lost+found of every disk
+            left_out.add(prefix, Reason.system_file)  # for example lost+found
             return
         for member in members:
             name, path = prefix + member.name, Path(member.path)
@@ -295,7 +295,7 @@ def files_below(folder: Path, root: Path, left_out: LeftOut) -> Iterator[str]:
 
 
 def image_files(folder: Path, left_out: LeftOut) -> Iterator[str]:
-    """Yield the image files below a folder, also behind links; record the other files."""
+    """Yield the image files below a folder and its linked folders; record all other files."""
     for name in files_below(folder, Path(folder.resolve().anchor), left_out):
         if left_out.takes(name, partial(head_of, folder / name)):
             yield name

@@ -42,8 +42,8 @@ class LabelledImages:
     groups : N names of groups, for example one object in several photographs; gallery and queries
         never share a group. None if unknown.
     sources : N names of image sources, for example cameras; None if unknown.
-    content : returns the identity of an image of the source; None without identities, and then
-        nothing computed from the images is cached.
+    content : returns the identity of an image of the source, see `Content`. None if unknown; values
+        computed from the images are then not cached.
     metadata : N mappings of metadata; None without metadata.
     places : (N, 3) coordinates where the images were taken, see `model_store.truth.wgs84`; NaN if
         unknown. None if matches do not depend on places.
@@ -70,12 +70,11 @@ class LabelledImages:
         return len(self.ids)
 
     def pixels(self, position: int, smallest_side: int | None = None) -> Pixels:
-        """Return the image at ``position``, (H, W, 3) uint8 RGB, at full size or a fraction of it.
+        """Return the image at ``position``, (H, W, 3) uint8 RGB, at full or reduced size.
 
         Parameters
         ----------
-        smallest_side : minimum side of a JPEG decoded at a fraction of its size, see
-            `decode_image`.
+        smallest_side : minimum side of a JPEG that is decoded at reduced size, see `decode_image`.
         """
         return self.read(int(self.rows[position]), smallest_side)
 
@@ -86,7 +85,7 @@ class LabelledImages:
         return [self.content(int(row)) for row in self.rows]
 
     def subset(self, positions: Sequence[int] | NDArray[np.int64]) -> LabelledImages:
-        """The images at ``positions``, in that order."""
+        """Return the images at ``positions``, in the order of ``positions``."""
         return LabelledImages(
             tuple(self.ids[i] for i in positions),
             tuple(self.labels[i] for i in positions),
@@ -100,7 +99,7 @@ class LabelledImages:
         )
 
     def label_codes(self) -> NDArray[np.int64]:
-        """Labels as numbers from 0 without gaps, (N,), in the order of their names."""
+        """Return the label codes (N,): numbers from 0 without gaps, in alphabetical order."""
         return np.unique(np.array(self.labels), return_inverse=True)[1].astype(np.int64)
 
     def prepared(self, preprocessing: EncoderInput) -> Pixels:
@@ -151,11 +150,12 @@ def joined(*parts: LabelledImages) -> LabelledImages:
 def changed(
     images: LabelledImages, how: str, change: Callable[[Pixels, int], Pixels]
 ) -> LabelledImages:
-    """Return the images changed by a function of pixels and position; ids and labels are kept.
+    """Return images with pixels ``change(pixels, position)``; ids and labels stay the same.
 
     Parameters
     ----------
-    how : identifies ``change`` and its parameters, for the identity of the changed images.
+    how : text that identifies ``change`` and its parameters. It becomes part of the identities of
+        the changed images.
     """
 
     def read(position: int, smallest_side: int | None) -> Pixels:
@@ -190,7 +190,7 @@ def from_files(
 
     Parameters
     ----------
-    digests : SHA-256 of each file; empty to compute them on access.
+    digests : SHA-256 of each file; if empty, computed on access.
     decoded : pixels of already decoded files, by position.
     """
 

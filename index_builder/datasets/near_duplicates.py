@@ -1,7 +1,7 @@
 """Near-duplicates: copies of a photograph in another size or format, or with small edits.
 
-A fingerprint of the pixels finds them. With the encoder instead, its own errors would choose its
-test queries.
+Near-duplicates are found by a fingerprint of the pixels, not by the encoder. Otherwise the
+encoder's errors would affect the choice of its test queries.
 """
 
 from __future__ import annotations
@@ -22,33 +22,36 @@ SIDE = 16
 """Width and height of a fingerprint in cells."""
 
 BLUR = 2.0
-"""Standard deviation of the subtracted Gaussian blur, in cells. Without it, hundreds of products on
-a white ground are similar and form one group."""
+"""Standard deviation, in cells, of the Gaussian blur that is subtracted. Without the subtraction,
+hundreds of products on a white ground would be similar and form one group."""
 
 LEAST_SIDE = 64
 """Minimum longer side in pixels. Smaller images are often drawings and icons of different things
 with equal fingerprints."""
 
 LEAST_SPREAD = 4.0
-"""Minimum standard deviation in grey levels (0 to 255); images below it are too uniform to
-compare."""
+"""Minimum standard deviation in grey levels (0 to 255). Images with a smaller one are too uniform
+to compare."""
 
 SAME = 0.98
-"""Minimum correlation of near-duplicates. In JPEG of quality 30, or at half the size, 99 % of the
-photographs of Caltech-101 and CUB keep 0.998. A crop by 1.5 % is found in 60 % of the cases, a crop
-by 3 % in 10 %. Of 19,280 drawings of Omniglot 26 have a near-duplicate, in groups of at most 3."""
+"""Minimum correlation of near-duplicates. After JPEG compression with quality 30, or at half size,
+99 % of the photographs of Caltech-101 and CUB have a correlation of at least 0.998 with the
+original. Of crops by 1.5 %, 60 % are found; of crops by 3 %, 10 %. Of 19,280 drawings of Omniglot,
+26 have a near-duplicate, in groups of at most 3."""
 
 N_NEIGHBOURS = 16
-"""Number of images that each image is compared with; larger groups are still connected."""
+"""Number of nearest images that each image is compared with. Larger groups are found through
+several pairs."""
 
 N_EXACT = 20_000
 """Maximum number of images for an exact comparison of all pairs."""
 
 N_PROBES = 6
-"""Number of nearest clusters searched, if more images are divided into clusters."""
+"""Number of nearest clusters that are searched. More than `N_EXACT` images are divided into
+clusters."""
 
 N_MOST = 500_000
-"""Maximum number of images; their fingerprints need half a gigabyte."""
+"""Maximum number of images. The fingerprints of so many images need half a gigabyte."""
 
 
 def fingerprint(pixels: NDArray[np.uint8]) -> Fingerprint | None:
@@ -74,7 +77,7 @@ def fingerprint(pixels: NDArray[np.uint8]) -> Fingerprint | None:
 
 
 def near_duplicates(fingerprints: Fingerprint) -> NDArray[np.int64]:
-    """Return pairs (P, 2) of near-duplicates; for more than `N_MOST` images none, with a warning.
+    """Return pairs (P, 2) of near-duplicates; logs a warning and returns no pairs above `N_MOST`.
 
     Parameters
     ----------
@@ -105,7 +108,7 @@ def near_duplicates(fingerprints: Fingerprint) -> NDArray[np.int64]:
 
 
 def pairs_among(fingerprints: list[Fingerprint | None]) -> NDArray[np.int64]:
-    """Return pairs (P, 2) of near-duplicates; images with fingerprint None have none."""
+    """Return pairs (P, 2) of near-duplicates; images with fingerprint None are in no pair."""
     known = [place for place, one in enumerate(fingerprints) if one is not None]
     stacked = np.array([fingerprints[place] for place in known], dtype=np.float32)
     return np.array(known, dtype=np.int64)[near_duplicates(stacked.reshape(-1, SIDE**2))]

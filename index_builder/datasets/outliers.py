@@ -1,4 +1,4 @@
-"""Far-OOD images, unlike those of the gallery, for calibration and evaluation."""
+"""Far-OOD images, of another type than the gallery's images, for calibration and evaluation."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from index_builder.datasets.idx import idx_dataset
 from index_builder.datasets.images import LabelledImages, Pixels, from_arrays
 
 N_CROPS = 1000
-"""Number of crops of a photograph; more crops add no information."""
+"""Number of crops of each photograph. More crops would add no information."""
 
 
 def outliers(kind: OutlierKind, part: int, generator: np.random.Generator) -> LabelledImages | None:
-    """Outliers of one kind.
+    """Return the outliers of one kind; None for ``none``.
 
     Parameters
     ----------
     kind : ``photographs`` are grey crops of scikit-learn's two photographs, upright or rotated;
-        ``digits`` are scikit-learn's digits; ``mnist`` is the MNIST test set; ``none`` has no
-        outliers.
+        ``digits`` are scikit-learn's digits; ``mnist`` is the MNIST test set.
     part : 0 for calibration, 1 for evaluation; the two parts share no source image.
     """
     if kind == "none":
@@ -38,7 +37,7 @@ def outliers(kind: OutlierKind, part: int, generator: np.random.Generator) -> La
 
 
 def _crops(photograph: Pixels, generator: np.random.Generator) -> Pixels:
-    """Square crops of random place and size (48 to 192 pixels), in grey, at 48 × 48."""
+    """Return grey square crops of random place and size (48 to 192 pixels), at 48 × 48."""
     side = 48
     grey = photograph.mean(axis=-1)
     crops = np.empty((N_CROPS, side, side), dtype=np.uint8)

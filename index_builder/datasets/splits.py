@@ -19,10 +19,11 @@ from index_builder.datasets.views import views
 from model_store.errors import DatasetError
 
 N_VALIDATION_VIEWS = 1000
-"""Number of views of unlabelled images for choosing the prior precision."""
+"""Maximum number of views of unlabelled images for the choice of the prior precision."""
 
 MIN_SPLIT = 3
-"""Minimum number of images of a label for holding one out: two remain as a positive pair."""
+"""Minimum number of images of a label from which one image is held out. The other two form a
+positive pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +48,17 @@ class Splits:
 
     Attributes
     ----------
-    gallery : the indexed images: training and validation images; with `unseen_share`, images of
-        other labels.
-    training : images for training the encoder and fitting its posterior; without labels, half of
-        the gallery, and no calibration query is a view of them.
-    validation : images for choosing the prior precision; the encoder is not trained on them.
-    calibration, evaluation : queries that are in no other part; without labels, views of items.
-    labelled : whether labels are known; if not, each image is its own label.
+    gallery : the indexed images: the training and validation images; with `unseen_share`, instead
+        images of labels that are not trained on.
+    training : images for training the encoder and fitting its posterior. Without labels, these are
+        one half of the gallery; the calibration queries are views of the other half.
+    validation : images for the choice of the prior precision; the encoder is not trained on them.
+    calibration, evaluation : queries that are in no other part. Without labels, views of items.
+    labelled : whether labels are known. If not, each image has its own label.
     items_are_queries : whether the items are also the queries with a match, each excluded from its
-        own results. ``calibration`` and ``evaluation`` then have no queries with a match.
+        own results. In this case, ``calibration`` and ``evaluation`` have no queries with a match.
     gallery_unseen : whether the encoder was trained on neither the gallery's images nor their
-        labels, so that items are like fresh queries.
+        labels. If so, items are like new queries.
     """
 
     gallery: LabelledImages
@@ -86,18 +87,18 @@ class SplitChoices:
 
     @classmethod
     def of(cls, config: BuildConfig) -> SplitChoices:
-        """Return those of ``config``."""
+        """Return the options of ``config``."""
         return cls(config.dataset, config.outliers, config.seed, config.gallery_share)
 
 
 def load_splits(
     config: BuildConfig | SplitChoices, vectors: LabelledImages | None = None
 ) -> Splits:
-    """Load the data of ``config`` and divide them; equal seeds give equal splits.
+    """Load the data of ``config`` and divide the data; equal seeds give equal splits.
 
     Parameters
     ----------
-    vectors : the data, if they are vectors and not images.
+    vectors : the data of a build of vectors; else None.
 
     Raises
     ------
@@ -129,7 +130,7 @@ def load_splits(
         generator,
         at_least_one_left=share > 0,
     )
-    # Images of withheld labels in the gallery's part can only be queries.
+    # The gallery has no withheld labels, so these images of its part become queries.
     spares = stratified(spare, 0.5, generator, keep=False)
     calibration, evaluation = (
         QuerySet(
@@ -161,11 +162,11 @@ def _require_known(withheld: set[str], images: LabelledImages) -> None:
 
 
 def _of_views(config: BuildConfig | SplitChoices, generator: np.random.Generator) -> Splits:
-    """Divide images without labels; views of an image are its positives and its matching queries.
+    """Divide images without labels; views of an image are positives of the image and its queries.
 
-    One half of the images is for training and evaluation, the other for calibration. If its own
-    image is hidden, a calibration query finds near misses. They are as near as for new photographs
-    only if the encoder was not trained on the image.
+    One half of the images is for training and evaluation, the other half is for calibration. If the
+    image of a calibration query is hidden, the query finds near misses. These near misses are as
+    near as for a new photograph only if the encoder was not trained on the image.
     """
     assert config.dataset.path is not None  # noqa: S101 - the configuration has checked it
     gallery = folder(config.dataset.path, labelled=False)
@@ -188,7 +189,7 @@ def _of_views(config: BuildConfig | SplitChoices, generator: np.random.Generator
 
 
 def _halves(images: LabelledImages, order: NDArray[np.int64]) -> list[LabelledImages]:
-    """Divide ``images`` into halves in ``order`` without splitting a group."""
+    """Divide images into two halves, in the random ``order``, without splitting a group."""
     if images.groups is None:
         return [images.subset(np.sort(half)) for half in np.array_split(order, 2)]
     alike = np.zeros(len(images), dtype=np.int64)
@@ -199,7 +200,7 @@ def _halves(images: LabelledImages, order: NDArray[np.int64]) -> list[LabelledIm
 def _outliers(
     config: BuildConfig | SplitChoices, generator: np.random.Generator
 ) -> Iterator[LabelledImages | None]:
-    """Yield the far-OOD images for calibration, then those for evaluation."""
+    """Yield the far-OOD images for calibration, then the far-OOD images for evaluation."""
     most = config.outliers.n_images
     for part, kind in enumerate((config.outliers.calibration, config.outliers.evaluation)):
         images = outliers(kind, part, generator)
@@ -209,9 +210,10 @@ def _outliers(
 def _parts(
     config: DatasetConfig, vectors: LabelledImages | None
 ) -> tuple[LabelledImages | None, LabelledImages, LabelledImages | None]:
-    """Return separate training images or None, all other images, and queries or None.
+    """Return separate training images, the other images, and separate queries.
 
-    Queries are None if the data have no predefined split.
+    The training images are None if the encoder is trained on the other images. The queries are None
+    if the data have no predefined split.
     """
     if config.kind == "fashion-mnist":
         return None, idx_dataset("FashionMNIST", "train"), idx_dataset("FashionMNIST", "t10k")
@@ -248,16 +250,17 @@ def stratified(
     at_least_one_left: bool = False,
     keep: bool = True,
 ) -> tuple[LabelledImages, LabelledImages]:
-    """Divide each label's images at random: ``share`` of them, and the rest, in the source's order.
+    """Divide images at random into two sides; the first side has ``share`` of each label's images.
 
-    No group is divided. With large groups the share of a label can differ, up to all of its images.
-    All labels together have about ``share`` on the first side.
+    Both sides keep the order of the source. No group is divided, so a label with large groups can
+    have another share, up to all of its images. Of the images of all labels, about ``share`` are on
+    the first side.
 
     Parameters
     ----------
-    at_least_one_left : whether each label with three or more images has one on the second side, if
-        its groups are small enough.
-    keep : whether each label with a group keeps an image on the first side.
+    at_least_one_left : whether each label with three or more images has an image on the second
+        side, if the label's groups are small enough.
+    keep : whether each label keeps an image on the first side; has no effect without groups.
     """
     labels = np.array(images.labels)
     first = np.zeros(len(images), dtype=bool)
@@ -290,12 +293,12 @@ def _second_side(
     *,
     keep: bool = False,
 ) -> NDArray[np.bool_]:
-    """Return whether each image (N,) is on the second side, by `held_out_groups`.
+    """Return a mask (N,) of the images on the second side, see `held_out_groups`.
 
     Parameters
     ----------
     names : group name of each image.
-    order : (N,) images; a group is visited at its first image.
+    order : (N,) images in random order. A group is visited at the place of its first image.
     """
     groups = np.unique(np.array(names), return_inverse=True)[1].astype(np.int64)
     visited, starts = np.unique(groups[order], return_index=True)
@@ -307,6 +310,6 @@ def _second_side(
 def with_label(
     images: LabelledImages, labels: Collection[str], *, wanted: bool
 ) -> NDArray[np.int64]:
-    """Return the positions of images with a label in ``labels``; without, if not ``wanted``."""
+    """Return the positions of images whose label is in ``labels``; else, if not ``wanted``."""
     member = np.array([label in labels for label in images.labels], dtype=bool)
     return np.flatnonzero(member == wanted)

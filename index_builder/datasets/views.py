@@ -1,4 +1,4 @@
-"""Augmented views of images, which stand in for queries if there are none."""
+"""Augmented views of images, which are the queries of a gallery without labels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from PIL import Image, ImageEnhance, ImageFilter
 from index_builder.datasets.images import LabelledImages, Pixels, changed
 
 KEPT = (0.6, 0.95)
-"""Range of the share of each side that a crop keeps."""
+"""Range of the share of an image's width, and of its height, that a crop keeps."""
 
 TURN = 8.0
 """Maximum rotation in degrees, in either direction."""
@@ -26,7 +26,7 @@ QUALITY = (30, 85)
 
 
 def views(images: LabelledImages, seed: int) -> LabelledImages:
-    """Return a view of each image, with its id and label; each seed gives different views."""
+    """Return a view of each image, with the same id and label; each seed gives different views."""
 
     def change(pixels: Pixels, position: int) -> Pixels:
         return view(pixels, np.random.default_rng([seed, position]))

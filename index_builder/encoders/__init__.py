@@ -1,4 +1,4 @@
-"""Finds or exports the encoder of a specification; contains the built-in encoder.
+"""Finds or exports the encoder that a build names; contains the built-in encoder.
 
 ::
 
@@ -6,5 +6,5 @@
     configured    the encoder of a configuration
     mobilenet_v2  writes the built-in encoder as an ONNX file, without torch
 
-`ORIGIN.md` names the origin and the licence of its weights.
+`ORIGIN.md` names the origin and the licence of the built-in encoder's weights.
 """

@@ -10,7 +10,7 @@ from index_builder.encoders.resolve import resolve_encoder
 
 
 def with_encoder(config: BuildConfig) -> BuildConfig:
-    """Return the build with the path of its encoder; exports the encoder if needed.
+    """Return the build with the path of its encoder file; exports the encoder if needed.
 
     Raises
     ------
@@ -25,7 +25,7 @@ def with_encoder(config: BuildConfig) -> BuildConfig:
 
 
 def as_named(build: BuildConfig, config: BuildConfig) -> BuildConfig:
-    """Return ``build`` with the encoder specification of ``config``."""
+    """Return ``build`` with the encoder as named in ``config``, not as a path."""
     named = {"encoder": config.network.encoder}
     return build.model_copy(update={"network": build.network.model_copy(update=named)})
 

@@ -1,8 +1,8 @@
 """The built-in encoder: MobileNetV2, trained on ImageNet, as an ONNX file.
 
-The network of Sandler et al. 2018, up to the spatial mean of the last feature map, with int8
-weights and activations. In float32, `vouch-build encoder --torchvision mobilenet_v2 --weights
-FILE.npz` writes the same network. ONNX Runtime computes all convolutions with integers, so an
+This is the network of Sandler et al. 2018, up to the spatial mean of the last feature map, with
+int8 weights and activations. `vouch-build encoder --torchvision mobilenet_v2 --weights FILE.npz`
+writes the same network in float32. ONNX Runtime computes all convolutions with integers, so an
 embedding has the same bits in every batch and on every processor. The graph is written node by
 node, because torch takes seconds to import and to export.
 """
@@ -62,21 +62,21 @@ RANGES: Mapping[str, float] = {
     "features.16": 30.3,
     "features.17.conv.2": 9.77,
 }
-"""The int8 range of each projection, and of each block's sum. On 100 photographs of Caltech-101,
-one value in 10,000 is larger (`tests.benchmarks.bench_encoders`)."""
+"""The maximum value that int8 represents, for each projection and each block's sum. On 100
+photographs of Caltech-101, one value in 10,000 is larger (`tests.benchmarks.bench_encoders`)."""
 
 RELU6 = 6.0
-"""The maximum activation; quantisation clips as ReLU6 does."""
+"""The maximum activation. Quantisation clips larger values, as ReLU6 does."""
 
 _N_BLOCKS = 17
 _STRIDED = {2, 4, 7, 14}
-"""Numbers of the inverted residual blocks that halve height and width."""
+"""Indices, from 1, of the inverted residual blocks that halve height and width."""
 
 _HALF_RANGE = 127.5
-"""The network takes a pixel x as x / 127.5 − 1."""
+"""Half of the range of pixels: a pixel x enters the network as x / 127.5 − 1."""
 
 _ZERO = 128
-"""The uint8 value of 0, if values have both signs."""
+"""The uint8 value that represents 0, if values have both signs."""
 
 Weights = Mapping[str, NDArray[Any]]
 """The arrays of the .npz file, by name; see `ORIGIN.md`."""
@@ -93,7 +93,7 @@ def encoder_file(weights: Weights) -> bytes:
     """Return the content of the encoder's ONNX file; the same weights give the same bytes."""
     graph = _Graph(weights)
     mean, variance, features = OUTPUT_NAMES
-    # In float32, because an int8 mean would separate images less well.
+    # The mean is float32, because an int8 mean would separate images less well.
     graph.add("GlobalAveragePool", [graph.feature_map()], "pooled")
     graph.add("Flatten", ["pooled"], features)
     graph.add("Identity", [features], mean)
@@ -123,12 +123,12 @@ def encoder_file(weights: Weights) -> bytes:
 class _Graph:
     """Nodes and constants of the network, in the order of computation.
 
-    Each activation is quantised and dequantised. ONNX Runtime merges these nodes and the
-    convolution between them into one integer operator.
+    Each activation is quantised and dequantised. ONNX Runtime merges the convolution and the nodes
+    around it into one integer operator.
 
     Attributes
     ----------
-    scales : quantisation step of each activation, by name.
+    scales : quantisation step of each activation, by the activation's name.
     """
 
     weights: Weights
@@ -172,10 +172,10 @@ class _Graph:
         return self._quantised(block)
 
     def _convolved(self, layer: str, last: str, stride: int = 1) -> str:
-        """Add a convolution and its ReLU6; a projection, listed in `RANGES`, has no ReLU6."""
+        """Add a convolution and its ReLU6. The projections, listed in `RANGES`, have no ReLU6."""
         weight, scale = self.weights[f"{layer}.q"], self.weights[f"{layer}.scale"]
         bias = self.weights[f"{layer}.bias"].astype(np.float64)
-        if last == "pixels":  # their middle, 127.5, is not a uint8 value
+        if last == "pixels":  # 127.5, the middle of pixels, is not a uint8 value
             sums = (weight * scale.astype(np.float64).reshape(-1, 1, 1, 1)).sum((1, 2, 3))
             bias += (_ZERO / _HALF_RANGE - 1) * sums
         step = np.float32(self.scales[last]) * scale
@@ -201,7 +201,7 @@ class _Graph:
         return name
 
     def _dequantised(self, name: str) -> str:
-        """Add a dequantisation of an activation, as input of one more operator."""
+        """Add a dequantisation of an activation, as input of one operator."""
         inputs = [f"{name}.q", f"{name}.scale", f"{name}.zero"]
         return self.add("DequantizeLinear", inputs, f"{name}.{len(self.nodes)}")
 
@@ -214,7 +214,7 @@ class _Graph:
         return self.add("DequantizeLinear", inputs, name, axis=0)
 
     def _described(self, name: str, scale: float, zero: int) -> None:
-        """Add the scale of an activation, and the uint8 value of 0."""
+        """Add the scale of an activation, and the uint8 value that represents 0."""
         self.scales[name] = scale
         self._constant(f"{name}.scale", np.float32(scale))
         self._constant(f"{name}.zero", np.uint8(zero))

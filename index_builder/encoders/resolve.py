@@ -1,4 +1,4 @@
-"""Returns the directory of a specified encoder; writes it at first use."""
+"""Finds the encoder that a specification names; exports a library's encoder at the first use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from model_store.files import lock_between_processes
 from model_store.installation import installed_version
 
 ENCODERS = Path("encoders")
-"""Directory for written encoders, in the working directory."""
+"""Directory of exported encoders, below the working directory."""
 
 WEIGHTS_SHA256 = "b8385e2ad30f6789e50a7c1873275495bcef4cf55da7dd6b5f2b5028e23da301"
 """The SHA-256 of the weights of the built-in encoder."""
@@ -36,14 +36,14 @@ FORMS = (
     "timm:NAME, open_clip:MODEL/PRETRAINED, transformers:NAME, torchvision:NAME or "
     "torchvision:NAME/WEIGHTS"
 )
-"""Forms of specifications of library encoders, for messages and help."""
+"""The forms in which a library's encoder can be specified, for messages and help."""
 
 
 def resolve_encoder(spec: str | None, directory: Path = ENCODERS) -> Path:
     """Return the path of an encoder, for `find_encoder`.
 
     An encoder of a library is exported to ``directory`` once, and then reused. The built-in encoder
-    is rewritten if it is missing or damaged.
+    is written if its file is missing or damaged.
 
     Parameters
     ----------
@@ -76,14 +76,14 @@ def resolve_encoder(spec: str | None, directory: Path = ENCODERS) -> Path:
     def write(path: Path) -> None:
         _export(path, spec, door, model, weights)
 
-    if Path(model).expanduser().is_dir():  # its content may change
+    if Path(model).expanduser().is_dir():  # the directory may have changed
         write(target)
         return target
     return _written(target, {"spec": spec}, write)
 
 
 def require_form(spec: str | None) -> None:
-    """Refuse a specification that is neither a path nor one of `FORMS`, before reading data.
+    """Refuse a specification that is neither an existing path nor one of `FORMS`.
 
     Raises
     ------
@@ -110,7 +110,7 @@ def _written(target: Path, origin: Mapping[str, str], write: Callable[[Path], No
         lock = lock_between_processes(target.with_name(f".{target.name}.lock"))
         lock.acquire()
     try:
-        if not is_encoder(target, origin):  # another process may have written it
+        if not is_encoder(target, origin):  # not written by another process
             write(target)
     finally:
         lock.release()
@@ -135,7 +135,7 @@ def _write_encoder_in_the_box(target: Path) -> None:
 
 
 def _origin_in_the_box() -> dict[str, str]:
-    """Return the origin of the built-in encoder, including the release, which writes the graph."""
+    """Return the origin of the built-in encoder. Another release may write another graph."""
     return {
         "name": ENCODER_IN_THE_BOX,
         "weights": WEIGHTS_SHA256,

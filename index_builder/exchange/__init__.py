@@ -1,4 +1,4 @@
-"""Copies bundles to other places, and from there.
+"""Copies bundles to and from other places: folders, buckets and the Hugging Face Hub.
 
 ::
 

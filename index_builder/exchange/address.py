@@ -1,4 +1,4 @@
-"""Parses the address of a place."""
+"""Parses the address of a place that stores bundles."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def place_at(address: str, *, public: bool = False) -> Place:
 
     Parameters
     ----------
-    public : whether a new repository on the Hub is public.
+    public : whether a repository that is created on the Hub is public.
 
     Raises
     ------

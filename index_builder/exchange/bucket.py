@@ -1,8 +1,8 @@
 """Bundles in a bucket of S3, Google Cloud Storage or Azure.
 
-A bucket, or a prefix in it, is laid out like a directory of bundles: ``<id>/…`` and `CURRENT`. The
-manifest is written after the other files, and `CURRENT` last, so no reader finds an incomplete
-bundle. Credentials come from the usual environment variables of each cloud.
+A bucket, or a prefix in a bucket, has the layout of a directory of bundles: ``<id>/…`` and
+`CURRENT`. The manifest is written after the other files, and `CURRENT` last, so no reader finds an
+incomplete bundle. Credentials come from the usual environment variables of each cloud.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class Bucket:
                 f"Reaching {url} needs obstore. {how_to_install('remote')}"
             ) from error
         self._url, self._obstore, self._errors = url, obstore, exceptions
-        # Large files may take long, but an unreachable service fails soon.
+        # A large file may take hours, but an unreachable service must fail within seconds.
         client = client_config(10, _LONGEST)
         patience: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
         with self._reached("be opened"):
             self._store = store.from_url(url, client_options=client, retry_config=patience)
 
     def read(self, name: str) -> bytes | None:
-        """Return a file of the bundle at the URL, or of its current bundle."""
+        """Return a file of the bundle, or None if the file does not exist."""
         return self._read(self._bundle + name)
 
     def fetch(self, name: str, size: int, directory: Path) -> None:
@@ -71,12 +71,12 @@ class Bucket:
                     written += file.write(chunk)
                     if written > size:
                         raise TransferError(
-                            f"{name} at {self._url} is larger than in its manifest. Push the "
-                            "bundle again."
+                            f"{name} at {self._url} is larger than its size in the manifest. "
+                            "Push the bundle again."
                         )
 
     def put(self, directory: Path, manifest: Manifest) -> str:
-        """Copy a bundle into the bucket, and make it current."""
+        """Copy a bundle into the bucket, and make it the current bundle."""
         prefix = f"{manifest.id}/"
         with self._reached("be written"):
             there = {
@@ -96,7 +96,7 @@ class Bucket:
 
     @cached_property
     def _bundle(self) -> str:
-        """The prefix of the bundle: empty if the URL is a bundle, else the current one."""
+        """The prefix of the bundle: its id and a slash; empty if the URL is a bundle."""
         if is_bundle_id(self._url.rpartition("/")[2]):
             return ""
         content = self._read(CURRENT_FILE)
@@ -106,7 +106,7 @@ class Bucket:
         if not is_bundle_id(named):
             raise TransferError(
                 f"There is no bundle at {self._url}: neither a valid {CURRENT_FILE} nor "
-                f"{MANIFEST_FILE} exists. `vouch-build push` copies a bundle there."
+                f"{MANIFEST_FILE} exists. `vouch-build push` copies a bundle to a bucket."
             )
         return f"{named}/"
 
@@ -117,7 +117,7 @@ class Bucket:
             except (FileNotFoundError, self._errors.NotFoundError):
                 return None
             except self._errors.PermissionDeniedError:
-                # S3 returns this for a missing file if listing is not permitted.
+                # S3 reports a missing file as a denied permission if listing is not permitted.
                 if path.endswith(SIGNATURE_FILE):
                     return None
                 raise
@@ -127,12 +127,12 @@ class Bucket:
 
     @contextmanager
     def _reached(self, what: str) -> Iterator[None]:
-        """Report failures in one line, without secrets."""
+        """Convert failures to a `TransferError` of one line, without secrets."""
         try:
             yield
         except (self._errors.BaseError, FileNotFoundError, ValueError) as error:
             raise TransferError(
                 f"{self._url} cannot {what} ({type(error).__name__}: {redacted(error)}). Check "
                 "that the bucket exists, and that the credentials in the environment (AWS_…, "
-                "GOOGLE_…, AZURE_…) permit it. The same command resumes from here."
+                "GOOGLE_…, AZURE_…) permit access. Then run the same command to continue."
             ) from error

@@ -40,5 +40,5 @@ class Folder:
 
     @cached_property
     def _bundle(self) -> Path:
-        """The bundle; it stays the same if another one becomes current."""
+        """The directory of the bundle. It does not change if another bundle becomes current."""
         return locate(self._path)

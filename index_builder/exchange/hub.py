@@ -1,8 +1,8 @@
 """A bundle as a repository of the Hugging Face Hub, with a model card.
 
-The repository has the bundle's files, and the model card as `README.md`. A push is one commit, and
-a pull reads one commit, so no reader finds an incomplete bundle. The token is ``HF_TOKEN``, or the
-token of ``hf auth login``.
+The repository has the bundle's files, and the model card as `README.md`. A push writes one commit,
+and a pull reads one commit, so a pull never gets an incomplete bundle. The token is ``HF_TOKEN``,
+or the token of ``hf auth login``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Hub:
     ----------
     repository : ``owner/name``.
     revision : a branch, a tag or a commit; None for the main branch.
-    public : whether a new repository is public.
+    public : whether the repository is public if it is created.
 
     Raises
     ------
@@ -59,7 +59,7 @@ class Hub:
         self._library = huggingface_hub
         self._api = huggingface_hub.HfApi()
         self._failures = (
-            httpx2.HTTPError,  # error answers and no answer of the Hub
+            httpx2.HTTPError,  # the Hub answers with an error, or does not answer
             errors.EntryNotFoundError,
             errors.HFValidationError,
             errors.FileMetadataError,
@@ -82,8 +82,8 @@ class Hub:
         """Copy a file of the repository."""
         if self._sizes.get(name) != size:
             raise TransferError(
-                f"{name} at {self} has {self._sizes.get(name)} bytes, but {size} in its manifest. "
-                "Push the bundle again."
+                f"{name} at {self} has {self._sizes.get(name)} bytes, but {size} bytes in the "
+                "manifest. Push the bundle again."
             )
         with self._reached("read"):
             self._library.hf_hub_download(
@@ -113,11 +113,11 @@ class Hub:
         return str(commit.commit_url)
 
     def _pushed_before(self) -> set[str]:
-        """Return the files of the previous bundle; other files of the repository are not ours."""
+        """Return the files of the previous bundle. All other files of the repository are kept."""
         try:
             content = self.read(MANIFEST_FILE)
             before = None if content is None else parse_manifest(content, str(self))
-        except BundleError:  # from another release, or damaged
+        except BundleError:  # the manifest is damaged, or from another release
             return set()
         if before is None:
             return set()
@@ -125,7 +125,7 @@ class Hub:
 
     @cached_property
     def _info(self) -> Any:  # noqa: ANN401 - of huggingface_hub
-        """The current state of the repository."""
+        """The state of the repository at the revision, fetched once."""
         with self._reached("read"):
             return self._api.model_info(
                 self._repository, revision=self._revision, files_metadata=True
@@ -141,7 +141,7 @@ class Hub:
 
     @contextmanager
     def _reached(self, what: str) -> Iterator[None]:
-        """Report failures with their remedy."""
+        """Convert failures to a `TransferError` with advice."""
         try:
             yield
         except self._failures as error:
@@ -149,8 +149,8 @@ class Hub:
             message = " ".join(str(why).split())[:500]
             raise TransferError(
                 f"{self} cannot be {what} ({type(why).__name__}: {message}). Check that the "
-                "repository exists, and that the token permits it (`hf auth login` sets one). The "
-                "same command resumes from here."
+                "repository exists, and that the token permits access (`hf auth login` sets a "
+                "token). Then run the same command to continue."
             ) from error
 
     def __str__(self) -> str:

@@ -18,13 +18,13 @@ _MEASURED = {
     "outlier_auroc.far.outlier_score": "AUROC: outlier score against other image types",
     "outlier_auroc.corrupted.outlier_score": "AUROC: outlier score against corrupted images",
 }
-"""Keys of the evaluation, with the name of each measurement."""
+"""Keys of the evaluation, each with a name for the model card."""
 
 
 def model_card(manifest: Manifest, repository: str) -> str:
     """Return the `README.md` of a repository: YAML for the Hub, then Markdown.
 
-    All numbers come from the bundle's evaluation; missing ones are left out.
+    All numbers come from the bundle's evaluation; missing numbers are left out.
 
     Parameters
     ----------
@@ -64,8 +64,8 @@ def model_card(manifest: Manifest, repository: str) -> str:
     use = (
         f"```sh\nvouch-build pull hf://{repository} bundles/pulled\n"
         "vouch-serve --bundle bundles/pulled\n```\n\n"
-        "Every file is checked against `manifest.json`, and the manifest against the bundle's id, "
-        f"`{manifest.id}`."
+        "Both programs check every file against `manifest.json`, and the manifest against the id "
+        f"of the bundle, `{manifest.id}`."
     )
     description = _plain(str(gallery.get("description") or "A gallery of Vouch."))
     facts, evaluation = _facts(manifest), _evaluation(manifest.metrics or {}, measured)
@@ -93,7 +93,7 @@ def _facts(manifest: Manifest) -> str:
 def _evaluation(metrics: Mapping[str, Any], measured: Mapping[str, float]) -> str:
     if not measured:
         return "The bundle was built without an evaluation."
-    head = f"Measured on {metrics['n_queries']} queries that were used for nothing else."
+    head = f"Measured on {metrics['n_queries']} queries that no fit has used."
     rows = [f"| {_MEASURED[place]} | {value:.3f} |" for place, value in measured.items()]
     false_alarms = metrics.get("false_alarm_rate") or {}
     rows += [
@@ -103,7 +103,7 @@ def _evaluation(metrics: Mapping[str, Any], measured: Mapping[str, float]) -> st
 
 
 def _measured(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield the measurements of `_MEASURED` that an evaluation has."""
+    """Yield the key and value of each measurement in `_MEASURED` that an evaluation has."""
     for place in _MEASURED:
         value: Any = metrics
         for key in place.split("."):

@@ -8,11 +8,11 @@ from typing import Protocol
 from model_store.bundles.manifest import Manifest
 
 MOST_BYTES = 2**26
-"""Maximum bytes of a manifest or signature; far more than any bundle has."""
+"""Maximum size of a manifest or signature in bytes. Real files are much smaller."""
 
 
 class Place(Protocol):
-    """A place that stores a bundle. Bundles become visible there atomically.
+    """A place that stores a bundle. A new bundle becomes visible atomically.
 
     All methods raise `TransferError` if the place cannot be reached, read or written.
     """
@@ -21,15 +21,15 @@ class Place(Protocol):
         """Return a small file of the bundle; None if it does not exist."""
 
     def fetch(self, name: str, size: int, directory: Path) -> None:
-        """Copy a file of the bundle to ``directory / name``; the caller verifies it.
+        """Copy a file of the bundle to ``directory / name``. The caller must verify the file.
 
         Parameters
         ----------
-        size : size in the manifest, in bytes; no more bytes are written.
+        size : size in the manifest, in bytes. At most this number of bytes is written.
         """
 
     def put(self, directory: Path, manifest: Manifest) -> str:
         """Copy the bundle in ``directory`` to this place, and return its new address.
 
-        Files from an interrupted copy are not sent again.
+        Files that an interrupted copy has sent are not sent again.
         """

@@ -39,14 +39,14 @@ def pull(
 ) -> Path:
     """Copy the bundle at ``place`` into the directory of bundles ``root``.
 
-    It becomes visible by one rename, after every byte is verified. Complete files from an
-    interrupted pull are verified and not fetched again.
+    The bundle becomes visible by one rename, after every byte has been verified. Complete files
+    from an interrupted pull are verified, but not fetched again.
 
     Parameters
     ----------
-    trusted : public keys; one of them must have signed the bundle. Empty: unsigned bundles are
-        accepted.
-    activated : whether the bundle becomes the current one.
+    trusted : public keys; the bundle must be signed with one of these keys. If empty, unsigned
+        bundles are accepted, too.
+    activated : whether the bundle becomes the current bundle.
 
     Returns
     -------
@@ -79,7 +79,7 @@ def pull(
                 _, hold = seal(partial, manifest)
                 for left in root.glob(".*.pulling"):  # left by interrupted pulls
                     shutil.rmtree(left, ignore_errors=True)
-        with hold:  # protected until it is current
+        with hold:  # protects the bundle until it is current
             if activated:
                 activate(root, manifest.id)
     return target
