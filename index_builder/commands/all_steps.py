@@ -46,15 +46,15 @@ class AllOptions:
         typer.Option(
             "--config",
             "-c",
-            help="Instead of --images: a TOML file with the configuration of the build, or a "
-            f"built-in one: {', '.join(builtin_configs())}.",
+            help="Instead of --images: a TOML file with the configuration of the build, or "
+            f"the name of a built-in configuration: {', '.join(builtin_configs())}.",
         ),
     ] = None
     images: Annotated[
         str | None,
         typer.Option(
-            help="A folder with a sub-folder of images for each label; or any other source of "
-            "`index`, for example a URL, which is copied to the run directory first."
+            help="A folder with a sub-folder of images for each label. Or another source of "
+            "`index`, for example a URL; its images are first copied to the run directory."
         ),
     ] = None
     encoder: Annotated[
@@ -89,7 +89,7 @@ class AllOptions:
         str | None, typer.Option(help="Milvus server that stores the gallery; see `index`.")
     ] = None
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan of the build, and stop.")
+        bool, typer.Option("--dry-run", help="Print the plan of the build; build nothing.")
     ] = False
     run: RunOption = None
     bundles: BundlesOption = None
@@ -98,7 +98,7 @@ class AllOptions:
 
     @property
     def build(self) -> BuildConfig:
-        """The requested build; `prepare` must have fetched its files.
+        """The configuration of the requested build. Call `prepare` first, to fetch its files.
 
         Raises
         ------
@@ -114,7 +114,7 @@ class AllOptions:
         return encoder_config(folder, self.encoder, self.name, labelled=self.labels)
 
     def _require_consistent(self) -> None:
-        """Refuse several sources, and options that do not fit the source.
+        """Refuse a command with several sources, or with options that do not fit the source.
 
         Raises
         ------
@@ -159,7 +159,7 @@ class AllOptions:
 
     @property
     def _copied(self) -> Path | None:
-        """The folder to copy images to; None if they are already in a local folder."""
+        """The folder to copy images to; None if the images are already in a local folder."""
         images = self.images
         if images is None:
             return None
@@ -172,7 +172,7 @@ class AllOptions:
         return self._run(called) / "images" / called
 
     def _of_vectors(self, table: Path) -> BuildConfig:
-        """Return the build of a table of vectors, with an encoder or only its name."""
+        """Return the configuration for a table of vectors, with an encoder or an encoder's name."""
         if (self.encoder is None) == (self.encoder_name is None):
             raise UsageError(
                 "--vectors needs --encoder-name, or an --encoder that takes vectors. Give one."
@@ -189,7 +189,8 @@ class AllOptions:
 def all_command(options: AllOptions) -> None:
     """Run every step, from images or vectors to a published bundle, and print its outcome.
 
-    First prints the plan: the number of calibration queries, and the error bound that they support.
+    The plan is printed first: the number of calibration queries, and the error bound that this
+    number can guarantee.
     """
     shown = OutcomeReport.of(options.require, options.as_json)
     built = run_all(options, shown)
@@ -209,7 +210,7 @@ def run_all(options: AllOptions, shown: OutcomeReport) -> tuple[Path, Path] | No
     config = in_milvus(options.build, options.milvus)
     if options.encoder_name is None:
         require_form(config.network.encoder)
-    signing_key()  # an unreadable key fails now, not at the end
+    signing_key()  # fails early if the key is unreadable
     published = options.bundles or Path("bundles") / config.name
     with opened_run(config, options.run, reads_trunk=True, prepare=options.prepare) as opened:
         shown.table = opened.directory / EVALUATION_TABLE

@@ -84,7 +84,7 @@ def vouch_build(
     verbose: VerboseOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Apply the options that may also precede a command."""
+    """Apply the global options, which may also precede a command."""
     set_output(verbose=verbose, quiet=quiet)
 
 
@@ -177,7 +177,7 @@ def _explain(why: str, hints: Sequence[str] = ()) -> None:
     """Print an error; with --verbose, also the traceback."""
     if is_verbose():
         traceback.print_exc()
-    # Escaped, because brackets in a path or a table's name would be read as markup.
+    # Brackets in a path or a table's name would be read as markup, so they are escaped.
     why = without_secrets(why)
     error_console.print(f"[red]error:[/red] {escape(why)}", highlight=False, soft_wrap=True)
     for hint in hints:

@@ -1,4 +1,4 @@
-"""Commands on a directory of bundles: list, activate, roll back, examine."""
+"""Commands on a directory of bundles, for example to list, activate or remove bundles."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DirectoryArgument = Annotated[Path, typer.Argument(help="The directory of bundle
 
 
 def bundles_command(directory: DirectoryArgument) -> None:
-    """List the bundles in a directory, oldest first, and mark the current and the previous one."""
+    """List the bundles in a directory, oldest first; mark the current and the previous bundle."""
     marks = {current_id(directory): "current", previous_id(directory): "previous"}
     for bundle_id in bundle_ids(directory):
         print(bundle_id, marks.get(bundle_id, ""))
@@ -37,7 +37,7 @@ def activate_command(
     directory: DirectoryArgument,
     bundle_id: Annotated[str, typer.Argument(help="Id of a bundle, from `vouch-build bundles`.")],
 ) -> None:
-    """Verify a bundle, and make it the current one; running services switch to it."""
+    """Verify a bundle, and make it the current bundle; running services switch to it."""
     if bundle_id not in bundle_ids(directory):
         raise BundleNotFound(
             f"There is no bundle {bundle_id!r} in {directory}. `vouch-build bundles {directory}` "
@@ -57,14 +57,14 @@ def upgrade_command(
     directory: DirectoryArgument,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Only check; exit status 1 if a bundle is old."),
+        typer.Option("--check", help="Only check; exit status 1 if a bundle needs an upgrade."),
     ] = False,
 ) -> None:
     """Convert bundles of earlier releases, with their live changes, to this release.
 
-    Converts the current bundle of the directory, and of each gallery that was created below it. A
-    calibration of an earlier release is fitted again if its bundle stores queries. The old bundle
-    is kept. To return to the old release, run `vouch-build rollback`.
+    Converts the current bundle of the directory, and the current bundle of each created gallery in
+    the directory. If a bundle stores calibration queries, an outdated calibration is fitted again.
+    The old bundle is kept: to return to the old release, run `vouch-build rollback`.
     """
     upgrades = importlib.import_module("model_store.bundles.upgrade")
     roots = upgrades.galleries_below(directory) or [directory]
@@ -99,12 +99,12 @@ def upgrade_command(
             continue
         print(
             f"{root}: {done.before} (schema {done.schema}) is now {done.after}, "
-            f"{done.n_items} items, {done.n_changes} of them changed since the build"
+            f"{done.n_items} items, {done.n_changes} changed since the build"
         )
         if done.left_calibration:
             print(
-                "Its calibration is left out, because it has no evidence for guarantees. Answers "
-                f"are not_calibrated until `vouch-build calibrate {root}` has run."
+                "The old calibration is left out, because it has no evidence for guarantees. The "
+                f"verdict is `not_calibrated` until `vouch-build calibrate {root}` has run."
             )
 
 
@@ -112,14 +112,14 @@ def absent_share_command(
     directory: DirectoryArgument,
     share: Annotated[
         float | None,
-        typer.Argument(help="Share of queries without a match, above 0 and below 1."),
+        typer.Argument(help="Assumed share of queries without a match, above 0 and below 1."),
     ] = None,
     reset: Annotated[bool, typer.Option("--reset", help="Use the configured share again.")] = False,
 ) -> None:
     """Set or print the share of absent queries that a gallery's answers assume.
 
-    Running services apply it within seconds. `GET /v1/galleries/GALLERY/calibration` returns the
-    share that the served queries suggest.
+    Running services use the new share within seconds. `GET /v1/galleries/GALLERY/calibration`
+    returns the share that is estimated from the served queries.
     """
     operator = importlib.import_module("model_store.bundles.operator")
     if share is not None and reset:
@@ -132,10 +132,11 @@ def absent_share_command(
 
 
 def acknowledge_command(directory: DirectoryArgument) -> None:
-    """End the drift alarms of a gallery and restart the tests; services follow within seconds.
+    """End the drift alarms of a gallery, and restart the drift tests.
 
-    If queries still differ from the calibration queries, the alarms return: run
-    `vouch-build calibrate` with queries like them.
+    Running services do so within seconds. If the served queries still differ from the calibration
+    queries, the alarms return. Then run `vouch-build calibrate` with queries like the served
+    queries.
     """
     operator = importlib.import_module("model_store.bundles.operator")
     operator.change_operator(directory, operator.OperatorSettings.acknowledged)
@@ -143,7 +144,7 @@ def acknowledge_command(directory: DirectoryArgument) -> None:
 
 def sign_command(
     bundle: Annotated[
-        Path, typer.Argument(help="A bundle, or a directory of bundles for its current one.")
+        Path, typer.Argument(help="A bundle, or a directory of bundles with a current bundle.")
     ],
     key: Annotated[
         Path,
@@ -153,7 +154,7 @@ def sign_command(
         ),
     ],
 ) -> None:
-    """Verify and sign a bundle, for services with VOUCH_BUNDLE_KEYS."""
+    """Verify and sign a bundle. Services with VOUCH_BUNDLE_KEYS accept only signed bundles."""
     signatures = importlib.import_module("model_store.bundles.signatures")
     signing = importlib.import_module("model_store.signing")
     directory = locate(bundle)
@@ -166,13 +167,13 @@ def sign_command(
 def prune_command(
     directory: DirectoryArgument,
     keep: Annotated[
-        int, typer.Option(min=1, help="Number of bundles to keep, including the current one.")
+        int, typer.Option(min=1, help="Number of bundles to keep, including the current bundle.")
     ] = KEPT_BUNDLES,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only list the bundles to remove.")
     ] = False,
 ) -> None:
-    """Remove old bundles and their changes, except the current, the previous and those in use."""
+    """Remove old bundles and their changes; keep the current, the previous and all used bundles."""
     prune = importlib.import_module("model_store.bundles.retention").prune
     for bundle_id in prune(directory, keep, dry_run=dry_run):
         print(bundle_id)
@@ -184,7 +185,7 @@ def doctor_command(
         typer.Argument(help="A bundle, a directory of bundles, or the run directory of `index`."),
     ] = None,
 ) -> None:
-    """Check an installation, bundles or a run; status 1 if anything is wrong."""
+    """Check an installation, bundles or a run; exit status 1 if a check fails."""
     with working("loading libraries"):
         examine = importlib.import_module("index_builder.commands.doctor").examine
     states = set()
@@ -198,11 +199,12 @@ def doctor_command(
 
 
 def rollback_command(directory: DirectoryArgument) -> None:
-    """Make the previous bundle the current one again."""
+    """Make the previous bundle the current bundle again."""
     before = previous_id(directory)
     if before is None:
         raise BundleNotFound(
-            f"{directory} has no previous bundle. `vouch-build bundles {directory}` lists all."
+            f"{directory} has no previous bundle. `vouch-build bundles {directory}` lists all "
+            "bundles."
         )
     upgrades = importlib.import_module("model_store.bundles.upgrade")
     _activate(directory, before, upgrades.KNOWN_SCHEMAS)

@@ -16,7 +16,8 @@ from model_store.errors import UsageError
 
 def certify_command(
     bundle: Annotated[
-        Path | None, typer.Argument(help="A bundle, or a directory of bundles for its current one.")
+        Path | None,
+        typer.Argument(help="A bundle, or a directory of bundles with a current bundle."),
     ] = None,
     key: Annotated[
         Path | None, typer.Option(help="Private key to sign with. [default: not signed]")
@@ -36,7 +37,9 @@ def certify_command(
     ] = None,
     new_key: Annotated[
         Path | None,
-        typer.Option(help="Write a new private key here, and its public key to <file>.pub."),
+        typer.Option(
+            help="Write a new private key to this file, and its public key to <file>.pub."
+        ),
     ] = None,
 ) -> None:
     """Write the guarantees of a bundle and their evidence as JSON and as an HTML page."""
@@ -47,7 +50,7 @@ def certify_command(
         key = key or new_key
     if bundle is None:
         raise UsageError("certify needs BUNDLE, or --new-key FILE to make a key.")
-    # Imported late, because other commands and --help do not need it.
+    # Imported late, because other commands and --help do not need these modules.
     contents = importlib.import_module("index_builder.certificates.content")
     files = importlib.import_module("index_builder.certificates.files")
     signing = importlib.import_module("model_store.signing")
@@ -56,7 +59,8 @@ def certify_command(
     directory = output or Path("certificates") / opened.manifest.id
     if directory.resolve().is_relative_to(locate(bundle).resolve()):
         raise UsageError(
-            f"--output {directory} is in the bundle, which must not change. Name another directory."
+            f"--output {directory} is in the bundle, but a bundle must not change. Name another "
+            "directory."
         )
     seen = None
     if feedback is not None:
@@ -72,14 +76,15 @@ def verify_command(
     bundle: Annotated[
         Path,
         typer.Option(
-            help="Bundle of the certificate, or a directory of bundles for its current one."
+            help="Bundle of the certificate, or a directory of bundles, whose current bundle it is."
         ),
     ],
     public_key: Annotated[
-        Path | None, typer.Option(help="Public key of the required signer. [default: any or none]")
+        Path | None,
+        typer.Option(help="Public key of the required signer. [default: any signer, or none]"),
     ] = None,
 ) -> None:
-    """Recompute a certificate from its bundle and check its signature; status 1 if they differ."""
+    """Recompute a certificate from its bundle and check its signature; exit status 1 if wrong."""
     files = importlib.import_module("index_builder.certificates.files")
     signing = importlib.import_module("model_store.signing")
     verification = importlib.import_module("index_builder.certificates.verification")

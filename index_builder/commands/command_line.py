@@ -1,7 +1,7 @@
 """Conventions of all commands: help, output options, and Ctrl+C.
 
-Help has the layout of uv and ruff: each option is on its own line, with its description below. So
-descriptions use the full width, and no name is cut off.
+Help has the layout of uv and ruff: each option is on its own line, with its description below. In
+this layout, descriptions have the full width, and no name is cut off.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from model_store.programs import INTERRUPTED
 GLOBAL_OPTIONS = "Global options"
 
 _WIDEST, _DESCRIPTION = 100, 10
-"""Maximum width in columns, and indentation of an option's description."""
+"""Maximum width of help, and indentation of an option's description, in columns."""
 
 _VALUES = {"str": "TEXT", "path": "PATH", "int": "N", "float": "NUMBER"}
-"""Default names of option values, by type."""
+"""Names of option values in the help, by type of the value."""
 
 VerboseOption = Annotated[
     bool,
@@ -71,7 +71,7 @@ class CommandLine(typer.Typer):
 
 
 class Command(TyperCommand):
-    """A command with the help of this module; Ctrl+C ends it without a traceback."""
+    """A command with the help of this module; Ctrl+C ends the command without a traceback."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:  # noqa: ANN401 - typer's own
         super().__init__(*args, **settings)
@@ -178,7 +178,7 @@ def _entry(param: Any, ctx: Any, width: int) -> Iterator[str]:  # noqa: ANN401
 
 
 def _notes(param: Any) -> Iterator[str]:  # noqa: ANN401
-    """Yield notes on default, environment variable and requirement."""
+    """Yield notes: the default, the environment variable, and whether the option is required."""
     default = getattr(param.default, "value", param.default)
     if isinstance(default, bool):
         default = param.opts[0] if default and param.secondary_opts else None
@@ -196,7 +196,7 @@ def _usage_of(argument: Any) -> str:  # noqa: ANN401
 
 
 def _value_of(option: Any, ctx: Any) -> str:  # noqa: ANN401
-    """Return the name of an option's value, or its choices."""
+    """Return the name of an option's value in the help, or the choices of the option."""
     if option.metavar is not None:
         return str(option.metavar)
     shown: str = option.display_type(ctx).strip("<>").removesuffix(" range")
@@ -228,7 +228,7 @@ def _name(text: str) -> str:
 
 
 def _styled(text: str, *, fg: str | None = None, underline: bool | None = None) -> str:
-    """Return styled ``text``, unless NO_COLOR is set; typer removes styles outside a terminal."""
+    """Return styled ``text``; no styles with NO_COLOR. Typer removes styles outside a terminal."""
     if os.environ.get("NO_COLOR"):
         return text
     styled: str = typer.style(text, bold=True, fg=fg, underline=underline)

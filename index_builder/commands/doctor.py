@@ -64,7 +64,7 @@ _CONFINED_BY = {
     "landlock": "Run Linux 5.13 or later, with landlock among /sys/kernel/security/lsm.",
     "seccomp": "Install libseccomp (libseccomp2), or the extra `serve`, and allow seccomp.",
 }
-"""Parts of the sandbox, with advice if a part is missing."""
+"""Parts of the decoders' sandbox, each with advice if the part is missing."""
 
 _REDIS_TIMEOUT_S = 2.0
 
@@ -86,7 +86,7 @@ class Finding:
 
 
 def examine(path: Path | None) -> Iterator[Finding]:
-    """Check the installation, or the bundle, bundles or run at ``path``."""
+    """Check the installation, or the bundle, directory of bundles or run at ``path``."""
     if path is None:
         yield from _installation()
     elif (path / MANIFEST_FILE).is_file():
@@ -158,10 +158,10 @@ def _onnx_runtime() -> Iterator[Finding]:
 
 
 def _sandbox() -> Iterator[Finding]:
-    """Check which parts of the sandbox of the service's decoders work on this machine.
+    """Check which parts of the sandbox for the service's image decoders work on this machine.
 
-    Runs a separate process, because a sandbox cannot be left, and the builder must not import the
-    service.
+    The check runs in a separate process: a process cannot leave a sandbox, and the builder must not
+    import the service.
     """
     if importlib.util.find_spec("fastapi") is None:
         return  # the service is not installed
@@ -177,13 +177,15 @@ def _sandbox() -> Iterator[Finding]:
 
 
 def _redis(url: str) -> Finding:
-    """Check with a plain socket that Redis answers; the builder has no Redis client."""
+    """Check with a plain socket that Redis answers, because the builder has no Redis client."""
     try:
         parts = split_address(url, ("redis", "rediss", "unix"))
     except ValueError as error:
         return Finding("wrong", f"VOUCH_REDIS_URL {error}")
     where = f"Redis at {parts.hostname}:{parts.port or 6379}"
-    advice = "Start Redis, or correct VOUCH_REDIS_URL. Without it, each process has its own cache."
+    advice = (
+        "Start Redis, or correct VOUCH_REDIS_URL. Without Redis, each process has its own cache."
+    )
     if parts.scheme not in {"redis", "rediss"} or parts.hostname is None:
         return Finding("note", f"VOUCH_REDIS_URL {parts.scheme}:// is not checked")
     try:
@@ -212,7 +214,7 @@ def _bundle(directory: Path, *, with_outcome: bool = True) -> Iterator[Finding]:
         yield Finding("wrong", f"bundle {name}: {error}")
         return
     except Exception as error:
-        yield Finding("wrong", f"bundle {name}: {error}", "Build or copy it again.")
+        yield Finding("wrong", f"bundle {name}: {error}", "Build or copy the bundle again.")
         return
     yield Finding(
         "good",
@@ -283,7 +285,7 @@ def _changes(root: Path, bundle_id: str) -> Iterator[Finding]:
         return
     try:
         fingerprint = read_manifest(bundle_directory(root, bundle_id)).encoder["fingerprint"]
-    except VouchError:  # already reported for the bundle
+    except VouchError:  # `_bundle` reports it
         return
     log = ChangesFile(path, bundle_id, str(fingerprint))
     try:
@@ -339,7 +341,7 @@ def _run(work: Work) -> Iterator[Finding]:
     yield Finding(
         "wrong",
         f"{work.directory} is unfinished: {sound:,} of {n_blocks:,} blocks are embedded",
-        "Run the same `vouch-build index` again: it resumes from there.",
+        "Run the same `vouch-build index` again to embed the missing blocks.",
     )
 
 
@@ -356,7 +358,7 @@ def _is_occupied(work: Work) -> bool:
 
 
 def _shards(store: ShardStore, n_blocks: int) -> tuple[int, int]:
-    """Count the sound and the damaged shards."""
+    """Return the number of sound shards, and the number of damaged shards."""
     sound = damaged = 0
     for number in range(n_blocks):
         try:

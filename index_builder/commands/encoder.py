@@ -37,30 +37,32 @@ class EncoderOptions:
         str | None,
         typer.Option(
             help="A transformers model: a name on the hub, or a directory (extra `transformers`). "
-            "Its own code is never run."
+            "Code from the repository is never run."
         ),
     ] = None
     torchvision: Annotated[str | None, typer.Option(help="A model of torchvision.")] = None
     torch: Annotated[
         str | None,
-        typer.Option(help="FILE.py:FACTORY, which returns a torch.nn.Module. The file is run."),
+        typer.Option(
+            help="FILE.py:FACTORY; the factory returns a torch.nn.Module. The file is run."
+        ),
     ] = None
     onnx: Annotated[str | None, typer.Option(help="A foreign ONNX file.")] = None
     vectors: Annotated[
         Path | None,
         typer.Option(
-            help="Instead of a model: a table of vectors. The written encoder takes such vectors; "
-            "--encoder-name gives its name."
+            help="Instead of a model: a table of vectors. The written encoder takes vectors of "
+            "this size as queries; --encoder-name names the encoder."
         ),
     ] = None
     encoder_name: Annotated[
         str | None,
-        typer.Option(help="With --vectors: name of the model that produced them."),
+        typer.Option(help="With --vectors: name of the model that produced the vectors."),
     ] = None
     weights: Annotated[
         str | None,
         typer.Option(
-            help="A local file of weights; for --torchvision, also a name of its weights."
+            help="A local file of weights; for --torchvision, also a name of torchvision's weights."
         ),
     ] = None
     preprocess: Annotated[
@@ -68,7 +70,7 @@ class EncoderOptions:
         typer.Option(
             help="File of the preprocessing, from OpenCLIP (preprocess_cfg.json), timm "
             "(config.json) or transformers (preprocessor_config.json). [default: the model's "
-            "preprocessing; for --torch and --onnx, such a file beside the model]"
+            "preprocessing; for --torch and --onnx, a file of this name beside the model]"
         ),
     ] = None
     pooling: Annotated[
@@ -80,7 +82,9 @@ class EncoderOptions:
     ] = 0
     output: Annotated[
         str | None,
-        typer.Option(help="With --onnx: the output to use, if there are several."),
+        typer.Option(
+            help="With --onnx: name of the output to use, if the graph has several outputs."
+        ),
     ] = None
     untrained: Annotated[
         bool, typer.Option("--untrained", help="Use random weights, to test the export.")
@@ -104,11 +108,16 @@ class EncoderOptions:
     ] = False
     precision: Annotated[
         Precision,
-        typer.Option(help="Number format of the file. Below float32, the recall loss is measured."),
+        typer.Option(
+            help="Number format of the weights. For other formats than float32, the loss "
+            "of recall is measured."
+        ),
     ] = Precision.float32
     recall_tolerance: Annotated[
         float,
-        typer.Option(min=0, max=1, help="Maximum loss of recall at 1 by a lower precision."),
+        typer.Option(
+            min=0, max=1, help="Maximum loss of recall at 1 that a lower precision may cause."
+        ),
     ] = 0.01
     images: Annotated[
         Path | None,
@@ -123,11 +132,11 @@ class EncoderOptions:
 
     @property
     def door(self) -> tuple[Door, str]:
-        """The chosen library, and its model.
+        """The chosen library, and the name of the library's model.
 
         Raises
         ------
-        UsageError : no library, or several.
+        UsageError : no library is chosen, or several libraries are chosen.
         """
         named = [(door, getattr(self, door)) for door in Door if getattr(self, door) is not None]
         if len(named) != 1:
@@ -176,9 +185,10 @@ class EncoderOptions:
 def encoder_command(options: EncoderOptions) -> None:
     """Export an encoder of another library, and compare it with that library.
 
-    Use the written directory with `index --encoder` and `all --encoder`. The export is refused if,
-    on real images, the vectors of the library and of Vouch have a cosine below 0.9999. With
-    --encoder-name, the encoder is only a name and takes vectors unchanged.
+    Use the written directory with `index --encoder` and `all --encoder`. Both vectors of each real
+    image are compared: the library's vector and Vouch's vector. If a cosine is below 0.9999, the
+    export fails. With --encoder-name, no model is exported: the encoder has only a name, and takes
+    vectors unchanged.
     """
     options.require_consistent()
     if options.vectors is not None and options.encoder_name is not None:

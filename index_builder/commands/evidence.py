@@ -36,20 +36,25 @@ if TYPE_CHECKING:
 
 ConfigOption = Annotated[
     str | None,
-    typer.Option("--config", "-c", help="Instead of BUNDLES: run the step of this configuration."),
+    typer.Option(
+        "--config",
+        "-c",
+        help="Instead of BUNDLES: a configuration of a build. The "
+        "command runs as a step of this build.",
+    ),
 ]
 BundlesArgument = Annotated[
-    Path | None, typer.Argument(help="A directory of bundles; the command uses its current one.")
+    Path | None, typer.Argument(help="A directory of bundles; the command uses its current bundle.")
 ]
 QueriesOption = Annotated[
     str | None,
     typer.Option(
         "--queries",
         "--vectors",
-        help="With BUNDLES: a source of query images, as for `index`; vectors for a gallery of "
-        "vectors. In a manifest, the column `item` has the id of the item that a query shows, or "
-        "`label` has its label; without both, the query has no match. Columns `group` and `source` "
-        "as for `index`.",
+        help="With BUNDLES: a source of query images, as for `index`. For a gallery of vectors, a "
+        "table of vectors. In a manifest, the column `item` has the id of the item that a "
+        "query shows, or the column `label` has the query's label. A query without both has "
+        "no match. The columns `group` and `source` are as for `index`.",
     ),
 ]
 ItemsOption = Annotated[
@@ -60,8 +65,9 @@ WithinOption = Annotated[
     float | None,
     typer.Option(
         min=0.001,
-        help="Maximum metres from a query to a match. Places are columns or fields `latitude` and "
-        "`longitude` (WGS84, degrees); labels are then ignored. The bundle keeps this value.",
+        help="Maximum distance from a query to a match, in metres. Queries and items need columns "
+        "or metadata fields `latitude` and `longitude` (WGS84, degrees). Labels are then "
+        "ignored. The bundle keeps this value.",
     ),
 ]
 
@@ -80,17 +86,18 @@ class CalibrateOptions:
     gallery: Annotated[
         str | None,
         typer.Option(
-            help="The source that the gallery was indexed from. Needed if the bundle was never "
-            "calibrated, or if every query has a match."
+            help="The source that the gallery was indexed from. This option is needed if the "
+            "bundle was never calibrated, or if every query has a match."
         ),
     ] = None
     gallery_items: ItemsOption = None
     captions: Annotated[
         Path | None,
         typer.Option(
-            help="With BUNDLES, instead of --queries: a table (.csv, .jsonl, .parquet) with the "
-            "column `text`, and `id` of the item or `label` that the text describes; without both, "
-            "the text has no match. Optional: `group`, `source`. Calibrates only text queries."
+            help="With BUNDLES, instead of --queries: a table of texts (.csv, .jsonl, .parquet), "
+            "to calibrate only text queries. Columns: `text`; the `id` of the item or the "
+            "`label` that the text describes; optionally `group` and `source`. A text without "
+            "id and label has no match."
         ),
     ] = None
     parents: ParentsOption = None
@@ -106,8 +113,8 @@ class CalibrateOptions:
     feedback: Annotated[
         Path | None,
         typer.Option(
-            help="Feedback file of the service, which corrects probabilities. Needs only BUNDLES, "
-            "--config or --captions."
+            help="Feedback file of the service, to correct match probabilities by users' "
+            "decisions. Use this option with only BUNDLES, or with --config or --captions."
         ),
     ] = None
     decisions: Annotated[
@@ -123,10 +130,10 @@ class CalibrateOptions:
 
 @with_options(CalibrateOptions)
 def calibrate_command(options: CalibrateOptions) -> None:
-    """Calibrate a bundle with your own queries, or run the step of a configuration.
+    """Calibrate a bundle with your own queries, or run the step of a build.
 
     Publishes a new bundle with the same gallery and its live changes. Error bounds that are not
-    given keep their values. With only BUNDLES, recalibrates the current gallery with the queries
+    given keep their values. With only BUNDLES, the current gallery is recalibrated with the queries
     stored in the bundle.
     """
     shown = OutcomeReport.of(options.require, options.as_json)
@@ -134,7 +141,7 @@ def calibrate_command(options: CalibrateOptions) -> None:
 
 
 def _calibrated(options: CalibrateOptions, shown: OutcomeReport) -> Path | None:
-    """Calibrate and return the published bundle; None for a step, which publishes nothing."""
+    """Calibrate and return the published bundle; None for a step, which publishes no bundle."""
     promises = {name: getattr(options, name) for name in PROMISES}
     named = {name: value for name, value in promises.items() if value is not None}
     if options.captions is not None:
@@ -161,7 +168,8 @@ def _calibrated(options: CalibrateOptions, shown: OutcomeReport) -> Path | None:
         return None
     if options.feedback is not None:
         raise UsageError(
-            "--feedback corrects a calibration, but --queries make a new one. Give one of them."
+            "--feedback corrects a calibration, but --queries make a new calibration. Give one of "
+            "them."
         )
     assert options.bundles is not None  # noqa: S101 - or it is of a configuration
     with working("calibrating"):
@@ -179,10 +187,13 @@ def _calibrate_again(
     """Recalibrate a bundle with its stored queries, or correct it by feedback."""
     of_labels = _given(options, *_OF_LABELS)
     if of_labels:
-        raise UsageError(f"{of_labels} needs --queries, because it defines their true matches.")
+        raise UsageError(
+            f"{of_labels} needs --queries, because it defines true matches of queries."
+        )
     if options.feedback is not None and options.decisions is not None:
         raise UsageError(
-            "--feedback corrects a calibration, but --decisions make a new one. Give one of them."
+            "--feedback corrects a calibration, but --decisions make a new calibration. Give one "
+            "of them."
         )
     if options.feedback is not None and promises:
         raise UsageError(
@@ -233,9 +244,9 @@ def evaluate_command(
     require: RequireOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Evaluate a bundle on your own queries, or run the step of a configuration.
+    """Evaluate a bundle on your own queries, or run the step of a build.
 
-    Use other queries than the calibration queries, on which results are too optimistic.
+    Do not use the calibration queries: results on calibration queries are too optimistic.
     """
     shown = OutcomeReport.of(require, as_json, to_stdout=True)
     others = given_options({"items": items, "out": out, "page": page, "within": within})
@@ -272,15 +283,21 @@ def _outcome_of(
 
 def compare_command(
     old: Annotated[
-        Path, typer.Argument(help="A directory of bundles; the command uses its current one.")
+        Path, typer.Argument(help="A directory of bundles; the command uses its current bundle.")
     ],
-    new: Annotated[Path, typer.Argument(help="The directory of bundles to compare with.")],
+    new: Annotated[
+        Path,
+        typer.Argument(
+            help="Another directory of bundles; its current bundle is compared with the first."
+        ),
+    ],
     queries: Annotated[
         str,
         typer.Option(
             "--queries",
             "--vectors",
-            help="Queries as for `evaluate`, not used to calibrate either bundle.",
+            help="Queries as for `evaluate`. They must not be calibration queries of either "
+            "bundle.",
         ),
     ],
     items: ItemsOption = None,
@@ -294,7 +311,8 @@ def compare_command(
 ) -> None:
     """Compare two bundles on the same queries: error bounds and changed answers.
 
-    An answer is right if it names a true match, or names none for an absent query.
+    An answer is right if it names a true match. For an absent query, an answer is right if it names
+    no match.
     """
     with working("comparing"):
         evidence = _module().Evidence(queries, items, within=within)
@@ -321,15 +339,15 @@ def _write(report: dict[str, Any], out: Path | None, drawn: str | None, page: Pa
 def _of_configuration(
     command: str, bundles: Path | None, queries: str | None, config: str | None, others: str
 ) -> bool:
-    """Return True for a step of a configuration, False for the user's own queries.
+    """Return True for a step of a build, False for the user's own queries.
 
     Parameters
     ----------
-    others : given options that need the user's own queries.
+    others : the given options that need the user's own queries.
 
     Raises
     ------
-    UsageError : neither --config nor queries are given, or both.
+    UsageError : neither --config nor queries are given, or both are given.
     """
     if config is None:
         if bundles is None:
@@ -348,7 +366,7 @@ def _of_configuration(
 
 
 def _given(options: CalibrateOptions, *names: str) -> str:
-    """Return the given ones of the options ``names``; "" if there are none."""
+    """Return the options among ``names`` that were given, as text; "" if none was given."""
     return given_options({name: getattr(options, name) for name in names})
 
 

@@ -1,6 +1,6 @@
 """The commands ``vouch-build push`` and ``vouch-build pull``; they do not need torch.
 
-Imports are late, because the help of the commands does not need them.
+Modules are imported late, because the help of the commands does not need them.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ ADDRESS = "A directory of bundles, s3://BUCKET/PREFIX (or gs://, az://), or hf:/
 
 def push_command(
     bundle: Annotated[
-        Path, typer.Argument(help="A bundle, or a directory of bundles for its current one.")
+        Path, typer.Argument(help="A bundle, or a directory of bundles with a current bundle.")
     ],
     destination: Annotated[str, typer.Argument(help=ADDRESS)],
     public: Annotated[
         bool,
         typer.Option(
             "--public",
-            help="Make a new repository on the Hub public. A bundle contains thumbnails of its "
-            "images.",
+            help="If the repository on the Hub is new, make it public. A bundle contains "
+            "thumbnails of its images.",
         ),
     ] = False,
 ) -> None:
-    """Verify a bundle, and copy it to a place for others to pull it.
+    """Verify a bundle, and copy it to a place from which other machines can pull it.
 
-    An interruption changes nothing at the destination; the same command continues.
+    An interruption changes no bundle at the destination. The same command continues the copy.
     """
     from index_builder.exchange.address import place_at  # noqa: PLC0415
     from model_store.bundles.changes import changes_path  # noqa: PLC0415
@@ -67,18 +67,18 @@ def pull_command(
     trust: Annotated[
         list[str] | None,
         typer.Option(
-            help="Public keys; one of them must have signed the bundle. [default: the keys of "
-            f"{BUNDLE_KEYS_VARIABLE}]"
+            help="Public keys; the bundle must be signed with one of the keys. [default: the keys "
+            f"of {BUNDLE_KEYS_VARIABLE}]"
         ),
     ] = None,
     keep_current: Annotated[
         bool,
-        typer.Option("--keep-current", help="Do not make the bundle current."),
+        typer.Option("--keep-current", help="Do not make the pulled bundle the current bundle."),
     ] = False,
 ) -> None:
     """Fetch a bundle, verify each byte and its signature, and make it current.
 
-    An interruption leaves no bundle; the same command fetches the missing files.
+    An interruption leaves no incomplete bundle. The same command fetches the missing files.
     """
     from index_builder.exchange.address import last_part, place_at  # noqa: PLC0415
     from index_builder.exchange.pull import pull  # noqa: PLC0415

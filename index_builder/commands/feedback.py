@@ -22,7 +22,7 @@ def export_command(
     out: Annotated[Path, typer.Argument(help="File to write, .csv or .jsonl.")],
     gallery: Annotated[str, typer.Option(metavar="NAME", help="Name of the gallery.")],
 ) -> None:
-    """Write all decisions on a gallery, oldest first, including withdrawn ones."""
+    """Write all decisions on a gallery, oldest first, including withdrawn decisions."""
     from model_store.feedback import FeedbackLog  # noqa: PLC0415 - slow
     from model_store.feedback.exchange import to_csv, to_jsonl  # noqa: PLC0415
 
@@ -41,7 +41,7 @@ def export_command(
 def import_command(
     kept: Kept, file: Annotated[Path, typer.Argument(help="File of decisions, .csv or .jsonl.")]
 ) -> None:
-    """Import decisions: all of them, or none if a line is wrong. Known decisions are skipped."""
+    """Import new decisions from a file; if a line is wrong, no decision is imported."""
     from model_store.feedback import FeedbackLog  # noqa: PLC0415 - slow
     from model_store.feedback.exchange import from_csv, from_jsonl  # noqa: PLC0415
 
@@ -57,5 +57,5 @@ def import_command(
 def _suffix(path: Path) -> str:
     suffix = path.suffix.lower()
     if suffix not in {".csv", ".jsonl"}:
-        raise UsageError(f"{path} has neither suffix .csv nor .jsonl. Name a file with one.")
+        raise UsageError(f"{path} has neither suffix .csv nor .jsonl. Name another file.")
     return suffix

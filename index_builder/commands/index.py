@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @with_options(IndexOptions)
 def index_command(options: IndexOptions) -> None:
-    """Embed a collection and publish it as a bundle, or run the step of a configuration.
+    """Embed a collection and publish it as a bundle, or run the step of a build.
 
     The bundle contains the encoder of the collection. A collection of vectors (--encoder-name) has
-    no encoder and is searched with vectors. After an interruption, the same command continues and
+    no encoder, so its queries are vectors. After an interruption, the same command continues and
     ends with the same bundle.
     """
     options.require_consistent()
@@ -73,7 +73,7 @@ def run_index(indexing: Indexing, shown: OutcomeReport) -> Path:
         with working("indexing"):
             outcome = index_collection(indexing, shown.check)
     except KeyboardInterrupt:
-        console.print("interrupted; the same command resumes from here")
+        console.print("interrupted; the same command continues from here")
         raise typer.Exit(130) from None
     _print_table("indexed", outcome.rows(indexing.directory))
     _say(outcome.left_out)
@@ -81,7 +81,7 @@ def run_index(indexing: Indexing, shown: OutcomeReport) -> Path:
 
 
 def _say(left_out: LeftOut) -> None:
-    """Print why files were left out."""
+    """Print the reasons why files were left out."""
     for sentence in left_out.sentences:
         console.print(f"[yellow]{escape(sentence)}[/yellow]", soft_wrap=True)
 

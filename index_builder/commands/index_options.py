@@ -49,14 +49,14 @@ ParentsOption = Annotated[
 LevelsOption = Annotated[
     str | None,
     typer.Option(
-        help="Parents of labels as fields of the items' metadata, the most specific first: "
-        "genus,family."
+        help="Names of metadata fields with the parents of an item's label, the most specific "
+        "first, for example genus,family."
     ),
 ]
 
 
 class Engine(StrEnum):
-    """The engine that decodes and encodes."""
+    """The engine that decodes and encodes the images."""
 
     local = "local"
     ray = "ray"
@@ -87,10 +87,10 @@ class IndexOptions:
         str | None,
         typer.Argument(
             help="Images: a folder, a manifest (.csv, .jsonl, .parquet with the columns path and "
-            "optionally id, label, metadata, bbox), COCO annotations or a IIIF manifest (.json), a "
-            "tar (also of webdataset), or Parquet with images. A path, or a URL: s3://, gs://, "
-            "az://, https:// (the extra `remote`). Or vectors (.npy, .npz, .parquet, .arrow), with "
-            "--encoder-name or an --encoder that takes them."
+            "optionally id, label, metadata, bbox), COCO annotations or a IIIF manifest "
+            "(.json), a tar (also of webdataset), or Parquet with images. A path, or a URL: "
+            "s3://, gs://, az://, https:// (the extra `remote`). Or vectors (.npy, .npz, "
+            ".parquet, .arrow), with --encoder-name or an --encoder that takes vectors."
         ),
     ] = None
     encoder: Annotated[
@@ -117,7 +117,10 @@ class IndexOptions:
     config: Annotated[
         str | None,
         typer.Option(
-            "--config", "-c", help="Instead of SOURCE: index the gallery of this configuration."
+            "--config",
+            "-c",
+            help="Instead of SOURCE: a configuration of a build; indexes the "
+            "gallery of this build.",
         ),
     ] = None
     name: Annotated[
@@ -127,15 +130,16 @@ class IndexOptions:
     labels: Annotated[
         bool,
         typer.Option(
-            help="Use first sub-folders, or the column label of a manifest, as labels. Otherwise "
-            "each image is its own class, and the column label is metadata."
+            help="Use the first sub-folder of each path, or the column `label` of a manifest, as "
+            "labels. Otherwise each image is its own class, and the column `label` is "
+            "metadata."
         ),
     ] = True
     root: Annotated[
         str | None,
         typer.Option(
-            help="Folder or URL that the paths of a manifest are relative to, and must stay in. "
-            "[default: the manifest's own]"
+            help="Base folder or URL for the relative paths of a manifest. Paths and links may "
+            "not lead out of this folder. [default: the folder of SOURCE]"
         ),
     ] = None
     run: Annotated[
@@ -146,9 +150,9 @@ class IndexOptions:
         typer.Option("--bundles", help="Directory to publish into. [default: bundles/<name>]"),
     ] = None
     resume: Annotated[bool, typer.Option(help="Reuse the embeddings of an interrupted run.")] = True
-    max_bad: Annotated[
-        str, typer.Option(help="Maximum number of unreadable images, or their share.")
-    ] = "1%"
+    max_bad: Annotated[str, typer.Option(help="Maximum number or share of unreadable images.")] = (
+        "1%"
+    )
     strict: Annotated[bool, typer.Option("--strict", help="Same as --max-bad 0.")] = False
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the source and print estimates; index nothing.")
@@ -164,8 +168,9 @@ class IndexOptions:
         typer.Option(
             "--calibrate",
             help="Fit probabilities and verdicts. With labels, a fifth of each label's images, at "
-            "most 2,000, become queries and are not in the gallery. Without labels, queries are "
-            "augmented views. The encoder must not have been trained on the images.",
+            "most 2,000 in total, become queries and are not in the gallery. Without labels, "
+            "queries are augmented views. The encoder must not have been trained on the "
+            "images.",
         ),
     ] = False
     max_error: Annotated[float | None, promise("max_error")] = None
@@ -188,7 +193,9 @@ class IndexOptions:
     min_recall: Annotated[
         float,
         typer.Option(
-            min=0.01, max=1, help="Minimum share of the ten nearest items that a search finds."
+            min=0.01,
+            max=1,
+            help="Minimum recall of the index: share of the ten nearest items that a search finds.",
         ),
     ] = DEFAULT_SETTINGS.min_recall
     filter_field: Annotated[
@@ -218,8 +225,8 @@ class IndexOptions:
         int,
         typer.Option(
             min=1,
-            help="Maximum width × height of an image. The memory limit for decoding grows with it: "
-            "1 GiB for 40 million.",
+            help="Maximum width × height of an image. The memory limit for decoding grows with "
+            "this number: 1 GiB for 40 million pixels.",
         ),
     ] = ImageLimits().max_pixels
     max_bytes: Annotated[
@@ -270,7 +277,7 @@ class IndexOptions:
             if excluded:
                 raise UsageError(
                     f"{excluded} cannot be given with --config. Set it in the file: the gallery in "
-                    "[index], promises in [calibration]. `calibrate` is a separate step."
+                    "[index], error bounds in [calibration]. `calibrate` is a separate step."
                 )
             return
         if self.source is None:
@@ -287,7 +294,7 @@ class IndexOptions:
             raise UsageError("--encoder and --encoder-name exclude each other. Give one of them.")
 
     def indexing(self, source: str) -> Indexing:
-        """Return the collection and the options of its index.
+        """Return the collection, with the options for indexing it.
 
         Raises
         ------
@@ -347,7 +354,7 @@ class IndexOptions:
         if of_vectors and self.encoder is None:
             raise UsageError(
                 f"{source} holds vectors, which an image encoder cannot take. Give --encoder-name "
-                "NAME, the name of the model that produced them."
+                "NAME, the name of the model that produced the vectors."
             )
         encoder = find_encoder(resolve_encoder(self.encoder))
         if of_vectors:
@@ -374,7 +381,7 @@ def named_parents(table: Path | None, levels: str | None) -> Parents:
 
     Raises
     ------
-    UsageError : both sources are given, or ``levels`` is invalid.
+    UsageError : both arguments are given, or ``levels`` is invalid.
     """
     from index_builder.indexing.parents import Parents  # noqa: PLC0415 - slow
 
@@ -390,7 +397,7 @@ def named_parents(table: Path | None, levels: str | None) -> Parents:
 
 
 def parse_bytes(text: str, option: str) -> int:
-    """Read a size: a number of bytes, or one with a unit such as MB or GiB.
+    """Read a size: a number of bytes, or a number with a unit such as MB or GiB.
 
     Raises
     ------

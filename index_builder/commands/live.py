@@ -1,6 +1,6 @@
-"""Commands on live galleries: items, compaction, backup and restore; they do not need torch.
+"""Commands on live galleries: items, compaction, backup and restore. No command needs torch.
 
-Imports are late, because the help of the commands does not need them.
+Modules are imported late, because the help of the commands does not need them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PUT_TOGETHER = 32
 
 Root = Annotated[Path, typer.Argument(help="The directory of bundles.")]
 
-app = CommandLine(help="Put items into a live gallery, and delete them.")
+app = CommandLine(help="Put items into a live gallery, and delete items.")
 
 
 @app.command("put")
@@ -35,12 +35,15 @@ def put_command(
     directory: Root,
     images: Annotated[list[Path], typer.Argument(help="Image files.")],
     item_id: Annotated[
-        str | None, typer.Option("--id", help="Id of a single image. [default: the path as given]")
+        str | None,
+        typer.Option(
+            "--id", help="Id of the item, for a single image. [default: the path as given]"
+        ),
     ] = None,
     label: Annotated[str | None, typer.Option(help="Label of the images.")] = None,
     metadata: Annotated[str, typer.Option(help="Metadata of each item, a JSON object.")] = "{}",
 ) -> None:
-    """Put images into the current gallery; running services find them within seconds."""
+    """Put images into the current gallery; running services find the images within seconds."""
     if item_id is not None and len(images) != 1:
         raise UsageError(
             f"--id needs a single image, but {len(images)} images were given. Without --id, the id "
@@ -73,7 +76,7 @@ def put_command(
 def delete_command(
     directory: Root, ids: Annotated[list[str], typer.Argument(help="Ids of the items.")]
 ) -> None:
-    """Delete items from the current gallery: all of them, or none if one is missing."""
+    """Delete items from the current gallery; if an item is missing, nothing is deleted."""
     from index_builder.configuration.milvus import milvus_access  # noqa: PLC0415
     from model_store.bundles.changes import open_writable  # noqa: PLC0415
     from model_store.gallery import Delete, open_gallery  # noqa: PLC0415
@@ -85,9 +88,10 @@ def delete_command(
 
 
 def compact_command(directory: Root) -> None:
-    """Publish the current bundle with its live changes as a new one; services switch to it.
+    """Publish the current bundle and its live changes as a new bundle; services switch to it.
 
-    Recalibrates the current gallery with the queries stored in the bundle, if needed.
+    If the changes affect the calibration, the gallery is recalibrated with the queries stored in
+    the bundle.
     """
     from index_builder.configuration.milvus import milvus_access  # noqa: PLC0415
     from index_builder.configuration.signing import signing_key  # noqa: PLC0415

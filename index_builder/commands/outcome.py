@@ -23,8 +23,9 @@ RequireOption = Annotated[
     str | None,
     typer.Option(
         "--require",
-        help="Limits of the outcome, for example recall_at_1>=0.8,match_share>=0.3. If a limit is "
-        "not met, nothing is published, and the exit status is 3. Names are the fields of --json.",
+        help="Requirements on the outcome, for example recall_at_1>=0.8,match_share>=0.3. If a "
+        "requirement is not met, nothing is published, and the exit status is 3. The names "
+        "are the fields that --json prints.",
     ),
 ]
 JsonOption = Annotated[
@@ -37,15 +38,15 @@ _STYLES = {"fact": "", "warning": "yellow", "failure": "red"}
 
 @dataclass(slots=True)
 class OutcomeReport:
-    """Checks the outcome of a command, and shows it.
+    """Checks and shows the outcome of a command.
 
     Attributes
     ----------
     requirements : see `parse_requirements`.
-    as_json : print JSON on stdout instead of sentences.
+    as_json : whether to print JSON on stdout instead of sentences.
     to_stdout : whether to print the sentences on stdout; otherwise stdout has only the bundle's
         path.
-    table : file with all results; printed if it exists.
+    table : file with all results; its path is printed if the file exists.
     outcome : the checked outcome.
     """
 

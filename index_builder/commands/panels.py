@@ -102,4 +102,4 @@ VALUES = {
     "vectors": "FILE",
     "within": "METRES",
 }
-"""Names of values in the help, by parameter; other values are named by type."""
+"""The name of each parameter's value in the help. Other values are named after their type."""

@@ -41,7 +41,8 @@ def reproduce_command(
     ] = "auto",
     jobs: Annotated[int, typer.Option(min=1, help="Number of parallel processes.")] = 1,
     allow_partial: Annotated[
-        bool, typer.Option("--allow-partial", help="Accept less data than the published protocol.")
+        bool,
+        typer.Option("--allow-partial", help="Accept less data than the published protocol uses."),
     ] = False,
     download: Annotated[
         bool, typer.Option("--download", help="Download missing data, if torchvision offers it.")

@@ -1,4 +1,4 @@
-"""The steps of a build as commands; their modules are imported late."""
+"""The steps of a build as commands. The modules of the steps are imported late."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SINGLE_STEPS = {
     "fit": "Fit the posterior: checkpoint → posterior.safetensors.",
     "export": "Export the encoder to ONNX; fails if it differs from torch.",
 }
-"""Steps with only the options --config and --run, and their help texts."""
+"""Steps with only the options --config and --run, each with a help text."""
 
 _WITH_TORCH = frozenset({"train_step", "fit_step", "export_step", "build_all"})
 
@@ -58,13 +58,13 @@ def opened_run(
     reads_trunk: bool = False,
     prepare: Callable[[], None] | None = None,
 ) -> Iterator[Run]:
-    """Yield the locked run of a build; checks its input files and writes its configuration.
+    """Lock the run of a build, check its input files, write its configuration, and yield it.
 
     Parameters
     ----------
     to_write : see `Run.occupied`.
-    reads_trunk : whether the command reads the weights or the encoder of the configuration.
-    prepare : fetches input files; None for nothing to fetch.
+    reads_trunk : whether the command reads the weights or the encoder file of the configuration.
+    prepare : function that fetches input files; None if no files must be fetched.
 
     Raises
     ------
@@ -81,7 +81,7 @@ def opened_run(
 
 
 def with_trunk(config: BuildConfig, opened: Run) -> BuildConfig:
-    """Return the build with its encoder file; writes its dimensions to the run's configuration."""
+    """Return the build with its encoder file; write the encoder's dimensions to the run."""
     build = with_encoder(config)
     opened.write_config(as_named(build, config))
     return build
@@ -105,7 +105,7 @@ def _pipeline(module: str) -> ModuleType:
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Disable the garbage collector, which takes a fifth of the import time of torch."""
+    """Disable the garbage collector, which would take a fifth of the import time of torch."""
     gc.disable()
     try:
         yield

@@ -19,14 +19,15 @@ _N_SHOWN = 10
 
 def unknown_command(
     bundles: Annotated[
-        Path, typer.Argument(help="A directory of bundles; the command uses its current one.")
+        Path, typer.Argument(help="A directory of bundles; the command uses its current bundle.")
     ],
     queries: Annotated[
         str,
         typer.Option(
             "--queries",
             "--vectors",
-            help="Queries as for `evaluate`; items and labels in a manifest are ignored.",
+            help="Queries as for `evaluate`. The columns `item` and `label` of a manifest are "
+            "ignored.",
         ),
     ],
     items: ItemsOption = None,
@@ -35,7 +36,7 @@ def unknown_command(
         typer.Option(
             min=0.5,
             max=1.0,
-            help="Expected share of the pairs in a group that show the same identity.",
+            help="Minimum expected share of a group's pairs that show the same identity.",
         ),
     ] = 0.9,
     expected_absent: Annotated[
@@ -43,7 +44,8 @@ def unknown_command(
         typer.Option(
             min=0.0,
             max=1.0,
-            help="Share of queries without a match. [default: the share that the bundle assumes]",
+            help="Assumed share of queries without a match. [default: the share that the bundle "
+            "assumes]",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the groups to this JSON file.")] = None,
@@ -56,8 +58,8 @@ def unknown_command(
 ) -> None:
     """Group queries without a match into probable new identities.
 
-    The similarity of two images of one identity is learned from the gallery's labels; at least four
-    labels need two items each.
+    The similarity of two images of one identity is learned from the gallery's labels. At least four
+    labels must have two items each.
     """
     with working("grouping"):
         module = importlib.import_module("index_builder.indexing.unknown")  # slow
