@@ -41,7 +41,8 @@ _OUTLIER_RULE = "`digits` with a folder, `none` with vectors, else `photographs`
 
 
 TRAINED_GALLERY_SHARE = 0.6
-"""Share of each label's images that train the encoder and are indexed; the rest are queries."""
+"""Share of each label's images that train the encoder and are indexed. The other images are
+queries."""
 
 
 class DatasetConfig(Section):
@@ -75,61 +76,68 @@ class DatasetConfig(Section):
     )
     withheld_labels: tuple[str, ...] = Field(
         (),
-        description="Labels kept out of training and gallery. Their images are queries without a "
-        "match: half calibrate, half evaluate.",
+        description="Labels that are neither trained on nor indexed. Images of these labels are "
+        "queries without a match, half for calibration and half for evaluation.",
     )
     unseen_share: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="Share of the labels, the last by name, that are not trained on. Gallery and "
-        "queries then have only these labels (zero-shot retrieval). 0: all labels.",
+        description="Share of labels that the encoder is not trained on: the last labels in "
+        "alphabetical order. Gallery and queries have only these labels (zero-shot "
+        "retrieval). 0: the encoder is trained on all labels.",
     )
     gallery_share: float | None = Field(
         None,
         examples=[0.6],
         gt=0,
         lt=1,
-        description="If the data has no predefined split: share of each label that is trained on "
-        "and indexed. Half of the rest calibrates, half evaluates. If not set: 0.6 if the last "
-        "layer is trained; all images if it is fitted in closed form. Each image is then also a "
-        "query, embedded by a layer fitted without it.",
+        description="Share of each label's images that are trained on and indexed, if the data "
+        "has no predefined split. The other images are queries, half for calibration and half "
+        "for evaluation. If not set: 0.6 if the last layer is trained. If the last layer is "
+        "fitted in closed form, all images are indexed. Each image is then also a query, "
+        "embedded by a layer that was fitted without the image.",
     )
     validation_share: float = Field(
         0.05,
         ge=0,
         lt=1,
-        description="Share of each label's gallery images that the encoder is not trained on. They "
-        "choose the prior precision.",
+        description="Share of each label's gallery images that the encoder is not trained on. The "
+        "prior precision is chosen with these images.",
     )
 
     @field_validator("path", mode="before")
     @classmethod
     def _is_of_this_machine(cls, path: object) -> object:
         if "://" in str(path):
-            raise ValueError("a build reads a folder. `vouch-build all --images URL` copies it.")
+            raise ValueError(
+                "a build reads a local folder. `vouch-build all --images URL` copies the images."
+            )
         return path
 
     def contradictions(self) -> Iterator[Contradiction]:
-        """Yield the keys that need another kind."""
+        """Yield the keys that do not fit the kind of the data."""
         if self.kind in {"folder", "vectors"} and self.path is None:
             yield "path", f'kind = "{self.kind}" needs `path`.'
         if self.kind not in {"folder", "vectors"} and self.path is not None:
             yield "path", f'kind = "{self.kind}" has no path. Drop `path` or `kind`.'
         if self.items is not None and self.kind != "vectors":
-            yield "items", 'it goes with kind = "vectors". Drop it.'
+            yield "items", '`items` needs kind = "vectors". Drop `items`.'
         if self.labels == "none":
             if self.kind != "folder":
-                yield "labels", 'labels = "none" is for kind = "folder". Drop it.'
+                yield "labels", 'labels = "none" needs kind = "folder". Drop `labels`.'
             for key in ("withheld_labels", "unseen_share"):
                 if getattr(self, key):
                     yield key, f'labels = "none" leaves no labels to divide. Drop `{key}`.'
         if self.unseen_share and self.kind in {"fashion-mnist", "mnist"}:
-            yield "unseen_share", f'kind = "{self.kind}" has a predefined split. Drop it.'
+            yield (
+                "unseen_share",
+                f'kind = "{self.kind}" has a predefined split. Drop `unseen_share`.',
+            )
 
 
 class OutlierConfig(Section):
-    """Images of another kind than the gallery's, for calibration and evaluation."""
+    """Images of another type than the gallery's images, for calibration and evaluation."""
 
     calibration: OutlierKind = derived(
         "photographs",
@@ -137,13 +145,13 @@ class OutlierConfig(Section):
         description="photographs: grey crops of the two photographs of scikit-learn.",
     )
     evaluation: OutlierKind = derived(
-        "photographs", _OUTLIER_RULE, description="Images other than those for calibration."
+        "photographs", _OUTLIER_RULE, description="As for calibration, but other images."
     )
     n_images: int | None = derived(
         None,
         "60 with a folder, else all",
         ge=1,
-        description="Maximum number of images of each.",
+        description="Maximum number of outliers for calibration, and for evaluation.",
     )
 
 
@@ -152,9 +160,10 @@ class IndexConfig(Section):
 
     kind: Literal["auto"] | IndexKind = Field(
         DEFAULT_SETTINGS.kind,
-        description="auto: exact search if the directions take at most 32 MiB; otherwise inverted "
-        "lists with 8 bits per dimension (ivf_sq8), or with product codes (ivf_pq) if those exceed "
-        "the memory budget. hnsw: a graph, equally fast, but with more memory.",
+        description="auto: exact search (flat) if the vectors take at most 32 MiB. Larger "
+        "galleries get inverted lists with 8 bits per dimension (ivf_sq8). If ivf_sq8 exceeds "
+        "the memory budget: product codes (ivf_pq). hnsw: a graph, as fast as ivf_sq8, but "
+        "with more memory.",
     )
     milvus_uri: str | None = Field(
         None,
@@ -165,13 +174,14 @@ class IndexConfig(Section):
     memory_budget_bytes: int = Field(
         DEFAULT_SETTINGS.memory_budget_bytes,
         gt=0,
-        description="Maximum bytes of the index.",
+        description="Maximum memory of the index in bytes.",
     )
     min_recall: float = Field(
         DEFAULT_SETTINGS.min_recall,
         gt=0,
         le=1,
-        description="Minimum mean share of the ten nearest items that a search finds.",
+        description="Minimum mean recall of the index: share of the ten nearest items that a "
+        "search finds.",
     )
     filter_fields: tuple[str, ...] | None = Field(
         None,
@@ -186,8 +196,9 @@ class IndexConfig(Section):
         examples=[1024],
         gt=THUMBNAIL_SIDE,
         le=MOST_PREVIEW_SIDE,
-        description="Longest side of previews in pixels, which the bundle stores in addition to "
-        "thumbnails: 100 to 250 kB per photograph at 1,024. Not with Milvus.",
+        description="Longest side of previews in pixels. The bundle stores previews in addition "
+        "to thumbnails: at 1,024 pixels, 100 to 250 kB per photograph. Not supported with "
+        "Milvus.",
     )
 
     @field_validator("filter_fields")
@@ -243,28 +254,28 @@ class CalibrationConfig(Section):
         0.95,
         gt=0,
         lt=1,
-        description="Share of result sets with a true match, among queries with a match.",
+        description="Minimum share of queries with a match whose result set contains a true match.",
     )
     max_error: float = Field(
         0.05,
         gt=0,
         lt=1,
         description="Maximum share of wrong verdicts among `match` verdicts. If the calibration "
-        "has too few queries to guarantee it, no `match` is given.",
+        "has too few queries to guarantee this share, no query gets a `match`.",
     )
     max_false_match_rate: float | None = Field(
         None,
         examples=[0.01],
         gt=0,
         lt=1,
-        description="Maximum share of `match` verdicts among absent queries (FPIR), with the "
+        description="Maximum share of absent queries with the verdict `match` (FPIR), with the "
         "same confidence. If not set: not bounded.",
     )
     delta: float = Field(
         0.1,
         gt=0,
         lt=0.5,
-        description="Each bound holds with probability 1 − delta over calibrations.",
+        description="Each error bound holds with probability 1 − delta over calibrations.",
     )
     expected_absent: float | None = Field(
         None,
@@ -276,8 +287,8 @@ class CalibrationConfig(Section):
     )
     order: Order = Field(
         "similarity",
-        description="Default order of results. similarity: nearest first. probability: by match "
-        "probability; items of one label nearest first.",
+        description="Default order of results. similarity: nearest first. probability: highest "
+        "match probability first; items of the same label nearest first.",
     )
 
 
@@ -294,7 +305,7 @@ class SampleConfig(Section):
     label: str | None = Field(
         None,
         examples=["crab"],
-        description="Its label in the gallery. If not set: the gallery has no match.",
+        description="Label of the sample in the gallery. If not set: the gallery has no match.",
     )
 
 
@@ -311,7 +322,7 @@ class BuildConfig(EncoderConfig):
 
     @property
     def gallery_share(self) -> float | None:
-        """Share of each label's images that is indexed; None if all are indexed and are queries."""
+        """Share of each label's images that are indexed; None if all are items and queries."""
         is_closed_form = self.training.epochs == 0 and self.network.last_layer == "whitening"
         if self.dataset.gallery_share is None and not (
             is_closed_form and not self.dataset.unseen_share
@@ -351,7 +362,7 @@ class BuildConfig(EncoderConfig):
         ):
             yield (
                 "posterior.prior_chosen_by",
-                "dataset.validation_share = 0 leaves no images for it. Set a share, such as 0.05.",
+                "dataset.validation_share = 0 leaves no images. Set a share, such as 0.05.",
             )
 
     def _of_vectors(self) -> Iterator[Contradiction]:
@@ -378,12 +389,12 @@ def builtin_configs() -> list[str]:
 def load_config(source: str | Path) -> BuildConfig:
     """Read a configuration: a TOML file, or the name of a built-in one.
 
-    Relative paths in a file start from its folder.
+    Relative paths in a file start from the folder of the file.
 
     Raises
     ------
-    ConfigError : no such file or name, the file is not TOML, or keys or values are wrong. The
-        message lists all errors, one per line.
+    ConfigError : the file or name does not exist, the file is not TOML, or keys or values are
+        wrong. The message lists all errors, one per line.
     """
     if str(source) in builtin_configs():
         file = _CONFIGS / f"{source}.toml"
@@ -418,7 +429,7 @@ def load_config(source: str | Path) -> BuildConfig:
 
 
 def build_config(fields: Mapping[str, Any], options: Mapping[str, str]) -> BuildConfig:
-    """Return the build for the options of a command line.
+    """Return the build that the options of a command line describe.
 
     Parameters
     ----------
@@ -436,7 +447,7 @@ def build_config(fields: Mapping[str, Any], options: Mapping[str, str]) -> Build
 
 
 def in_milvus(config: BuildConfig, uri: str | None) -> BuildConfig:
-    """Return the build with its gallery in the Milvus server at ``uri``; unchanged for None.
+    """Return the build with its gallery in the Milvus server at ``uri``; for None, unchanged.
 
     Raises
     ------
@@ -449,7 +460,7 @@ def in_milvus(config: BuildConfig, uri: str | None) -> BuildConfig:
 
 
 def parse_promises(options: Mapping[str, Any]) -> CalibrationConfig:
-    """Return the given error bounds, with defaults for the others.
+    """Return the given error bounds, with defaults for all other bounds.
 
     Raises
     ------

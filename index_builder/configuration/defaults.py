@@ -1,4 +1,4 @@
-"""Defaults that depend on other keys; the same for a short file and a command line.
+"""Defaults that depend on other keys, for configuration files and command lines.
 
 ============================  ===================================================================
 key that is left out          its value
@@ -34,7 +34,7 @@ ENCODER_IN_THE_BOX = "mobilenet_v2"
 """The built-in encoder; see `index_builder.encoders`."""
 
 WHITENED_DIM = 256
-"""Dimensions of a whitened last layer, if the trunk has enough features."""
+"""Dimensions of a whitened last layer. With fewer features, the dimensions are the features."""
 
 N_FEATURES: Mapping[str, int] = {
     "small_cnn": 9216,
@@ -46,26 +46,26 @@ N_FEATURES: Mapping[str, int] = {
     "googlenet": 1024,
     "vit_b_16": 768,
 }
-"""Number of features of the trunks and of the built-in encoder."""
+"""Number of features of each trunk and of the built-in encoder."""
 
 VECTOR_SUFFIXES = frozenset({".npy", ".npz", ".parquet", ".arrow"})
-"""Suffixes of tables of vectors, also in builds."""
+"""File name suffixes of tables of vectors."""
 
 _OUTLIERS: Mapping[str, Mapping[str, Any]] = {
-    # With all 900, a trunk at 224 pixels would take as long as for the photographs.
+    # All 900 digits would take a trunk at 224 pixels as long as the photographs.
     "folder": {"calibration": "digits", "evaluation": "digits", "n_images": 60},
     "vectors": {"calibration": "none", "evaluation": "none"},
 }
 
 _NOT_OF_TRAINING = frozenset({"epochs", "margin", "device", "precision"})
-"""Keys of [training] that have an effect without training: the margin of the Laplace posterior, and
-the device of the features."""
+"""Keys of [training] that do not require training. For example, the margin also belongs to the
+Laplace posterior, and the device also computes features."""
 
 
 def of_build(fields: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the tables of a build with the defaults that depend on other keys.
 
-    Invalid values are kept; the models refuse them later.
+    Invalid values stay in the tables, because the models refuse them later.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def of_encoder(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_network(network: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the table [network] with the defaults that depend on its own keys."""
+    """Return the table [network] with the defaults that depend on other keys of the table."""
     filled = dict(network)
     if filled.get("encoder") is not None:
         filled.setdefault("trunk", "onnx")
@@ -112,7 +112,7 @@ def of_network(network: Mapping[str, Any]) -> dict[str, Any]:
         filled.setdefault("last_layer", "whitening")
     if filled.get("last_layer") == "whitening":
         network = filled.get("encoder") or filled.get("trunk", "small_cnn")
-        # For other encoders, the number is known when they are opened.
+        # The number of features of another encoder is known only when the encoder is opened.
         most = N_FEATURES.get(str(network))
         filled.setdefault("embedding_dim", most and min(WHITENED_DIM, most))
     return filled

@@ -42,7 +42,7 @@ from index_builder.configuration.section import (
 from model_store.bundles.directory import GALLERY_NAME
 
 PHOTOGRAPH = 224
-"""Height and width of the training images of ImageNet's networks, in pixels."""
+"""Height and width, in pixels, of the training images of networks for ImageNet."""
 
 NAMED_WEIGHTS: Mapping[str, tuple[str, ...]] = {
     "resnet18": ("IMAGENET1K_V1", "DEFAULT"),
@@ -68,7 +68,7 @@ class NetworkConfig(Section):
     encoder: Annotated[str, BeforeValidator(as_text)] | None = derived(
         None,
         f"`{ENCODER_IN_THE_BOX}` with a folder",
-        description=f"A pretrained encoder, which is not trained further. {ENCODER_IN_THE_BOX}: "
+        description=f"A pretrained encoder; it is not trained further. {ENCODER_IN_THE_BOX}: "
         "the built-in encoder. Or a library's model, as in `vouch-build all --encoder` "
         "(timm:NAME). Or a path: the output of `vouch-build encoder`, a bundle, or an .onnx file.",
     )
@@ -85,9 +85,10 @@ class NetworkConfig(Section):
     ] = derived(
         "small_cnn",
         "`onnx` with an `encoder`, else `small_cnn`",
-        description="Instead of `encoder`: a network to train, from random weights or from "
-        "`weights`. small_cnn (grey, 28 × 28) and colour_cnn (32 × 32) are networks of the papers, "
-        "for characters and silhouettes; the others are torchvision's. onnx: the given `encoder`.",
+        description="A network to train instead of an `encoder`, starting from random weights or "
+        "from `weights`. small_cnn (grey, 28 × 28) and colour_cnn (32 × 32) are the papers' "
+        "networks for characters and silhouettes. onnx stands for the given `encoder`. All "
+        "other networks come from torchvision.",
     )
     weights: str | None = Field(
         None,
@@ -104,8 +105,9 @@ class NetworkConfig(Section):
     last_layer: Literal["random", "whitening", "loaded"] = derived(
         "random",
         "`whitening` on a frozen trunk, else `random`",
-        description="Initial last layer. random: random weights, to be trained. whitening: the "
-        "learned whitening of the trunk's features. loaded: the linear layer in the weights file.",
+        description="Initial weights of the last layer. random: random weights, which must be "
+        "trained. whitening: a learned whitening of the trunk's features. loaded: the linear "
+        "layer in the weights file.",
     )
     pooling: Literal["average", "gem"] = Field(
         "average", description="Pooling of a convolutional trunk's last feature map."
@@ -125,11 +127,11 @@ class NetworkConfig(Section):
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout rate of the features in training.")
     feature_norm: bool = Field(
         False,
-        description="Normalise the features over each batch, without parameters. Batch "
-        "normalisation within a pretrained trunk keeps its statistics.",
+        description="Normalise the features over each batch, without trainable parameters. The "
+        "statistics of batch normalisation within a pretrained trunk do not change.",
     )
     dropout_inside: bool = Field(
-        False, description="Apply the same dropout between the convolutions of small_cnn."
+        False, description="Apply `dropout` also between the convolutions of small_cnn."
     )
 
     @model_validator(mode="before")
@@ -151,7 +153,7 @@ class NetworkConfig(Section):
         return absolute(weights, info) if weights and Path(weights).suffix else weights
 
     def contradictions(self) -> Iterator[Contradiction]:
-        """Yield the keys that need another network."""
+        """Yield the keys that do not fit the network."""
         if self.encoder is not None:
             yield from self._with_encoder()
         else:
@@ -161,13 +163,13 @@ class NetworkConfig(Section):
         if self.trunk != "onnx":
             yield "trunk", "`encoder` has its own network. Drop `trunk` or `encoder`."
             return
-        another = "Drop it, or set `trunk` instead of `encoder`."
+        another = "Drop this key, or set `trunk` instead of `encoder`."
         if self.weights is not None:
             yield "weights", f"`encoder` has its own weights. {another}"
         if not self.frozen:
             yield "frozen", "an encoder is not trained. Drop `frozen`, or train a `trunk`."
         if self.last_layer == "loaded":
-            yield "last_layer", 'it needs `weights`. With `encoder`: "whitening" or "random".'
+            yield "last_layer", '"loaded" needs `weights`. With `encoder`: "whitening" or "random".'
         if self.feature_norm:
             yield "feature_norm", f"an encoder is not trained. {another}"
         if self.pooling != "average":
@@ -175,7 +177,7 @@ class NetworkConfig(Section):
         if self.input_size != PHOTOGRAPH:
             yield "input_size", f"`encoder` has its own input size. {another}"
         if self.dropout_inside:
-            yield "dropout_inside", 'it needs trunk = "small_cnn". Drop it.'
+            yield "dropout_inside", 'it needs trunk = "small_cnn". Drop `dropout_inside`.'
 
     def _of_trunk(self) -> Iterator[Contradiction]:
         if self.trunk == "onnx":
@@ -186,7 +188,7 @@ class NetworkConfig(Section):
             other = "frozen" if self.frozen else "dropout_inside"
             yield (
                 "feature_norm",
-                f"it normalises the features of each batch. Drop `{other}`.",
+                f"`feature_norm` normalises each batch and does not work with `{other}`. Drop one.",
             )
         if self.weights is None and self.frozen:
             yield "frozen", "a frozen trunk needs `weights`. Or set `encoder` instead."
@@ -199,20 +201,20 @@ class NetworkConfig(Section):
         if self.input_size != PHOTOGRAPH and own:
             yield "input_size", f"{self.trunk} has a fixed input size. Drop `input_size`."
         if self.dropout_inside and (self.trunk != "small_cnn" or not self.dropout):
-            yield "dropout_inside", 'it needs trunk = "small_cnn" and `dropout`, for example 0.2.'
+            yield "dropout_inside", '`dropout_inside` needs trunk = "small_cnn" and `dropout`.'
         n_features = N_FEATURES[self.trunk]
         if self.last_layer == "whitening" and (self.embedding_dim or 0) > n_features:
             yield (
                 "embedding_dim",
                 (
-                    f"{self.trunk} has {n_features} features, and whitening cannot exceed this "
-                    "number. Set fewer dimensions."
+                    f"{self.trunk} has {n_features} features, and whitening cannot give more "
+                    "dimensions than features. Set fewer dimensions."
                 ),
             )
 
 
 def _of_weights(trunk: str, weights: str) -> Iterator[Contradiction]:
-    """Yield the problem of an invalid name of weights. The file need not exist yet."""
+    """Yield the error of an invalid name of weights. A file of weights may be missing at first."""
     names, suffix = NAMED_WEIGHTS.get(trunk, ()), Path(weights).suffix
     files = WEIGHT_SUFFIXES if names else (".safetensors",)
     if weights not in names and suffix not in files:
@@ -222,7 +224,7 @@ def _of_weights(trunk: str, weights: str) -> Iterator[Contradiction]:
 
 
 class TrainingConfig(Section):
-    """Training of the encoder, and of the parameters of the objective."""
+    """How the encoder and the parameters of the objective are trained."""
 
     objective: ObjectiveConfig = Field(
         ContrastiveConfig(), description="The loss that training minimises."
@@ -232,16 +234,16 @@ class TrainingConfig(Section):
         "0 with pretrained features and a whitened last layer, unless [training] or "
         "`posterior.method` requires training; else 10",
         ge=0,
-        description="Passes over the training images. 0: no training; the last layer must be "
-        "whitened or loaded.",
+        description="Number of passes over the training images. 0: no training; the last layer "
+        "must then be whitened or loaded.",
     )
     labels_per_batch: int = Field(10, ge=2, description="Number of labels in a training batch.")
     images_per_label: int = Field(
         25,
         ge=2,
-        description="Images of each label in a batch. Objectives without positives in a batch "
-        "(cross_entropy, center, proxies, views) draw labels_per_batch × images_per_label images "
-        "of any labels.",
+        description="Number of images of each label in a batch. Some objectives need no positives "
+        "in a batch (cross_entropy, center, proxies, views). Their batches have "
+        "labels_per_batch × images_per_label images of any labels.",
     )
     optimizer: Literal["adamw", "sgd"] = Field("adamw", description="adamw or sgd.")
     momentum: float = Field(0.9, ge=0, lt=1, description="Nesterov momentum of sgd; 0 for none.")
@@ -251,8 +253,9 @@ class TrainingConfig(Section):
         1.0,
         gt=0,
         lt=2,
-        description="Distance beyond which negatives have no effect. Used in the contrastive loss, "
-        "and in the curvature of the Laplace posterior with any objective.",
+        description="Distance beyond which negatives have no effect, in the contrastive loss and "
+        "in the curvature of the Laplace posterior. The Laplace posterior uses this margin "
+        "with every objective.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto",
@@ -260,10 +263,10 @@ class TrainingConfig(Section):
     )
     precision: Literal["auto", "full", "mixed"] = Field(
         "auto",
-        description="Precision of the trunk in training. mixed: bfloat16 where it is precise "
-        "enough, twice as fast. auto: mixed on a GPU, else full.",
+        description="Precision of the trunk in training. full: float32. mixed: bfloat16 for "
+        "operations that need no float32; twice as fast. auto: mixed on a GPU, else full.",
     )
-    flip: bool = Field(False, description="Mirror half of the training images.")
+    flip: bool = Field(False, description="Mirror a random half of the training images.")
     shift: int = Field(0, ge=0, description="Shift training images by up to this number of pixels.")
     crop: float = Field(
         1.0,
@@ -307,14 +310,14 @@ class EncoderConfig(Section):
         return of_encoder(fields) if isinstance(fields, Mapping) else fields
 
     def changed_since(self, stored: Mapping[str, Any]) -> set[str]:
-        """Return the parts that differ from a configuration ``stored`` as JSON.
+        """Return the names of the tables and keys that differ from a stored configuration.
 
-        Keys added to the configuration since then count with their default.
+        Keys that the stored configuration lacks have their default there.
         """
         now = dict(self)
         try:
             then = dict(type(self).model_validate(stored))
-        except ValidationError:  # an outdated configuration counts as changed
+        except ValidationError:  # an outdated configuration counts as changed entirely
             return set(now)
         return {part for part in now if now[part] != then[part]}
 

@@ -1,4 +1,4 @@
-"""Writes a configuration as a TOML file: complete, or commented as a start."""
+"""Writes a configuration as a TOML file: with all values, or with comments as a starting point."""
 
 from __future__ import annotations
 
@@ -36,20 +36,21 @@ FIRST = (
     "calibration.max_false_match_rate",
     "index.previews",
 )
-"""The keys that users change first; `starting_file` has them, and their tables, at the top."""
+"""The keys that users change first. In `starting_file`, these keys and their tables are at the
+top."""
 
 EXAMPLE = "For example:"
-"""Text before a key without default, whose value is an example."""
+"""Text in front of a key without default: the value of the key is an example."""
 
 _FOLDER = "photographs"
-"""The folder of images that `starting_file` names."""
+"""The folder of images in `starting_file`."""
 
 _WIDTH = 96
 
 _HEAD = """\
 #:schema {schema}
 # A build of Vouch: `vouch-build all --config {file}`.
-# A commented key has its default. Remove the "#" to change it.
+# A key after "#" has its default value. To change the value, remove the "#".
 # `vouch-build config show --config {file}` prints all keys with their values.
 """
 
@@ -57,19 +58,19 @@ _HEAD = """\
 def effective_file(config: BuildConfig) -> str:
     """Return the file of a build with all keys, including defaults.
 
-    Its paths are absolute, so it gives the same build from any folder.
+    All paths are absolute, so the file gives the same build from any folder.
     """
     dumped = config.model_dump(mode="json", exclude_none=True)
     order = dict.fromkeys(("name", "description", "seed", *_tables(), *dumped))
     tables = {name: dumped[name] for name in order if dumped.get(name, []) != []}
     return (
         f"# All keys of this build, for Vouch {installed_version()}.\n"
-        f"# Missing keys have no value.\n{tomli_w.dumps(tables)}"
+        f"# Keys that are missing here have no value.\n{tomli_w.dumps(tables)}"
     )
 
 
 def starting_file(called: str) -> str:
-    """Return a commented file for a build of photographs, to edit.
+    """Return a file with comments for a build of photographs, for users to edit.
 
     Parameters
     ----------
@@ -106,7 +107,7 @@ def _tables() -> list[str]:
 
 
 def _of_table(node: Schema, table: str, values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the keys of a table, each as a paragraph; for alternatives, the default's keys."""
+    """Yield a paragraph for each key of a table; of alternative tables, only for the default."""
     chosen, *others = variants_of(node)
     keys = list(chosen["properties"])
     for key in sorted(keys, key=lambda one: _place_among_first(f"{table}.{one}".lstrip("."))):
@@ -121,14 +122,14 @@ def _of_table(node: Schema, table: str, values: Mapping[str, Any]) -> Iterator[s
             text += "its own keys, which `vouch-build config schema` lists."
         elif others and key == (tags_of(chosen) or [""])[0]:
             text = f"One of {_names([chosen, *others])}. Each has its own keys, which "
-            text += "`vouch-build config schema` lists; these are the default's."
+            text += "`vouch-build config schema` lists. The keys below belong to the default."
         elif not set(choices_of(about)) <= set(re.findall(r"[\w-]+", text)) or bounds_of(about):
             text = f"{text} Wanted: {accepted(about)}."
         yield _paragraph(key, text, value, about, given=f"{table}.{key}" == "dataset.path")
 
 
 def _paragraph(key: str, text: str, value: object, about: Schema, *, given: bool) -> str:
-    """Return a key with its description above; commented out unless ``given``."""
+    """Return a key below its description. The key is commented out unless it is ``given``."""
     if RULE in about:
         text += f" Default: {about[RULE]}."
     lines = [f"# {line}" for line in wrap(text, _WIDTH - 2, break_on_hyphens=False)]

@@ -9,7 +9,7 @@ from model_store.errors import ConfigError
 from model_store.gallery import MilvusAccess
 
 TIMEOUT_S = 60.0
-"""Timeout of the builder in seconds; longer than the service's."""
+"""Timeout of the builder in seconds. It is longer than the timeout of the service."""
 
 
 def milvus_access(named: str | None = None) -> MilvusAccess:
@@ -24,7 +24,8 @@ def milvus_access(named: str | None = None) -> MilvusAccess:
 
     Raises
     ------
-    ConfigError : a variable is not an address. The message does not repeat its value.
+    ConfigError : a variable is not an address. The message does not contain the value, which may
+        have a password.
     """
     uri, token, log = (
         os.environ.get(f"VOUCH_MILVUS_{name}") or None for name in ("URI", "TOKEN", "LOG")

@@ -1,6 +1,6 @@
 """The table `[training.objective]` of a configuration: the loss of the training.
 
-The defaults come from the papers, which the classes name.
+The docstring of each class names the paper that the defaults come from.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _ObjectiveConfig(Section):
 
 
 class _Learning(_ObjectiveConfig):
-    """An objective with separate trainable parameters."""
+    """An objective with trainable parameters of its own."""
 
     learning_rate: float = Field(
         1e-2, gt=0, description="Learning rate of the objective's own parameters."
@@ -39,7 +39,7 @@ class ContrastiveConfig(_ObjectiveConfig):
     kind: Literal["contrastive"] = "contrastive"
     form: Literal["hadsell", "squared_margin", "unsquared"] = Field(
         "hadsell",
-        description="Loss of positives and of negatives, at distance d with `training.margin` m. "
+        description="Losses of a positive and of a negative at distance d; m is `training.margin`. "
         "hadsell: d²/2 and (m − d)₊²/2. squared_margin: d²/2 and (m² − d²)₊/2. unsquared: d and "
         "(m − d)₊, as in the code of the Laplace paper.",
     )
@@ -57,15 +57,16 @@ class TripletConfig(_ObjectiveConfig):
     )
     mining: Mining = Field(
         "all",
-        description="hard: the farthest positive and the nearest negative of each anchor. "
-        "semihard: triplets with the positive nearer, but by less than the margin.",
+        description="all: all triplets. hard: the farthest positive and the nearest negative of "
+        "each anchor. semihard: triplets whose positive is nearer than the negative by less "
+        "than the margin.",
     )
     margin: float | None = Field(
         None, gt=0, description="Margin of the hinge. If not set: 0.2. Soft triplets have none."
     )
 
     def contradictions(self) -> Iterator[Contradiction]:
-        """Yield the keys that need a margin, which soft triplets do not have."""
+        """Yield the keys that need a margin; soft triplets have no margin."""
         if self.form == "soft" and self.margin is not None:
             yield "margin", 'form = "soft" has no margin. Drop `margin`.'
         if self.form == "soft" and self.mining == "semihard":
@@ -78,27 +79,36 @@ class MarginConfig(_Learning):
     kind: Literal["margin"]
     margin: float = Field(0.2, ge=0, description="Margin on each side of the boundary.")
     boundary: float = Field(
-        1.2, gt=0, lt=2, description="Initial boundary distance of positives; it is learned."
+        1.2,
+        gt=0,
+        lt=2,
+        description="Initial distance of the boundary between positives and "
+        "negatives; it is learned.",
     )
     cutoff: float = Field(
-        0.5, gt=0, lt=1.4, description="Minimum distance in the weights of negatives."
+        0.5,
+        gt=0,
+        lt=1.4,
+        description="Minimum distance in the sampling weights of negatives. "
+        "Smaller distances count as this distance.",
     )
 
 
 class NPairsConfig(_ObjectiveConfig):
-    """One positive among the negatives of a batch, by scalar products (Sohn 2016)."""
+    """The N-pairs loss: one positive against all negatives of a batch (Sohn 2016)."""
 
     kind: Literal["n_pairs"]
     norm_weight: float = Field(
-        2e-3, ge=0, description="Weight of the mean squared length of embeddings."
+        2e-3, ge=0, description="Weight of the penalty on the mean squared length of embeddings."
     )
 
 
 class SimilaritiesConfig(_ObjectiveConfig):
-    """A softmax over the cosines with all other images of a batch, in one of four forms.
+    """A softmax over the cosines of an image with all other images of a batch.
 
-    InfoNCE (van den Oord et al. 2018), soft nearest neighbours (Frosst et al. 2019), supervised
-    contrastive (Khosla et al. 2020) and SNCA (Wu et al. 2018); all sums are over k ≠ i.
+    The four forms are InfoNCE (van den Oord et al. 2018), soft nearest neighbours (Frosst et al.
+    2019), supervised contrastive (Khosla et al. 2020) and SNCA (Wu et al. 2018). All sums are over
+    k ≠ i.
     """
 
     kind: Literal["info_nce", "soft_nearest_neighbours", "supcon", "snca"]
@@ -115,14 +125,14 @@ class MultiSimilarityConfig(_ObjectiveConfig):
 
 
 class FastAPConfig(_ObjectiveConfig):
-    """Average precision over a histogram of distances (Cakir et al. 2019)."""
+    """FastAP: average precision computed from a histogram of distances (Cakir et al. 2019)."""
 
     kind: Literal["fast_ap"]
     n_bins: int = Field(10, ge=2)
 
 
 class SmoothAPConfig(_ObjectiveConfig):
-    """Average precision with sigmoids for comparisons (Brown et al. 2020)."""
+    """Smooth-AP: average precision with sigmoids instead of comparisons (Brown et al. 2020)."""
 
     kind: Literal["smooth_ap"]
     temperature: float = Field(0.01, gt=0)
@@ -134,7 +144,11 @@ class CrossEntropyConfig(_Learning):
     kind: Literal["cross_entropy"]
     dropout: float = Field(0.5, ge=0, lt=1, description="Dropout rate of the embedding.")
     label_smoothing: float = Field(
-        0.1, ge=0, lt=1, description="ε; each of the K − 1 other labels gets ε / (K − 1)."
+        0.1,
+        ge=0,
+        lt=1,
+        description="Label smoothing ε: each of the K − 1 wrong labels has the "
+        "target probability ε / (K − 1).",
     )
 
 
@@ -142,7 +156,12 @@ class CenterConfig(_Learning):
     """Cross-entropy with the center loss (Wen et al. 2016)."""
 
     kind: Literal["center"]
-    weight: float = Field(3e-3, ge=0, description="Weight of half the squared distance.")
+    weight: float = Field(
+        3e-3,
+        ge=0,
+        description="Weight of the center loss: half the squared "
+        "distance of an embedding to its label's center.",
+    )
 
 
 class SimplifiedPairwiseConfig(_ObjectiveConfig):
@@ -157,13 +176,14 @@ class ProxyNcaConfig(_Learning):
     kind: Literal["proxy_nca"]
     distance: Literal["cosine", "squared"] = Field(
         "cosine",
-        description="cosine: minus the similarity. squared: ‖z − p‖² without normalisation.",
+        description="Distance of an embedding z to a proxy p. cosine: the negative cosine. "
+        "squared: ‖z − p‖² without normalisation.",
     )
     temperature: float = Field(
         0.0556,
         gt=0,
-        description="Temperature of cosines. The paper's 1/9 is for ‖z − p‖², which is twice as "
-        "large.",
+        description="Temperature of the softmax over cosines. The paper's temperature 1/9 is for "
+        "‖z − p‖², which is twice as large.",
     )
 
 
@@ -178,9 +198,9 @@ class ProxyAnchorConfig(_Learning):
 class SphereProxyConfig(_Learning):
     """Proxies that are von Mises-Fisher distributions (Kirchhof et al. 2022, App. C).
 
-    Images are von Mises-Fisher distributions, too, with the length of the embedding as
-    concentration. Images and proxies are compared by the expected likelihood, the Bhattacharyya
-    coefficient, or KL(image ‖ proxy).
+    An image is also a von Mises-Fisher distribution; its concentration is the length of the
+    embedding. Images and proxies are compared by the expected likelihood (el_vmf), by the
+    Bhattacharyya coefficient (b_vmf), or by KL(image ‖ proxy) (kl_vmf).
     """
 
     kind: Literal["el_vmf", "b_vmf", "kl_vmf"]
@@ -189,7 +209,7 @@ class SphereProxyConfig(_Learning):
 
 
 class NonIsotropicProxyConfig(_Learning):
-    """Non-isotropic von Mises-Fisher proxies, images as points (Kirchhof et al. 2022, Eq. 4)."""
+    """Non-isotropic von Mises-Fisher proxies; images are points (Kirchhof et al. 2022, Eq. 4)."""
 
     kind: Literal["nivmf"]
     temperature: float = Field(1.0, gt=0, description="Initial temperature; it is learned.")
@@ -197,14 +217,14 @@ class NonIsotropicProxyConfig(_Learning):
 
 
 class ExpectedLikelihoodConfig(NonIsotropicProxyConfig):
-    """Non-isotropic proxies, images as distributions (Kirchhof et al. 2022, Eq. 5-6)."""
+    """Non-isotropic proxies; images are distributions (Kirchhof et al. 2022, Eq. 5-6)."""
 
     kind: Literal["el_nivmf"]  # type: ignore[assignment]
     n_samples: int = Field(5, ge=1, description="Samples per image and training step.")
 
 
 class ProxyAnchorRegularisedConfig(ExpectedLikelihoodConfig):
-    """ProxyAnchor beside EL-nivMF, with the same proxies (Kirchhof et al. 2022, Eq. 7)."""
+    """The sum of ProxyAnchor and EL-nivMF with the same proxies (Kirchhof et al. 2022, Eq. 7)."""
 
     kind: Literal["panc_el_nivmf"]  # type: ignore[assignment]
     weight: float = Field(1.0, ge=0, description="Weight of ProxyAnchor.")
@@ -213,24 +233,24 @@ class ProxyAnchorRegularisedConfig(ExpectedLikelihoodConfig):
 
 
 class SimClrConfig(_ObjectiveConfig):
-    """Two views of each image, no labels (Chen et al. 2020)."""
+    """SimCLR: compares two views of each image, without labels (Chen et al. 2020)."""
 
     kind: Literal["simclr"]
     temperature: float = Field(0.5, gt=0)
 
 
 class MonteCarloInfoNceConfig(_ObjectiveConfig):
-    """Two views of each image, each a von Mises-Fisher distribution (Kirchhof et al. 2023)."""
+    """Two views of each image; a view is a von Mises-Fisher distribution (Kirchhof et al. 2023)."""
 
     kind: Literal["mc_info_nce"]
     concentration: float = Field(
-        20.0, gt=0, description="Concentration κ of the softmax over two views' directions."
+        20.0, gt=0, description="Concentration κ in the softmax over the cosines of two views."
     )
     n_samples: int = Field(16, ge=1, description="Samples per view and training step.")
 
 
 def _table(value: Any) -> Any:  # noqa: ANN401 - a table of the file, its name alone, or a section
-    """Return the table of an objective that is given only by its kind."""
+    """Return the table of an objective; the value may be only the name of its kind."""
     return {"kind": value} if isinstance(value, str) else value
 
 
@@ -257,4 +277,4 @@ ObjectiveConfig = Annotated[
     Field(discriminator="kind"),
     BeforeValidator(_table),
 ]
-"""The loss of the training: a table, or only its ``kind``."""
+"""The loss of the training: a table, or only the name of its ``kind``."""

@@ -1,4 +1,4 @@
-"""The configuration of a build of images or vectors, without a file."""
+"""Makes the configuration of a build of images or vectors from command-line options."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def encoder_config(
 
     Parameters
     ----------
-    images : folder with a sub-folder for each label; if not ``labelled``, any folder of images.
+    images : folder with a sub-folder for each label. If not ``labelled``, any folder of images.
     encoder : see `NetworkConfig.encoder`; None for the built-in encoder.
     name : name of the gallery; None for the folder's name.
 
@@ -55,9 +55,9 @@ def vectors_config(
 
     Parameters
     ----------
-    items : manifest with the fields of each row; None if the table has them.
+    items : manifest with the fields of each row; None if the table itself has the fields.
     encoder : encoder that takes the vectors.
-    made_by : name of the model that produced the vectors; None if ``encoder`` has it.
+    made_by : name of the model that produced the vectors; None if ``encoder`` has this name.
     name : name of the gallery; None for the table's name.
 
     Raises

@@ -11,12 +11,14 @@ from index_builder.configuration.section import Contradiction, Section
 
 
 class _LaplaceConfig(Section):
-    """The settings that both kinds of Laplace posterior share."""
+    """The settings of both kinds of Laplace posterior."""
 
     method: str
     approximation: Literal["full", "positives", "fixed"] = Field(
         "fixed",
-        description="How to keep the curvature positive, since negative pairs make it indefinite.",
+        description="How to keep the curvature positive: negative pairs can make the curvature "
+        "indefinite. full: all terms, with the sum clipped at zero. positives: only positive "
+        "pairs. fixed: one image of each pair is held constant.",
     )
     split: Literal["euclidean", "arccos"] = Field(
         "euclidean",
@@ -25,15 +27,15 @@ class _LaplaceConfig(Section):
     )
     scaling: Literal["per_anchor", "global"] = Field(
         "per_anchor",
-        description="Weights of pairs. per_anchor: every image has the same total weight. "
-        "global: every pair has the same weight, as in the paper's Eq. 13, so large labels "
-        "dominate. For labels of equal size, both are the same.",
+        description="Weights of pairs in the curvature. per_anchor: every image has the same "
+        "total weight. global: every pair has the same weight, as in the paper's Eq. 13, so "
+        "large labels dominate. If all labels have the same size, both weights are equal.",
     )
     structure: Literal["kronecker", "diagonal"] = Field(
         "kronecker",
         description="Structure of the curvature. kronecker: covariance of the features times "
-        "covariance of the outputs. diagonal: one value per weight, as in the papers; it ignores "
-        "combinations of features.",
+        "covariance of the outputs. diagonal: one value per weight, as in the papers. A "
+        "diagonal curvature ignores the correlation of features.",
     )
     prior_precision: float | None = Field(
         None,
@@ -44,20 +46,22 @@ class _LaplaceConfig(Section):
     prior_chosen_by: Literal["validation", "curvature", "marginal_likelihood"] = Field(
         "validation",
         description="How to choose the prior precision. validation: the value whose uncertainty "
-        "best detects wrong first results and absent labels, on labels and images not used in the "
-        "fit; `curvature` if there are too few. curvature: a fixed fraction of the mean curvature "
-        "of the training images. marginal_likelihood: the evidence of the training images.",
+        "best detects wrong first results and absent labels, on labels and images that the "
+        "fit has not used. With too few such images, `curvature` is used. curvature: a fixed "
+        "fraction of the mean curvature of the training images. marginal_likelihood: the "
+        "value with the highest marginal likelihood of the training images.",
     )
     prior_scale: Literal["isotropic", "features"] = Field(
         "isotropic",
-        description="Prior of a Kronecker-factored posterior. isotropic: the same precision for "
-        "all weights. features: the precision of a weight scales with its feature's curvature.",
+        description="Prior precision of a Kronecker-factored posterior. isotropic: the same "
+        "precision for all weights. features: the precision of a weight is proportional to "
+        "the curvature of its feature.",
     )
     temperature: Annotated[float, Field(gt=0)] | Literal["validation"] = Field(
         "validation",
         description="Factor of the posterior's variances. validation: the factor whose sampled "
-        "neighbours best predict the labels of images not used in the fit; 1 without such images, "
-        "or if they do not determine it.",
+        "neighbours best predict the labels of images that the fit has not used. The factor "
+        "is 1 without such images, or if they do not determine the factor.",
     )
 
     @property
@@ -78,14 +82,24 @@ class OnlineLaplaceConfig(_LaplaceConfig):
 
     method: Literal["online_laplace"]
     memory_factor: float = Field(
-        1e-3, gt=0, le=1, description="Weight of a minibatch in the moving average of curvature."
+        1e-3,
+        gt=0,
+        le=1,
+        description="Weight of a minibatch in the moving average of the curvature.",
     )
-    n_samples: int = Field(0, ge=0, description="Sampled last layers per step; 0: the mean only.")
+    n_samples: int = Field(
+        0, ge=0, description="Number of sampled last layers per training step. 0: only the mean."
+    )
     initial_precision: float = Field(
-        1e6, ge=0, description="Initial precision, which decays; keeps samples near the mean."
+        1e6,
+        ge=0,
+        description="Initial precision, which decays in training. It keeps the first "
+        "samples near the mean.",
     )
     training_prior_precision: float = Field(
-        1.0, gt=0, description="Prior precision during training; `prior_precision` applies later."
+        1.0,
+        gt=0,
+        description="Prior precision during training. After training, `prior_precision` is used.",
     )
 
 
@@ -102,15 +116,18 @@ class BayesianTripletConfig(Section):
     prior_variance: float | None = Field(
         None, gt=0, description="Prior variance per dimension. If not set: 1 / embedding_dim."
     )
-    kl_weight: float = Field(1e-6, ge=0, description="Weight of the divergence from the prior.")
+    kl_weight: float = Field(1e-6, ge=0, description="Weight of the KL divergence from the prior.")
     normalised: bool = Field(
         True,
-        description="Compare embeddings on the unit sphere. false: unnormalised in training, as in "
-        "the Gaussian form of the paper's supplement; the service still compares directions.",
+        description="Compare embeddings on the unit sphere. false: training does not normalise "
+        "embeddings, as in the Gaussian form of the paper's supplement. The service always "
+        "compares directions.",
     )
-    margin: float = Field(0.0, ge=0, description="Margin of positives, in squared distance.")
+    margin: float = Field(
+        0.0, ge=0, description="Margin between positives and negatives, in squared distance."
+    )
     mining: Literal["all", "semihard", "hard"] = Field(
-        "all", description="Triplets to train on, among those within the margin."
+        "all", description="Triplets to train on, among all triplets within the margin."
     )
     n_triplets: int = Field(5000, ge=1, description="Maximum triplets per minibatch.")
 
@@ -119,7 +136,10 @@ class BayesianTripletConfig(Section):
         if self.prior == "von_mises_fisher" and self.variance == "diagonal":
             yield "prior", 'the von Mises-Fisher prior needs variance = "isotropic".'
         if self.prior == "von_mises_fisher" and not self.normalised:
-            yield "normalised", "the von Mises-Fisher prior needs the unit sphere. Drop it."
+            yield (
+                "normalised",
+                "the von Mises-Fisher prior needs the unit sphere. Drop `normalised`.",
+            )
 
     @property
     def name(self) -> str:
@@ -129,7 +149,7 @@ class BayesianTripletConfig(Section):
 
 
 class DeterministicConfig(Section):
-    """No posterior: embeddings have no variance."""
+    """The encoder has no posterior, so embeddings have no variance."""
 
     method: Literal["deterministic"]
 
@@ -146,8 +166,8 @@ class MonteCarloDropoutConfig(Section):
     n_passes: int | None = Field(
         None,
         ge=2,
-        description="Forward passes through small_cnn, with network.dropout_inside. If not set: "
-        "20. Dropout on the features needs no passes.",
+        description="Number of forward passes through small_cnn, with network.dropout_inside. If "
+        "not set: 20. Dropout on the features alone needs no passes.",
     )
 
     @property
@@ -169,13 +189,14 @@ class EnsembleConfig(Section):
 
 
 class EmbeddingNormConfig(Section):
-    """The length of an embedding as the concentration of a von Mises-Fisher distribution."""
+    """The length of an embedding is the concentration of a von Mises-Fisher distribution."""
 
     method: Literal["embedding_norm"]
     temperature: Annotated[float, Field(gt=0)] | Literal["validation"] = Field(
         "validation",
-        description="Divisor of the length. validation: the value whose sampled neighbours best "
-        "predict the labels of images that the encoder was not trained on; 1 without such images.",
+        description="Divisor of the embedding's length. validation: the value whose sampled "
+        "neighbours best predict the labels of images that the encoder was not trained on. "
+        "The value is 1 without such images.",
     )
 
     @property
@@ -190,15 +211,16 @@ class LossPredictionConfig(Section):
     method: Literal["loss_prediction"]
     form: Literal["ranking", "squared"] = Field(
         "ranking",
-        description="ranking: the head ranks images by loss, as in pretrained visual "
-        "uncertainties. squared: it predicts the loss.",
+        description="Training of the head. ranking: the head ranks images by loss, as in "
+        "pretrained visual uncertainties. squared: the head predicts the loss, with a squared "
+        "error.",
     )
     epochs: int = Field(5, ge=1, description="Epochs of the head.")
     learning_rate: float = Field(1e-3, gt=0)
     temperature: Annotated[float, Field(gt=0)] | Literal["validation"] = Field(
         "validation",
-        description="Factor from predicted loss to variance. validation: chosen as for "
-        "embedding_norm.",
+        description="Factor that converts the predicted loss to a variance. validation: chosen as "
+        "for embedding_norm.",
     )
 
     @property
@@ -224,7 +246,7 @@ class HedgedInstanceConfig(Section):
     """Hedged instance embeddings: means and variances learned together."""
 
     method: Literal["hib"]
-    kl_weight: float = Field(1e-4, ge=0, description="Weight of the divergence from the prior.")
+    kl_weight: float = Field(1e-4, ge=0, description="Weight of the KL divergence from the prior.")
     n_samples: int = Field(8, ge=1, description="Samples per embedding and training step.")
 
     @property
@@ -236,14 +258,15 @@ class HedgedInstanceConfig(Section):
 POST_HOC = frozenset(
     {"laplace", "embedding_norm", "loss_prediction", "deterministic", "mc_dropout", "pfe"}
 )
-"""Methods that train the encoder once with `training.objective`, and fit the rest afterwards."""
+"""Methods that train the encoder once with `training.objective`, and fit the uncertainty
+afterwards."""
 
 OF_ANY_OBJECTIVE = POST_HOC | {"ensemble"}
-"""Methods that train encoders with `training.objective`; others have their own loss."""
+"""Methods that train encoders with `training.objective`. All other methods have their own loss."""
 
 
 def _method(value: Any) -> str:  # noqa: ANN401 - a table of the file, or a section already made
-    """Return the method of a posterior table; the default is the post-hoc Laplace posterior."""
+    """Return the method of a posterior table; the default method is ``laplace``."""
     if isinstance(value, dict):
         return str(value.get("method", "laplace"))
     return str(getattr(value, "method", None))
@@ -262,4 +285,4 @@ PosteriorConfig = Annotated[
     | Annotated[HedgedInstanceConfig, Tag("hib")],
     Discriminator(_method),
 ]
-"""The method of the encoder's uncertainty."""
+"""The method that estimates the uncertainty of embeddings."""

@@ -1,4 +1,4 @@
-"""Error messages for a configuration: key, value, accepted values and a suggestion."""
+"""Makes error messages for a configuration: key, value, accepted values and a suggestion."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _KEY = re.compile(rf"\s*({_PART}(?:\s*\.\s*{_PART})*)\s*=")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a question that suggests a similar name; empty if there is none."""
+    """Return a question that suggests a similar name; empty if no name is similar."""
     close = get_close_matches(name, list(known), 1)
     return f" Did you mean {close[0]}?" if close else ""
 
@@ -49,7 +49,7 @@ class Problem:
     Attributes
     ----------
     place : the dotted key.
-    received : the value in TOML notation; None if there is none.
+    received : the value in TOML notation; None if the key has no value.
     advice : accepted values, or how to fix the error.
     is_table : whether the key is a table.
     """
@@ -67,7 +67,7 @@ class Problems:
     ----------
     model : the model of the configuration.
     fields : the configuration.
-    error : the validation error of pydantic; None if there is none.
+    error : the validation error of pydantic; None if pydantic found no error.
     typed : whether to refuse values that pydantic would convert, such as the text "3" for a number.
     """
 
@@ -91,7 +91,7 @@ class Problems:
         self.found = tuple({(one.place, one.advice): one for one in problems}.values())
 
     def of_file(self, source: str | Path, text: str) -> str:
-        """Return the message for the file ``source``, in the order of its lines."""
+        """Return a message with all errors of the file ``source``, sorted by line."""
         lines = lines_of(text)
         numbered = [(_line_of(problem.place, lines), problem) for problem in self.found]
         numbered.sort(key=lambda one: one[0] or 0)
@@ -102,7 +102,7 @@ class Problems:
         return _together(said, f"{source} has {len(said)} errors:")
 
     def of_options(self, options: Mapping[str, str]) -> str:
-        """Return the message for options of a command.
+        """Return a message with all errors, for a command whose options set the keys.
 
         Parameters
         ----------
@@ -118,7 +118,7 @@ class Problems:
         return _together(said, f"There are {len(said)} errors:")
 
     def _described(self, error: Any) -> Iterator[Problem]:  # noqa: ANN401 - pydantic's dictionary
-        """Convert an error of pydantic to errors of the file."""
+        """Convert an error of pydantic to errors of the configuration."""
         place, node, table = _walked(self._schema, error["loc"])
         name, kind = ".".join(place), error["type"]
         received = None if name == "" else _written(self._value(place))
@@ -163,7 +163,7 @@ class Problems:
         return Problem(".".join(place), received, f"{what} {advice}", is_one)
 
     def _of_several(self, place: Sequence[str], node: Schema) -> Problem:
-        """Return the error of an unknown or missing name of an alternative table."""
+        """Return the error of a table whose ``kind`` or ``method`` is missing or unknown."""
         value = self._value(place)
         tags = [tag for tag in map(tags_of, variants_of(node)) if tag is not None]
         key, names = tags[0][0], [name for _, values in tags for name in values]
@@ -179,7 +179,7 @@ class Problems:
         return Problem(name, _written(asked), f"wanted one of {wanted}.{_meant(asked, names)}")
 
     def _value(self, place: Sequence[str]) -> object:
-        """Return the value at a place; None if there is none."""
+        """Return the value of the key ``place``; None if the key has no value."""
         value: object = self._fields
         for part in place:
             if isinstance(value, BaseModel):
@@ -258,7 +258,7 @@ def _walked(schema: Schema, location: Sequence[int | str]) -> tuple[list[str], S
             node = node["items"]
             continue
         if not is_table(node) or not isinstance(part, str):
-            break  # an index in a list, or an alternative type
+            break  # an index in a list, or a type
         place.append(part)
         table, node = node, node.get("properties", {}).get(part, {})
     return place, node, table

@@ -1,4 +1,4 @@
-"""Requirements on the outcome of a build: ``recall_at_1>=0.8,match_share>=0.3``."""
+"""Requirements on the outcome of a build, for example ``recall_at_1>=0.8,match_share>=0.3``."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ if TYPE_CHECKING:
     from model_store.decision import Outcome
 
 Check = Callable[["Outcome"], object]
-"""Called with the outcome of a build before it is published; raises to refuse it."""
+"""Function that gets the outcome of a build before the bundle is published. It raises an error to
+prevent the publication."""
 
 _COMPARISON = re.compile(r"\s*([a-z_0-9]+)\s*(>=|<=)\s*(\S+)\s*")
 _COUNTS = frozenset({"n_queries"})
-"""Outcome numbers that are counts, not shares."""
+"""Numbers of an outcome that are counts. All other numbers are shares."""
 
 
 def accept_any(_: Outcome) -> None:
-    """Require nothing of an outcome."""
+    """Accept every outcome."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """A limit for one number of an outcome.
+    """A minimum or maximum for one number of an outcome.
 
     Attributes
     ----------
@@ -43,9 +44,9 @@ class Requirement:
     limit: float
 
     def shortfall(self, outcome: Outcome) -> str | None:
-        """Return how an outcome fails the requirement; None if it is met.
+        """Return how an outcome fails the requirement; None if the requirement is met.
 
-        An unknown number meets no requirement.
+        If the number is unknown, the requirement is not met.
         """
         value = outcome.numbers()[self.name]
         wanted = f"(wanted {self.operator} {self.limit:g})"

@@ -1,7 +1,7 @@
 """The JSON schema of a configuration file, generated from the models.
 
-It is written to `SCHEMA_FILE` for editors. Error messages, ``config init`` and the documentation
-also use it.
+The schema is written to `SCHEMA_FILE` for editors. Error messages, ``config init`` and the
+documentation also use the schema.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class _Untitled(GenerateJsonSchema):
 def schema_of(model: type[BaseModel]) -> Schema:
     """Return the schema of a model's tables.
 
-    It has no references, and no nulls, because TOML has none. If a default depends on other keys,
-    the key is not required, and `RULE` describes the default in words.
+    The schema has no references. It has no nulls, because TOML has no null. If a default depends on
+    other keys, the key is not required, and `RULE` describes the default in words.
     """
     schema = model.model_json_schema(schema_generator=_Untitled)
     found: Schema = _plain(schema, schema.get("$defs", {}))
@@ -57,9 +57,9 @@ def published_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def keys_of(schema: Schema, table: str = "") -> Iterator[tuple[str, str, Schema, Schema]]:
-    """Yield each key of a schema: its table, name and schema, and the schema of its table.
+    """Yield each key of a schema: name of its table, its name, its schema, and its table's schema.
 
-    For a table with alternatives, such as [posterior], yields the keys of each alternative.
+    If a table has alternatives, as [posterior] has, the keys of each alternative are yielded.
     """
     for variant in variants_of(schema):
         for name, node in variant.get("properties", {}).items():
@@ -74,7 +74,7 @@ def keys_of(schema: Schema, table: str = "") -> Iterator[tuple[str, str, Schema,
 
 
 def variants_of(schema: Schema) -> list[Schema]:
-    """Return the alternatives of a table; usually only the table itself."""
+    """Return the alternatives of a table; without alternatives, only the table."""
     several = [one for one in schema.get("oneOf", ()) if "properties" in one]
     return several or [schema]
 
@@ -85,7 +85,7 @@ def is_table(node: Schema) -> bool:
 
 
 def is_array_of_tables(node: Schema) -> bool:
-    """Return whether a key is a list of tables; ``[[key]]`` begins each in a file."""
+    """Return whether a key is a list of tables, which a file writes as ``[[key]]``."""
     return node.get("type") == "array" and is_table(node["items"])
 
 
@@ -116,7 +116,7 @@ def fits(value: object, node: Schema) -> bool:
 
 
 def choices_of(node: Schema) -> list[str]:
-    """Return the accepted texts of a key."""
+    """Return the texts that a key accepts, if it accepts only certain texts."""
     own = [*node.get("enum", ()), *([node["const"]] if "const" in node else [])]
     return own + [name for one in node.get("anyOf", ()) for name in choices_of(one)]
 
@@ -193,7 +193,7 @@ def _plain(node: Any, definitions: Schema) -> Any:  # noqa: ANN401 - JSON
 
 
 def _without_rules(node: Any) -> Any:  # noqa: ANN401 - JSON
-    """Return a schema with the rules of `RULE` moved into the descriptions."""
+    """Return a schema in which descriptions contain the text of `RULE`."""
     if isinstance(node, list):
         return [_without_rules(one) for one in node]
     if not isinstance(node, Mapping):

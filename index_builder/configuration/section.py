@@ -1,4 +1,4 @@
-"""The base class of all tables of a configuration, and their paths."""
+"""The base class of all tables of a configuration, and types for paths."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pydantic import (
 )
 
 RULE = "rule"
-"""Key in a field's JSON schema: a description of its derived default."""
+"""Key in the JSON schema of a field. The value describes a default that depends on other keys."""
 
 Contradiction = tuple[str, str]
-"""A key within its table, such as ``epochs`` or ``training.epochs``, and the reason why its value
-is refused."""
+"""A key, such as ``epochs`` or ``training.epochs``, and the reason why the key's value is
+refused."""
 
 
 class Contradictions(ValueError):
@@ -28,7 +28,7 @@ class Contradictions(ValueError):
 
     Attributes
     ----------
-    found : the contradictions, each with its key.
+    found : keys with contradictory values, each with the reason.
     """
 
     def __init__(self, found: Iterable[Contradiction]) -> None:
@@ -37,7 +37,7 @@ class Contradictions(ValueError):
 
 
 class Section(BaseModel):
-    """A frozen table of the file; unknown keys are errors, so misspelt keys are found."""
+    """An immutable table of the file. Unknown keys are errors, so misspelt keys are found."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -58,15 +58,15 @@ def derived(default: Any, rule: str, **constraints: Any) -> Any:  # noqa: ANN401
 
     Parameters
     ----------
-    default : fallback of the key; ``...`` if the derived default always exists.
-    rule : description of the default.
+    default : value if no other key determines the default; ``...`` if this cannot happen.
+    rule : text that describes the default.
     constraints : arguments of pydantic's ``Field``.
     """
     return Field(default, json_schema_extra={RULE: rule}, **constraints)
 
 
 def as_text(value: object) -> object:
-    """Return a path as text, and anything else unchanged."""
+    """Return a path as text, and any other value unchanged."""
     return str(value) if isinstance(value, Path) else value
 
 

@@ -17,7 +17,7 @@ BUNDLE_KEYS_VARIABLE = "VOUCH_BUNDLE_KEYS"
 
 
 def signing_key() -> Ed25519PrivateKey | None:
-    """Read the private key from the file ``VOUCH_SIGNING_KEY``; None if it is not set.
+    """Read the private key from the file in ``VOUCH_SIGNING_KEY``; None if the variable is not set.
 
     Raises
     ------
