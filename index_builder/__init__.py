@@ -1,7 +1,7 @@
-"""The offline half of Vouch: from labelled images to a bundle that can be served.
+"""The offline half of Vouch: makes a bundle for the service from labelled images.
 
-Each step is a sub-command of ``vouch-build`` (`commands`). It reads and writes files in a run
-directory (`pipeline`), so each step can be repeated alone:
+Each step is a sub-command of ``vouch-build`` (`commands`). Steps exchange files in a run directory
+(`pipeline`), so each step can be repeated alone:
 
 ==========  ==========================================================  =========================
 step        input → output                                              package
@@ -17,11 +17,11 @@ publish     all parts → a verified bundle, by one rename                `model
 
 `pipeline` imports two chains of packages: ``methods → training → objectives → posteriors →
 networks`` with torch, and ``indexing → calibration → datasets`` without torch.  `vectors` caches
-computed features and embeddings for all steps. `storage` reads files from buckets and the web.
+features and embeddings for all steps. `storage` reads files from buckets and the web.
 `configuration` defines the settings. `progress` shows progress, `output` reports write errors, and
 `interrupts` handles Ctrl+C. `whitening` fits a last layer in closed form. `encoders` has the
-built-in encoder, and finds others by name or path; `foreign_encoders` exports encoders of other
-libraries. `certificates` writes and verifies signed certificates of a bundle's guarantees.
-`exchange` copies bundles to other places, and from there. `reproduction` runs published methods on
-their protocols.
+built-in encoder, and finds other encoders by name or path. `foreign_encoders` exports encoders of
+other libraries. `certificates` writes and verifies signed certificates of a bundle's guarantees.
+`exchange` copies bundles to and from other places. `reproduction` runs published methods on
+published protocols.
 """

@@ -9,13 +9,13 @@
     foreign_module    a torch network with the reference pipeline of its library
     pooling           tokens or a feature map → one vector
     timm_models, open_clip_models, transformers_models, torchvision_models, torch_modules
-                      one source each
+                      one source of encoders each
     hub               downloads from the Hugging Face Hub
     text_towers       text towers of torch, and their tokenizers
     onnx_graphs       a foreign ONNX graph, wrapped without torch
     precision         float16 and int8, and their loss of recall
-    parity            compares Vouch's image vectors with the library's
-    texts             compares text vectors and tokens
+    parity            compares Vouch's image vectors with the library's vectors
+    texts             compares text vectors and tokens with the library's
     bundle            writes the directory of an encoder
     card              the card with its origin
 """

@@ -48,10 +48,11 @@ class EncoderSource:
 
     Attributes
     ----------
-    write : writes the ONNX file in float32; checks it against the network on images (n, H, W, 3).
-    reference : the library's own pipeline from an image to a vector.
+    write : writes the ONNX file in float32, and compares the file with the network on images (n, H,
+        W, 3).
+    reference : the pipeline of the library, from an image to a vector.
     input_format : the preprocessing of images.
-    origin : names and versions, for the card.
+    origin : names and versions of model and library, for the card.
     text : the text tower, if requested.
     """
 
@@ -64,7 +65,7 @@ class EncoderSource:
 
 @dataclass(frozen=True, slots=True)
 class WrittenEncoder:
-    """A written encoder, and its agreement with its source."""
+    """A written encoder, and how well it agrees with its source."""
 
     directory: Path
     dim: int
@@ -117,7 +118,7 @@ def write_encoder(
 
     Raises
     ------
-    ParityError : the encoder disagrees with its source, or the precision costs too much recall.
+    ParityError : the encoder disagrees with its source, or the precision loses too much recall.
         Nothing is written.
     EncoderSourceError : the graph cannot be run.
     OutputError : the disk is full, or ``directory`` has other files.
@@ -132,7 +133,7 @@ def write_encoder(
             exact.rename(path)
             cost = None
         else:
-            # The loss is measured on images that were not used to quantise.
+            # The loss is measured on other images than the quantisation uses.
             reduce_precision(exact, path, precision, pixels[::2])
             cost = precision_cost(exact, path, pixels[1::2], labels_of(images[1::2]))
             require_recall(cost, recall_tolerance)

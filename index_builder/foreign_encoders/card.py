@@ -21,15 +21,17 @@ CARD_FORMAT = "vouch-encoder/1"
 
 @contextmanager
 def replacing_encoder(directory: Path) -> Iterator[Path]:
-    """Yield a temporary directory for an encoder, which replaces ``directory`` at the end.
+    """Yield a temporary directory for an encoder. Without an error, it replaces ``directory``.
 
     Raises
     ------
-    OutputError : the disk is full, or ``directory`` has other files than an encoder.
+    OutputError : the disk is full, or ``directory`` has files and is not an encoder's directory.
     """
     is_there = directory.exists() and (directory.is_file() or any(directory.iterdir()))
     if is_there and not (directory / CARD_FILE).is_file():
-        raise OutputError(f"{directory} exists and is not an encoder's directory. Name another.")
+        raise OutputError(
+            f"{directory} exists and is not an encoder's directory. Name another directory."
+        )
     staging = directory.with_name(f".{directory.name}{PARTIAL}")
     shutil.rmtree(staging, ignore_errors=True)
     try:
@@ -43,7 +45,7 @@ def replacing_encoder(directory: Path) -> Iterator[Path]:
 
 
 def write_card(directory: Path, card: Mapping[str, Any]) -> None:
-    """Write the card of the encoder in ``directory``, with the SHA-256 of its ONNX file."""
+    """Write the card of the encoder in ``directory``, with the SHA-256 of the ONNX file."""
     sha256 = hashlib.sha256((directory / ENCODER_FILE).read_bytes()).hexdigest()
     content = {"format": CARD_FORMAT, **card, "sha256": sha256}
     (directory / CARD_FILE).write_text(json_text(content), encoding="utf-8")

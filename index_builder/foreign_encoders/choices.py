@@ -17,7 +17,7 @@ class Door(StrEnum):
 
 
 class Pooling(StrEnum):
-    """The pooling of a network's last tokens, or of its feature map, to one vector."""
+    """How to pool the last tokens of a network, or its feature map, to one vector."""
 
     default = "default"
     class_token = "class_token"  # noqa: S105 - not a password
@@ -38,4 +38,4 @@ GEM_EXPONENT = 3.0
 """The initial exponent of the generalised mean in Radenović et al. 2019."""
 
 GEM_FLOOR = 1e-6
-"""The minimum of a feature; smaller and negative features are raised to it."""
+"""The minimum of a feature in the generalised mean. Smaller features are raised to this value."""

@@ -1,4 +1,4 @@
-"""The sources of encoders: their arguments, and their libraries, imported on use."""
+"""The sources of encoders and their options. Libraries are imported at their first use."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ EXTRAS = {
     "transformers": "transformers",
     "tokenizers": "text",
 }
-"""The optional extras of Vouch that install these modules."""
+"""For each module, the optional extra of Vouch that installs it."""
 
 _REPOSITORY = re.compile(r"[\w.-]*\w[\w.-]*(/[\w.-]+)?")
-"""The name of a repository on the Hugging Face Hub; an absolute path does not match."""
+"""Pattern of the name of a repository on the Hugging Face Hub. Absolute paths do not match."""
 
 PREPROCESS_FILES = ("preprocess_cfg.json", "preprocessor_config.json", "config.json")
-"""Names of preprocessing files, searched beside the model and one folder above."""
+"""Names of preprocessing files. They are searched in the folder of the model, and one folder
+above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class EncoderChoices:
     weights : a file, or a name of torchvision's weights.
     preprocess : the preprocessing file; None to search for it.
     pooling, n_prefix, output : see `index_builder.foreign_encoders.onnx_graphs`.
-    untrained, seed : random weights, drawn from the seed.
+    untrained, seed : whether to use random weights, and the seed of these weights.
     reduced_decoding : whether to decode large JPEGs at reduced size.
     text : whether to export the text tower, too.
     """
@@ -70,11 +71,11 @@ class EncoderChoices:
 
     @property
     def brings_weights(self) -> bool:
-        """True if no weights must be fetched: they are in a file, or random."""
+        """True if no weights must be fetched: the weights are in a file, or random."""
         return self.untrained or self.weights is not None
 
     def input_format(self, beside: Path) -> InputFormat:
-        """Read the preprocessing from the given file, or from a file near ``beside``.
+        """Read the preprocessing from the given file, or from a file near the model ``beside``.
 
         Raises
         ------
@@ -175,7 +176,7 @@ DOORS: dict[Door, Open] = {
 
 
 def _of_torch(create: Callable[..., ForeignNetwork], choices: EncoderChoices) -> EncoderSource:
-    """Create a library's model; random weights come from a separate generator."""
+    """Create a library's model. Random weights come from a separate random generator."""
     import torch  # noqa: PLC0415 - slow
 
     from index_builder.networks.initialisation import drawn_from  # noqa: PLC0415 - torch
@@ -196,7 +197,7 @@ def _exported(network: ForeignNetwork, choices: EncoderChoices) -> EncoderSource
 
     input_format = choices.decoded(network.input_format)
     reference = network.reference
-    if choices.preprocess is not None:  # for weights with other preprocessing
+    if choices.preprocess is not None:  # the weights may need another preprocessing
         input_format, reference = choices.decoded(read_preprocess_file(choices.preprocess)), None
     reference = reference or reference_of(plain_transform(input_format), network.module)
     module = ContractModule(network.module, input_format)
@@ -241,7 +242,7 @@ def _library(name: str, module: str, hub: HubModel | None = None) -> Any:  # noq
 
     Parameters
     ----------
-    hub : the model that the library will fetch; None for none.
+    hub : the model that the library will fetch; None if no model must be fetched.
 
     Raises
     ------

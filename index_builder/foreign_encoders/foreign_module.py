@@ -23,12 +23,12 @@ class ForeignNetwork:
 
     Attributes
     ----------
-    module : standardised images (B, 3, H, W) → features (B, F); or → embedding mean, variance and
-        features, if the network predicts its uncertainty.
+    module : standardised images (B, 3, H, W) → features (B, F). If the network predicts its
+        uncertainty: → embedding mean, variance and features.
     input_format : the preprocessing of images.
-    reference : the library's pipeline, to compare with; None if there is none.
-    origin : names and versions, for the card.
-    text : opens the text tower; None without one.
+    reference : the pipeline of the library, for the comparison; None if no library has one.
+    origin : names and versions of model and library, for the card.
+    text : function that opens the text tower; None without a text tower.
     """
 
     module: nn.Module
@@ -43,8 +43,8 @@ class ContractModule(nn.Module):
 
     Parameters
     ----------
-    network : see `ForeignNetwork.module`. If it does not predict its uncertainty, the features are
-        the mean, and the variance is zero.
+    network : see `ForeignNetwork.module`. If the network does not predict its uncertainty, the mean
+        equals the features, and the variance is zero.
     """
 
     mean: Tensor
@@ -73,7 +73,7 @@ class ContractModule(nn.Module):
 def reference_of(
     transform: Callable[[Image.Image], Tensor], network: Callable[[Tensor], Any]
 ) -> Reference:
-    """Return the pipeline of a library's ``transform`` and ``network``."""
+    """Return the pipeline that applies ``transform`` and then ``network``."""
 
     def vector(image: Image.Image) -> NDArray[np.float32]:
         with torch.inference_mode():
@@ -86,7 +86,7 @@ def reference_of(
 
 
 def plain_transform(input_format: InputFormat) -> Callable[[Image.Image], Tensor]:
-    """Return the preprocessing in NumPy, for a network without a library."""
+    """Return the preprocessing in NumPy, for a network that does not come from a library."""
 
     def transform(image: Image.Image) -> Tensor:
         pixels = input_format.preprocessing(np.asarray(image))
@@ -96,5 +96,5 @@ def plain_transform(input_format: InputFormat) -> Callable[[Image.Image], Tensor
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of a library's error message, which may have hundreds."""
+    """Return the first line of an error message, because libraries may write hundreds of lines."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

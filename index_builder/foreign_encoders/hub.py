@@ -1,4 +1,4 @@
-"""Fetches models from the Hugging Face Hub; fails within seconds if it is unreachable."""
+"""Fetches models from the Hugging Face Hub; fails within seconds if the Hub is unreachable."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class HubModel:
             self._probe = Probe(os.environ.get("HF_ENDPOINT", _ENDPOINT))
 
     def require_any(self) -> None:
-        """Fail early if the hub does not answer and its cache is empty.
+        """Fail early if the hub does not answer and the local cache is empty.
 
-        Call this before importing torch and the library, which takes seconds.
+        Call this method before importing torch and the library, because the imports take seconds.
 
         Raises
         ------
@@ -50,7 +50,7 @@ class HubModel:
 
     @contextmanager
     def fetched(self) -> Iterator[None]:
-        """Let the library fetch the model, without log messages and useless retries.
+        """Let the library fetch a model in this context, without log messages and useless retries.
 
         If the hub does not answer, the model comes from the local cache.
 

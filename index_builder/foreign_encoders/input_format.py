@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from model_store.images import Preprocessing
 
 Channels = tuple[float, float, float]
-"""One number each for red, green and blue."""
+"""Three numbers: for red, green and blue."""
 
 IMAGENET_MEAN: Channels = (0.485, 0.456, 0.406)
 IMAGENET_STD: Channels = (0.229, 0.224, 0.225)
@@ -37,7 +37,7 @@ class InputFormat:
 
 
 def channels(values: object) -> Channels:
-    """Return three numbers from one number, or from three.
+    """Return three numbers; a single number is repeated.
 
     Raises
     ------
@@ -48,4 +48,4 @@ def channels(values: object) -> Channels:
     if isinstance(values, list | tuple) and len(values) == 3:
         red, green, blue = map(float, values)
         return red, green, blue
-    raise ValueError(f"{values!r} is neither a number nor one each for red, green and blue")
+    raise ValueError(f"{values!r} is neither a number nor three numbers (red, green, blue)")

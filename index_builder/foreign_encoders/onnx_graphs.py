@@ -24,10 +24,10 @@ from model_store.images.containers import text_in_place_of_image
 
 _PREFIX = "foreign/"
 _MOST_BYTES = 2**31 - 1
-"""Maximum size of a protocol buffer file."""
+"""Maximum size of a protocol buffer file in bytes."""
 
 _ROUNDING = 1e-5
-"""Smaller differences of unit vectors count as rounding."""
+"""Maximum difference of unit vectors that counts as a rounding error."""
 
 _OTHER_MODELS = (
     (0, b"PK\x03\x04", "a ZIP archive, such as a checkpoint of PyTorch"),
@@ -40,10 +40,10 @@ _OTHER_MODELS = (
     (0, b"\x89HDF", "HDF5, such as a model of Keras"),
     (0, b"ftrtNGN", "a TensorRT engine"),
 )
-"""Offsets and magic bytes of other model formats, with their names."""
+"""Offset, magic bytes and name of other model formats."""
 
 _LEAST_OPSET = 9
-"""Minimum version of ONNX's operators for the added nodes."""
+"""Minimum version of ONNX's operators that the added nodes need."""
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 _AXES_ARE_INPUT = 18
@@ -52,12 +52,12 @@ _AXES_ARE_INPUT = 18
 
 @dataclass(frozen=True, slots=True)
 class ForeignGraph:
-    """A graph, and the output that gives an image's vector.
+    """A graph, and its output from which the vector of an image is taken.
 
     Attributes
     ----------
     model : the unchanged model.
-    images, found : the image input, and the output to take the vector from.
+    images, found : the image input, and the output that the vector is taken from.
     pooling : pooling of tokens or of a feature map.
     n_prefix : number of tokens before the first patch.
     """
@@ -80,17 +80,17 @@ class ForeignGraph:
 
 
 def read_graph(path: Path, output: str | None, pooling: Pooling, n_prefix: int) -> ForeignGraph:
-    """Read a foreign graph and find its image input and its vector.
+    """Read a foreign graph, and find its image input and its output with the vector.
 
     Parameters
     ----------
-    output : name of the output to take; None if only one fits.
+    output : name of the output with the vector; None if only one output fits.
     n_prefix : number of tokens before the first patch: class token and registers.
 
     Raises
     ------
-    EncoderSourceError : the file is not ONNX, or the graph cannot be wrapped. The message lists its
-        inputs and outputs, and the wanted ones.
+    EncoderSourceError : the file is not ONNX, or the graph cannot be wrapped. The message lists the
+        graph's inputs and outputs, and the wanted inputs and outputs.
     """
     try:
         with path.open("rb") as file:
@@ -101,10 +101,10 @@ def read_graph(path: Path, output: str | None, pooling: Pooling, n_prefix: int) 
     try:
         model = onnx.load(path)
     except Exception as error:  # errors of protocol buffers and of the system
-        if type(error).__name__ == "DecodeError":  # whose message names no cause
+        if type(error).__name__ == "DecodeError":  # its message names no cause
             raise EncoderSourceError(
                 f"{path.name} is not a complete ONNX graph ({path.stat().st_size:,} bytes). Copy "
-                "or export it again."
+                "or export the file again."
             ) from error
         raise EncoderSourceError(f"{path} cannot be read as ONNX: {error}") from error
     _require_opset(path, model)
@@ -118,7 +118,7 @@ def read_graph(path: Path, output: str | None, pooling: Pooling, n_prefix: int) 
     if len(shape) != 4 or 3 not in {shape[1], shape[3]} or _element(inputs[0]) not in _FLOATS:
         raise EncoderSourceError(
             f"{there} Wanted one input: images, (batch, 3, height, width) or "
-            "(batch, height, width, 3), in float32 or float16. Export it with such an input."
+            "(batch, height, width, 3), in float32 or float16. Export the graph with such an input."
         )
     if isinstance(shape[0], int) and shape[0] > 1:
         raise EncoderSourceError(
@@ -137,7 +137,7 @@ def _require_no_other_file(path: Path, head: bytes) -> None:
     EncoderSourceError
     """
     if not head:
-        raise EncoderSourceError(f"{path.name} is empty (0 bytes). Copy or export it again.")
+        raise EncoderSourceError(f"{path.name} is empty (0 bytes). Copy or export the file again.")
     models = (name for place, magic, name in _OTHER_MODELS if head.startswith(magic, place))
     name, advice = next(models, ""), ""
     if not name and (other := content_of(head)) is not None:
@@ -160,15 +160,15 @@ def _require_opset(path: Path, model: onnx.ModelProto) -> None:
     version = min((one.version for one in model.opset_import if not one.domain), default=0)
     if 0 < version < _LEAST_OPSET:
         raise EncoderSourceError(
-            f"{path.name} has opset {version}; at least {_LEAST_OPSET} is needed. Export it with "
-            "opset_version=17, for example."
+            f"{path.name} has opset {version}; at least {_LEAST_OPSET} is needed. Export the "
+            "graph with opset_version=17, for example."
         )
 
 
 def _vector(
     outputs: Sequence[onnx.ValueInfoProto], name: str | None, pooling: Pooling, there: str
 ) -> onnx.ValueInfoProto:
-    """Return the output that is an image's vector, or is pooled to it."""
+    """Return the output that is the vector of an image, or that is pooled to the vector."""
     plain = pooling is Pooling.default
     ranks = {2} if plain else {3, 4}
     fitting = [
@@ -191,7 +191,7 @@ def _vector(
 
 
 def graph_reference(graph: ForeignGraph, input_format: InputFormat) -> Reference:
-    """Return a pipeline with the unchanged graph; preprocessing and pooling are in NumPy.
+    """Return a pipeline that runs the unchanged graph, with preprocessing and pooling in NumPy.
 
     Raises
     ------
@@ -224,11 +224,11 @@ def graph_reference(graph: ForeignGraph, input_format: InputFormat) -> Reference
 
 
 def require_telling(reference: Reference, input_format: InputFormat) -> None:
-    """Refuse a graph that gives invalid or equal vectors.
+    """Refuse a graph that gives invalid vectors, or equal vectors for different images.
 
     Raises
     ------
-    EncoderSourceError : a vector is not finite or zero, or all images have one vector.
+    EncoderSourceError : a vector is zero or not finite, or different images have the same vector.
     """
     shape = input_format.preprocessing.shape
     noise = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
@@ -237,7 +237,7 @@ def require_telling(reference: Reference, input_format: InputFormat) -> None:
     if not np.isfinite(vectors).all():
         raise EncoderSourceError(
             "The graph gives numbers that are not finite (NaN or infinity). Check its weights and "
-            "its preprocessing. If it is in half precision, export it in float32."
+            "its preprocessing. If the graph is in half precision, export it in float32."
         )
     if not vectors.any(axis=1).all():
         raise EncoderSourceError(
@@ -332,7 +332,7 @@ def require_size(graph: ForeignGraph, input_format: InputFormat) -> None:
 
 
 def _front(graph: ForeignGraph) -> list[onnx.NodeProto]:
-    """Return the nodes from uint8 (B, H, W, 3) to the graph's input."""
+    """Return the nodes that convert uint8 images (B, H, W, 3) to the graph's input."""
     target = _PREFIX + graph.images.name
     nodes = [
         helper.make_node("Cast", [INPUT_NAME], ["vouch/float"], to=TensorProto.FLOAT),
@@ -348,7 +348,7 @@ def _front(graph: ForeignGraph) -> list[onnx.NodeProto]:
 
 
 def _back(graph: ForeignGraph, opset: int) -> list[onnx.NodeProto]:
-    """Return the nodes from the graph's output to Vouch's three outputs."""
+    """Return the nodes that convert the graph's output to Vouch's three outputs."""
     mean, variance, features = OUTPUT_NAMES
     nodes = [
         helper.make_node(
@@ -369,7 +369,7 @@ def _back(graph: ForeignGraph, opset: int) -> list[onnx.NodeProto]:
 
 
 def _pooling_nodes(graph: ForeignGraph, found: str, opset: int) -> list[onnx.NodeProto]:
-    """Return the nodes from tokens or a feature map to ``vouch/pooled``."""
+    """Return the nodes that pool tokens or a feature map to ``vouch/pooled``."""
     if graph.pooling is Pooling.class_token:
         if graph.rank == 4:
             raise EncoderSourceError(
@@ -440,7 +440,7 @@ def _shape(value: onnx.ValueInfoProto) -> tuple[int | str, ...]:
 
 
 def _described(values: Sequence[onnx.ValueInfoProto]) -> str:
-    """Name tensors with their types and shapes."""
+    """Return the names of tensors, with their types and shapes."""
     found = []
     for one in values:
         kind = TensorProto.DataType.Name(_element(one)).lower()

@@ -27,7 +27,7 @@ from model_store.errors import EncoderSourceError
 
 
 class ImageTower(nn.Module):
-    """The image tower of a model; the same as its ``encode_image``."""
+    """The image tower of a model; gives the same vectors as ``encode_image`` of the model."""
 
     def __init__(self, visual: nn.Module) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class ImageTower(nn.Module):
 
 
 class PooledTower(nn.Module):
-    """A vision transformer of OpenCLIP with pooled last tokens, without its projection."""
+    """A vision transformer of OpenCLIP: pools the last tokens and leaves out the projection."""
 
     def __init__(self, visual: nn.Module, pooling: Pooling) -> None:
         super().__init__()
@@ -72,8 +72,8 @@ def open_clip_network(
 
     Parameters
     ----------
-    name : ``MODEL/PRETRAINED`` from OpenCLIP's list; only ``MODEL`` with ``weights`` or
-        ``untrained``.
+    name : ``MODEL/PRETRAINED`` from OpenCLIP's list. With ``weights`` or ``untrained``, only
+        ``MODEL``.
     weights : a local file; None for OpenCLIP's weights.
     untrained : whether to use random weights.
 
@@ -108,7 +108,7 @@ def open_clip_network(
 
 
 class TextTower(nn.Module):
-    """The text tower of a model; the same as its ``encode_text``."""
+    """The text tower of a model; gives the same vectors as ``encode_text`` of the model."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -126,11 +126,11 @@ _CLEANING: dict[str, Cleaning] = {
     "_clean_whitespace": "whitespace",
     "_clean_canonicalize": "canonicalize",
 }
-"""Text cleaning, by the name of OpenCLIP's function."""
+"""Kind of text cleaning, by the name of the function in OpenCLIP."""
 
 
 def _text(model: nn.Module, name: str) -> TextSource:
-    """Open the text tower of a model, with OpenCLIP's tokenizer for it.
+    """Open the text tower of a model, with OpenCLIP's tokenizer for this model.
 
     Raises
     ------

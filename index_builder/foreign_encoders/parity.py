@@ -1,4 +1,4 @@
-"""Compares the vectors of real images from Vouch and from the library."""
+"""Compares Vouch's vectors of real images with the library's vectors."""
 
 from __future__ import annotations
 
@@ -18,34 +18,36 @@ from model_store.errors import EncoderSourceError, ImageError, ParityError
 from model_store.images import Preprocessing, decode_image
 
 Reference = Callable[[Image.Image], NDArray[np.float32]]
-"""A library's own pipeline from an upright RGB image to its vector (D,)."""
+"""A library's pipeline from an upright RGB image to the vector (D,) of the image."""
 
 MIN_COSINE = 0.9999
-"""Minimum cosine between both vectors of an image."""
+"""Minimum cosine between Vouch's vector and the library's vector of an image."""
 
 MIN_CENTRED_COSINE = 0.999
-"""Minimum cosine between both vectors after subtracting the mean over all images. Without this,
-even wrong vectors agree if all vectors have nearly one direction."""
+"""Minimum cosine between both vectors of an image after subtracting the mean over all images.
+Without the subtraction, even wrong vectors would agree if all vectors had nearly the same
+direction."""
 
 _ROUNDING = 1e-4
-"""Smaller differences between images, relative to the largest number, may be rounding."""
+"""Maximum difference from the mean, relative to the largest number, that may be a rounding
+error."""
 
 MIN_IMAGES = 5
 """Minimum number of images, because the export is checked with batches of up to five."""
 
 MOST_IMAGES = 32
-"""Maximum number of images to compare; more take minutes and add nothing."""
+"""Maximum number of images to compare. More images would take minutes and add nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParityImage:
-    """An image to compare on.
+    """An image for the comparison.
 
     Attributes
     ----------
     name : name of the file.
     data : content of the file.
-    label : the first sub-folder; None without one.
+    label : the first sub-folder; None without a sub-folder.
     """
 
     name: str
@@ -65,8 +67,9 @@ class Parity:
     Attributes
     ----------
     n_images : number of compared images or texts.
-    smallest_cosine, smallest_centred_cosine : minima over all of them; see `MIN_CENTRED_COSINE`.
-        The second is None if all embeddings are equal, as from some untrained encoders.
+    smallest_cosine, smallest_centred_cosine : minima over all images or texts; see `MIN_COSINE` and
+        `MIN_CENTRED_COSINE`. The centred cosine is None if all embeddings are equal, as for some
+        untrained encoders.
     worst : name of the image with the smallest cosine.
     """
 
@@ -89,7 +92,7 @@ def parity_images(folder: Path | None, most: int = MOST_IMAGES) -> list[ParityIm
 
     Parameters
     ----------
-    most : maximum number of the folder's images, evenly spread over the names.
+    most : maximum number of images from the folder. They are evenly spread over the sorted names.
 
     Raises
     ------
@@ -117,7 +120,7 @@ def parity_images(folder: Path | None, most: int = MOST_IMAGES) -> list[ParityIm
 
 
 def labels_of(images: Sequence[ParityImage]) -> list[str] | None:
-    """Return the images' labels; None if they are not usable."""
+    """Return the images' labels; None if a label is missing, or if recall cannot be measured."""
     labels = [one.label for one in images if one.label is not None]
     if len(labels) < len(images) or not 1 < len(set(labels)) < len(labels):
         return None
@@ -126,7 +129,7 @@ def labels_of(images: Sequence[ParityImage]) -> list[str] | None:
 
 @cache
 def _sample_images() -> tuple[ParityImage, ...]:
-    """Return two photographs, whole and cropped to other shapes."""
+    """Return two photographs of scikit-learn, each whole and cropped to three other shapes."""
     from sklearn.datasets import load_sample_images  # noqa: PLC0415 - slow
 
     found = []
@@ -140,7 +143,7 @@ def _sample_images() -> tuple[ParityImage, ...]:
 
 
 def prepared(images: Sequence[ParityImage], preprocessing: Preprocessing) -> NDArray[np.uint8]:
-    """Return preprocessed images (n, H, W, 3)."""
+    """Return the images after preprocessing, (n, H, W, 3)."""
     decoded = (decode_image(one.data, None, preprocessing.smallest_side) for one in images)
     return np.stack([preprocessing(one.pixels) for one in decoded])
 
@@ -206,7 +209,7 @@ def agreement(
 
 
 def _cosines(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the cosine of each row of ``a`` with the row of ``b``; −1 instead of NaN."""
+    """Return the cosine of each row of ``a`` with the same row of ``b``; −1 instead of NaN."""
     norms = np.sqrt((a * a).sum(1) * (b * b).sum(1))
     with np.errstate(invalid="ignore", divide="ignore"):
         cosines: NDArray[np.float64] = np.nan_to_num((a * b).sum(1) / norms, nan=-1.0)

@@ -12,7 +12,7 @@ def pooled(found: Tensor, pooling: Pooling, n_prefix: int = 0) -> Tensor:
 
     Parameters
     ----------
-    pooling : any except ``default``. The generalised mean raises negative values to `GEM_FLOOR`.
+    pooling : any kind except ``default``. The generalised mean raises small values to `GEM_FLOOR`.
     n_prefix : number of tokens before the first patch: class token and registers.
 
     Raises

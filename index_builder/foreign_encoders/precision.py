@@ -1,4 +1,4 @@
-"""Reduces an exported encoder to float16 or int8, and measures the loss."""
+"""Reduces an exported encoder to float16 or int8, and measures the loss of recall."""
 
 from __future__ import annotations
 
@@ -34,15 +34,16 @@ _BATCH = 4
 
 @dataclass(frozen=True, slots=True)
 class PrecisionCost:
-    """The loss by a lower precision, on the same images.
+    """How a lower precision changes the embeddings of the same images.
 
     Attributes
     ----------
     n_images : number of images.
-    smallest_cosine, mean_cosine : minimum and mean cosine of both embeddings of an image.
+    smallest_cosine, mean_cosine : minimum and mean cosine between the two embeddings of an image.
     recall_at_1, recall_at_1_float32 : share of images whose nearest other image has the same label.
-        Without labels: share with the same nearest image as in float32, which then has 1.
-    bytes, bytes_float32 : sizes of the files.
+        Without labels: share of images with the same nearest image as in float32; for float32, the
+        share is 1.
+    bytes, bytes_float32 : sizes of the files in bytes.
     """
 
     n_images: int
@@ -55,7 +56,7 @@ class PrecisionCost:
 
 
 class _Batches(CalibrationDataReader):  # type: ignore[misc] # ONNX Runtime has no types
-    """Batches of images for the ranges of a static quantisation."""
+    """Batches of images that determine the ranges of a static quantisation."""
 
     def __init__(self, images: NDArray[np.uint8]) -> None:
         starts = range(0, len(images), _BATCH)
@@ -74,10 +75,10 @@ def reduce_precision(
 
     Parameters
     ----------
-    images : (n, H, W, 3) images for the ranges of ``int8_static``.
+    images : (n, H, W, 3) images that determine the ranges of ``int8_static``.
     """
     # On x86 processors without VNNI, sums of 8-bit weights may overflow (`int8_sums_overflow`).
-    # Weights of seven bits would avoid this, but cost MobileNetV2 a tenth of its recall everywhere.
+    # Weights of seven bits would not overflow, but MobileNetV2 would lose a tenth of its recall.
     with TemporaryDirectory() as scratch:
         prepared = Path(scratch) / "prepared.onnx"
         if precision is Precision.float16:
@@ -95,8 +96,8 @@ def reduce_precision(
 
 def _quantise(path: Path, reduced: Path, precision: Precision, images: NDArray[np.uint8]) -> None:
     if precision is Precision.int8_dynamic:
-        # Only matrix products: for a convolution's input, one range is too coarse (MobileNetV2
-        # keeps a third of its recall), and the int8 kernel is slower than float32.
+        # Convolutions stay float32. One range for the input of a convolution is too coarse:
+        # MobileNetV2 keeps only a third of its recall. The int8 kernel is also slower than float32.
         operators = ["MatMul", "Gemm"]
         quantize_dynamic(path, reduced, operators, per_channel=True, weight_type=QuantType.QInt8)
         return
@@ -113,7 +114,7 @@ def _quantise(path: Path, reduced: Path, precision: Precision, images: NDArray[n
 def precision_cost(
     path: Path, reduced: Path, images: NDArray[np.uint8], labels: list[str] | None
 ) -> PrecisionCost:
-    """Compare an encoder with its reduced version.
+    """Compare an encoder with its version of lower precision.
 
     Parameters
     ----------
@@ -167,7 +168,7 @@ def require_recall(cost: PrecisionCost, tolerance: float) -> None:
     if not fall <= tolerance:
         raise ParityError(
             f"Recall at 1 on {cost.n_images} images falls from {cost.recall_at_1_float32:.4f} to "
-            f"{cost.recall_at_1:.4f}; at most {tolerance:.4f} less is accepted "
+            f"{cost.recall_at_1:.4f}; a loss of at most {tolerance:.4f} is accepted "
             "(`--recall-tolerance`). Nothing was written."
         )
 
@@ -177,7 +178,7 @@ def _encoded(path: Path, images: NDArray[np.uint8]) -> Embeddings:
 
 
 def _nearest(directions: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the index of the nearest other row of each row."""
+    """Return the index of the nearest other row for each row."""
     similarities = directions @ directions.T
     np.fill_diagonal(similarities, -np.inf)
     nearest: NDArray[np.int64] = similarities.argmax(1)

@@ -24,16 +24,16 @@ from model_store.images.resize import Fit, Resample
 
 OPEN_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 OPEN_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-"""The defaults of OpenCLIP, for missing keys."""
+"""Values of OpenCLIP if the keys are missing."""
 
 _RESAMPLES: tuple[Resample, ...] = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
-"""Interpolations in the order of Pillow's numbers."""
+"""Names of interpolations, in the order of their numbers in Pillow."""
 
 _OPEN_CLIP_FITS: Mapping[str, Fit] = {"shortest": "cover", "longest": "pad", "squash": "stretch"}
 _TIMM_FITS: Mapping[str, Fit] = {"center": "cover", "border": "pad", "squash": "stretch"}
 
 _UNSUPPORTED = ("do_pad", "rescale_offset", "include_top", "do_thumbnail", "do_align_long_axis")
-"""Steps of transformers' processors that `Preprocessing` does not have."""
+"""Steps of image processors in transformers that `Preprocessing` does not support."""
 
 
 def read_preprocess_file(path: Path) -> InputFormat:
@@ -72,7 +72,7 @@ def _of_any_kind(fields: Mapping[str, Any]) -> InputFormat:
 
 
 def from_open_clip(fields: Mapping[str, Any]) -> InputFormat:
-    """Read OpenCLIP's ``preprocess_cfg``, with the size of its image tower.
+    """Read OpenCLIP's ``preprocess_cfg``, with the size of the image tower.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def from_open_clip(fields: Mapping[str, Any]) -> InputFormat:
     if fields.get("mode", "RGB") != "RGB":
         raise ValueError(f"the mode is {fields['mode']!r}, wanted RGB")
     grey = int(fields.get("fill_color", 0))
-    # As in OpenCLIP: everything except bilinear means bicubic.
+    # As in OpenCLIP, every value except bilinear means bicubic.
     bilinear = fields.get("interpolation") == "bilinear"
     return InputFormat(
         Preprocessing(
@@ -181,7 +181,7 @@ def _resized_by_transformers(fields: Mapping[str, Any]) -> Preprocessing:
 
 
 def _height_and_width(size: object) -> tuple[int, int]:
-    """Read a size: one number, two numbers, or two named numbers."""
+    """Read a size: one number, two numbers, or the keys height and width."""
     if isinstance(size, Mapping):
         return int(size["height"]), int(size["width"])
     if isinstance(size, list | tuple):
@@ -191,7 +191,7 @@ def _height_and_width(size: object) -> tuple[int, int]:
 
 
 def _resample(name: str) -> Resample:
-    """Return timm's interpolation ``name``; bilinear for a random one."""
+    """Return timm's interpolation ``name``; for a random interpolation, bilinear."""
     known: dict[str, Resample] = {one: one for one in _RESAMPLES}
     return known["bilinear" if name == "random" else name]
 

@@ -1,4 +1,4 @@
-"""Exports text towers of torch and their tokenizers; see `model_store.encoder.text`."""
+"""Exports text towers in torch, with their tokenizers; see `model_store.encoder.text`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from model_store.encoder.contract import (
 from model_store.encoder.text import TEXT_ENCODER_FILE, TOKENIZER_FILE
 
 _WORDS_OF_CLIP = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
-"""Pattern of CLIP's words; bytes are merged only within a word."""
+"""Pattern of a word for CLIP's tokenizer, which merges bytes only within a word."""
 
 
 def text_source(
@@ -45,8 +45,8 @@ def text_source(
 
     Parameters
     ----------
-    tower : token ids (B, L) int64 → embedding mean (B, D), or → mean and variance if the tower
-        predicts its uncertainty. If ``reads_mask``, it also takes the attention mask.
+    tower : token ids (B, L) int64 → embedding mean (B, D). If the tower predicts its uncertainty: →
+        mean and variance. If ``reads_mask``, the tower also takes the attention mask.
     tokenizer : tokenizer that pads and truncates to L.
     cleaning, ids, reference : see `TextSource`.
     """
@@ -73,7 +73,7 @@ def text_source(
 
 
 class _Contract(nn.Module):
-    """A tower with a tuple of float32 tensors as output."""
+    """A tower whose output is a tuple of float32 tensors."""
 
     def __init__(self, tower: nn.Module) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class _Contract(nn.Module):
 
 
 def clip_tokenizer(simple: Any) -> Tokenizer:  # noqa: ANN401 - OpenCLIP's
-    """Convert OpenCLIP's ``SimpleTokenizer``, without its cleaning, to the `tokenizers` library."""
+    """Convert OpenCLIP's ``SimpleTokenizer`` to the `tokenizers` library, without its cleaning."""
     ranks: dict[tuple[str, str], int] = simple.bpe_ranks
     merges = sorted(ranks, key=lambda pair: ranks[pair])
     tokenizer = Tokenizer(
@@ -117,9 +117,9 @@ def clip_tokenizer(simple: Any) -> Tokenizer:  # noqa: ANN401 - OpenCLIP's
 
 
 def library_tokenizer(tokenizer: Any, context_length: int) -> Tokenizer | None:  # noqa: ANN401
-    """Return a copy of the backend of a transformers tokenizer, for a context length.
+    """Return a transformers tokenizer as a `Tokenizer` that pads and truncates to a context length.
 
-    None if the backend is not from the `tokenizers` library.
+    None if the tokenizer is not based on the `tokenizers` library, or has no padding token.
     """
     behind = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(behind, Tokenizer) or tokenizer.pad_token_id is None:

@@ -1,4 +1,4 @@
-"""Compares the vectors of texts from Vouch and from the library; see `parity` for images."""
+"""Compares Vouch's vectors of texts with the library's vectors; see `parity` for images."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ PARITY_TEXTS = (
     "schÃ¶n ＦＵＬＬ ﬁne",
     "a very long description of nothing in particular, " * 60,
 )
-"""Texts in several scripts, an empty text, a text longer than any context, and characters that
-libraries clean differently: entities, ligatures, wrongly decoded characters."""
+"""Texts for the comparison: texts in several scripts, an empty text, a text longer than any
+context, and characters that libraries clean differently (entities, ligatures, wrongly decoded
+characters)."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,11 @@ class TextSource:
 
     Attributes
     ----------
-    write : writes the ONNX file, with metadata, and the tokenizer to a directory; takes the
-        fingerprint of the image encoder.
-    cleaning : cleaning of a text before tokenizing.
-    ids : the library's own pipeline from a text to tokens (L,).
-    reference : the library's own pipeline from a text to a vector (D,).
+    write : function of a directory and the fingerprint of the image encoder. It writes the ONNX
+        file, with metadata, and the tokenizer.
+    cleaning : kind of cleaning of a text before tokenizing.
+    ids : the library's pipeline from a text to token ids (L,).
+    reference : the library's pipeline from a text to a vector (D,).
     """
 
     write: Callable[[Path, str], None]
@@ -60,7 +61,7 @@ class TextSource:
 
 @dataclass(frozen=True, slots=True)
 class WrittenText:
-    """A written text tower, and its agreement with its source."""
+    """A written text tower, and how well it agrees with its source."""
 
     fingerprint: str
     context_length: int
@@ -71,16 +72,16 @@ class WrittenText:
 def write_text_encoder(
     directory: Path, source: TextSource, image_encoder: str, dim: int
 ) -> WrittenText:
-    """Write a text tower to the directory of its encoder, and compare it with its source.
+    """Write a text tower to the directory of its encoder, and compare the tower with its source.
 
     Parameters
     ----------
-    image_encoder, dim : fingerprint and D of the image encoder.
+    image_encoder, dim : fingerprint of the image encoder, and dimension of its vectors.
 
     Raises
     ------
-    ParityError : tokens or vector of a text differ from the library's.
-    EncoderSourceError : the graph cannot be run, or its vectors have another size than images'.
+    ParityError : the tokens or the vector of a text differ from those of the library.
+    EncoderSourceError : the graph cannot be run, or vectors of texts and of images differ in size.
     """
     source.write(directory, image_encoder)
     try:
@@ -90,7 +91,7 @@ def write_text_encoder(
     if encoder.dim != dim:
         raise EncoderSourceError(
             f"The text tower gives vectors of {encoder.dim} numbers, but the image tower gives "
-            f"{dim}. They cannot be compared."
+            f"{dim}. Such vectors cannot be compared."
         )
     return WrittenText(
         encoder.fingerprint, encoder.context_length, source.cleaning, _parity(encoder, source)

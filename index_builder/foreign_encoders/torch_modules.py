@@ -25,9 +25,9 @@ def torch_network(place: str, input_format: InputFormat) -> ForeignNetwork:
     The module maps standardised images (B, 3, H, W) float32 to features (B, F), or to embedding
     mean (B, D), embedding variance (B, D) and features (B, F).
 
-    An optional attribute ``text_tower`` is a module from token ids (B, L) int64 to vectors (B, D),
-    or to their mean and variance. It needs an attribute ``tokenizer``: a `Tokenizer` of the
-    `tokenizers` library that pads and truncates to L.
+    The module may have an attribute ``text_tower``: a module from token ids (B, L) int64 to vectors
+    (B, D), or to embedding means and variances. Then the module also needs an attribute
+    ``tokenizer``: a `Tokenizer` of the `tokenizers` library that pads and truncates to L tokens.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def _text(module: nn.Module) -> TextSource:
 
     Raises
     ------
-    EncoderSourceError : the tokenizer is missing, or has no fixed length.
+    EncoderSourceError : the tokenizer is missing, or does not pad and truncate to one length.
     """
     from tokenizers import Tokenizer  # noqa: PLC0415 - an extra
 
@@ -96,7 +96,7 @@ def _text(module: nn.Module) -> TextSource:
 
 
 def _called(file: Path, factory: str) -> object:
-    """Import ``file`` under a separate name, with its folder on the path, and call the factory."""
+    """Import ``file`` under a unique name, with its folder on the module path; call the factory."""
     name = f"vouch_encoder_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:

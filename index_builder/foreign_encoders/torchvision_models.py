@@ -1,4 +1,4 @@
-"""Encoders of torchvision: its classification models without the classifier."""
+"""Encoders of torchvision: classification models without the classifier."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from model_store.errors import EncoderSourceError, WeightsError
 from model_store.images import Preprocessing
 
 _TOKENS = "encoder.ln"
-"""The node with the last tokens in torchvision's vision transformers."""
+"""Name of the node with the last tokens, in vision transformers of torchvision."""
 
 
 class PooledTorchvisionModel(nn.Module):
-    """A model's last feature map or tokens, pooled."""
+    """A model that pools its last feature map, or its last tokens, to one vector."""
 
     def __init__(self, model: nn.Module, pooling: Pooling) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def torchvision_network(
     """
     try:
         entries = models.get_model_weights(name)
-        # Batch normalisation's and dropout's settings do not depend on weights.
+        # A model without weights has the same layers: no setting of a layer depends on weights.
         model = models.get_model(name, weights=None)
     except (ValueError, AttributeError) as error:
         raise EncoderSourceError(f"torchvision has no model {name!r}: {error}.") from error
@@ -89,7 +89,7 @@ def torchvision_network(
 
 
 def _input_format(preset: Any) -> InputFormat:  # noqa: ANN401 - torchvision's
-    """Read a preset of torchvision: resize the short side, crop the centre."""
+    """Read a preset of torchvision: it resizes the short side and crops the centre."""
     (crop,), (side,) = preset.crop_size, preset.resize_size
     preprocessing = Preprocessing(
         crop,
@@ -102,7 +102,7 @@ def _input_format(preset: Any) -> InputFormat:  # noqa: ANN401 - torchvision's
 
 
 def _load(model: nn.Module, state: Any, name: str) -> None:  # noqa: ANN401 - a mapping of tensors
-    """Load weights, which may lack the classifier."""
+    """Load weights into a model. The weights of the classifier may be missing."""
     try:
         found = model.load_state_dict(state, strict=False)
     except RuntimeError as error:
@@ -117,7 +117,7 @@ def _load(model: nn.Module, state: Any, name: str) -> None:  # noqa: ANN401 - a 
 
 
 def _network(model: nn.Module, pooling: Pooling) -> nn.Module:
-    """Return the model without its last linear layer, or with another pooling."""
+    """Return the model without its last linear layer, or with the requested pooling."""
     if pooling is not Pooling.default:
         return PooledTorchvisionModel(model, pooling)
     for prefix in CLASSIFIERS:

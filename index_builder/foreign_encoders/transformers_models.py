@@ -1,4 +1,4 @@
-"""Encoders of transformers: ``AutoModel`` with its image processor; remote code is never run."""
+"""Encoders of transformers: ``AutoModel`` with an image processor. Remote code is never run."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from index_builder.foreign_encoders.texts import TextSource
 from model_store.errors import EncoderSourceError
 
 _CLASS_TOKENS = ("cls_token", "class_embedding", "distillation_token")
-"""Suffixes of the names of parameters that are tokens before the patches."""
+"""Last parts of the names of parameters that are tokens in front of the patches."""
 
 
 class VisionModel(nn.Module):
-    """A model's vector of an image: its own pooling, or pooled from its last hidden state."""
+    """A model's vector of an image, with the model's pooling or with the requested pooling."""
 
     def __init__(self, model: nn.Module, pooling: Pooling) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def transformers_network(repository: str, pooling: Pooling, *, untrained: bool) 
     Parameters
     ----------
     repository : name on the hub, or local directory with configuration and weights.
-    untrained : whether to use random weights; configuration and processor are still loaded.
+    untrained : whether to use random weights. Configuration and processor are loaded in any case.
 
     Raises
     ------
@@ -67,7 +67,7 @@ def transformers_network(repository: str, pooling: Pooling, *, untrained: bool) 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
-        # The image processors in Pillow are exact; those for tensors round differently.
+        # Processors for tensors round differently from Pillow, which Vouch uses.
         processor = transformers.AutoImageProcessor.from_pretrained(
             repository, trust_remote_code=False, backend="pil"
         )
@@ -94,7 +94,7 @@ def transformers_network(repository: str, pooling: Pooling, *, untrained: bool) 
 
 
 class TextTower(nn.Module):
-    """A model's vector of a text; the same as its ``get_text_features``."""
+    """A model's vector of a text, as ``get_text_features`` of the model gives it."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ def _text(model: Any, repository: str) -> TextSource:  # noqa: ANN401 - of trans
 
 
 def _model(repository: str, *, untrained: bool) -> nn.Module:
-    """Load a model in evaluation mode, with attention as plain matrix products."""
+    """Load a model in evaluation mode. Attention is computed with plain matrix products."""
     options = {"attn_implementation": "eager", "trust_remote_code": False}
     auto: Any = transformers.AutoModel
     if untrained:
@@ -165,7 +165,7 @@ def _model(repository: str, *, untrained: bool) -> nn.Module:
 
 
 def _n_prefix(model: nn.Module) -> int:
-    """Return the number of tokens before the patches."""
+    """Return the number of tokens in front of the patches."""
     parameters = [name.rpartition(".")[2] for name, _ in model.named_parameters()]
     config = getattr(model.config, "vision_config", model.config)
     registers = int(getattr(config, "num_register_tokens", 0) or 0)
@@ -173,6 +173,6 @@ def _n_prefix(model: nn.Module) -> int:
 
 
 def _pooler_output(found: Any) -> Tensor:  # noqa: ANN401 - of transformers
-    """Return the vector from ``get_image_features``; older releases return it directly."""
+    """Return the vector in a model's result; in older releases, the result is the vector."""
     vector: Tensor = getattr(found, "pooler_output", found)
     return vector

@@ -132,7 +132,7 @@ def test_torchvision(side: int) -> None:
         ({}, "preprocess_cfg.json, timm's config.json, or preprocessor_config.json"),
         ({"size": "large"}, "is not a known preprocessing file"),
         ({"size": 224, "mode": "L"}, "the mode is 'L', wanted RGB"),
-        ({"size": 224, "mean": [0.5, 0.5]}, "neither a number nor one each"),
+        ({"size": 224, "mean": [0.5, 0.5]}, "neither a number nor three numbers"),
         ({"size": 224, "resize_mode": "crumple"}, "crumple"),
         ({"input_size": [1, 28, 28]}, "the input has 1 channels, wanted 3"),
         ({"input_size": [3, 224, 160], "crop_pct": 0.9}, r"a rectangle of \[177, 248\] pixels"),
