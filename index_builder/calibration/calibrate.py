@@ -158,7 +158,7 @@ def calibrate_gallery(
     """
     smallest_side = encoder.metadata.input.smallest_side
     pictures = MeasuredPictures(smallest_side)
-    # A view may be made from a picture decoded at reduced size, so its quality is not measured.
+    # Views may be made from pictures of reduced size, so the quality of views is not measured.
     are_measured = smallest_side is None or not are_views
     setup, observed = observe_gallery(
         encoder,

@@ -178,7 +178,7 @@ def _require_enough(matched: Captions, absent: Captions) -> None:
         raise CalibrationError(
             f"{len(matched)} captions have a match in the gallery and {len(absent)} have none; "
             f"wanted at least {MIN_QUERIES} with a match, and either none or at least "
-            f"{MIN_QUERIES} without. Add captions, for example search texts and clicked items."
+            f"{MIN_QUERIES} without. Add captions, for example search texts with the clicked items."
         )
     if len(set(matched.labels)) == 1:
         raise CalibrationError(

@@ -36,7 +36,7 @@ def with_decisions(kept: KeptQueries, drawn: Sequence[DrawnQuery], gallery: Gall
     unlabelled = kept.unlabelled
     if (
         unlabelled is not None and matched
-    ):  # no layer was fitted to reviewed queries, so both means are equal
+    ):  # no layer was fitted to reviewed queries: the same mean serves for both
         unlabelled = HalfRows.concatenate(
             [unlabelled, _rows([drawn[row] for row in matched], "mean")]
         )
@@ -49,7 +49,7 @@ def with_decisions(kept: KeptQueries, drawn: Sequence[DrawnQuery], gallery: Gall
 
 
 def _truth(said: Decided | None, gallery: Gallery) -> str | None:
-    """Return the query's label, or item id without labels; None if nothing matches."""
+    """Return the label of the query's match, or its id without labels; None if nothing matches."""
     if said is None or said.decision == "not_this_item":
         return UNSAID
     if said.decision in {"none_of_these", "new"} or said.item_id is None:

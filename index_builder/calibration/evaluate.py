@@ -102,7 +102,7 @@ class Answers:
 def ask(
     retriever: Retriever, queries: LabelledImages, description: str, order: Order | None = None
 ) -> Answers:
-    """Search with every query as the service would; the order None is the gallery's default."""
+    """Search with every query as the service does; None is the gallery's default order."""
     answers: list[Answer] = []
     matches = np.zeros((len(queries), LIMIT), dtype=bool)
     covered = np.zeros(len(queries), dtype=bool)
@@ -122,7 +122,7 @@ def ask(
 def _truth(
     retriever: Retriever, queries: LabelledImages
 ) -> Callable[[int, Sequence[Item]], NDArray[np.bool_]]:
-    """Return a function from the position of a query and items to a mask of the true matches."""
+    """Return a function (position of a query, items) → mask of the true matches."""
     gallery, calibration = retriever.gallery, retriever.calibration
     near = nearby(gallery, queries, None if calibration is None else calibration.within)
 
@@ -168,10 +168,17 @@ def evaluate(retriever: Retriever, queries: QuerySet, seed: int) -> dict[str, An
 
     Returns
     -------
-    A JSON object with the recall; the calibration of probabilities (ECE and Brier score, at the
-    expected share of absent queries if labels are withheld); the AUROC of detecting errors, absent
-    labels and out-of-distribution images, for the fused and the single signals; false alarms at
-    several α; coverage and size of result sets; and the share of each verdict by kind of query.
+    A JSON object with these parts:
+
+    - the recall;
+    - the calibration of probabilities: ECE and Brier score. If labels are withheld, absent queries
+      have their expected share;
+    - the AUROC of detecting errors, absent labels and out-of-distribution images, for the match
+      probability and for single signals;
+    - the rate of false alarms at several α;
+    - coverage and size of result sets;
+    - the share of each verdict, by kind of query.
+
     ``far`` images are of another type, ``near`` images have labels that the gallery does not have,
     and ``corrupted`` images are degraded matched queries. Results are in the gallery's default
     order; ``orders`` reports both orders.

@@ -38,7 +38,7 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
     pairs are enough together, all other pairs count as volunteered. The correction is cross-fitted
     by query. Its log loss is compared with the uncorrected log loss, on the drawn pairs if there
     are enough. If the correction does not predict users' decisions better, it is not applied, and
-    the report says so.
+    the report contains this result.
 
     Raises
     ------
@@ -75,8 +75,8 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
 def _judged(pairs: SaidPairs) -> Bools:
     """Return a mask of the pairs that the log loss is measured on.
 
-    These are the drawn pairs, or all requested pairs, or all pairs: the first choice with enough
-    pairs.
+    If there are enough drawn pairs, only drawn pairs are used. Otherwise all requested pairs are
+    used, or all pairs if the requested pairs are too few.
     """
     for judged in (pairs.drawn, pairs.drawn | pairs.ordered):
         if int(judged.sum()) >= MIN_DRAWN:
@@ -95,7 +95,7 @@ def _fitted(pairs: SaidPairs) -> Recalibration:
 
 
 def _cross_fitted(pairs: SaidPairs) -> Floats:
-    """Return corrected probabilities (n,), each from a fit without its query."""
+    """Return corrected probabilities (n,), each from a fit without the pair's query."""
     from sklearn.model_selection import GroupKFold  # noqa: PLC0415 - slow
 
     probabilities = np.empty(len(pairs.correct))

@@ -134,10 +134,11 @@ def fit_calibration(
 
 
 def _guarantee_share(calibration: Calibration, seed: int) -> float:
-    """Return the share of bootstrap samples of objects and labels that give a guarantee.
+    """Return the share of bootstrap samples that give a guarantee.
 
-    The confidence 1 − δ refers to all calibrations, including calibrations that give no guarantee.
-    If few calibrations give a guarantee, a large part of the given guarantees may be wrong.
+    Objects and labels are resampled. The confidence 1 − δ refers to all calibrations, including
+    calibrations that give no guarantee. If few calibrations give a guarantee, a large part of the
+    given guarantees may be wrong.
     """
     generator = np.random.default_rng(seed)
     evidence = replace(calibration.evidence.of_order(calibration.order), levels=None)
@@ -268,8 +269,7 @@ def _measured(
 ) -> dict[str, Any]:
     """Measure cross-fitted probabilities and result sets at the assumed share of absent queries.
 
-    The first items are first in the gallery's default order; ``orders`` has the results of both
-    orders.
+    The results are for the gallery's default order; ``orders`` has the results of both orders.
     """
     evidence, present = calibration.evidence, ~calibration.evidence.absent
     orders = {order: _of_order(calibration, order, examples) for order in get_args(Order)}
@@ -346,7 +346,7 @@ def _weighted(parts: list[_Part], assumed: float) -> list[Group]:
 
 
 def _outlier_p_values(parts: list[_Part], n_put: int) -> Floats:
-    """Return the outlier p-values (N,); each ordinary query is compared with all other ones."""
+    """Return the outlier p-values (N,); ordinary queries are not compared with themselves."""
     ordinary = _ordinary_scores(parts, n_put)
     n, p_values = len(ordinary), []
     for place, part in enumerate(parts):

@@ -290,8 +290,8 @@ def _compared(
 def _unseen_losses(fitted: Calibration) -> Floats:
     """Return cross-fitted log losses (N,) of "the first result is right".
 
-    The order is that of the evidence: held-out queries first, then items excluded from their own
-    results.
+    The losses are in the order of the evidence: held-out queries first, then items excluded from
+    their own results.
     """
     evidence = fitted.evidence
     shift = prior_shift(fitted.assumed_absent, DEFAULT_ABSENT)

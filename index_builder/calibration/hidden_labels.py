@@ -1,4 +1,4 @@
-"""Makes absent queries from matched ones by hiding their label.
+"""Makes absent queries from matched queries: hides the label of each query.
 
 Hiding the label from the result list is not enough: an outlier detector fitted to the label would
 give the query a low score. So each query is scored by a detector that was fitted without the

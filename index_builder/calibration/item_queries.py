@@ -153,7 +153,7 @@ class ItemQueries:
 
         Parameters
         ----------
-        others : gallery images with known groups; a group may contain both kinds of items.
+        others : further gallery images with groups, some of them in the same groups as these items.
         """
         rows: dict[str, set[int]] = {}
         keys = group_keys(self.images)

@@ -1,4 +1,4 @@
-"""Measures result sets; their candidates are the nearest items of the labels that a query finds."""
+"""Measures result sets. A candidate is the nearest item of a label that the query finds."""
 
 from __future__ import annotations
 

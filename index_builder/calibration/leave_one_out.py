@@ -160,7 +160,7 @@ def group_numbers(*collections: LabelledImages) -> NDArray[np.int64]:
 
 
 def group_keys(images: LabelledImages) -> list[str]:
-    """Return a key for the group of each image; without groups, a hash of its content."""
+    """Return a key for the group of each image; without groups, a hash of the image."""
     if images.groups is not None:
         return [f"group {group}" for group in images.groups]
     contents = images.contents()

@@ -48,7 +48,7 @@ def list_length(gallery: Gallery, n_hidden: int, *, hide_labels: bool) -> int:
 
     Parameters
     ----------
-    n_hidden : maximum number of items hidden from a query, apart from its label.
+    n_hidden : maximum number of items hidden from a query, apart from items of the query's label.
     """
     n_candidates = N_CANDIDATES
     if hide_labels:
@@ -60,8 +60,8 @@ def list_length(gallery: Gallery, n_hidden: int, *, hide_labels: bool) -> int:
 def largest_hidden(gallery: Gallery) -> int:
     """Return the size of the largest label that can be hidden: at most half of the gallery.
 
-    A result list cannot be longer than the gallery without this label. A larger label would leave
-    too few items, so its queries do not become absent queries.
+    A result list cannot be longer than the gallery without the query's label. A larger label would
+    leave too few items, so its queries do not become absent queries.
     """
     if not gallery.labels:
         return 1

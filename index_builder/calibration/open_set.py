@@ -118,7 +118,7 @@ class Outcomes:
         }
 
     def _share(self, rows: Bools, counted: Bools) -> dict[str, Any]:
-        """Return the share of the ``rows`` that is ``counted``, both (B,), and its exact interval.
+        """Return the share of ``counted`` queries among ``rows``, with its exact interval.
 
         Queries of one group count as one observation.
         """
@@ -166,7 +166,7 @@ class Outcomes:
         }
 
     def _worst_groups(self) -> dict[str, Any]:
-        """Return the number of groups, and those with the most wrong matches."""
+        """Return the number of groups, and the groups with the most wrong matches."""
         wrong = self._matched & ~self._correct
         counts = np.bincount(self._clusters, wrong)
         names, sizes = np.unique(self._groups, return_counts=True)

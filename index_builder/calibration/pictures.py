@@ -11,7 +11,8 @@ from index_builder.progress import track
 from model_store.images.quality import ordinary_limits, quality_measures
 
 N_MEASURED = 250
-"""Number of measured queries, if there are so many. Missing queries are decoded again."""
+"""Minimum number of queries to measure; all queries, if there are fewer. Missing queries are
+decoded again."""
 
 
 class MeasuredPictures:
@@ -20,7 +21,7 @@ class MeasuredPictures:
     Parameters
     ----------
     smallest_side : minimum side of an image decoded at reduced size. An image with a shorter side
-        was decoded at full size; only such images are measured without a second decoding.
+        was decoded at full size. Other images need a second decoding to be measured.
     """
 
     def __init__(self, smallest_side: int | None) -> None:

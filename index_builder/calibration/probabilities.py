@@ -39,7 +39,7 @@ _MOST_LOG_ODDS = 20.0
 
 _LEAST_SPREAD = 1e-9
 """Minimum standard deviation to scale a signal by. Rounding gives a constant signal a standard
-deviation of about 1e-14. Divided by it, any other value of the signal would decide the
+deviation of about 1e-14. After a division by 1e-14, any other value of the signal would decide the
 probability."""
 
 Floats = NDArray[np.float64]
@@ -181,7 +181,7 @@ def numbers_of_signals(absence: Absence, examples: Examples) -> Sequence[int]:
 
 @dataclass(frozen=True, slots=True)
 class CrossFit:
-    """Match probabilities; those of a query come from a fit without queries of its label.
+    """Match probabilities of queries, each from a fit without queries of the same label.
 
     Attributes
     ----------
@@ -213,8 +213,8 @@ def cross_fitted(examples: Examples, seed: int, n_signals: Sequence[int] = N_SIG
     n_folds = min(N_FOLDS, n_labels)
     if n_folds < 2:
         raise CalibrationError(
-            "All calibration queries have the same label; at least two labels are needed, to fit "
-            "to some and evaluate on others."
+            "All calibration queries have the same label, but the fit needs at least two labels. "
+            "Add queries of other labels."
         )
     folds = (np.random.default_rng(seed).permutation(n_labels) % n_folds)[keys]
     found = [_cross_fit(examples, folds, n) for n in n_signals]

@@ -110,8 +110,8 @@ class CalibratedGallery:
 class LeaveOneOut:
     """Gallery images as queries; each image and its group are hidden from the image's results.
 
-    No model may be fitted to these images. Under this condition, an image finds similar results in
-    the rest of the gallery as a held-out query finds in the whole gallery.
+    No model may be fitted to these images. Under this condition, the results of an image in the
+    rest of the gallery are like the results of a held-out query in the whole gallery.
 
     Attributes
     ----------

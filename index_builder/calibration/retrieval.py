@@ -43,7 +43,7 @@ class Labelled(Protocol):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The label of each query; the gallery may not have it."""
+        """The label of each query; the gallery may not have this label."""
 
     def __len__(self) -> int:
         """Return the number of queries."""

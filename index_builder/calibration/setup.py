@@ -113,7 +113,8 @@ class RetrievalSetup:
         ----------
         images, embeddings : a random sample of the gallery, in random order.
         hide_labels : whether absent queries are matched queries with a hidden label.
-        n_hidden : maximum number of items hidden from a query, apart from its label.
+        n_hidden : maximum number of items hidden from a query, apart from items of the query's
+            label.
         """
         alike, names = None if gallery.labels else items_alike(gallery, images), images.labels
         if alike is not None:

@@ -27,7 +27,7 @@ QUERIES = {
     "held_out_images": "Queries are images that were held out of the gallery.",
     "left_out_items": "Queries are items of the gallery, each searched in the rest of the gallery.",
     "views_of_items": "Queries are augmented views of gallery items, because there are no labels. "
-    "Photographs of users may be harder to recognise.",
+    "Users' photographs may be harder to recognise.",
 }
 """Explanation of each kind of calibration query with a match."""
 
@@ -38,7 +38,7 @@ def population(calibration: Calibration) -> dict[str, Any]:
     kind = calibration.report.get("queries")
     return {
         "queries": kind,
-        "queries_in_words": QUERIES.get(str(kind), "The calibration does not name their kind."),
+        "queries_in_words": QUERIES.get(str(kind), "The kind of the queries is not known."),
         "absence": evidence.absence,
         "absence_in_words": ABSENCE[evidence.absence],
         "n_queries": len(evidence),

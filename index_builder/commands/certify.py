@@ -76,7 +76,7 @@ def verify_command(
     bundle: Annotated[
         Path,
         typer.Option(
-            help="Bundle of the certificate, or a directory of bundles, whose current bundle it is."
+            help="The certified bundle, or a directory of bundles with this current bundle."
         ),
     ],
     public_key: Annotated[
@@ -84,7 +84,10 @@ def verify_command(
         typer.Option(help="Public key of the required signer. [default: any signer, or none]"),
     ] = None,
 ) -> None:
-    """Recompute a certificate from its bundle and check its signature; exit status 1 if wrong."""
+    """Recompute a certificate from its bundle, and check its signature.
+
+    The exit status is 1 if a number or the signature is wrong.
+    """
     files = importlib.import_module("index_builder.certificates.files")
     signing = importlib.import_module("model_store.signing")
     verification = importlib.import_module("index_builder.certificates.verification")

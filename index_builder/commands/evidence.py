@@ -53,8 +53,8 @@ QueriesOption = Annotated[
         "--vectors",
         help="With BUNDLES: a source of query images, as for `index`. For a gallery of vectors, a "
         "table of vectors. In a manifest, the column `item` has the id of the item that a "
-        "query shows, or the column `label` has the query's label. A query without both has "
-        "no match. The columns `group` and `source` are as for `index`.",
+        "query shows, or the column `label` has the query's label. A query without item and "
+        "label has no match. The columns `group` and `source` are as for `index`.",
     ),
 ]
 ItemsOption = Annotated[

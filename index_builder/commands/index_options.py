@@ -300,7 +300,7 @@ class IndexOptions:
         ------
         ConfigError, DatasetError, BundleError : an option, the source or the encoder is invalid.
         """
-        # Imported late, because --help does not need it.
+        # Imported late, because --help does not need these modules.
         from index_builder.indexing.collection import Indexing  # noqa: PLC0415
         from index_builder.indexing.sources import name_of  # noqa: PLC0415
 

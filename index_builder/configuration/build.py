@@ -145,7 +145,9 @@ class OutlierConfig(Section):
         description="photographs: grey crops of the two photographs of scikit-learn.",
     )
     evaluation: OutlierKind = derived(
-        "photographs", _OUTLIER_RULE, description="As for calibration, but other images."
+        "photographs",
+        _OUTLIER_RULE,
+        description="The same choices as for `calibration`, with other images.",
     )
     n_images: int | None = derived(
         None,

@@ -34,7 +34,7 @@ ENCODER_IN_THE_BOX = "mobilenet_v2"
 """The built-in encoder; see `index_builder.encoders`."""
 
 WHITENED_DIM = 256
-"""Dimensions of a whitened last layer. With fewer features, the dimensions are the features."""
+"""Dimensions of a whitened last layer. If the trunk has fewer features, the number of features."""
 
 N_FEATURES: Mapping[str, int] = {
     "small_cnn": 9216,

@@ -214,7 +214,7 @@ class NetworkConfig(Section):
 
 
 def _of_weights(trunk: str, weights: str) -> Iterator[Contradiction]:
-    """Yield the error of an invalid name of weights. A file of weights may be missing at first."""
+    """Yield the error of an invalid name of weights. The existence of a file is checked later."""
     names, suffix = NAMED_WEIGHTS.get(trunk, ()), Path(weights).suffix
     files = WEIGHT_SUFFIXES if names else (".safetensors",)
     if weights not in names and suffix not in files:
@@ -312,7 +312,7 @@ class EncoderConfig(Section):
     def changed_since(self, stored: Mapping[str, Any]) -> set[str]:
         """Return the names of the tables and keys that differ from a stored configuration.
 
-        Keys that the stored configuration lacks have their default there.
+        Keys that are missing in the stored configuration count with their default values.
         """
         now = dict(self)
         try:

@@ -107,7 +107,7 @@ def _tables() -> list[str]:
 
 
 def _of_table(node: Schema, table: str, values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a paragraph for each key of a table; of alternative tables, only for the default."""
+    """Yield a paragraph for each key of a table; of alternative tables, only the default's keys."""
     chosen, *others = variants_of(node)
     keys = list(chosen["properties"])
     for key in sorted(keys, key=lambda one: _place_among_first(f"{table}.{one}".lstrip("."))):

@@ -20,12 +20,12 @@ def milvus_access(named: str | None = None) -> MilvusAccess:
 
     Parameters
     ----------
-    named : address from the configuration; ``VOUCH_MILVUS_URI`` overrides it.
+    named : address from the configuration; ``VOUCH_MILVUS_URI`` overrides this address.
 
     Raises
     ------
     ConfigError : a variable is not an address. The message does not contain the value, which may
-        have a password.
+        contain a password.
     """
     uri, token, log = (
         os.environ.get(f"VOUCH_MILVUS_{name}") or None for name in ("URI", "TOKEN", "LOG")

@@ -26,7 +26,7 @@ class _ObjectiveConfig(Section):
 
 
 class _Learning(_ObjectiveConfig):
-    """An objective with trainable parameters of its own."""
+    """An objective that has trainable parameters."""
 
     learning_rate: float = Field(
         1e-2, gt=0, description="Learning rate of the objective's own parameters."

@@ -177,7 +177,7 @@ class MonteCarloDropoutConfig(Section):
 
 
 class EnsembleConfig(Section):
-    """Independently trained encoders; the variance is their disagreement."""
+    """Independently trained encoders; their disagreement is the variance of an embedding."""
 
     method: Literal["ensemble"]
     n_members: int = Field(5, ge=2, description="Number of encoders, trained separately.")

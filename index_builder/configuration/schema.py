@@ -57,7 +57,7 @@ def published_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def keys_of(schema: Schema, table: str = "") -> Iterator[tuple[str, str, Schema, Schema]]:
-    """Yield each key of a schema: name of its table, its name, its schema, and its table's schema.
+    """Yield (table name, key, schema of the key, schema of the table) for each key of a schema.
 
     If a table has alternatives, as [posterior] has, the keys of each alternative are yielded.
     """

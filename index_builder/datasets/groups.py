@@ -42,12 +42,12 @@ def held_out_groups(
     """Choose whole groups to hold out, with about the wanted number of images of each label.
 
     Two passes visit the groups in ``order``. The first pass holds out a group if this brings the
-    group's labels closer to their wanted numbers. If the distance would not change, about half of
-    such groups are held out: at most one group for each label, after the label's first held-out
-    image. The first pass may hold out no image of a label with two images or with a few large
-    groups. For all such labels together, the second pass holds out ``share`` of the images, at most
-    one group of each label. For example, with two images in each label and a share of 0.2, it holds
-    out one image in two of five labels.
+    group's labels closer to their wanted numbers. A tie is a group that would not change the
+    distance to the wanted numbers. About half of the ties are held out: only the first tie of each
+    label, and only after another held-out image of the label. The first pass may hold out no image
+    of a label with two images or with a few large groups. For all such labels together, the second
+    pass holds out ``share`` of the images, at most one group of each label. For example, with two
+    images in each label and a share of 0.2, it holds out one image in two of five labels.
 
     Parameters
     ----------

@@ -154,8 +154,8 @@ def changed(
 
     Parameters
     ----------
-    how : text that identifies ``change`` and its parameters. It becomes part of the identities of
-        the changed images.
+    how : text that identifies ``change`` and its parameters; part of the identity of a changed
+        image.
     """
 
     def read(position: int, smallest_side: int | None) -> Pixels:

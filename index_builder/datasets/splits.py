@@ -130,7 +130,7 @@ def load_splits(
         generator,
         at_least_one_left=share > 0,
     )
-    # The gallery has no withheld labels, so these images of its part become queries.
+    # Images of withheld labels are not indexed, so they become queries.
     spares = stratified(spare, 0.5, generator, keep=False)
     calibration, evaluation = (
         QuerySet(
@@ -162,7 +162,7 @@ def _require_known(withheld: set[str], images: LabelledImages) -> None:
 
 
 def _of_views(config: BuildConfig | SplitChoices, generator: np.random.Generator) -> Splits:
-    """Divide images without labels; views of an image are positives of the image and its queries.
+    """Divide images without labels; the positives and the queries are views of images.
 
     One half of the images is for training and evaluation, the other half is for calibration. If the
     image of a calibration query is hidden, the query finds near misses. These near misses are as
@@ -310,6 +310,6 @@ def _second_side(
 def with_label(
     images: LabelledImages, labels: Collection[str], *, wanted: bool
 ) -> NDArray[np.int64]:
-    """Return the positions of images whose label is in ``labels``; else, if not ``wanted``."""
+    """Return the positions of images with a label that is (``wanted``) or is not in ``labels``."""
     member = np.array([label in labels for label in images.labels], dtype=bool)
     return np.flatnonzero(member == wanted)

@@ -110,7 +110,7 @@ def _written(target: Path, origin: Mapping[str, str], write: Callable[[Path], No
         lock = lock_between_processes(target.with_name(f".{target.name}.lock"))
         lock.acquire()
     try:
-        if not is_encoder(target, origin):  # not written by another process
+        if not is_encoder(target, origin):  # another process may have written it
             write(target)
     finally:
         lock.release()
@@ -135,7 +135,7 @@ def _write_encoder_in_the_box(target: Path) -> None:
 
 
 def _origin_in_the_box() -> dict[str, str]:
-    """Return the origin of the built-in encoder. Another release may write another graph."""
+    """Return the origin of the built-in encoder: weights, and the release that writes the graph."""
     return {
         "name": ENCODER_IN_THE_BOX,
         "weights": WEIGHTS_SHA256,

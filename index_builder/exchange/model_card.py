@@ -64,7 +64,7 @@ def model_card(manifest: Manifest, repository: str) -> str:
     use = (
         f"```sh\nvouch-build pull hf://{repository} bundles/pulled\n"
         "vouch-serve --bundle bundles/pulled\n```\n\n"
-        "Both programs check every file against `manifest.json`, and the manifest against the id "
+        "These commands check every file against `manifest.json`, and the manifest against the id "
         f"of the bundle, `{manifest.id}`."
     )
     description = _plain(str(gallery.get("description") or "A gallery of Vouch."))

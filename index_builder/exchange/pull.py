@@ -55,7 +55,7 @@ def pull(
     Raises
     ------
     TransferError : there is no bundle, or the place cannot be reached.
-    BundleError : the files do not match the manifest, or no trusted key has signed it.
+    BundleError : the files do not match the manifest, or no trusted key has signed the bundle.
     OutputError : the disk is full.
     """
     content = place.read(MANIFEST_FILE)

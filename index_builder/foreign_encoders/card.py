@@ -21,7 +21,7 @@ CARD_FORMAT = "vouch-encoder/1"
 
 @contextmanager
 def replacing_encoder(directory: Path) -> Iterator[Path]:
-    """Yield a temporary directory for an encoder. Without an error, it replaces ``directory``.
+    """Yield a temporary directory, which replaces ``directory`` at the end if no error occurs.
 
     Raises
     ------

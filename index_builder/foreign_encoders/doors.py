@@ -268,8 +268,8 @@ def _require_any_batch(path: Path, pixels: NDArray[np.uint8]) -> None:
     except Exception as error:  # ONNX Runtime's
         why = str(error) if isinstance(error, VouchError) else f"{reason_of(error)}."
         raise EncoderSourceError(
-            f"The graph does not run on batches of one, two and three images: {why} Export it "
-            "with a dynamic batch dimension."
+            f"The graph does not run on batches of one, two and three images: {why} Export "
+            "the graph with a dynamic batch dimension."
         ) from error
 
 

@@ -26,7 +26,8 @@ class ForeignNetwork:
     module : standardised images (B, 3, H, W) → features (B, F). If the network predicts its
         uncertainty: → embedding mean, variance and features.
     input_format : the preprocessing of images.
-    reference : the pipeline of the library, for the comparison; None if no library has one.
+    reference : the pipeline of the library, for the comparison; None if the network does not come
+        from a library.
     origin : names and versions of model and library, for the card.
     text : function that opens the text tower; None without a text tower.
     """

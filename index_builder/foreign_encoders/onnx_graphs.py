@@ -122,8 +122,8 @@ def read_graph(path: Path, output: str | None, pooling: Pooling, n_prefix: int) 
         )
     if isinstance(shape[0], int) and shape[0] > 1:
         raise EncoderSourceError(
-            f"{path.name} takes exactly {shape[0]} images at a time. Export it with a dynamic "
-            "batch dimension (`dynamic_axes` or `dynamic_shapes` of torch.onnx.export)."
+            f"{path.name} takes exactly {shape[0]} images at a time. Export the graph with a "
+            "dynamic batch dimension (`dynamic_axes` or `dynamic_shapes` of torch.onnx.export)."
         )
     found = _vector(model.graph.output, output, pooling, there)
     return ForeignGraph(model, inputs[0], found, pooling, n_prefix)
@@ -216,7 +216,7 @@ def graph_reference(graph: ForeignGraph, input_format: InputFormat) -> Reference
         except Exception as error:  # ONNX Runtime's
             raise EncoderSourceError(
                 f"The graph does not run on one image. {reason_of(error)} If the batch size is "
-                "fixed, export it with a dynamic batch dimension."
+                "fixed, export the graph with a dynamic batch dimension."
             ) from error
         return _pooled(found[0].astype(np.float32), graph)
 

@@ -149,7 +149,7 @@ def test_load_config_typo_says_place_received_and_accepted(
 
 
 CONTRADICTIONS = [
-    (DIGITS + "labels = 'none'", "4: dataset.labels", 'is for kind = "folder"'),
+    (DIGITS + "labels = 'none'", "4: dataset.labels", 'needs kind = "folder"'),
     (FOLDER + "labels = 'none'\nunseen_share = 0.5", "4: dataset.unseen_share", "no labels"),
     (
         '[dataset]\nkind = "mnist"\nunseen_share = 0.5',

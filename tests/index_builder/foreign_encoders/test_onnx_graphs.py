@@ -220,7 +220,9 @@ class TestWhatCannotBeWrapped:
             {"vector": [1, N_FEATURES]},
             constants=constants,  # type: ignore[arg-type]
         )
-        with pytest.raises(EncoderSourceError, match="Export it with a dynamic batch dimension"):
+        with pytest.raises(
+            EncoderSourceError, match="Export the graph with a dynamic batch dimension"
+        ):
             brought(graph)
         assert not (tmp_path / "encoder").exists()
 
