@@ -49,7 +49,7 @@ def with_decisions(kept: KeptQueries, drawn: Sequence[DrawnQuery], gallery: Gall
 
 
 def _truth(said: Decided | None, gallery: Gallery) -> str | None:
-    """Return the label of the query's match, or its id without labels; None if nothing matches."""
+    """Return the true label; without labels, the id of the match. None if nothing matches."""
     if said is None or said.decision == "not_this_item":
         return UNSAID
     if said.decision in {"none_of_these", "new"} or said.item_id is None:

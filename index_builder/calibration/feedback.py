@@ -34,11 +34,11 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
     The fit uses uncorrected log-odds, so feedback on corrected probabilities is not applied twice.
     Pairs drawn at random for review represent all answers. The weight of a drawn pair is the
     inverse of the probability of its draw. The review queue chooses pairs by verdict, not by
-    correctness, so its pairs have no weights (covariate-dependent sampling). If drawn and queued
-    pairs are enough together, all other pairs count as volunteered. The correction is cross-fitted
-    by query. Its log loss is compared with the uncorrected log loss, on the drawn pairs if there
-    are enough. If the correction does not predict users' decisions better, it is not applied, and
-    the report contains this result.
+    correctness, so its pairs have no weights (covariate-dependent sampling). If there are enough
+    drawn and queued pairs together, all other pairs count as volunteered. The correction is
+    cross-fitted by query. Its log loss is compared with the uncorrected log loss, on the drawn
+    pairs if there are enough. If the correction does not predict users' decisions better, it is not
+    applied, and the report contains this result.
 
     Raises
     ------

@@ -52,7 +52,7 @@ def fit_picture_state(
     clean = embed_with_features(encoder, some, "images to degrade")
     moved = embed_with_features(encoder, degraded(some, seed, kinds), "degraded images")
     cosines = (moved.directions * clean.directions).sum(axis=1)
-    # The angle, because its logarithm would give most weight to tiny displacements.
+    # Fits the angle, because a fit of the log angle would stress tiny displacements.
     angles = np.arccos(np.clip(cosines.astype(np.float64), -1, 1))
     of_clean, of_moved = clean.features, moved.features
     levels = []

@@ -123,7 +123,7 @@ class LeftOutFile:
 
     @property
     def sentence(self) -> str:
-        """The content and the reason as text, for a report."""
+        """A text for the report: the content of the file, and why the file was left out."""
         found = f"It is {self.content}. " if self.content and self.content[0] != "." else ""
         return found + _SENTENCES[self.reason]
 

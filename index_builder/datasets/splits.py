@@ -252,9 +252,9 @@ def stratified(
 ) -> tuple[LabelledImages, LabelledImages]:
     """Divide images at random into two sides; the first side has ``share`` of each label's images.
 
-    Both sides keep the order of the source. No group is divided, so a label with large groups can
-    have another share, up to all of its images. Of the images of all labels, about ``share`` are on
-    the first side.
+    Both sides keep the order of the source. No group is divided. So the share of a label with large
+    groups can differ, up to all of the label's images. Of the images of all labels, about ``share``
+    are on the first side.
 
     Parameters
     ----------
