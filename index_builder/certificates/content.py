@@ -104,8 +104,8 @@ def _valid_while(calibration: Calibration) -> list[str]:
     )
     drift = (
         "The promises do not hold for a caller while the service reports drift for this caller. "
-        "The caller's queries then differ from the calibration queries, and another share of "
-        "absent queries does not explain the difference."
+        "The queries of this caller then differ from the calibration queries, and another share "
+        "of absent queries does not explain the difference."
     )
     errors = (
         "The promises end when reviews of randomly drawn matches show that more than "

@@ -18,8 +18,8 @@ ABSENCE: dict[Absence, str] = {
     "from the results and from the outlier detector, but the encoder was trained on this label. "
     "Such queries do not represent queries of truly absent labels well.",
     "near_misses_of_views": "Absent calibration queries are gallery items. An item and its copies "
-    "are hidden from the item's results. Such queries simulate photographs of absent objects, but "
-    "real photographs may be harder to reject.",
+    "are hidden from the results of the item. Such queries simulate photographs of absent "
+    "objects, but real photographs may be harder to reject.",
 }
 """Explanation of each kind of absent calibration query."""
 
@@ -27,7 +27,7 @@ QUERIES = {
     "held_out_images": "Queries are images that were held out of the gallery.",
     "left_out_items": "Queries are items of the gallery, each searched in the rest of the gallery.",
     "views_of_items": "Queries are augmented views of gallery items, because there are no labels. "
-    "Users' photographs may be harder to recognise.",
+    "Photographs by users may be harder to recognise.",
 }
 """Explanation of each kind of calibration query with a match."""
 
