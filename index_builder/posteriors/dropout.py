@@ -21,22 +21,22 @@ _SHORTEST = 1e-12
 class DropoutPosterior:
     """Monte Carlo dropout (Gal 2016) with the last layer's dropout averaged in closed form.
 
-    A share p of the features is dropped and the rest is scaled up. Over infinitely many passes, the
-    embedding h = W φ + b has mean h and covariance C = p / (1 − p) W diag(φ∘φ) Wᵀ exactly. Much of
-    C lies along h and disappears when the embedding is normalised, as in each pass of Warburg et
-    al. 2023. The variance is therefore the diagonal of the covariance of the direction u = h / ‖h‖.
-    To first order in C it is P C P / ‖h‖² with P = I − u uᵀ.
+    Each pass drops a share p of the features and scales up the rest. Over infinitely many passes,
+    the embedding has exactly the mean h = W φ + b and the covariance C = p / (1 − p) W diag(φ∘φ)
+    Wᵀ. Warburg et al. 2023 normalise the embedding in each pass, which removes the part of C along
+    h. The variance is therefore the diagonal of the covariance of the direction u = h / ‖h‖. To
+    first order in C, this covariance is P C P / ‖h‖² with P = I − u uᵀ.
 
-    Dropout deeper in the network needs several passes. Their `masks` are fixed, so that an image
-    always gives the same answer. The law of total variance combines the passes: the variance of
-    their directions plus the mean of their variances.
+    Dropout inside the trunk needs several passes, each with one of the `masks`. The masks are
+    fixed, so that an image always gets the same embedding. The law of total variance combines the
+    passes: the variance of their directions plus the mean of their variances.
 
     Attributes
     ----------
     weight : (D, F)
     bias : (D,)
     share : (), p in [0, 1), the dropped share of the features.
-    masks : (T, ...) bool, for activations in the trunk; T = 0 without dropout there.
+    masks : (T, ...) bool, for activations in the trunk; T = 0 if the trunk has no dropout.
     """
 
     weight: Tensor

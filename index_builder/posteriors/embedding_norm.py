@@ -1,4 +1,4 @@
-"""The norm of an embedding as the concentration of its direction."""
+"""A posterior without training: the norm of an embedding is the concentration of its direction."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ EMBEDDING_NORM_FORMAT = "embedding-norm/1"
 class EmbeddingNormPosterior:
     """The direction of h = W φ + b is von Mises-Fisher with concentration κ = ‖h‖ / T.
 
-    Kirchhof et al. 2022, sec. 3.2, with a temperature T for objectives that do not train κ. The
-    mean is h. The variance is equal in all dimensions; with it, the normalised embedding has the
-    mean resultant length A_D(κ). The service therefore reports the concentration κ.
+    The method is from Kirchhof et al. 2022, sec. 3.2; the temperature T is added for objectives
+    that do not train κ. The mean of the embedding is h, and its variance is equal in all
+    dimensions. The variance is chosen so that the normalised embedding has the mean resultant
+    length A_D(κ). The service therefore reports the concentration κ.
 
     Attributes
     ----------
@@ -46,8 +47,8 @@ class EmbeddingNormPosterior:
     def predict(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of the embedding, (B, D) each, of ``features`` (B, F).
 
-        Let R = A_D(κ) = κ g be the mean resultant length. Then Σ v = ‖h‖² (1 / R² − 1) = T² / g² −
-        ‖h‖². It is finite for h = 0, the uniform distribution.
+        Let R = A_D(κ) = κ g be the mean resultant length. The variances v then sum to ‖h‖² (1 / R²
+        − 1) = T² / g² − ‖h‖². This sum is finite for h = 0, where the direction is uniform.
         """
         mean = torch.addmm(self.bias, features, self.weight.T)
         dim = self.weight.shape[0]
@@ -71,7 +72,7 @@ class EmbeddingNormPosterior:
 def mean_over_concentration(concentration: Tensor, dim: int) -> Tensor:
     """Return A_D(κ) / κ, 1/D at κ = 0, by the expansion and recurrence of `model_store.sphere`.
 
-    It uses only operators that ONNX has.
+    The function uses only operators of ONNX, because the posterior is exported.
 
     Parameters
     ----------

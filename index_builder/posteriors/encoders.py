@@ -37,7 +37,7 @@ class ProbabilisticEncoder(nn.Module):
 class DropoutEncoder(ProbabilisticEncoder):
     """Monte Carlo dropout with the posterior's fixed masks within the trunk.
 
-    Its features come from a pass without dropout.
+    The returned features come from a pass without dropout.
     """
 
     posterior: DropoutPosterior
@@ -54,8 +54,8 @@ class DropoutEncoder(ProbabilisticEncoder):
 class EnsembleEncoder(ProbabilisticEncoder):
     """A deep ensemble in one graph.
 
-    Its features are those of the first member. Features of all M members would make the outlier
-    detector M times as slow.
+    The returned features are those of the first member. With the features of all M members, the
+    outlier detector would be M times slower.
     """
 
     def __init__(self, members: Sequence[MetricEncoder], posterior: Posterior) -> None:

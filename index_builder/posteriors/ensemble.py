@@ -18,9 +18,9 @@ ENSEMBLE_FORMAT = "ensemble-posterior/1"
 class EnsemblePosterior:
     """Last layers of M members, rotated so that their embeddings can be compared.
 
-    Mean and variance are those of the members' M unit embeddings, so 1 − ‖mean‖ is exactly their
-    spherical variance. This is the mixture of Lakshminarayanan et al. 2017, with members of
-    variance zero.
+    An image has M unit embeddings, one of each member. The posterior's mean and variance are the
+    mean and variance of these M embeddings, so 1 − ‖mean‖ is their spherical variance. This is the
+    mixture of Lakshminarayanan et al. 2017 with members of variance zero.
 
     Attributes
     ----------
@@ -70,14 +70,15 @@ class EnsembleFit:
 
 
 def fit_ensemble(layers: Sequence[nn.Linear], features: Sequence[Tensor]) -> EnsembleFit:
-    """Rotate each member's embeddings onto those of the first, and return the rotated last layers.
+    """Rotate the embeddings of each member onto those of the first member; return the last layers.
 
-    A metric loss depends on distances only. The embedding spaces of independently trained members
-    therefore differ by a random rotation or reflection, and the mean of their embeddings has no
-    meaning. An orthogonal map R keeps all distances within a member. The member's last layer
-    absorbs argmin_R ‖Z_m R − Z_1‖ (Schönemann 1966), with Z_m its unit embeddings of the training
-    images. In directions without training images R is arbitrary. There the members disagree, as
-    they should.
+    A metric loss depends on distances only. The embedding spaces of two members therefore differ by
+    a random rotation or reflection, and the mean over members has no meaning. Rotating a member by
+    an orthogonal matrix R changes none of its distances. Let Z_m be the unit embeddings of the
+    training images by member m. The rotation is argmin_R ‖Z_m R − Z_1‖ (Schönemann 1966); it is
+    multiplied into the member's last layer. R is arbitrary in directions that no training image
+    has. In these directions the members disagree, which is correct: the data say nothing about
+    them.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A head beside the last layer predicts the loss, which scales the embedding's variance."""
+"""A second head predicts the loss of an image, which scales the variance of the embedding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LEAST = 1e-6
 
 
 class LossHead(nn.Module):
-    """Predictions ≥ 0 by linear, ReLU, linear, softplus.
+    """A network that predicts a loss ≥ 0: linear, ReLU, linear, softplus.
 
     Parameters
     ----------
@@ -45,8 +45,8 @@ class LossHead(nn.Module):
 class PredictedLossPosterior(nn.Module):
     """A last layer whose embeddings h have the variance T u ‖h‖² / D in each dimension.
 
-    The spread of the direction then depends on the predicted loss u only, and rises with it. The
-    temperature T converts a loss to a spread.
+    The spread of the embedding's direction then depends on the predicted loss u only; a larger u
+    gives a larger spread. The temperature T converts a loss to a spread.
     """
 
     temperature: Tensor

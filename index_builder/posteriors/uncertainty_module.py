@@ -1,4 +1,4 @@
-"""The uncertainty module of PFE and HIB: it predicts an image's variance beside the last layer."""
+"""The uncertainty module of PFE and HIB: a second head that predicts the variance of an image."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from index_builder.posteriors.variance_head import UNIT_MEAN
 UNCERTAINTY_MODULE_FORMAT = "uncertainty-module/1"
 
 _LOG_LIMIT = 18.0
-"""Maximum magnitude of a log variance. A direction in float32 is no more precise than e⁻¹⁸; the
-square of e¹⁸ does not overflow."""
+"""Maximum magnitude of a log variance. A variance below e⁻¹⁸ is less than the rounding error of a
+direction in float32. The square of e¹⁸ does not overflow."""
 
 
 class UncertaintyModule(nn.Module):
-    """Variances by linear, batch norm, ReLU, linear, batch norm (Warburg et al. 2023, G.4).
+    """A network for variances: linear, batch norm, ReLU, linear, batch norm.
 
-    The output is the logarithm of the variance. The last normalisation has one scale and one shift
-    for all dimensions, as in Shi & Jain 2019; Warburg et al. found it slightly better. Its scale
-    begins near zero, so that all images have nearly the same variance at first.
+    The architecture is that of Warburg et al. 2023, G.4. Its last layer gives the logarithm of the
+    variance. As in Shi & Jain 2019, the last batch norm has one scale and one shift for all
+    dimensions. Warburg et al. measured slightly better results with this form. The scale starts
+    near zero, so all images have nearly the same variance at the start of training.
 
     Parameters
     ----------
@@ -48,7 +49,7 @@ class UncertaintyModule(nn.Module):
     def beside(cls, encoder: MetricEncoder, generator: torch.Generator) -> UncertaintyModule:
         """Create an untrained module for ``encoder``, drawn from ``generator``.
 
-        Its initial variances sum to ½, as in Shi & Jain: e⁻⁷ in each of 512 dimensions.
+        The initial variances of an image sum to ½, as in Shi & Jain: e⁻⁷ in each of 512 dimensions.
         """
         dim = encoder.last_layer.out_features
         with drawn_from(generator):
@@ -62,12 +63,12 @@ class UncertaintyModule(nn.Module):
 
 
 class UncertaintyModulePosterior(nn.Module):
-    """A last layer and its uncertainty module: predicts like a `LastLayerPosterior`.
+    """A last layer and its uncertainty module, with the interface of `Posterior`.
 
     Parameters
     ----------
-    unit_mean : whether the mean is normalised to unit length, as in PFE, or is the last layer's
-        output, as in HIB.
+    unit_mean : whether the mean is normalised to unit length, as in PFE. If not, the mean is the
+        output of the last layer, as in HIB.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A head that predicts an image's variance from its features, for the Bayesian triplet loss."""
+"""A head for the Bayesian triplet loss: it predicts the variance of an image from its features."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _FLOOR = 1e-8
 
 
 _SERIES_BELOW = -3.0
-"""Below this input the series is used; its first omitted term is 1e-8 of the sum."""
+"""`softplus` sums a series for inputs below this value; there, the omitted terms are at most 1e-8
+of the sum."""
 
 
 class VarianceHead(nn.Module):
@@ -49,16 +50,16 @@ class VarianceHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Variances (B, D) of ``features`` (B, F)."""
-        # A clamp and not a sum, because ONNX Runtime drops so small a summand.
+        # The floor is a clamp and not a summand, because ONNX Runtime removes a summand of 1e-8.
         variance = softplus(self.layer(features)).clamp_min(_FLOOR)
         return variance.expand(-1, self.embedding_dim)
 
 
 def softplus(values: Tensor) -> Tensor:
-    """Return log(1 + eˣ) with the full precision of float32, also for small results.
+    """Return log(1 + eˣ) with the full precision of float32, also if the result is small.
 
-    Runtimes add eˣ to 1 first; a result of 1e-5 then has two correct digits. Below −3 the series in
-    eˣ is summed instead.
+    The softplus of a runtime adds eˣ to 1 before it takes the logarithm. A result of 1e-5 then has
+    only two correct digits. For x below −3, this function therefore sums the series in eˣ.
     """
     small = values.clamp_max(_SERIES_BELOW).exp()
     series = small * (1 - small * (1 / 2 - small * (1 / 3 - small * (1 / 4 - small / 5))))
@@ -66,12 +67,12 @@ def softplus(values: Tensor) -> Tensor:
 
 
 class VarianceHeadPosterior(nn.Module):
-    """A last layer and its variance head: predicts like a `LastLayerPosterior`.
+    """A last layer and its variance head, with the interface of `Posterior`.
 
     Parameters
     ----------
-    unit_mean : whether the mean is normalised to unit length. It must be if the variance was
-        trained on directions, because the length of the last layer's output is then arbitrary.
+    unit_mean : whether the mean is normalised to unit length. True is required if the variance was
+        trained on directions: the length of the last layer's output is then arbitrary.
     """
 
     def __init__(

@@ -1,9 +1,11 @@
 """The exact curvature over all N² pairs of a data set, in memory linear in N.
 
-Row i of a data set has the Jacobian dz_i/dW, with z = h/‖h‖, P = I - z zᵀ and r = ‖h‖. A term of
-one image i depends on its partners j only through Σ_j y_ij and Σ_j y_ij z_j, because cos(h_i, h_j)
-= z_iᵀ z_j is linear in z_j. So all pairs cost one blocked N x N comparison, and the F features
-enter once, as Aᵀ (φ∘φ). The terms that couple i and j factorise within a class.
+Notation: h is the embedding of an image, r = ‖h‖, z = h/r and P = I - z zᵀ. J_i is the Jacobian
+dz_i/dW. The curvature has two kinds of terms. The terms of a single image i depend on its partners
+j only through Σ_j y_ij and Σ_j y_ij z_j, because cos(h_i, h_j) = z_iᵀ z_j is linear in z_j. All
+pairs together therefore need one blocked N x N comparison. The F features are used in one product,
+Aᵀ (φ∘φ), where A holds the diagonals of all images. The joint terms of i and j factorise over the
+rows of a class.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ from index_builder.posteriors.laplace.feature_blocks import checked_blocks, gath
 from index_builder.posteriors.laplace.targets import AnchorTargets
 
 _ROWS = 1024
-"""Rows of a block of the N x N comparison: 4 MB in float32, which stays in the cache."""
+"""Number of rows of a block of the N x N comparison. A block takes 4 MB in float32, which stays in
+the cache."""
 
 _ROUNDINGS = 8
-"""Sums of weights below this many units in the last place are set to zero."""
+"""A sum of weights is set to zero if it is smaller than this number of units in the last place."""
 
 _PRODUCTS = 256
 """Number of sums computed in one pass over the features."""
@@ -41,21 +44,24 @@ def fixed_curvature(
 ) -> Curvature:
     """Diagonal curvature of `fixed` over all ordered pairs, before it is clipped at zero.
 
-    One image of a pair moves while its partner is fixed: Σ_ij 2 y_ij J_iᵀ [∇²_i L(z_i, z_j)] J_i.
-    This is Warburg et al. 2023, Eq. 102, with two corrections: y enters once, and pairs i = i are
-    left out. For classes of equal size y_ij = y_ji. The sum is then the second derivative of L(sg
-    z_i, z_j) + L(z_i, sg z_j) - sg L(z_i, z_j), which has the value and gradient of the loss; Eq.
-    100 halves the gradient. For unequal classes each pair counts twice for its anchor i, as in Eq.
-    109; this keeps the sum non-negative.
+    The second derivative is taken with respect to one image of a pair; its partner is a constant:
+    Σ_ij 2 y_ij J_iᵀ [∇²_i L(z_i, z_j)] J_i. This is Warburg et al. 2023, Eq. 102, with two
+    corrections: the factor y occurs once, and pairs of an image with itself are left out. For
+    classes of equal size y_ij = y_ji. The sum is then the second derivative of L(sg z_i, z_j) +
+    L(z_i, sg z_j) - sg L(z_i, z_j), where sg stops the gradient. This expression has the value and
+    the gradient of the loss; the expression of Eq. 100 has half the gradient. For classes of
+    unequal size each pair counts twice for its anchor i, as in Eq. 109. This keeps the sum
+    non-negative.
 
     Parameters
     ----------
     features : re-iterable blocks of φ, read twice.
     labels : (N,) int64.
-    weight, bias : (D, F), (D,); the last layer. Its dtype and device are used for all tensors.
+    weight, bias : (D, F), (D,); the last layer. Its dtype and device are also used for all other
+        tensors.
     targets : targets of the data set.
     split : see `Split`.
-    margin : maximum distance of a negative that counts, on the unit sphere, in (0, 2].
+    margin : distance on the unit sphere, in (0, 2]; farther negatives have weight zero.
     """
     h = project(features, weight, bias, len(labels))
     norms = h.norm(dim=1, keepdim=True)
@@ -81,15 +87,16 @@ def positives_curvature(
 ) -> Curvature:
     """Diagonal curvature of `positives` over all ordered pairs of a label, Warburg et al. Eq. 99.
 
-    Pairs of an image with itself are included, because their terms cancel exactly; the targets do
-    not count them. The cost is N D F R products, where R is the rank of a class's directions: at
-    most D and at most the class size.
+    The sums include pairs of an image with itself, because the terms of such a pair cancel exactly.
+    The targets do not count these pairs. The cost is N D F R multiplications. R is the rank of the
+    unit embeddings of a class: at most D and at most the class size.
 
     Parameters
     ----------
-    features : re-iterable blocks of φ; read once, and once for each group of classes.
+    features : re-iterable blocks of φ; they are read once, and once more for each group of classes.
     labels, weight, bias, targets, split : as in `fixed_curvature`.
-    max_bytes : memory for the features of a group of classes; a larger class is a separate group.
+    max_bytes : memory for the features of a group of classes. A class that needs more memory is a
+        group without other classes.
     """
     h = project(features, weight, bias, len(labels))
     norms = h.norm(dim=1, keepdim=True)
@@ -101,7 +108,7 @@ def positives_curvature(
         parts = torch.split(gathered, [len(rows) for rows in group])
         for rows, phi in zip(group, parts, strict=True):
             total.weight.addmm_(own[rows].T, phi.square())
-            phi.div_(norms[rows])  # in place: the largest array of the fit is not doubled
+            phi.div_(norms[rows])  # in place: a copy would double the largest array
             y = 2 * float(targets.positive[rows[0]])
             inner = coordinates_of(z[rows])
             total.weight.sub_(_joint_terms(z[rows], inner, phi), alpha=y)
@@ -112,7 +119,7 @@ def positives_curvature(
 def fixed_pull(
     z: Tensor, labels: Tensor, targets: AnchorTargets, *, split: Split, margin: float
 ) -> Tensor:
-    """Return the sums over each image's partners, for the terms of single images in `fixed`.
+    """Return each image's sum over its partners, which the terms of single images in `fixed` need.
 
     Parameters
     ----------
@@ -129,13 +136,14 @@ def fixed_pull(
         return twice_positive * (_class_sums(z, labels) - z) - twice_negative * inside
     pull = twice_positive * (targets.class_size - 1)[:, None]
     total = pull - twice_negative * inside
-    # If every negative is inside, only rounding errors remain; a prior must not be tuned on them.
+    # If every negative is inside the margin, the exact sum is zero, but rounding errors remain.
+    # They are set to zero, because they must not determine the prior.
     total[total.abs() < _ROUNDINGS * torch.finfo(total.dtype).eps * pull] = 0
     return total
 
 
 def positives_pull(z: Tensor, labels: Tensor, targets: AnchorTargets, *, split: Split) -> Tensor:
-    """Return the sums of `fixed_pull` over positives only, each image its own partner too."""
+    """Return the sums of `fixed_pull` over positives only; each image is also its own partner."""
     twice_positive = 2 * targets.positive[:, None]
     if split == "arccos":
         return twice_positive * _class_sums(z, labels)
@@ -143,7 +151,7 @@ def positives_pull(z: Tensor, labels: Tensor, targets: AnchorTargets, *, split: 
 
 
 def own_terms(z: Tensor, pull: Tensor, split: Split) -> Tensor:
-    """Return ‖h_i‖² times the diagonal of the terms of image i alone, (N, D).
+    """Return ‖h_i‖² times the diagonal of the terms of the single image i, (N, D).
 
     Parameters
     ----------
@@ -173,8 +181,9 @@ def _inside_margin_sums(
 ) -> Tensor:
     """For each row, count the rows of other labels inside the margin, or sum their z_j.
 
-    ‖z_i - z_j‖ ≤ m is z_iᵀ z_j ≥ 1 - m²/2. The rows are sorted by label, so that pairs of one label
-    form rectangles. Each block is also used transposed.
+    ‖z_i - z_j‖ ≤ m is equivalent to z_iᵀ z_j ≥ 1 - m²/2. The rows are sorted by label, so that
+    pairs of one label form rectangles. A block of rows and columns is also used, transposed, for
+    the block of columns and rows.
 
     Returns
     -------
@@ -207,8 +216,9 @@ def _inside_margin_sums(
 def _joint_terms(z: Tensor, coordinates: Tensor, scaled: Tensor) -> Tensor:
     """Σ_ij (P_i P_j)_dd φ_if φ_jf / (‖h_i‖ ‖h_j‖) over the rows of one class, i = j included.
 
-    (P_i P_j)_dd = 1 - z_id² - z_jd² + (z_iᵀ z_j) z_id z_jd. With z_iᵀ z_j = Σ_k c_ik c_jk every
-    term is a product of sums over single rows, the last Σ_k (Σ_i z_id c_ik φ_if / ‖h_i‖)².
+    (P_i P_j)_dd = 1 - z_id² - z_jd² + (z_iᵀ z_j) z_id z_jd. The coordinates c fulfil z_iᵀ z_j = Σ_k
+    c_ik c_jk. Every term is then a product of sums over single rows; the last term is Σ_k (Σ_i z_id
+    c_ik φ_if / ‖h_i‖)².
 
     Parameters
     ----------
@@ -231,13 +241,14 @@ def _joint_terms(z: Tensor, coordinates: Tensor, scaled: Tensor) -> Tensor:
 
 
 def coordinates_of(z: Tensor) -> Tensor:
-    """Return coordinates (n, R), R ≤ D, of the rows of a class that keep their inner products.
+    """Return coordinates (n, R), R ≤ D, with the same inner products as the rows of a class.
 
-    The coordinates are along the principal directions of the class. Dropping the directions from
-    the r-th singular value σ_r on reduces the joint terms by at most σ_r² Σ_i z_id² (φ_if / r_i)².
-    The joint terms are subtracted from n Σ_i (1 - z_id²) (φ_if / r_i)²; relative to it the change
-    is σ_r² / n max z² / (1 - z²). Directions whose change is below rounding are dropped. In single
-    precision, trained classes keep 6 to 12 of 128 directions (Fashion-MNIST).
+    The axes of the coordinates are the principal directions of the class. Without the r-th
+    direction (singular value σ_r) and all smaller ones, the joint terms shrink by at most σ_r² Σ_i
+    z_id² (φ_if / r_i)². The joint terms are subtracted from n Σ_i (1 - z_id²) (φ_if / r_i)².
+    Relative to this sum, the change is at most σ_r² / n max z² / (1 - z²). A direction is dropped
+    if this change is smaller than the rounding error. In single precision, 6 to 12 of 128
+    directions remain for the trained classes of Fashion-MNIST.
     """
     left, singular, _ = torch.linalg.svd(z.double(), full_matrices=False)
     eps = torch.finfo(z.dtype).eps

@@ -19,12 +19,13 @@ Approximation = Literal["full", "positives", "fixed"]
 2023, App. F.3).
 
 `full` keeps all terms and clips the sum at zero (Eq. 98). `positives` drops the negative pairs (Eq.
-99). `fixed` moves one image of a pair at a time (Eq. 100-102, corrected)."""
+99). `fixed` differentiates with respect to one image of a pair while the other is constant (Eq.
+100-102, corrected)."""
 
 Split = Literal["euclidean", "arccos"]
 """The place of the l2-normalisation in the Gauss-Newton split (Warburg et al. 2023, Eq. 80-93).
 
-In `euclidean` it is part of the network, in `arccos` part of the loss."""
+In `euclidean` the normalisation is part of the network, in `arccos` part of the loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,8 @@ class Curvature:
 
     Attributes
     ----------
-    weight : (D, F), second derivatives by the entries of W.
-    bias : (D,), second derivatives by b.
+    weight : (D, F), second derivatives with respect to the entries of W.
+    bias : (D,), second derivatives with respect to b.
     """
 
     weight: Tensor
@@ -62,7 +63,7 @@ class Curvature:
 
     @property
     def mean(self) -> float:
-        """Mean second derivative by a weight or bias."""
+        """Mean second derivative with respect to a weight or bias."""
         return float(self._entries().mean())
 
     @property
@@ -72,7 +73,7 @@ class Curvature:
 
     @property
     def share_zero(self) -> float:
-        """Share of the weights and biases without any curvature."""
+        """Share of the weights and biases with zero curvature."""
         return float((self._entries() == 0).double().mean())
 
     def prior_share(self, prior_precision: float) -> float:
@@ -89,11 +90,11 @@ class Curvature:
         return float((entries / (entries + prior_precision)).sum())
 
     def squared_norm(self, weight: Tensor, bias: Tensor) -> float:
-        """Return ‖θ‖², the factor of the prior precision in the log prior."""
+        """Return ‖θ‖², which the log prior multiplies by the prior precision."""
         return float(weight.double().square().sum() + bias.double().square().sum())
 
     def posterior(self, weight: Tensor, bias: Tensor, prior_precision: float) -> LastLayerPosterior:
-        """Return N(θ, 1 / (H + λ)), entry by entry: Warburg et al. 2023, Eq. 65.
+        """Return N(θ, 1 / (H + λ)) for each parameter (Warburg et al. 2023, Eq. 65).
 
         Parameters
         ----------
@@ -111,7 +112,7 @@ class Curvature:
     def rectified(self) -> Curvature:
         """Clip at zero, so that the diagonal is positive semi-definite.
 
-        Warburg et al. 2023, Eq. 98 and Prop. F.1. Clip after the sum over the data set; clipping
-        each minibatch biases the sum upwards.
+        Warburg et al. 2023, Eq. 98 and Prop. F.1. Clip only after the sum over the data set:
+        clipping each minibatch would bias the sum upwards.
         """
         return Curvature(self.weight.clamp_min(0), self.bias.clamp_min(0))

@@ -11,7 +11,7 @@ from index_builder.networks.feature_blocks import FeatureBlocks
 
 
 def checked_blocks(features: FeatureBlocks, weight: Tensor, n_rows: int) -> Iterator[Tensor]:
-    """One pass over the blocks, in the dtype and on the device of the layer's weight (D, F)."""
+    """Yield the blocks of one pass, in the dtype and on the device of the layer's weight (D, F)."""
     received = 0
     for block in features():
         if block.ndim != 2 or block.shape[1] != weight.shape[1]:

@@ -45,17 +45,19 @@ LaplacePosterior = LastLayerPosterior | KroneckerPosterior
 
 @dataclass(frozen=True, slots=True)
 class LaplaceFit:
-    """A posterior with the choices that led to it.
+    """A fitted posterior, with its prior, its temperature, and how both were chosen.
 
     Attributes
     ----------
     posterior : N(θ, temperature / (data_scale H + prior_precision)).
-    curvature : H ≥ 0 for targets that sum to one; the data scale is not in it.
-    prior_precision : inverse variance of each weight before data.
+    curvature : H ≥ 0 for targets that sum to one; without the data scale.
+    prior_precision : inverse prior variance of each weight.
     prior_chosen_by : criterion that chose the prior precision.
-    prior_search : candidates with their criterion: that of the validation, otherwise the evidence.
-    data_scale : factor on H that makes it a sum over the data.
-    log_marginal_likelihood : evidence of the prior precision, without its constant data term.
+    prior_search : candidate priors and their values. The values are those of the validation if it
+        chose the prior, otherwise the evidence.
+    data_scale : factor that converts H from a mean to a sum over the data.
+    log_marginal_likelihood : evidence of the prior precision, without the constant term of the
+        data.
     temperature : factor on the variances; below 1 narrows the posterior.
     temperature_search : values of the criterion, if validation chose the temperature.
     """
@@ -84,8 +86,8 @@ class LaplaceFit:
 
         Parameters
         ----------
-        fraction : the prior precision over the mean curvature.
-        search : the candidate fractions and their values.
+        fraction : the prior precision divided by the mean curvature.
+        search : the candidate fractions and their validation results.
         """
         curvature = self.curvature * self.data_scale
         layer = self.posterior.weight_mean, self.posterior.bias_mean
@@ -141,9 +143,9 @@ def fit_laplace(
 ) -> LaplaceFit:
     """Fit the Laplace posterior of a trained last layer h = W φ + b.
 
-    Warburg et al. 2023, Eq. 62-65, corrected. Targets are O(1), so the curvature H of the loss does
-    not grow with the data. It is multiplied by a given data scale before the prior is added:
-    covariance = (data_scale H + prior_precision)⁻¹.
+    This is Warburg et al. 2023, Eq. 62-65, corrected. Targets are O(1), so the curvature H of the
+    loss does not grow with the number of images. H is therefore multiplied by a data scale before
+    the prior is added: covariance = (data_scale H + prior_precision)⁻¹.
 
     Parameters
     ----------
@@ -155,13 +157,13 @@ def fit_laplace(
     margin : margin of the contrastive loss, a distance on the unit sphere.
     scaling : weighting of the pairs, see `TargetScaling`.
     prior_precision : None to choose it.
-    prior_chosen_by : relative to the mean curvature (`relative_prior_precision`), or the largest
-        marginal likelihood, where ``prior_precision`` is None.
+    prior_chosen_by : how to choose the prior precision if ``prior_precision`` is None: relative to
+        the mean curvature (`relative_prior_precision`), or by the largest marginal likelihood.
     prior_scale : see `PriorScale`; only for Kronecker factors.
     data_scale : None for N, so that each image counts as one observation.
-    generator : draws the minibatches of `full`, whose sum over N² pairs does not factorise. Their
-        estimate is unbiased; `fixed` and `positives` are exact.
-    plan : how these minibatches are drawn; None for the default.
+    generator : draws the minibatches for `full`, whose sum over N² pairs does not factorise. The
+        minibatches give an unbiased estimate; `fixed` and `positives` are exact and draw nothing.
+    plan : how the minibatches are drawn; None for the default plan.
 
     Raises
     ------
@@ -193,7 +195,7 @@ def laplace_of_curvature(
     prior_chosen_by: Literal["curvature", "marginal_likelihood"] = "curvature",
     prior_scale: PriorScale = "features",
 ) -> LaplaceFit:
-    """Return the posterior of a trained layer with a known curvature, as after online training.
+    """Return the posterior of a trained layer whose curvature is known, as after online training.
 
     Parameters
     ----------

@@ -1,10 +1,11 @@
-"""Choose prior and temperature of a posterior by cross-validation over labels and images.
+"""Choose the prior and the temperature of a posterior by cross-validation over labels and images.
 
-The labels form four folds. Each posterior is fitted without the labels of one fold, and so is its
-last layer if it has a closed form. Images of the fold are absent queries; held-out images of the
-other labels are queries with a match. The standard deviation of the similarity to the nearest item
-must separate wrong from right first results, and absent queries from queries with a match. The
-score of a prior is the sum of both AUROCs. A temperature hardly changes them; its score is how well
+The labels form four folds. For each fold, a posterior is fitted without the labels of the fold. The
+last layer is fitted again too, if it has a closed form. Images of the left-out labels are absent
+queries; held-out images of the other labels are queries with a match. The uncertainty of a query is
+the standard deviation of its similarity to the nearest item. This uncertainty must separate wrong
+from right first results, and absent queries from queries with a match. The score of a prior is the
+sum of these two AUROCs. The temperature hardly changes an AUROC, so it has another score: how well
 sampled neighbours predict the label of a query (see `votes`).
 """
 
@@ -31,30 +32,34 @@ FRACTIONS = {"kronecker": (30.0, 3.0, 0.3, 0.03), "diagonal": (0.01, 0.1, 1.0, 0
 """Candidate prior precisions, relative to the mean curvature, in order of preference."""
 
 LEAST_GAIN = 0.01
-"""Minimum gain in the sum of the AUROCs for choosing a less preferred prior; about one standard
-error on five data sets."""
+"""A less preferred prior is chosen only if it increases the sum of the AUROCs by more than this.
+The value is about one standard error on five data sets."""
 
 SPREADS = np.logspace(2, -4, 13)
-"""Candidate temperatures, as the median of Σ_d v_d / ‖m‖² over queries, widest first."""
+"""Candidate spreads, largest first. A spread is the median of Σ_d v_d / ‖m‖² over the queries; each
+spread gives one candidate temperature."""
 
 TYPICAL_SPREAD = 0.3
-"""Spread at which priors are compared. On five data sets, votes choose 0.2 to 1.4."""
+"""Priors are compared at temperatures that give this spread. On five data sets, the votes choose
+spreads of 0.2 to 1.4."""
 
 N_FOLDS = 4
 
 MIN_LABELS = 6
-"""Minimum number of labels for leaving out a fold."""
+"""With fewer labels, no fold of labels is left out."""
 
 MIN_IMAGES = 3
-"""Minimum number of images of a label: one query and a positive pair."""
+"""Minimum number of images of a label for queries: one query and a positive pair. A fold's gallery
+has at least this number of images too."""
 
 MIN_QUERIES = 30
 
 N_IMAGES = 1000
-"""Maximum number of images for the folds, and of images that no posterior is fitted to."""
+"""Maximum number of images for the folds."""
 
 N_NEIGHBOURS, LEAST_SPREAD = 10, 1e-6
-"""Number of neighbours that an image forms pairs with, and the minimum variance of similarities."""
+"""For the correlation of pairs: number of neighbours of an image, and minimum variance of the
+similarities."""
 
 N_QUERIES = 400
 """Maximum number of queries in a fold."""
@@ -64,7 +69,8 @@ Rows = NDArray[np.int64]
 Codes = NDArray[np.int64]
 
 FitFold = Callable[[Rows], tuple[LaplaceFit, Tensor, Tensor]]
-"""Fits a posterior to the rows of a gallery; also returns weight (D, F) and bias (D,)."""
+"""Function that fits a posterior to rows of a gallery. It returns the fit, and the weight (D, F)
+and bias (D,) of the last layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +79,15 @@ class HeldOut:
 
     Attributes
     ----------
-    fraction : chosen prior precision over the mean curvature.
-    prior : candidate fractions, and the sum of their two AUROCs.
-    temperature : candidate temperatures, and the mean log-probability of a query's own label.
-    wrong_auroc, absent_auroc : AUROCs of the chosen prior; None if there are no queries of both
-        kinds.
-    n_queries, n_wrong, n_absent : number of queries with a match, of wrong first results among
-        them, and of absent queries.
-    pair_correlation : see `pair_correlation`; None if the posterior has none.
+    fraction : chosen prior precision, divided by the mean curvature.
+    prior : candidate fractions, and the score of each: the sum of two AUROCs.
+    temperature : candidate temperatures, and the score of each: the mean log-probability of a
+        query's true label.
+    wrong_auroc, absent_auroc : the two AUROCs of the chosen prior; None if one of the two groups of
+        queries is empty.
+    n_queries, n_wrong, n_absent : number of queries with a match, number of these with a wrong
+        first result, and number of absent queries.
+    pair_correlation : see `pair_correlation`; None for a diagonal posterior.
     """
 
     fraction: float
@@ -96,7 +103,7 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Rows of a gallery, of queries with a match in it, and of absent queries."""
+    """Rows of the gallery, of the queries with a match, and of the absent queries."""
 
     gallery: Rows
     known: Rows
@@ -104,7 +111,7 @@ class Fold:
 
 
 def some_of_each(labels: Codes, n_labels: int, seed: int) -> Rows:
-    """Return the rows of at most `N_IMAGES` images, a limited number of each label.
+    """Return the rows of at most `N_IMAGES` images, with a limited number of images of each label.
 
     Parameters
     ----------
@@ -128,9 +135,9 @@ def folds_of(
     Parameters
     ----------
     labels : (N,).
-    may_ask : (N,) whether an image may be a query.
-    divided : whether a query of one fold is a gallery image of the others; if not, no query is ever
-        in a gallery.
+    may_ask : (N,) whether the image can be a query.
+    divided : whether the queries of one fold are gallery images in the other folds. If not, images
+        that can be queries are in no gallery.
     """
     generator = np.random.default_rng(seed)
     names = np.unique(labels)
@@ -200,7 +207,8 @@ class _Asked:
         return ~np.asarray(right.numpy(), dtype=bool)
 
     def variances(self, fractions: Sequence[float]) -> list[tuple[Tensor, Tensor]]:
-        """Return, for each prior, v / ‖m‖² (Q, D) of queries and Σ_d v_d / ‖m‖² (Q,) of items."""
+        """Return v / ‖m‖² (Q, D) of queries, Σ_d v_d / ‖m‖² (Q,) of nearest items, for each
+        prior."""
         curvature = self.fit.curvature * self.fit.data_scale
         priors = [fraction * curvature.mean for fraction in fractions]
         layer = self.fit.posterior.weight_mean, self.fit.posterior.bias_mean
@@ -226,9 +234,10 @@ class _Asked:
         return pair_correlation(posterior, self.asked[: len(self.is_right)], self.found)
 
     def votes(self, variance: Tensor, temperatures: Sequence[float], seed: int) -> Tensor:
-        """Return the number of samples (T, n) that vote for the query's own label, of `N_SAMPLES`.
+        """Return how many of `N_SAMPLES` samples vote for the query's true label, (T, n).
 
-        The product of noise and gallery is computed once; each temperature scales it.
+        The product of noise and gallery is computed only once; each temperature scales this
+        product.
         """
         n = len(self.is_right)
         directions = functional.normalize(self.mean[:n])
@@ -243,11 +252,12 @@ class _Asked:
 def pair_correlation(
     posterior: KroneckerPosterior, queries: Tensor, items: Tensor
 ) -> tuple[float, float]:
-    """Return a and b of r ≈ a + b s, see `model_store.pairs`, by least squares.
+    """Fit r ≈ a + b s by least squares and return a and b; see `model_store.pairs`.
 
     Parameters
     ----------
-    queries, items : (Q, F), (M, F) features; each query forms pairs with its nearest items.
+    queries, items : (Q, F), (M, F) features. A pair is a query and one of its `N_NEIGHBOURS`
+        nearest items.
     """
     n, both = len(queries), torch.cat([queries, items])
     products = posterior.products(both).double().numpy()
@@ -265,7 +275,7 @@ def pair_correlation(
 def pair_std(
     queries: Tensor, variances: Tensor, items: Tensor, totals: Tensor, similarities: Tensor
 ) -> Tensor:
-    """Return `model_store.pairs.Pairs.first_order` (Q,) of Q pairs, where r is the similarity.
+    """Return `model_store.pairs.Pairs.first_order` (Q,) of Q pairs; the similarity is used as r.
 
     Parameters
     ----------
@@ -303,7 +313,7 @@ def validate(
     labels : (N,).
     may_ask, divided : see `folds_of`.
     fit_fold : fits a posterior to the images of a fold's gallery.
-    fractions : candidate prior precisions over the mean curvature, in order of preference.
+    fractions : candidate prior precisions, divided by the mean curvature, in order of preference.
     """
     of_images = torch.from_numpy(labels)
     asked = [
@@ -355,7 +365,7 @@ def validate(
 
 
 def _uncertainty(asked: _Asked, variances: tuple[Tensor, Tensor], scale: float) -> Floats:
-    """Return `pair_std` (Q,) of queries and their nearest items, with scaled variances."""
+    """Return `pair_std` (Q,) of queries and nearest items; ``scale`` multiplies the variances."""
     of_queries, totals = variances
     found: Floats = (
         pair_std(

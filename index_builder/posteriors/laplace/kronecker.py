@@ -7,26 +7,28 @@ Eq. 71-97; with r = ‖h‖, z = h / r and P = I - z zᵀ)
     y (M_i ⊗ ψ_i ψ_iᵀ + M_j ⊗ ψ_j ψ_jᵀ - 2 P_i P_j ⊗ ψ_i ψ_jᵀ),  ψ = φ̃ / r
 
 The Euclidean split has M = P. The arccos split has M_i = c I + z_i z_jᵀ + z_j z_iᵀ - 3 c z_i z_iᵀ
-with c = z_iᵀ z_j. ``fixed`` leaves out the last term. The sum G over all pairs is a sum of
-Kronecker products, but no Kronecker product itself. The precision G + λ I is approximated by the
-product B ⊗ (A + λ I) with the same partial traces. With tr_D and tr_F, the traces over outputs and
-features:
+with c = z_iᵀ z_j. ``fixed`` leaves out the last term. G is the sum over all pairs: a sum of
+Kronecker products, which is not one Kronecker product. The precision G + λ I is approximated by one
+product, B ⊗ (A + λ I), that has the same partial traces. With the traces tr_D over outputs and tr_F
+over features:
 
     A + λ I,   A = tr_D(G) / D                        the mean of the D diagonal blocks of G
     B = (1 - π) D tr_F(G) / tr(G) + π I,   π = λ / (λ + mean eigenvalue of A)
 
 So W̃ is matrix normal, with covariance B⁻¹ over its rows and (A + λ)⁻¹ over its columns. An
-embedding is z | φ ~ N(W φ + b, s B⁻¹) with the scalar s = φ̃ᵀ (A + λ)⁻¹ φ̃. This would be exact if
-M / r² were the same multiple of I for all images. It ignores that the uncertain outputs depend on
-the image's direction z. For large λ the prior remains: s = ‖φ̃‖² / λ and B = I.
+embedding is z | φ ~ N(W φ + b, s B⁻¹) with the scalar s = φ̃ᵀ (A + λ)⁻¹ φ̃. The approximation would
+be exact if M / r² were the same multiple of I for all images. It has the same output covariance for
+all images, although the exact one depends on the direction z of the image. For large λ the
+posterior is the prior: s = ‖φ̃‖² / λ and B = I.
 
-The prior can also have a scale for each feature: λ T in place of λ I, with T diagonal and t_f a
-power of A_ff over its mean. This equals λ I for features divided by t_f^½. A wide network has many
-feature directions without training images. With λ I their variance depends on the feature norm;
-with T it depends on how unusual a value is for its feature (see tests/benchmarks).
+The prior can also have a scale for each feature: λ T in place of λ I, with T diagonal. The entry
+t_f is a power of A_ff divided by its mean over the features. This prior equals λ I if each feature
+is divided by t_f^½. In a wide network, the training images leave many feature directions
+undetermined. With λ I, the variance in these directions depends on the feature norm. With λ T, the
+variance depends on how unusual a value is for its feature (see tests/benchmarks).
 
-The traces are linear in G, so sums over pairs, minibatches and steps are exact. Eigenvalues are
-clipped at zero only when a posterior is formed.
+The traces are linear in G, so they can be added over pairs, minibatches and steps without error.
+Negative eigenvalues are set to zero only when a posterior is formed.
 """
 
 from __future__ import annotations
@@ -42,28 +44,32 @@ from torch.nn import functional
 from index_builder.posteriors.laplace.kronecker_posterior import KroneckerPosterior
 
 _LOST = 0.01
-"""Maximum relative change of a variance when eigenvectors are dropped."""
+"""Maximum relative change of a variance by dropping eigenvectors."""
 
 _SCALE_POWER = 0.8
-"""Exponent of A_ff in t_f. At 1 the unit of a feature does not matter; at 0 all features have the
-same prior. It was chosen on held-out images of Fashion-MNIST. From 1 to 0, wrong first results are
-detected better (AUROC 0.815 to 0.832) and corrupted images worse (0.865 to 0.773); 0.8 gives 0.822
-and 0.843. Far-OOD images were not used for the choice. They are detected worse from 1 to 0 too
-(MNIST 0.917 to 0.813), but better with 475 images and 1,280 frozen features (0.86 to 0.92)."""
+"""Exponent of A_ff in t_f. With exponent 1, the unit of a feature has no effect; with exponent 0,
+all features have the same prior. The value was chosen on held-out images of Fashion-MNIST. A
+smaller exponent detects wrong first results better (AUROC 0.815 at 1, 0.832 at 0). It detects
+corrupted images worse (0.865 at 1, 0.773 at 0). The value 0.8 gives 0.822 and 0.843. Far-OOD images
+were not used for the choice. For MNIST images, a smaller exponent is worse (0.917 at 1, 0.813 at
+0). With 475 images and 1,280 frozen features, a smaller exponent is better (0.86 at 1, 0.92 at
+0)."""
 
 _LEAST_SCALE = 0.01
-"""Minimum A_ff relative to its mean, so that a rarely active feature does not dominate. With 0.1
-corrupted images are detected less well (AUROC 0.823, not 0.843), errors equally well (0.823 and
-0.822)."""
+"""Minimum of A_ff divided by its mean; it prevents a rarely active feature from dominating. The
+value 0.1 detects corrupted images worse (AUROC 0.823 instead of 0.843) and errors equally well
+(0.823 and 0.822)."""
 
 MAX_RANK = 512
 """Maximum number of feature directions in a basis."""
 
 _JOINED_RANK = 256
-"""Maximum number of feature directions of a sum during training; the cost is quadratic in it."""
+"""Maximum number of feature directions of a sum during training; the cost is quadratic in this
+number."""
 
 PriorScale = Literal["features", "isotropic"]
-"""The unit of a weight's prior precision: the curvature of its feature, or one unit for all."""
+"""Whether the prior precision of a weight is scaled by the curvature of its feature, or is equal
+for all weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +79,8 @@ class PartialTraces:
     Attributes
     ----------
     features : (K, K), Qᵀ tr_D(G) Q, float64.
-    outputs : (D, D), tr_F(G), float64; its trace is that of G.
-    diagonal : (F + 1,), of tr_D(G), float64.
+    outputs : (D, D), tr_F(G), float64; its trace equals the trace of G.
+    diagonal : (F + 1,), the diagonal of tr_D(G), float64.
     basis : Q (F + 1, K), orthonormal columns; None for the identity of size F + 1.
     """
 
@@ -97,7 +103,7 @@ class PartialTraces:
         )
 
     def __add__(self, other: PartialTraces) -> PartialTraces:
-        """Add; a sum over two bases keeps its `_JOINED_RANK` largest eigenvalues."""
+        """Add the traces; for different bases, keep only the `_JOINED_RANK` largest eigenvalues."""
         if self.basis is other.basis:
             features, basis = self.features + other.features, self.basis
         else:
@@ -112,7 +118,7 @@ class PartialTraces:
         )
 
     def _joined(self, other: PartialTraces) -> tuple[Tensor, Tensor]:
-        """Return feature trace and basis of a sum over two bases."""
+        """Return the feature trace of the sum of two traces with different bases, and its basis."""
         if self.basis is None or other.basis is None:
             raise ValueError("one curvature has a basis of its features, the other has none")
         both, mixed = torch.linalg.qr(torch.cat([self.basis, other.basis], 1))
@@ -159,13 +165,13 @@ class KroneckerCurvature:
 
     Attributes
     ----------
-    scale : (F + 1,), t^-½, factors on the features; the prior is isotropic in scaled features. The
-        bias is the last feature.
-    directions : (F + 1, K), orthonormal eigenvectors of A, of scaled features.
-    values : (K,), their eigenvalues, descending.
+    scale : (F + 1,), t^-½, factors on the features; the last feature is the bias. For scaled
+        features, the prior is isotropic.
+    directions : (F + 1, K), orthonormal eigenvectors of A for scaled features.
+    values : (K,), the eigenvalues of ``directions``, in descending order.
     rest : the eigenvalue of A in all other directions.
     output_directions : (D, D), eigenvectors of B.
-    output_values : (D,), their eigenvalues, in any unit.
+    output_values : (D,), the eigenvalues of ``output_directions``, up to a common factor.
     """
 
     scale: Tensor
@@ -240,8 +246,8 @@ class KroneckerCurvature:
     def posterior(self, weight: Tensor, bias: Tensor, prior_precision: float) -> KroneckerPosterior:
         """Return the matrix normal posterior of a layer, (D, F) and (D,).
 
-        The smallest eigenvectors are dropped while no variance changes by more than 1 %; they share
-        one mean eigenvalue.
+        The eigenvectors with the smallest eigenvalues of A are dropped, as many as possible while
+        no variance changes by more than 1 %. Each dropped direction gets their mean eigenvalue.
         """
         kept = self._kept(prior_precision)
         dropped = self.values[kept:]
@@ -261,8 +267,9 @@ class KroneckerCurvature:
     def predictive_variances(self, features: Tensor, priors: Sequence[float]) -> list[Tensor]:
         """Return the variances (B, D) of embeddings of ``features`` (B, F) under each `posterior`.
 
-        The features are projected once. The part outside the eigenvectors is a difference of
-        squares. It is exact enough to compare priors, but not to be served.
+        The features are projected once for all priors. The squared length outside the eigenvectors
+        is computed as a difference of squares. The result is precise enough to compare priors, but
+        too imprecise for a served gallery.
         """
         extended = functional.pad(features, (0, 1), value=1.0) * self.scale.to(features)
         inside = (extended @ self.directions.to(features)).square()
@@ -276,7 +283,7 @@ class KroneckerCurvature:
         return found
 
     def squared_norm(self, weight: Tensor, bias: Tensor) -> float:
-        """Return Σ t_f W̃_df², the factor of the prior precision in the log prior."""
+        """Return Σ t_f W̃_df², which the log prior multiplies by the prior precision."""
         layer = torch.cat([weight, bias[:, None]], 1).double() / self.scale
         return float(layer.square().sum())
 
@@ -300,7 +307,7 @@ class KroneckerCurvature:
         return len(self.values) if is_dear else kept
 
     def _unit_outputs(self) -> Tensor:
-        """Eigenvalues of B_G, (D,), with mean 1; without curvature, 1."""
+        """Eigenvalues (D,) of D tr_F(G) / tr(G), with mean 1; all 1 if the curvature is zero."""
         mean = self.output_values.mean()
         if not float(mean) > 0:
             return torch.ones_like(self.output_values)
@@ -313,7 +320,7 @@ class KroneckerCurvature:
 
 
 def _without_noise(values: Tensor) -> Tensor:
-    """Set negative eigenvalues, and those within rounding of zero, to zero."""
+    """Set an eigenvalue to zero if it is negative or not larger than the rounding error."""
     if not len(values):
         return values
     floor = len(values) * torch.finfo(values.dtype).eps * values.abs().max()

@@ -1,8 +1,8 @@
 """Partial traces of the curvature over all N² pairs of a data set, or over given pairs.
 
-As in `all_pairs`, the terms of one image depend on its partners only through two sums, so all pairs
-cost one blocked N × N comparison. The terms that couple images factorise within a class. See
-`kronecker` for the terms.
+As in `all_pairs`, the terms of a single image depend on its partners only through two sums. All
+pairs together therefore need one blocked N × N comparison. The joint terms of two images factorise
+over the rows of a class. `kronecker` defines the terms.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from index_builder.posteriors.laplace.pairs import weights_between
 from index_builder.posteriors.laplace.targets import AnchorTargets
 
 MAX_DENSE = 4096
-"""Maximum number of features with a full covariance: 134 MB in float64, a minute to decompose."""
+"""Maximum number of features for a full feature matrix. A matrix of this size takes 134 MB in
+float64, and its decomposition takes a minute."""
 
 _SAMPLE = 2048
 """Maximum number of images for a basis."""
@@ -35,18 +36,19 @@ _SAMPLE = 2048
 def feature_basis(
     features: FeatureBlocks, weight: Tensor, bias: Tensor, n_rows: int
 ) -> Tensor | None:
-    """Return an orthonormal basis (F + 1, K) of the features; None to keep all F + 1 dimensions.
+    """Return an orthonormal basis (F + 1, K) of the features; None means all F + 1 dimensions.
 
-    All are kept if F ≤ `MAX_DENSE`, unless few images span a much smaller space.
+    All dimensions are kept if F ≤ `MAX_DENSE`, except if there are so few images that they span a
+    much smaller space.
 
-    The basis is the uncentred principal directions of φ̃ / ‖h‖, each feature divided by its root
-    mean square. Up to `_SAMPLE` images are used, spread evenly over the data set. Within the basis
-    the traces are exact over all images. Outside it only the diagonal is exact, and the curvature
-    is taken to be isotropic.
+    The basis is the uncentred principal directions of φ̃ / ‖h‖, after dividing each feature by its
+    root mean square. They are computed from at most `_SAMPLE` images, spread evenly over the data
+    set. Within the basis, the traces over all images are exact. Outside the basis, only the
+    diagonal is exact, and the curvature is assumed to be isotropic.
 
     Parameters
     ----------
-    features, n_rows : features of the data set, read once, and their number.
+    features, n_rows : features of the data set, which are read once, and the number of images.
     weight, bias : (D, F), (D,); the last layer.
     """
     n_features = weight.shape[1]
@@ -58,7 +60,7 @@ def feature_basis(
 
 
 def _spanning(rows: Tensor) -> Tensor:
-    """Orthonormal basis (F + 1, K) of the main directions of some rows (n, F + 1)."""
+    """Return an orthonormal basis (F + 1, K) of the principal directions of ``rows`` (n, F + 1)."""
     units = rows.square().mean(0).sqrt()
     units = units.clamp_min(1e-3 * float(units.max()))
     scaled = rows / units
@@ -148,7 +150,7 @@ def pair_traces(
 ) -> PartialTraces:
     """Return the partial traces over some pairs of a minibatch; see `pair_curvature`.
 
-    With more than `MAX_DENSE` features, a basis of the minibatch's features is used.
+    For more than `MAX_DENSE` features, the traces use a basis of the minibatch's features.
     """
     y = weights_between(len(features), first, second, targets, approximation, anchored=anchored)
     h = torch.addmm(bias, features, weight.T)
@@ -203,13 +205,13 @@ def _own(
 def _joint_of_class(scaled: Tensor, z: Tensor, basis: Tensor | None) -> PartialTraces:
     """Return the traces of Σ_ij P_i P_j ⊗ ψ_i ψ_jᵀ over the rows of one class, i = j included.
 
-    Write z_i = V x_i with the few directions V of the class. Every term then consists of sums over
-    single rows, S_kl = Σ_i x_ik x_il ψ_i and s = Σ_i ψ_i:
+    Let z_i = V x_i, where V holds the few principal directions of the class. Every term then
+    consists of sums over single rows, S_kl = Σ_i x_ik x_il ψ_i and s = Σ_i ψ_i:
 
         tr_D = (D - 2) s sᵀ + Σ_kl S_kl S_klᵀ
         tr_F = ‖s‖² I - Σ_i (ψ_iᵀ s) (z_i z_iᵀ + its transpose) + V (Σ_k S_kl ᵀ S_km)_lm Vᵀ
     """
-    # The coordinates have orthonormal directions, so that they also transform the third sum back.
+    # The axes of the coordinates are orthonormal; V therefore also transforms the third sum back.
     x = coordinates_of(z)
     turn = torch.linalg.lstsq(x.double(), z.double()).solution
     rank, dim = x.shape[1], z.shape[1]

@@ -24,16 +24,16 @@ _TENSORS = (
 
 @dataclass(frozen=True, slots=True)
 class KroneckerPosterior:
-    """Weights W̃ = (W, b) of a last layer h = W φ + b, matrix normal.
+    """A matrix normal distribution of the weights W̃ = (W, b) of a last layer h = W φ + b.
 
-    Their covariance is (C Cᵀ) ⊗ T^-½ (U v Uᵀ + ρ (I - U Uᵀ)) T^-½.
+    The covariance of W̃ is (C Cᵀ) ⊗ T^-½ (U v Uᵀ + ρ (I - U Uᵀ)) T^-½.
 
     Attributes
     ----------
     weight_mean : (D, F)
     bias_mean : (D,)
     feature_scale : (F + 1,), the diagonal of T^-½.
-    directions : U (F + 1, K), orthonormal columns; the last feature is the bias's.
+    directions : U (F + 1, K), orthonormal columns; the last feature is that of the bias.
     direction_variance : v (K,), strictly positive.
     rest_variance : ρ (), the variance of all other directions; positive unless K = F + 1.
     output_factor : C (D, D).
@@ -69,10 +69,10 @@ class KroneckerPosterior:
         return self.directions.shape[0] == self.directions.shape[1]
 
     def feature_variance(self, features: Tensor) -> Tensor:
-        """Return the factor s = φ̃ᵀ (A + λ)⁻¹ φ̃ (B,) of the variances of ``features`` (B, F).
+        """Return the factor s = φ̃ᵀ (A + λ)⁻¹ φ̃ (B,) of the variance for ``features`` (B, F).
 
-        The part inside the eigenvectors is subtracted before squaring, because a difference of
-        squares would be mostly rounding error.
+        The projection on the eigenvectors is subtracted from φ̃ before squaring. A difference of
+        two squares would be mostly rounding error.
         """
         extended = functional.pad(features, (0, 1), value=1.0) * self.feature_scale
         coordinates = extended @ self.directions
@@ -83,9 +83,9 @@ class KroneckerPosterior:
         return variance + self.rest_variance * _weighted_sums(outside, torch.ones_like(outside[0]))
 
     def products(self, features: Tensor) -> Tensor:
-        """Return the factors φ̃ᵢᵀ (A + λ)⁻¹ φ̃ⱼ (B, B) of the covariances of ``features`` (B, F).
+        """Return the factors φ̃ᵢᵀ (A + λ)⁻¹ φ̃ⱼ (B, B) of the covariances for ``features`` (B, F).
 
-        The embeddings of i and j have the covariance of entry (i, j) times C Cᵀ. The diagonal is
+        The covariance of the embeddings of i and j is entry (i, j) times C Cᵀ. The diagonal equals
         `feature_variance`.
         """
         extended = functional.pad(features, (0, 1), value=1.0) * self.feature_scale
@@ -111,7 +111,7 @@ class KroneckerPosterior:
         return mean, self.feature_variance(features)[:, None] * self.output_variance
 
     def sample(self, n_samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw last layers; gradients flow through them to the mean.
+        """Draw last layers; gradients flow through the samples to the mean weights.
 
         Parameters
         ----------
@@ -149,14 +149,14 @@ class KroneckerPosterior:
 
 
 _COLUMNS = 16
-"""Number of columns of the matrix product that replaces a product with a vector."""
+"""The vector of a matrix-vector product is repeated in this number of columns."""
 
 
 def _weighted_sums(values: Tensor, weights: Tensor) -> Tensor:
-    """Return the sums (B,) of ``values`` (B, K) times ``weights`` (K,), equal in any batch.
+    """Return ``values`` (B, K) @ ``weights`` (K,), with the same rounding for any batch size.
 
-    ONNX Runtime sums a batch of one, and multiplies by a single vector, in another order than a
-    larger one. A matrix product is the same for every row, so an image's variance does not depend
-    on its batch.
+    ONNX Runtime sums in another order for a batch of one image or for a product with a vector. A
+    product of two matrices has the same order for every row. The variance of an image therefore
+    does not depend on its batch.
     """
     return (values @ weights[:, None].expand(-1, _COLUMNS).contiguous())[:, 0]

@@ -48,8 +48,8 @@ class LastLayerPosterior:
         """Mean and variance of the embedding, in closed form.
 
         Gaussian weights give a Gaussian embedding: mean = W φ + b and variance = (φ∘φ) S_Wᵀ + S_b,
-        with S the variances of the weights. The 100 sampled layers of Warburg et al. 2023 (App.
-        G.3) are not needed.
+        with S the variances of the weights. Warburg et al. 2023 (App. G.3) sample 100 layers; the
+        closed form needs no samples.
 
         Parameters
         ----------
@@ -63,7 +63,7 @@ class LastLayerPosterior:
         return mean, torch.addmm(self.bias_variance, features.square(), self.weight_variance.T)
 
     def sample(self, n_samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw last layers; gradients flow through them to the mean.
+        """Draw last layers; gradients flow through the samples to the mean weights.
 
         Parameters
         ----------

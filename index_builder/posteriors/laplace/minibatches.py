@@ -1,4 +1,4 @@
-"""Loss and curvature of a minibatch, and estimates for the data set from many minibatches."""
+"""Loss and curvature of a minibatch, and estimates of the data set's curvature from minibatches."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Sum = TypeVar("Sum", Curvature, PartialTraces)
 
 @dataclass(frozen=True, slots=True)
 class MinibatchPlan:
-    """The plan of minibatches: some labels drawn uniformly, then some images of each.
+    """How to draw minibatches: draw labels uniformly, then draw images of each drawn label.
 
     Attributes
     ----------
     n_minibatches : number of minibatches.
-    n_labels : labels in a minibatch, at least 2; fewer if the data have fewer.
-    n_images : images of each label, at least 2; fewer if a label has fewer.
+    n_labels : labels in a minibatch, at least 2; all labels if the data have fewer.
+    n_images : images of each label, at least 2; all images if a label has fewer.
     """
 
     n_minibatches: int = 256
@@ -42,7 +42,7 @@ class MinibatchPlan:
             raise ValueError(f"{self}: wanted 1 or more minibatches of 2 or more labels and images")
 
     def draw(self, labels: Tensor, generator: torch.Generator) -> list[Tensor]:
-        """Rows of each minibatch, without repetition within it.
+        """Return the rows of each minibatch; no row occurs twice in a minibatch.
 
         Parameters
         ----------
@@ -62,13 +62,13 @@ class MinibatchPlan:
         return minibatches
 
     def probability(self, targets: AnchorTargets, i: Tensor, j: Tensor, same: Tensor) -> Tensor:
-        """Probability that a minibatch holds both images of a pair.
+        """Return the probability that a minibatch holds both images of a pair.
 
         Parameters
         ----------
         targets : used for the class sizes.
         i, j : (P,) int64, rows of the targets.
-        same : (P,) bool, whether their labels are the same.
+        same : (P,) bool, whether the two images have the same label.
         """
         n_labels = min(self.n_labels, targets.n_classes)
         size_i, size_j = targets.class_size[i], targets.class_size[j]
@@ -83,12 +83,12 @@ class MinibatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The data set of a minibatch, and the sampling plan.
+    """Targets of the data set and the sampling plan, for an unbiased estimate from a minibatch.
 
     Attributes
     ----------
     targets : targets of the data set for the B rows of the minibatch.
-    plan : labels are drawn uniformly, then images of each.
+    plan : the plan that drew the minibatch.
     """
 
     targets: AnchorTargets
@@ -108,9 +108,10 @@ def minibatch_curvature(
 ) -> Curvature:
     """Curvature over all pairs of a minibatch: an unbiased estimate of the data set's curvature.
 
-    A pair's weight is its target over its sampling probability (Horvitz and Thompson 1952). For
-    classes of equal size this is Eq. 20 of Warburg et al. 2023, see `minibatch_targets`. For
-    unequal classes it is unbiased; Eq. 20 is not.
+    The weight of a pair is its target divided by its sampling probability (Horvitz and Thompson
+    1952). For classes of equal size, this is Eq. 20 of Warburg et al. 2023; see
+    `minibatch_targets`. For classes of unequal size, the estimate is unbiased, but Eq. 20 is
+    biased. The result is not clipped at zero.
 
     Parameters
     ----------
@@ -118,8 +119,8 @@ def minibatch_curvature(
     labels : (B,) int64.
     weight, bias : (D, F), (D,); the last layer.
     margin : distance on the unit sphere.
-    approximation, split : see `Approximation` and `Split`. It is not clipped at zero.
-    drawn : the data set and the plan; None for a data set with classes of equal size.
+    approximation, split : see `Approximation` and `Split`.
+    drawn : targets of the data set, and the plan. None uses Eq. 20, for classes of equal size.
     """
     of_pairs = partial(
         pair_curvature, features, weight, bias, approximation=approximation, split=split
@@ -155,7 +156,7 @@ def _over_all_pairs(
     approximation: Approximation,
     drawn: Drawn | None,
 ) -> Sum:
-    """Sum over all pairs of a minibatch, weighted so that the sum is unbiased."""
+    """Return the sum over all pairs of a minibatch, weighted so that the sum is unbiased."""
     first, second = _distinct_pairs(len(labels), labels.device)
     inside = _is_inside(embeddings, first, second, margin)
     same = labels[first] == labels[second]
@@ -173,9 +174,9 @@ def _over_all_pairs(
 def minibatch_loss(embeddings: Tensor, labels: Tensor, margin: float) -> Tensor:
     """Contrastive loss of a minibatch; `minibatch_curvature` is its curvature.
 
-    The mean of ½ d² over positives plus the mean of ½ (m² - d²)₊ over negatives. This is Warburg et
-    al. 2023, Eq. 21. The third case of Eq. 11 is corrected to ½ (m² - d²)₊, which is continuous at
-    the margin.
+    The loss is the mean of ½ d² over positive pairs plus the mean of ½ (m² - d²)₊ over negative
+    pairs. This is Warburg et al. 2023, Eq. 21, with a correction: the third case of Eq. 11 is ½ (m²
+    - d²)₊, which is continuous at the margin.
 
     Parameters
     ----------
@@ -206,13 +207,13 @@ def estimated(
     split: Split,
     generator: torch.Generator,
 ) -> Sum:
-    """Unbiased estimate of the curvature `full` over all pairs, before it is clipped at zero.
+    """Return an unbiased estimate of the curvature `full` over all pairs, not clipped at zero.
 
     Parameters
     ----------
     of_minibatch : `minibatch_curvature` or `minibatch_traces`.
-    features, labels, weight, bias, targets : those of the data set. Features are read once; memory
-        holds the rows of all minibatches, at most n_minibatches n_labels n_images.
+    features, labels, weight, bias, targets : those of the data set. The features are read once. The
+        rows of all minibatches are in memory, at most n_minibatches · n_labels · n_images.
     plan : number of minibatches, and how they are drawn.
     margin, split : as in `minibatch_curvature`.
     generator : draws the minibatches.
@@ -242,12 +243,12 @@ def estimated(
 
 
 def _distinct_pairs(n_rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return all (i, j) with i < j; the loss is symmetric, so (j, i) is not needed."""
+    """Return all pairs (i, j) with i < j; the loss is symmetric, so pairs (j, i) are not needed."""
     first, second = torch.triu_indices(n_rows, n_rows, offset=1, device=device)
     return first, second
 
 
 def _is_inside(h: Tensor, first: Tensor, second: Tensor, margin: float) -> Tensor:
-    """Return whether ‖z_i - z_j‖ ≤ m, which is z_iᵀ z_j ≥ 1 - m² / 2."""
+    """Return whether ‖z_i - z_j‖ ≤ m, which is equivalent to z_iᵀ z_j ≥ 1 - m² / 2."""
     z = torch.nn.functional.normalize(h)
     return (z @ z.T)[first, second] >= 1 - margin**2 / 2

@@ -29,22 +29,22 @@ from index_builder.posteriors.laplace.prior import FeltCurvature
 class OnlineLaplace(Generic[Sum]):
     """The state of an online Laplace posterior between training steps.
 
-    Warburg et al. 2023, Eq. 66-70, corrected: H ← (1 - α) H + α data_scale G with G the curvature
-    of a minibatch. H then converges to the curvature of the data, not to G / α. The prior is added
-    separately, so that it does not decay. H starts at zero. As in Adam (Kingma & Ba 2015, sec. 3)
-    it is divided by 1 - (1 - α)^t, the weight of t steps. It is clipped at zero only when a
-    posterior is formed.
+    The update is Warburg et al. 2023, Eq. 66-70, corrected: H ← (1 - α) H + α data_scale G. G is
+    the curvature of a minibatch. With the correction, H converges to the curvature of the data and
+    not to G / α. The prior is added separately, so that the prior does not decay. H starts at zero.
+    As in Adam (Kingma & Ba 2015, sec. 3), H is divided by 1 - (1 - α)^t, the total weight of t
+    steps. Negative values are set to zero only when a posterior is formed.
 
     Attributes
     ----------
-    decayed : H of the recursion, a diagonal or partial traces.
+    decayed : H of the update, a diagonal or partial traces.
     n_steps : t.
     data_scale : factor on G: the number of images, because the targets sum to one.
-    prior_precision : inverse variance of each weight before data, > 0.
+    prior_precision : inverse prior variance of each weight, > 0.
     memory_factor : α in (0, 1]; the average is over about the last 1 / α minibatches.
-    initial_precision : ≥ 0, added to the prior precision for sampling; it decays with (1 - α)^t.
-        Without it, the posterior of an untrained layer is wider than its weights, and sampled
-        layers are noise. (The authors' code begins with a curvature of 1e6.)
+    initial_precision : ≥ 0, added to the prior precision for sampling; the added value decays with
+        (1 - α)^t. With 0, the posterior of an untrained layer is wider than its weights, so sampled
+        layers are noise. (The authors' code starts with a curvature of 1e6.)
     """
 
     decayed: Sum
@@ -77,7 +77,7 @@ class OnlineLaplace(Generic[Sum]):
 
     @property
     def average(self) -> Sum:
-        """Curvature of the data, data scale included, not clipped; zero before the first step."""
+        """Curvature of the data, with the data scale, not clipped; zero before the first step."""
         seen = 1 - (1 - self.memory_factor) ** self.n_steps
         return self.decayed * (1 / seen if seen else 0.0)
 
@@ -85,7 +85,7 @@ class OnlineLaplace(Generic[Sum]):
     def curvature(self) -> FeltCurvature:
         """The curvature of the data, ≥ 0, with the data scale.
 
-        All features have equal weight, as in the training prior.
+        The prior precision is equal for all features, as in training.
         """
         average = self.average
         if isinstance(average, PartialTraces):
@@ -93,13 +93,13 @@ class OnlineLaplace(Generic[Sum]):
         return average.rectified()
 
     def posterior(self, weight: Tensor, bias: Tensor) -> LastLayerPosterior | KroneckerPosterior:
-        """Return N(θ, 1 / (H + prior_precision)); the prior's covariance before the first step."""
+        """Return N(θ, 1 / (H + prior_precision)); before the first step, H is zero."""
         return self.curvature.posterior(weight, bias, self.prior_precision)
 
     def drawn_from(self, weight: Tensor, bias: Tensor) -> LastLayerPosterior | KroneckerPosterior:
-        """Return the posterior that layers are drawn from.
+        """Return the posterior from which layers are drawn.
 
-        It is `posterior` with the decayed initial precision added, and so narrower.
+        It is narrower than `posterior`, because the decayed initial precision is added.
         """
         left = self.initial_precision * (1 - self.memory_factor) ** self.n_steps
         return self.curvature.posterior(weight, bias, self.prior_precision + left)
@@ -109,7 +109,7 @@ class OnlineLaplace(Generic[Sum]):
 
         Parameters
         ----------
-        minibatch : G, not clipped at zero; with sampled layers, their average.
+        minibatch : G, not clipped at zero; the average of G over the sampled layers.
         """
         kept, added = 1 - self.memory_factor, self.memory_factor * self.data_scale
         return replace(
@@ -143,10 +143,11 @@ def online_step(
 ) -> tuple[OnlineLaplace[Sum], Tensor]:
     """Update the curvature with a minibatch, and return the training objective.
 
-    Warburg et al. 2023, Eq. 67-70, corrected: the step follows the negative gradient, and the
-    objective includes the prior: E_q[L(θ)] + prior_precision ‖θ‖² / (2 data_scale). The point form
-    evaluates L at θ. The expectation form averages L over layers drawn from the current posterior
-    q; the gradient flows to the mean of q. G is computed at the same layers as L.
+    This is Warburg et al. 2023, Eq. 67-70, corrected: the step follows the negative gradient, and
+    the objective includes the prior. The objective is E_q[L(θ)] + prior_precision ‖θ‖² / (2
+    data_scale), where q is the current posterior. The expectation over q has two forms. The point
+    form evaluates the loss L at θ, the mean of q. The expectation form averages L over layers drawn
+    from q; the gradient flows to the mean of q. G is computed at the same layers as L.
 
     Parameters
     ----------
@@ -155,14 +156,14 @@ def online_step(
     labels : (B,) int64.
     weight, bias : (D, F), (D,); the parameters of the layer.
     margin, approximation, split, drawn : as in `minibatch_curvature`.
-    loss : L of embeddings (B, D) and labels; None for `minibatch_loss`. The curvature is always
-        that of `minibatch_loss`, whose positives have the same minima.
+    loss : L, a function of embeddings (B, D) and labels; None for `minibatch_loss`. The curvature
+        is always that of `minibatch_loss`, whose positive term has the same minima.
     n_samples : number of layers to draw; 0 for the point form.
     generator : draws the layers; required for the expectation form.
 
     Returns
     -------
-    state, objective : the state after the step; a scalar to call `backward` on.
+    state, objective : the state after the step, and the objective as a scalar with a gradient.
     """
     if n_samples and generator is None:
         raise ValueError(f"{n_samples=} layers are to be drawn, but there is no generator")

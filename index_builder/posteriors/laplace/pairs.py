@@ -12,7 +12,7 @@ _ELEMENTS = 2**20
 """Number of entries of a temporary array: 4 MB in float32, which fits into the cache."""
 
 _GATHER_COST = 40
-"""Measured cost of gathering and multiplying one pair of entries, in multiply-adds."""
+"""Measured cost of gathering and multiplying two entries, in multiply-adds."""
 
 
 @torch.no_grad()
@@ -32,8 +32,8 @@ def pair_curvature(
 
     The generalised Gauss-Newton matrix is Σ_p y_p (J_iᵀ H₁₁ J_i + J_jᵀ H₂₂ J_j + 2 J_iᵀ H₁₂ J_j)
     (Warburg et al. 2023, Eq. 71-97). `fixed` leaves out H₁₂. A pair of an image with itself
-    contributes nothing, because its loss is zero. Weights of equal pairs are added first. The sum
-    then runs over images, which are far fewer than pairs:
+    contributes nothing, because its loss is zero. If a pair occurs several times, its weights are
+    added first. The sum is then over images, and there are far fewer images than pairs:
 
         diag(J_iᵀ H₁₁ J_i)_df = own_id φ_if² / r_i²            r = ‖h‖, u = h / r
         diag(J_iᵀ H₁₂ J_j)_df = -(1 - u_id² - u_jd² + u_iᵀu_j u_id u_jd) φ_if φ_jf / (r_i r_j)
@@ -49,8 +49,8 @@ def pair_curvature(
     targets : (P,), y; positive for positive pairs, negative for negatives inside the margin, zero
         outside.
     approximation, split : see `Approximation` and `Split`.
-    anchored : a pair counts twice for its first image and not for its second, as in
-        `fixed_curvature`. Only for `fixed`, which has no joint terms.
+    anchored : whether a pair counts twice for its first image and not for its second image, as in
+        `fixed_curvature`. Possible only for `fixed`, because it has no joint terms.
     """
     y = weights_between(len(features), first, second, targets, approximation, anchored=anchored)
     h = torch.addmm(bias, features, weight.T)
@@ -79,8 +79,8 @@ def weights_between(
 ) -> Tensor:
     """Return the weights of all pairs of images, (B, B), with a zero diagonal.
 
-    Weights of equal pairs are added. Entry (i, j) is the weight of image i with partner j; the
-    matrix is symmetric unless ``anchored``.
+    If a pair occurs several times, its weights are added. Entry (i, j) is the weight of image i
+    with partner j. The matrix is symmetric unless ``anchored``.
     """
     if anchored and approximation != "fixed":
         raise ValueError(f"{approximation=} has joint terms of a pair: it cannot be anchored")
@@ -93,7 +93,7 @@ def weights_between(
 
 
 def _by_pairs(features: Tensor, u: Tensor, own: Tensor, y: Tensor, pairs: Tensor) -> Curvature:
-    """Sum over distinct pairs by (D x P) (P x F) products; fast for few pairs or a large D."""
+    """Sum over pairs by products (D x P) (P x F); fast for few pairs or a large D."""
     first, second = pairs
     u_first, u_second = u[first], u[second]
     cosines = (u_first * u_second).sum(1, keepdim=True)
@@ -108,7 +108,7 @@ def _by_pairs(features: Tensor, u: Tensor, own: Tensor, y: Tensor, pairs: Tensor
 
 
 def _by_dimensions(features: Tensor, u: Tensor, own: Tensor, y: Tensor) -> Curvature:
-    """Evaluate φ_fᵀ M_d φ_f with M_d (B, B) for each dimension d; fast for a small D."""
+    """Compute φ_fᵀ M_d φ_f with a matrix M_d (B, B) for each dimension d; fast for a small D."""
     n_rows, dim = u.shape
     weight, bias = u.new_empty(dim, features.shape[1]), u.new_empty(dim)
     y_cosine = y * (u @ u.T)

@@ -13,15 +13,15 @@ from index_builder.posteriors.laplace.kronecker import KroneckerCurvature
 from model_store.errors import CalibrationError
 
 FeltCurvature = Curvature | KroneckerCurvature
-"""A non-negative curvature; with a prior it is a precision."""
+"""A non-negative curvature; together with a prior, it gives the precision of the posterior."""
 
 PRIOR_FRACTION = {"kronecker": 3.0, "diagonal": 0.01}
-"""Default prior precision over the mean curvature, see `relative_prior_precision`. With Kronecker
-factors most curvature lies in few feature directions, where it is many times its mean. A diagonal
-spreads it evenly."""
+"""Default prior precision divided by the mean curvature, see `relative_prior_precision`. With
+Kronecker factors, a few feature directions have most of the curvature: many times the mean. A
+diagonal distributes the curvature evenly."""
 
 _BISECTIONS = 60
-"""Number of bisections in log λ; they reach float64 precision from any bracket."""
+"""Number of bisections in log λ, enough for float64 precision from any start interval."""
 
 _NO_CURVATURE = (
     "The curvature is zero everywhere, so the data say nothing about the prior; this is so when "
@@ -30,7 +30,8 @@ _NO_CURVATURE = (
 )
 
 _DECADES = 4
-"""Decades on each side of the chosen prior precision for which the evidence is recorded."""
+"""The evidence is recorded for this number of decades below and above the chosen prior
+precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +49,19 @@ class PriorSearch:
 
     @property
     def best(self) -> float:
-        """The candidate with the largest value; the first of equal values.
+        """The candidate with the largest value; if several have it, the first of them.
 
-        If the posterior's spread does not change which validation images are correct, all values
-        are equal. Candidates are therefore in order of preference, widest first.
+        All values are equal if the spread of the posterior changes no validation result. Candidates
+        are therefore in order of preference, the widest posterior first.
         """
         return self.candidates[self.values.index(max(self.values))]
 
     @property
     def is_identified(self) -> bool:
-        """True if the best candidate lies between others.
+        """True if the best candidate is neither the smallest nor the largest.
 
-        A maximum at an end of the grid does not identify a candidate: a better one may lie beyond,
-        or all are equal.
+        A maximum at an end of the grid identifies no candidate: a value outside the grid may be
+        better, or all values may be equal.
         """
         return min(self.candidates) < self.best < max(self.candidates)
 
@@ -71,12 +72,14 @@ class PriorSearch:
 
 
 def relative_prior_precision(curvature: FeltCurvature, fraction: float) -> float:
-    """Return a fraction of the mean curvature as the prior precision.
+    """Return ``fraction`` times the mean curvature as the prior precision.
 
-    Outliers are detected by feature directions that the data have not determined. A prior far above
-    the curvature hides these directions: the uncertainty is then the norm of the features. A prior
-    far below it also counts directions that only noise has determined. Between these limits the
-    choice hardly matters. The temperature sets the overall width of the posterior.
+    The posterior is wide in feature directions that the training data do not determine. An outlier
+    has large features in these directions, which makes it detectable. If the prior precision is far
+    above the curvature, the posterior has the same width in all directions; the uncertainty is then
+    only the norm of the features. If the prior precision is far below the curvature, directions
+    that only noise determines become narrow too. Between these extremes, the choice hardly matters.
+    The temperature sets the overall width of the posterior.
 
     Raises
     ------
@@ -93,12 +96,12 @@ def log_marginal_likelihood(
     """Return the Laplace evidence of a prior precision λ, without the constant data term.
 
     For a diagonal curvature H, log p(D | λ) = -L(θ) - ½ λ ‖θ‖² + ½ Σ_k log λ - ½ Σ_k log(H_k + λ)
-    (MacKay 1992, "Bayesian interpolation"). L is the negative log-likelihood; -L(θ) is left out. A
-    Kronecker-factored curvature has its own log-determinant and prior.
+    (MacKay 1992, "Bayesian interpolation"). L is the negative log-likelihood; the constant -L(θ) is
+    left out. A Kronecker-factored curvature replaces the two sums and ‖θ‖² by its own terms.
 
     Parameters
     ----------
-    curvature : non-negative curvature of the sum over the data (data scale included).
+    curvature : non-negative curvature of the sum over the data, with the data scale.
     weight, bias : (D, F), (D,), the parameters θ; the prior is centred at zero.
     prior_precision : λ > 0.
     """
@@ -110,8 +113,8 @@ def tune_prior_precision(curvature: FeltCurvature, weight: Tensor, bias: Tensor)
     """Find the prior precision with the largest evidence.
 
     The derivative with respect to log λ is ½ (γ - λ ‖θ‖²). Here γ is the number of well-determined
-    parameters, Σ_k H_k / (H_k + λ) for a diagonal (MacKay 1992). γ falls and λ ‖θ‖² rises with λ,
-    so there is one root; bisection in log λ finds it.
+    parameters, Σ_k H_k / (H_k + λ) for a diagonal (MacKay 1992). With increasing λ, γ falls and λ
+    ‖θ‖² rises. There is therefore one root, which bisection in log λ finds.
 
     Raises
     ------

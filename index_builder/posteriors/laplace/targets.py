@@ -13,16 +13,17 @@ from model_store.errors import DatasetError
 TargetScaling = Literal["per_anchor", "global"]
 """The relative weights of a data set's pairs.
 
-`per_anchor`: the positives of each anchor weigh 1 / |A| together, its negatives -1 / |A|, with A
-the anchors that have a positive. The proof of Prop. F.3 of Warburg et al. 2023 uses these weights;
-they keep `fixed` non-negative. `global`: Eq. 13, 1 / |D²pos| and -1 / |D²neg| for every pair. Large
-classes then dominate, and `fixed` can be negative for images of small classes. Both are equal for
+`per_anchor`: A is the set of anchors that have a positive. The weights of an anchor's positives sum
+to 1 / |A|, and those of its negatives to -1 / |A|. The proof of Prop. F.3 of Warburg et al. 2023
+uses these weights; with them, `fixed` cannot be negative. `global`: Eq. 13, every positive pair has
+the weight 1 / |D²pos| and every negative pair -1 / |D²neg|. With these weights, large classes
+dominate, and `fixed` can be negative for images of small classes. The two scalings are equal for
 classes of equal size. Both leave out pairs of an image with itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnchorTargets:
-    """Targets of all pairs (i, j), j ≠ i, of a data set; they depend on the anchor i only.
+    """Targets of all pairs (i, j), j ≠ i, of a data set; a target depends on the anchor i only.
 
     Attributes
     ----------
@@ -38,7 +39,7 @@ class AnchorTargets:
     n_classes: int
 
     def of(self, rows: Tensor) -> AnchorTargets:
-        """Return the targets of some anchors, rows (B,) int64; all images remain partners."""
+        """Return the targets of the anchors ``rows`` (B,) int64; all images remain partners."""
         return replace(
             self,
             positive=self.positive[rows],
@@ -87,18 +88,19 @@ def anchor_targets(labels: Tensor, scaling: TargetScaling, dtype: torch.dtype) -
 
 
 def minibatch_targets(is_positive: Tensor, is_inside: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return targets of a minibatch's pairs; sums with them estimate sums over the data set.
+    """Return targets of a minibatch's pairs for estimating sums over the data set.
 
-    Warburg et al. 2023, Eq. 20 times the factor |D²| / |B| of Eq. 21. Positives have 1 / |B_pos|,
-    negatives inside the margin -1 / |B_neg|; |B_neg| also counts negatives outside. The estimate of
-    `global` sums is unbiased if positives and negatives are each drawn uniformly, and in equal
-    numbers for every minibatch. A sampler that draws labels and then n images of each does so for
-    classes of equal size.
+    The targets are Warburg et al. 2023, Eq. 20, times the factor |D²| / |B| of Eq. 21. A positive
+    pair has the target 1 / |B_pos|, a negative pair inside the margin -1 / |B_neg|. |B_neg| also
+    counts the negative pairs outside the margin. The targets estimate sums of `global` without bias
+    under two conditions. Positive and negative pairs are each drawn uniformly, and their numbers
+    are equal in all minibatches. A sampler that draws labels, and then n images of each label,
+    fulfils the conditions for classes of equal size.
 
     Parameters
     ----------
-    is_positive : (P,) bool, the pair shares a label.
-    is_inside : (P,) bool, the pair is inside the margin.
+    is_positive : (P,) bool, whether the images of the pair have the same label.
+    is_inside : (P,) bool, whether the pair is inside the margin.
     dtype : type of the targets.
 
     Returns

@@ -1,4 +1,4 @@
-"""Choose a temperature on validation images; compare an uncertainty with the feature norm."""
+"""Choose a temperature on validation images, and compare an uncertainty with the feature norm."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Criterion = Callable[[Posterior], float]
 def temper_by_validation(
     fit: LaplaceFit, candidates: Sequence[float], criterion: Callable[[LaplacePosterior], float]
 ) -> LaplaceFit:
-    """Return the fit at the candidate temperature with the largest criterion.
+    """Return the fit at the candidate temperature for which the criterion is largest.
 
     Parameters
     ----------
     candidates : temperatures to try.
     criterion : computed on data that are used neither for training nor for the evaluation.
 
-    Of equally good temperatures the largest is chosen. If the best is at an end of the candidates,
-    the temperature is 1, see `PriorSearch.is_identified`.
+    If several temperatures are equally good, the largest of them is chosen. If the best temperature
+    is the smallest or largest candidate, the temperature is 1; see `PriorSearch.is_identified`.
     """
     if not candidates:
         raise ValueError("no candidates")
@@ -37,10 +37,10 @@ def temper_by_validation(
 
 
 def norm_correlation(posterior: LaplacePosterior, features: Tensor) -> float | None:
-    """Return the correlation of log uncertainty with its value under the prior alone.
+    """Return the correlation of the log uncertainty with the log uncertainty under the prior.
 
-    The uncertainty is Σ_d v_d / ‖m‖²; under the prior it is ‖φ‖² / ‖m‖² up to a factor. None if
-    either is the same for all images.
+    The uncertainty of an image is Σ_d v_d / ‖m‖². Under the prior alone it is ‖φ‖² / ‖m‖² up to a
+    factor. None if one of the two uncertainties is the same for all images.
 
     Parameters
     ----------

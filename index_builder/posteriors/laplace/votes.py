@@ -11,12 +11,13 @@ from index_builder.posteriors.stored import Posterior
 N_SAMPLES = 50
 
 N_NEAREST, N_OTHERS = 100, 400
-"""Number of candidates of a query: nearest items and random items. In a gallery with hundreds of
-images of each label, the nearest items nearly all share one label. Without random items, too wide a
-posterior votes as well as the right one and is chosen."""
+"""Number of candidates of a query: nearest items and random items. If a label has hundreds of
+images, nearly all of the nearest items have the same label. Without random items, a posterior that
+is too wide would then get as many correct votes as the right posterior."""
 
 _CHUNK = 50
-"""Number of queries in a batch; 50 × 50 samples × 500 candidates fit into memory."""
+"""Number of queries in a batch; the similarities of 50 queries × 50 samples × 500 candidates fit
+into memory."""
 
 
 def vote_log_likelihood(
@@ -27,22 +28,23 @@ def vote_log_likelihood(
     gallery_labels: Tensor,
     generator: torch.Generator,
 ) -> Criterion:
-    """Return a criterion: the mean log-probability of a query's own label under sampled votes.
+    """Return a criterion: the mean log-probability of a query's true label under sampled votes.
 
     Each predictive sample of a query votes for the label of its nearest candidate. The probability
-    of a label is its share of the votes, with one vote added to either side (Laplace's rule). This
-    is a proper scoring rule: it is best when the spread of the samples fits the frequency of
-    errors. Votes of too wide a posterior are random; those of too narrow a posterior are unanimous
-    also when wrong. The area under a ROC curve does not depend on the scale.
+    of the true label is its share of the votes, after adding one vote for the label and one against
+    it (Laplace's rule). The criterion is a proper scoring rule: it is largest if the spread of the
+    samples fits the frequency of errors. If the posterior is too wide, the votes are random. If the
+    posterior is too narrow, all samples vote for one label, also when the label is wrong. An area
+    under a ROC curve cannot choose the temperature, because the area does not depend on the scale.
 
     Parameters
     ----------
-    posterior : its mean finds the candidates.
+    posterior : the posterior whose mean finds the candidates.
     queries : (Q, F) features of images not used in training.
     query_labels : (Q,) int64.
     gallery : (M, F) features of gallery images.
     gallery_labels : (M,) int64.
-    generator : draws the noise, which is the same for every posterior.
+    generator : draws the noise; every posterior gets the same noise.
     """
     directions = torch.nn.functional.normalize(posterior.predict(gallery)[0])
     nearest = posterior.predict(queries)[0] @ directions.T
