@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def children_unreached() -> Iterator[None]:
-    """Processes started in this context ignore Ctrl+C; their parent must end them.
+    """Start child processes that ignore Ctrl+C; the parent process must end them.
 
-    Otherwise, a process that is interrupted during its imports prints a traceback.
+    A child process that is interrupted during its imports would print a traceback.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -21,6 +21,6 @@ def children_unreached() -> Iterator[None]:
 
 
 def end_silently() -> None:
-    """Let Ctrl+C silently end this process, which `children_unreached` has started."""
+    """Let Ctrl+C end this child process without a traceback; call it after the imports."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

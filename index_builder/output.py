@@ -23,7 +23,8 @@ def writing(what: str, kept: str = "") -> Iterator[None]:
 
     Parameters
     ----------
-    kept : a sentence on the work that is kept.
+    what : name of the file or directory.
+    kept : sentence in the message on which work is not lost.
 
     Raises
     ------
@@ -34,7 +35,7 @@ def writing(what: str, kept: str = "") -> Iterator[None]:
     except (OSError, sqlite3.OperationalError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise OutputError(
-            f"Cannot write {what}: {why}. {kept or 'Nothing was begun.'} Free disk space or grant "
+            f"Cannot write {what}: {why}. {kept or 'No work was started.'} Free disk space or grant "
             "permission, or name another directory; then run the same command again."
         ) from error
 
@@ -44,7 +45,8 @@ def read_from(entries: Iterable[T], scratch: Path) -> Iterator[T]:
 
     Parameters
     ----------
-    scratch : directory of unpacked files; errors there are write errors.
+    scratch : directory of unpacked files; an error in this directory is a write error and not
+        converted.
 
     Raises
     ------
@@ -77,13 +79,13 @@ def write_table(path: Path, title: str, report: Mapping[str, Any]) -> None:
 
 
 def _rows(report: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Flatten a report into rows of a table."""
+    """Return the rows of a table, a row for each value of a nested report."""
     rows = []
     for name, value in report.items():
         label = f"{prefix}{name.replace('_', ' ')}"
         if isinstance(value, Mapping):
             rows += _rows(value, f"{label}: ")
-        elif isinstance(value, list):  # prints intervals, but no curves
+        elif isinstance(value, list):  # intervals are printed, curves are not
             if len(value) == 2 and all(isinstance(one, float) for one in value):
                 rows.append((label, f"{value[0]:.4f} to {value[1]:.4f}"))
         elif isinstance(value, float):

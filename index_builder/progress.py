@@ -56,7 +56,7 @@ _output = _Output()
 
 
 class _Logger(logging.Logger):
-    """A logger that also restricts libraries with their own handlers and levels."""
+    """A logger that hides messages also if a library sets its own handlers or level."""
 
     def isEnabledFor(self, level: int) -> bool:  # noqa: N802 - logging's
         """Return whether to show messages of this level."""
@@ -65,9 +65,9 @@ class _Logger(logging.Logger):
 
 @contextmanager
 def messages_shown() -> Iterator[None]:
-    """Show warnings of Vouch and errors of other libraries; `set_output` changes this.
+    """Show warnings of Vouch and errors of other libraries, until `set_output` changes the rule.
 
-    This also applies to libraries that are imported later and configure their own logging.
+    The rule also applies to libraries that are imported later and configure their own logging.
     """
     _output.active, _output.verbose, _output.quiet, console.quiet = True, False, False, False
     handler = RichHandler(console=console, show_time=False, show_path=False)
@@ -142,7 +142,7 @@ def track(items: Iterable[T], description: str, total: int) -> Iterator[T]:
 
 
 def track_parts(n_items: int, size: int, description: str) -> Iterator[int]:
-    """Yield the start of each part of ``size`` items, and advance a bar of ``n_items`` steps."""
+    """Yield the first position of each part of ``size`` items, and advance a progress bar."""
     with progress_bar() as bar:
         task = bar.add_task(description, total=n_items)
         for start in range(0, n_items, size):
@@ -165,7 +165,7 @@ def waiting_for(items: Iterable[T], what: str) -> Iterator[T]:
 def working(what: str) -> Iterator[None]:
     """Show ``what`` and the elapsed time on a terminal, for work without a count.
 
-    Bars of `track` appear below it.
+    Progress bars of `track` appear below this line.
     """
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with Progress(
@@ -179,7 +179,8 @@ def working(what: str) -> Iterator[None]:
 def timed_step(name: str) -> Iterator[None]:
     """Show that a step is running, and print its duration at the end.
 
-    Outside a terminal, also prints a line at the start, so a hanging step is visible.
+    If the output is not a terminal, a line is also printed at the start. A step that hangs is then
+    visible.
     """
     started = time.perf_counter()
     if not console.is_terminal:

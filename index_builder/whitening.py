@@ -1,8 +1,9 @@
-"""Fits a last layer in closed form, which whitens the differences within labels.
+"""Computes a last layer in closed form: it whitens the differences between images of one label.
 
-Images that the layer was fitted to are more similar than new images. `cross_fitted_whitenings`
-returns layers fitted without some of the images, in the coordinates of the layer fitted to all. So
-their embeddings can be searched in the served gallery.
+Two images of a label are more similar if the layer was fitted to them than if they are new. For
+calibration, an image must be embedded by a layer that was not fitted to it.
+`cross_fitted_whitenings` returns such layers, rotated to the coordinates of the layer that was
+fitted to all images. Embeddings by these layers can therefore be searched in the served gallery.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ Features = NDArray[np.floating[Any]]
 Codes = NDArray[np.integer[Any]]
 
 _ROUNDING = 1e-10
-"""Directions with a smaller share of the largest eigenvalue count as rounding."""
+"""A direction is treated as rounding error if its eigenvalue, divided by the largest, is
+smaller."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """Sums over images that the layer is computed from.
+    """Sums over images, from which the layer is computed.
 
     Attributes
     ----------
@@ -40,7 +42,7 @@ class _Sums:
 
     @classmethod
     def of(cls, blocks: Iterable[Features], codes: Codes, n_labels: int) -> _Sums:
-        """Add up ``blocks`` (n, F) of N images with label ``codes`` (N,)."""
+        """Compute the sums of ``blocks`` (n, F), N rows in total, with label ``codes`` (N,)."""
         features, products, first = None, None, 0
         for block in blocks:
             rows = np.asarray(block, dtype=np.float64)
@@ -64,15 +66,16 @@ class _Sums:
     def layer(
         self, embedding_dim: int, n_features: int, dtype: type[np.floating[Any]] = np.float64
     ) -> Floats:
-        """Return the layer (D, F), see `learned_whitening`; `n_features` counts for λ.
+        """Return the layer (D, F), see `learned_whitening`.
 
-        Its rows are the leading solutions of T v = μ (C + λ I) v with vᵀ (C + λ I) v = 1, where T
-        is the scatter of all images. This equals whitening by C + λ I, followed by principal
-        directions.
+        The rows of the layer are the leading solutions of T v = μ (C + λ I) v with vᵀ (C + λ I) v =
+        1, where T is the scatter of all images. This equals whitening by C + λ I, followed by a
+        projection on the principal directions.
 
         Parameters
         ----------
-        dtype : number type of the decomposition; float32 takes a third of the time.
+        n_features : λ is the trace of C divided by this number.
+        dtype : number type of the decomposition; float32 takes a third of the time of float64.
         """
         from scipy.linalg import eigh  # noqa: PLC0415 - slow
 
@@ -95,20 +98,21 @@ class _Sums:
 
 
 def learned_whitening(blocks: Iterable[Features], codes: Codes, embedding_dim: int) -> Floats:
-    """Return the weight W (D, F) of a layer h = W φ that whitens the differences within labels.
+    """Return the weight W (D, F) of a layer h = W φ that whitens differences within labels.
 
-    Follows Radenović et al. 2019, sec. 3.3. C is the covariance within labels; φ is divided by (C +
-    λ I)^½, and the D directions with the largest variance over all images are kept. λ is the mean
-    eigenvalue of C: with fewer images than features, most eigenvalues are estimated as zero, and
-    dividing by them would amplify noise. Features are not centred: their common direction is
-    informative, and improves cosines for labels that were not trained on.
+    The method is that of Radenović et al. 2019, sec. 3.3. C is the covariance within labels. φ is
+    multiplied by (C + λ I)^-½, and the D directions with the largest variance over all images are
+    kept. λ is the mean eigenvalue of C. If there are fewer images than features, most eigenvalues
+    are estimated as zero, and dividing by them would amplify noise. Features are not centred,
+    because their mean is informative. It improves cosines for labels that are not in the training
+    data.
 
-    At most N / 2 directions are kept, because single images would determine further ones. The other
-    rows are zero.
+    At most N / 2 directions are kept, because each further direction would depend on a few images
+    only. The other rows of W are zero.
 
     Parameters
     ----------
-    blocks : (n, F) features in row order; read once.
+    blocks : (n, F) features in row order; they are read once.
     codes : (N,) label codes from 0; at least one label has two different images.
     embedding_dim : D ≤ F.
 
@@ -143,11 +147,11 @@ def learned_whitening(blocks: Iterable[Features], codes: Codes, embedding_dim: i
 def cross_fitted_whitenings(
     features: Features, codes: Codes, left_out: Sequence[NDArray[np.int64]], weight: Features
 ) -> Iterator[NDArray[np.float32]]:
-    """Yield a layer (D, F) for each fold, fitted to all images except the left-out ones.
+    """Yield a layer (D, F) for each fold, fitted to all images that the fold does not leave out.
 
-    The principal directions of two equal fits may differ by a rotation. Each layer is therefore
-    aligned with ``weight`` by the rotation R that minimises Σ ‖R W_k φ − W φ‖² over the common
-    images (orthogonal Procrustes, Schönemann 1966). R preserves cosines.
+    Two fits that are equally good may differ by a rotation. Each layer W_k is therefore aligned
+    with ``weight`` W by a rotation R, which changes no cosines. R minimises Σ ‖R W_k φ − W φ‖² over
+    the images that both layers were fitted to (orthogonal Procrustes, Schönemann 1966).
 
     Parameters
     ----------
@@ -171,9 +175,10 @@ def cross_fitted_whitenings(
 
 
 def _nearest_rotation(products: Floats) -> Floats:
-    """Return U Vᵀ of U S Vᵀ = ``products`` (D, D), without directions that are only rounding.
+    """Return U Vᵀ of U S Vᵀ = ``products`` (D, D); directions of rounding errors are left out.
 
-    Uses the eigenvectors of M Mᵀ, which take half the time of a singular value decomposition.
+    U comes from the eigenvectors of ``products`` times its transpose, which take half the time of a
+    singular value decomposition.
     """
     values, left = np.linalg.eigh(products @ products.T)
     kept = values > _ROUNDING**2 * values[-1]
@@ -182,7 +187,7 @@ def _nearest_rotation(products: Floats) -> Floats:
 
 
 def _span(features: Features) -> Floats:
-    """Return an orthonormal basis (F, r) of N ≤ F rows, to compute with smaller matrices."""
+    """Return an orthonormal basis (F, r) of N ≤ F rows; in it, matrices are smaller."""
     rows = np.asarray(features, dtype=np.float64)
     values, vectors = np.linalg.eigh(rows @ rows.T)
     kept = values > _ROUNDING * values[-1]

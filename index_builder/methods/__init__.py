@@ -1,4 +1,4 @@
-"""Methods: how an encoder is trained and gets its uncertainty. A file for each.
+"""Methods: each trains an encoder and gives its embeddings an uncertainty.
 
 ::
 
@@ -10,12 +10,12 @@
     face_embeddings      probabilistic face embeddings
     dropout              Monte Carlo dropout
     ensemble             a deep ensemble
-    embedding_norm       the norm of the embedding as its concentration
-    loss_prediction      a head that predicts an image's retrieval loss
+    embedding_norm       a concentration from the norm of the embedding
+    loss_prediction      a head that predicts the retrieval loss of an image
     deterministic        no posterior
     votes                choice of a temperature on held-out images
 
-The mathematics are in `index_builder.posteriors` and `index_builder.objectives`.
+The mathematics is in `index_builder.posteriors` and `index_builder.objectives`.
 """
 
 from index_builder.methods.method import Method, Trained

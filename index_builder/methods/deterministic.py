@@ -14,7 +14,7 @@ from index_builder.posteriors import PointPosterior
 
 @dataclass(frozen=True)
 class Deterministic(Method):
-    """The baseline of the other methods."""
+    """The baseline to which the other methods are compared."""
 
     settings: DeterministicConfig
 

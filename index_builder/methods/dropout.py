@@ -1,4 +1,4 @@
-"""Monte Carlo dropout: dropout stays on after training."""
+"""Monte Carlo dropout: dropout is also used after training."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from index_builder.posteriors import (
 )
 
 N_PASSES = 20
-"""Number of passes with dropout in the trunk; the variance has a relative error of about a
-third."""
+"""Default number of passes through a trunk with dropout. With this number, the relative error of a
+variance is about a third."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class MonteCarloDropout(Method):
     def fit(
         self, config: EncoderConfig, members: Sequence[Trained], splits: Splits
     ) -> tuple[DropoutPosterior, Report]:
-        """Draw the masks of the passes, if the trunk has dropout."""
+        """Return the posterior; if the trunk has dropout, draw a mask for each pass."""
         (trained,) = members
         inside = config.network.dropout_inside
         layer = trained.encoder.last_layer

@@ -1,4 +1,4 @@
-"""The norm of the embedding as its concentration: an uncertainty without a posterior."""
+"""An uncertainty without a fitted posterior: the norm of an embedding is its concentration."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ TEMPERATURES = np.logspace(-3, 3, 25)
 class EmbeddingNorm(Method):
     """The von Mises-Fisher distribution whose natural parameter is the embedding.
 
-    Kirchhof et al. 2022. Objectives with distributions (el_nivmf, el_vmf and similar, mc_info_nce)
-    train the norm as a concentration. With other objectives the norm may not be informative.
+    The method is from Kirchhof et al. 2022. Objectives on distributions (el_nivmf, el_vmf and
+    similar, mc_info_nce) train the norm as a concentration. With other objectives, the norm may say
+    nothing about the uncertainty.
     """
 
     settings: EmbeddingNormConfig
@@ -31,7 +32,7 @@ class EmbeddingNorm(Method):
     def fit(
         self, config: EncoderConfig, members: Sequence[Trained], splits: Splits
     ) -> tuple[EmbeddingNormPosterior, Report]:
-        """Return the trained last layer, with a given temperature or one chosen by validation."""
+        """Return the trained last layer; the temperature is configured or chosen by validation."""
         (trained,) = members
         posterior = EmbeddingNormPosterior.of(trained.encoder.last_layer)
         if self.settings.temperature != "validation":

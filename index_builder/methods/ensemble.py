@@ -22,7 +22,8 @@ from index_builder.posteriors import (
 )
 
 N_ALIGNING = 10_000
-"""Maximum number of training images for aligning members; many times the required D."""
+"""Maximum number of training images for aligning the members. The alignment needs at least D
+images, which is far fewer."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,11 @@ class Ensemble(Method):
     settings: EnsembleConfig
 
     def members(self, config: EncoderConfig) -> list[EncoderConfig]:
-        """Return the configurations of deterministic encoders with their own seeds.
+        """Return the configurations of deterministic encoders, each with another seed.
 
         The first member has the seed of the build, so it equals the deterministic baseline. The
-        other seeds are derived from it and the member's number. All members use the same division
-        of the data.
+        seed of another member is derived from the seed of the build and the number of the member.
+        All members use the same division of the data.
         """
         others = np.random.SeedSequence(config.seed).generate_state(self.settings.n_members - 1)
         alone = DeterministicConfig(method="deterministic")
@@ -48,7 +49,7 @@ class Ensemble(Method):
     def fit(
         self, config: EncoderConfig, members: Sequence[Trained], splits: Splits
     ) -> tuple[EnsemblePosterior, Report]:
-        """Rotate the members into one space, fitted on at most `N_ALIGNING` training images."""
+        """Rotate all members into one space, using at most `N_ALIGNING` training images."""
         images = splits.training
         shuffled = np.random.default_rng(config.seed).permutation(len(images))
         some = images.subset(shuffled[:N_ALIGNING])
@@ -65,5 +66,5 @@ class Ensemble(Method):
     def assemble(
         self, encoders: Sequence[MetricEncoder], posterior: Posterior
     ) -> ProbabilisticEncoder:
-        """Return all members as one module."""
+        """Return one module that contains all members."""
         return EnsembleEncoder(encoders, posterior)

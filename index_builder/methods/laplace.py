@@ -49,17 +49,19 @@ from model_store.errors import CalibrationError, DatasetError
 from model_store.threads import one_blas_thread
 
 TEMPERATURES = np.logspace(-9, 3, 25)
-"""Candidate temperatures of a validation. At the smallest, all samples equal the mean; at the
-largest, they are random."""
+"""Candidate temperatures of a validation. With the smallest, all samples are nearly equal to the
+mean; with the largest, the samples are random."""
 
 NOTHING_BUT_NORM = 0.95
-"""Correlation above which the uncertainty is only the norm of the features."""
+"""Above this correlation with the norm of the features, the uncertainty adds no information to the
+norm."""
 
 MIN_PAIRED = 20
-"""Minimum number of validation images for estimating correlations of pairs."""
+"""Minimum number of validation images for estimating the correlation of a query and an item."""
 
 MIN_CORRELATED = 30
-"""Minimum number of validation images for a correlation with the norm."""
+"""Minimum number of validation images for estimating the correlation with the norm of the
+features."""
 
 
 class Laplace(Method):
@@ -72,12 +74,12 @@ class Laplace(Method):
     def curvature_fit(
         self, config: EncoderConfig, trained: Trained, images: LabelledImages
     ) -> tuple[LaplaceFit, Approximation]:
-        """Return the fit before validation, and the approximation of its curvature."""
+        """Return the fit before the validation, and the approximation of its curvature."""
 
     def fit(
         self, config: EncoderConfig, members: Sequence[Trained], splits: Splits
     ) -> tuple[LaplacePosterior, Report]:
-        """Fit the posterior, and choose prior and temperature."""
+        """Fit the posterior, and choose its prior and temperature."""
         (trained,) = members
         settings, encoder = self.settings, trained.encoder
         fitted, approximation = self.curvature_fit(config, trained, splits.training)
@@ -109,7 +111,7 @@ class Laplace(Method):
 
     @property
     def prior_chosen_by(self) -> Literal["curvature", "marginal_likelihood"]:
-        """The rule for the prior of the first fit; it remains if validation cannot choose."""
+        """The rule for the prior of the first fit; it also applies if validation cannot choose."""
         likeliest = self.settings.prior_chosen_by == "marginal_likelihood"
         return "marginal_likelihood" if likeliest else "curvature"
 
@@ -123,11 +125,11 @@ class Laplace(Method):
         *,
         chooses_prior: bool,
     ) -> HeldOut | None:
-        """Choose prior and temperature on held-out labels and images; see `validate`.
+        """Choose the prior and the temperature on held-out labels and images; see `validate`.
 
         A last layer in closed form (whitening of frozen features) is fitted again without the
-        held-out images, so every image can be a query. A trained layer is not refitted, and
-        validation images are the queries.
+        held-out images, so every image can be a query. A trained layer is not fitted again, so only
+        validation images can be queries.
         """
         network, settings, seed = config.network, self.settings, config.seed
         is_fitted = network.last_layer == "whitening" and not config.training.epochs
@@ -138,7 +140,7 @@ class Laplace(Method):
         if not is_fitted and not len(new):
             return None
         if not fitted.curvature.mean > 0:
-            return None  # without curvature the posterior is the prior, and folds would not differ
+            return None  # with zero curvature the posterior is the prior, and all folds are equal
         weight, bias = _layer(trained.encoder)
         features = torch.cat([all_features(trained.encoder, part) for part in (learned, new)])
         features = features.to(weight)
@@ -192,8 +194,8 @@ class PostHocLaplace(Laplace):
     ) -> tuple[LaplaceFit, Approximation]:
         """Fit the posterior to all pairs of training images.
 
-        If a network was not trained with the margin, all negatives may be inside it, and the terms
-        of `fixed` cancel. Then `positives` is used.
+        If the network was trained with another loss, all negatives may be inside the margin. The
+        terms of `fixed` then cancel, and `positives` is used instead.
         """
         settings = self.settings
         fit = partial(
@@ -236,7 +238,7 @@ class OnlineLaplace(Laplace):
         labels: Tensor,
         generator: torch.Generator,
     ) -> OnlineLaplaceLoss:
-        """Return the contrastive loss that also updates the curvature."""
+        """Return the contrastive loss; it also updates the curvature at each step."""
         settings = self.settings
         return OnlineLaplaceLoss(
             encoder.last_layer,
@@ -260,7 +262,7 @@ class OnlineLaplace(Laplace):
     def curvature_fit(
         self, config: EncoderConfig, trained: Trained, images: LabelledImages
     ) -> tuple[LaplaceFit, Approximation]:
-        """Return the fit with the average curvature of the training."""
+        """Return the fit with the curvature that the training has averaged."""
         settings = self.settings
         fitted = laplace_of_curvature(
             *_layer(trained.encoder),
@@ -279,7 +281,7 @@ def _layer(encoder: MetricEncoder) -> tuple[Tensor, Tensor]:
 
 
 def _some(images: LabelledImages, names: Mapping[str, int], seed: int) -> LabelledImages:
-    """Return images for the folds, only with labels in ``names``."""
+    """Return images for the validation; labels that are not in ``names`` are left out."""
     known = images.subset(with_label(images, names.keys(), wanted=True))
     codes = np.array([names[label] for label in known.labels], dtype=np.int64)
     return known.subset(some_of_each(codes, len(names), seed))
@@ -310,8 +312,8 @@ def _say(
     by_validation = fitted.prior_chosen_by == "validation"
     if correlation is not None and correlation > NOTHING_BUT_NORM and not by_validation:
         console.print(
-            "[yellow]The posterior adds nothing to the norm of the features.  "
-            "Use structure = 'kronecker', or a smaller prior_precision.[/]"
+            "[yellow]The posterior adds no information to the norm of the features. Use structure "
+            "= 'kronecker', or a smaller prior_precision.[/]"
         )
 
 
@@ -347,8 +349,8 @@ def _pair_correlation(
 ) -> tuple[float, float] | None:
     """Return a and b of r ≈ a + b s, see `model_store.pairs`; None if they cannot be estimated.
 
-    They are fitted by least squares over pairs of a validation image and its nearest training
-    images. Like queries, validation images are unknown to the layer.
+    The fit is by least squares over pairs: a validation image and one of its nearest training
+    images. The layer was not trained on validation images, as it was not trained on queries.
     """
     n_queries = min(len(splits.validation), N_VALIDATION)
     if not isinstance(posterior, KroneckerPosterior) or n_queries < MIN_PAIRED:
@@ -366,10 +368,10 @@ def _pair_correlation(
 def _norm_correlation(
     encoder: MetricEncoder, posterior: LaplacePosterior, splits: Splits, seed: int
 ) -> float | None:
-    """Return the correlation of log Σv / ‖m‖² with log ‖φ‖² / ‖m‖², its value under the prior.
+    """Return the correlation of log Σv / ‖m‖² with log ‖φ‖² / ‖m‖²; see `norm_correlation`.
 
-    It is over validation images, or over training images if there are few validation images. None
-    if all values are equal.
+    The correlation is over validation images; if there are too few, over training images. None if
+    all values are equal.
     """
     images = splits.validation if len(splits.validation) >= MIN_CORRELATED else splits.training
     chosen = np.random.default_rng(seed).permutation(len(images))[:N_VALIDATION]

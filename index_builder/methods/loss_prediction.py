@@ -1,4 +1,4 @@
-"""Loss prediction: a head predicts the retrieval loss of an image, for a trained encoder."""
+"""Loss prediction: a head on a trained encoder predicts the retrieval loss of an image."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from index_builder.training.loop import train
 
 @dataclass(frozen=True)
 class LossPredictor(Method):
-    """Prediction of the ranking of losses (Kirchhof et al. 2024), or of the losses themselves."""
+    """A head that predicts the order of the losses (Kirchhof et al. 2024), or their values."""
 
     settings: LossPredictionConfig
 

@@ -1,4 +1,4 @@
-"""The interface of methods: the work of a method at each step of a build."""
+"""The interface of methods: one function of the class for each step of a build."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Method(ABC):
     """
 
     def members(self, config: EncoderConfig) -> list[EncoderConfig]:
-        """Return the configuration of each encoder to train, by default one."""
+        """Return the configuration of each encoder to train; by default one encoder."""
         return [config]
 
     def objective(

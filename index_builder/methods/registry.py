@@ -29,7 +29,8 @@ METHODS: Mapping[str, Callable[[Any], Method]] = {
     "pfe": FaceEmbeddings,
     "hib": HedgedInstance,
 }
-"""Each takes its table of the configuration; see `index_builder.configuration.posterior`."""
+"""Constructors by name. The argument is the configuration table of the method, see
+`index_builder.configuration.posterior`."""
 
 
 def method_of(config: EncoderConfig) -> Method:

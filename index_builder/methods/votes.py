@@ -19,7 +19,7 @@ from index_builder.posteriors.laplace.votes import vote_log_likelihood
 from index_builder.progress import console
 
 N_VALIDATION = 1_000
-"""Maximum number of validation images. The optimum is flat; more images hardly change it."""
+"""Maximum number of validation images. More images hardly change the chosen temperature."""
 
 N_VOTERS = 10_000
 """Maximum number of training images among which neighbours are searched."""
@@ -35,10 +35,10 @@ class Tempered(Posterior, Protocol):
 def chosen_temperature(
     posterior: Tempered, candidates: NDArray[np.float64], criterion: Criterion
 ) -> tuple[float, dict[str, Any]]:
-    """Return the temperature with the largest criterion, and the search as JSON values.
+    """Return the temperature for which the criterion is largest, and the search as JSON values.
 
-    Of equally good temperatures the largest is chosen. If the best is at an end of the candidates,
-    the temperature is 1, see `PriorSearch.is_identified`.
+    If several temperatures are equally good, the largest of them is chosen. If the best temperature
+    is the smallest or largest candidate, the result is 1; see `PriorSearch.is_identified`.
     """
     ordered = sorted(candidates.tolist(), reverse=True)
     values = [criterion(posterior.at(candidate)) for candidate in ordered]
@@ -59,7 +59,7 @@ def say_if_unidentified(search: PriorSearch) -> None:
 
 
 def votes(encoder: MetricEncoder, posterior: Posterior, splits: Splits, seed: int) -> Criterion:
-    """Return a criterion: how well sampled votes of a posterior predict validation labels."""
+    """Return a criterion: how well sampled votes of a posterior predict the validation labels."""
     shuffle = np.random.default_rng(seed)
     names = sorted({*splits.training.labels, *splits.validation.labels})
 

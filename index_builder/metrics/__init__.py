@@ -1,7 +1,7 @@
 """The metrics of an evaluation: pure functions of arrays, grouped by what they measure.
 
 =================  ==============================================================================
-`ranking` ranked lists: recall at k, mAP at k, mAP at R, average precision
+`ranking`          ranked lists: recall at k, mAP at k, mAP at R, average precision
 `calibration`      probabilities: reliability, calibration error, Brier score, consensus
 `separation`       positives against negatives: AUROC, AUPRC, FPR at 95 %
 `selective`        selective answering: sparsification, AUSC, AURC, AUGRC
@@ -11,8 +11,8 @@
 =================  ==============================================================================
 
 An undefined metric, for example a rate over an empty set, is None. NaN raises a ``ValueError``.
-Tied values share one threshold, or count as if in random order, so metrics do not depend on the
-order of the images.
+Metrics do not depend on the order of the images: equal values share one threshold, or get the mean
+over all orders.
 """
 
 from index_builder.metrics.calibration import (

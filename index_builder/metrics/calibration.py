@@ -21,9 +21,9 @@ class ReliabilityBin:
     Attributes
     ----------
     n : number of predictions.
-    probability : their weighted mean probability.
-    share : weighted share of true outcomes.
-    weight : share of the total weight.
+    probability : weighted mean of the predicted probabilities.
+    share : weighted share of predictions whose event occurred.
+    weight : weight of the bin, as a share of the total weight.
     """
 
     n: int
@@ -37,9 +37,10 @@ def reliability(
 ) -> list[ReliabilityBin]:
     """Return a reliability diagram with equal numbers of predictions in the bins.
 
-    Bins have equal mass, not equal width (Nixon et al. 2019); a probability of exactly 1 counts.
-    Equal probabilities in different bins share their mean outcome, see `evened`, so the order of
-    predictions does not matter.
+    The bins have equal numbers of predictions, not equal widths (Nixon et al. 2019). Predictions
+    with a probability of exactly 1 are included. If equal probabilities fall into different bins,
+    each of them gets their mean outcome, see `evened`. The result therefore does not depend on the
+    order of the predictions.
 
     Parameters
     ----------
@@ -60,7 +61,7 @@ def reliability(
 
 
 def evened(values: Floats, outcomes: Bools, weights: Floats | None = None) -> Floats:
-    """Return the mean outcome (N,) of the entries with the same value, as if in random order.
+    """Return for each entry the mean outcome of all entries with the same value, (N,).
 
     Parameters
     ----------
@@ -82,10 +83,11 @@ def calibration_spread(
     n_draws: int = 200,
     seed: int = 0,
 ) -> float:
-    """Return the calibration error that correct probabilities would have by chance.
+    """Return the calibration error that perfectly calibrated probabilities would have by chance.
 
-    Errors of predictions of one label are correlated. Therefore labels are resampled (cluster
-    bootstrap), and the gap of each bin is compared with the gap over all labels.
+    The errors of two predictions are correlated if the queries have the same label. The bootstrap
+    therefore draws labels (cluster bootstrap). The gap of each bin is compared with its gap over
+    all labels.
 
     Parameters
     ----------
@@ -114,8 +116,8 @@ def reliability_by_width(
 ) -> list[ReliabilityBin]:
     """Return a reliability diagram over bins [0, 1/n), …, [(n − 1)/n, 1], without empty bins.
 
-    The last bin includes a probability of exactly 1; the code of the Laplace metric-learning paper
-    drops it.
+    The last bin includes probabilities of exactly 1; the code of the Laplace metric-learning paper
+    drops them.
     """
     _require_finite(probabilities)
     place = np.minimum((probabilities * n_bins).astype(int), n_bins - 1)
@@ -158,8 +160,9 @@ def consensus(votes: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], Float
 
     Returns
     -------
-    modes : (B,) the most frequent code; the smallest if several are.
-    confidences : (B,) its share of the votes, in (0, 1].
+    modes : (B,) the most frequent code; if several codes are equally frequent, the smallest of
+        them.
+    confidences : (B,) share of the votes for this code, in (0, 1].
     """
     n_codes = int(votes.max(initial=0)) + 1
     modes = np.empty(votes.shape[1], dtype=np.int64)

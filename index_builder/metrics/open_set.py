@@ -12,12 +12,12 @@ Bools = NDArray[np.bool_]
 def detection_and_identification_rate(
     confidences: Floats, correct: Bools, absent_confidences: Floats, false_alarm_rate: float
 ) -> float | None:
-    """Return the share of known queries that are accepted with a correct first result.
+    """Return the share of queries with a match that are accepted and have a correct first result.
 
-    Detection and identification rate at a false alarm rate (Phillips et al. 2011).
-    Queries with a confidence above a threshold are accepted. The threshold is the lowest that
-    accepts at most ``false_alarm_rate`` of the absent queries. A confidence equal to the threshold
-    is rejected, so ties do not exceed the rate.
+    Detection and identification rate at a false alarm rate (Phillips et al. 2011). A query is
+    accepted if its confidence is above a threshold. The threshold is as low as possible while at
+    most ``false_alarm_rate`` of the absent queries are accepted. A confidence equal to the
+    threshold is rejected; the rate is therefore also kept if confidences are equal.
 
     Parameters
     ----------
@@ -43,10 +43,10 @@ def detection_and_identification_rate(
 def open_set_classification_rate(
     confidences: Floats, correct: Bools, absent_confidences: Floats
 ) -> float | None:
-    """Return the area under the curve of correct answers against false acceptances.
+    """Return the area under the curve of the correct-answer rate over the false-acceptance rate.
 
     OSCR (Dhamija et al. 2018) is the probability that a query with a match is answered correctly,
-    and with more confidence than a query without a match. Ties count half.
+    and has a higher confidence than a query without a match. Equal confidences count as ½.
 
     Parameters
     ----------

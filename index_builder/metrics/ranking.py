@@ -1,6 +1,6 @@
 """Metrics of ranked lists.
 
-``matches`` (B, n) marks the true matches in each query's list, nearest first.
+``matches`` (B, n) is true for the true matches in each query's list; the nearest item is first.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ Counts = NDArray[np.integer[Any]]
 
 
 def recall_at_k(matches: Bools, k: int) -> float:
-    """Return the share of queries with a true match among their first k; ``matches`` (B, ≥ k)."""
+    """Return the share of queries with a true match in the first k results."""
     return float(matches[:, :k].any(axis=1).mean())
 
 
 def map_at_k(matches: Bools, n_relevant: Counts, k: int) -> float | None:
     """Mean over queries of AP@k = Σ_{i ≤ k} P(i) · rel(i) / min(R, k).
 
-    P(i) is the share of true matches among the first i, and R their number in the gallery. The code
-    of the Laplace metric-learning paper has the same definition, but counts queries without a match
-    as 1; here they are left out.
+    P(i) is the share of true matches in the first i results, and R is the number of true matches in
+    the gallery. Queries without a match are left out. The code of the Laplace metric-learning paper
+    counts such queries as 1; otherwise the definition is the same.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Metrics of selective answering: errors when the most uncertain queries are not answered.
 
-Equally uncertain queries count as if in random order: each gets their mean value, the expectation
-over all orders.
+If several queries are equally uncertain, each of them gets the mean of their values. This is the
+expectation over all orders.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 N_SHARES = 99
-"""Number of points of the sparsification curve: 0, 1, …, 98 % removed, as in the Laplace
-metric-learning paper."""
+"""Number of points of the sparsification curve. The removed shares are 0, 1, …, 98 %, as in the
+Laplace metric-learning paper."""
 
 
 def sparsification(uncertainties: Floats, correct: Bools) -> tuple[Floats, Floats]:
@@ -27,7 +27,7 @@ def sparsification(uncertainties: Floats, correct: Bools) -> tuple[Floats, Float
 
     Returns
     -------
-    shares : (99,) removed shares, 0 to 0.98.
+    shares : (99,) shares of removed queries, 0 to 0.98.
     accuracies : (99,) accuracies of the remaining queries.
     """
     shares = np.arange(N_SHARES) / 100
@@ -57,7 +57,7 @@ def risk_coverage(uncertainties: Floats, correct: Bools) -> tuple[Floats, Floats
 
 
 def aurc(uncertainties: Floats, correct: Bools) -> float:
-    """Return the mean risk over all coverages (Geifman & El-Yaniv 2017), 0 at best."""
+    """Return the mean risk over all coverages (Geifman & El-Yaniv 2017); the best value is 0."""
     _, risks = risk_coverage(uncertainties, correct)
     return float(risks.mean())
 
@@ -65,8 +65,9 @@ def aurc(uncertainties: Floats, correct: Bools) -> float:
 def augrc(uncertainties: Floats, correct: Bools) -> float:
     """Return the mean over all coverages of the share of wrong answers among all queries.
 
-    The area under the generalised risk coverage curve (Traub et al. 2024), risk times coverage, 0
-    at best. Unlike `aurc`, it does not count errors among the most certain queries many times.
+    This is the area under the generalised risk coverage curve (Traub et al. 2024): risk times
+    coverage. The best value is 0. In `aurc`, an error of a very certain query dominates the mean;
+    here it does not.
     """
     coverages, risks = risk_coverage(uncertainties, correct)
     return float((coverages * risks).mean())

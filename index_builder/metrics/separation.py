@@ -10,9 +10,10 @@ Bools = NDArray[np.bool_]
 
 
 def auroc(values_of_positives: Floats, values_of_negatives: Floats) -> float | None:
-    """Return P(a positive is larger than a negative), ties counted half; None if either is empty.
+    """Return P(a positive is larger than a negative), or None; equal values count as ½.
 
-    The area under the receiver operating characteristic (Hanley & McNeil 1982).
+    This is the area under the receiver operating characteristic (Hanley & McNeil 1982). None if
+    there are no positives or no negatives.
     """
     from sklearn.metrics import roc_auc_score  # noqa: PLC0415 - slow
 
@@ -22,9 +23,10 @@ def auroc(values_of_positives: Floats, values_of_negatives: Floats) -> float | N
 
 
 def error_auroc(uncertainties: Floats, correct: Bools) -> float | None:
-    """Return R-AUROC: P(a wrong first result is more uncertain than a correct one).
+    """Return R-AUROC: P(a wrong first result is more uncertain than a correct first result).
 
-    Kirchhof et al. 2023 (URL benchmark). None if all are correct or all are wrong.
+    The metric is from Kirchhof et al. 2023 (URL benchmark). None if all first results are correct
+    or all are wrong.
 
     Parameters
     ----------
@@ -34,9 +36,10 @@ def error_auroc(uncertainties: Floats, correct: Bools) -> float | None:
 
 
 def auprc(values_of_positives: Floats, values_of_negatives: Floats) -> float | None:
-    """Return the area under the precision–recall step function; None if either is empty.
+    """Return the area under the precision–recall step function, or None.
 
-    This is average precision; the trapezium rule is optimistic (Davis & Goadrich 2006).
+    This is average precision; the trapezium rule would give too large an area (Davis & Goadrich
+    2006). None if there are no positives or no negatives.
     """
     from sklearn.metrics import average_precision_score  # noqa: PLC0415 - slow
 
@@ -48,10 +51,10 @@ def auprc(values_of_positives: Floats, values_of_negatives: Floats) -> float | N
 def fpr_at_tpr(
     values_of_positives: Floats, values_of_negatives: Floats, tpr: float = 0.95
 ) -> float | None:
-    """Return the smallest false-positive rate of thresholds with a true-positive rate of ``tpr``.
+    """Return the smallest false-positive rate at a true-positive rate of ``tpr`` or more, or None.
 
-    FPR@95 of the outlier literature; equal values are on the same side of a threshold.
-    None if either is empty.
+    The literature on outliers calls this FPR@95. Equal values are on the same side of a threshold.
+    None if there are no positives or no negatives.
     """
     if not len(values_of_positives) or not len(values_of_negatives):
         return None

@@ -9,19 +9,20 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import pdist
 
 MAX_PER_LABEL = 500
-"""Maximum number of items of a label for its distances: 125,000 pairs."""
+"""Maximum number of items of a label for `cluster_diversity`, which compares all pairs: 125,000."""
 
 MAX_FOR_ENTROPY = 2_000
-"""Maximum number of vectors for the entropy: two million pairs."""
+"""Maximum number of vectors for `mean_nn_entropy`, which compares all pairs: two million."""
 
 Vectors = NDArray[np.floating[Any]]
 Codes = NDArray[np.integer[Any]]
 
 
 def normalised_mutual_information(vectors: Vectors, label_codes: Codes, seed: int) -> float | None:
-    """Return the NMI of the labels and k-means clusters, as many as labels.
+    """Return the normalised mutual information of labels and k-means clusters.
 
-    2 I(label; cluster) / (H(label) + H(cluster)), in [0, 1].
+    The value is 2 I(label; cluster) / (H(label) + H(cluster)), in [0, 1]. There are as many
+    clusters as labels.
 
     Parameters
     ----------
@@ -46,9 +47,9 @@ def normalised_mutual_information(vectors: Vectors, label_codes: Codes, seed: in
 def feature_diversity(vectors: Vectors) -> float:
     """Compute how evenly embeddings use their dimensions: exp(−KL(uniform ‖ spectrum)).
 
-    The spectrum is the singular values of ``vectors`` (N, D), divided by their sum. The divergence
-    is the spectral decay of Roth et al. 2020, the feature diversity of Kirchhof et al. 2022, L. The
-    result is 1 if all singular values are equal, 0 if one is 0.
+    The spectrum is the singular values of ``vectors`` (N, D), divided by their sum. Roth et al.
+    2020 call the divergence spectral decay; Kirchhof et al. 2022, L, call it feature diversity. The
+    result is 1 if all singular values are equal, and 0 if one of them is 0.
     """
     values = np.linalg.svd(np.asarray(vectors, dtype=np.float64), compute_uv=False)
     if len(values) < vectors.shape[1] or values[-1] <= np.finfo(np.float64).eps * values[0]:
@@ -61,8 +62,8 @@ def feature_diversity(vectors: Vectors) -> float:
 def mean_nn_entropy(vectors: Vectors) -> float | None:
     """Estimate the entropy of an embedding up to a constant: D/(N(N − 1)) Σ_{i≠j} log d_ij².
 
-    The estimator of Faivishevsky & Goldberger (2010), in the form of Boudiaf et al. 2020, Eq. 6,
-    without the terms i = j, which are −∞.
+    This is the estimator of Faivishevsky & Goldberger (2010), in the form of Boudiaf et al. 2020,
+    Eq. 6. The terms i = j are left out, because they are −∞.
 
     Parameters
     ----------
@@ -70,7 +71,7 @@ def mean_nn_entropy(vectors: Vectors) -> float | None:
 
     Returns
     -------
-    The entropy in nats; None with fewer than two vectors, or if two coincide.
+    The entropy in nats; None if there are fewer than two vectors, or if two vectors are equal.
     """
     distances = pdist(vectors[:MAX_FOR_ENTROPY].astype(np.float64), "sqeuclidean")
     if not len(distances) or not distances.all():
@@ -79,9 +80,10 @@ def mean_nn_entropy(vectors: Vectors) -> float | None:
 
 
 def cluster_diversity(vectors: Vectors, label_codes: Codes) -> float | None:
-    """Return the mean over labels of the variance of the distances between their items.
+    """For each label, compute the variance of its items' distances; return the mean over labels.
 
-    Kirchhof et al. 2022, L; at most the first `MAX_PER_LABEL` items of a label are used.
+    The metric is from Kirchhof et al. 2022, L. At most the first `MAX_PER_LABEL` items of a label
+    are used.
 
     Parameters
     ----------

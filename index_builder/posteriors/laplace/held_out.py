@@ -55,7 +55,7 @@ has at least this number of images too."""
 MIN_QUERIES = 30
 
 N_IMAGES = 1000
-"""Maximum number of images for the folds."""
+"""Maximum number of training images in the folds, and maximum number of validation images."""
 
 N_NEIGHBOURS, LEAST_SPREAD = 10, 1e-6
 """For the correlation of pairs: number of neighbours of an image, and minimum variance of the
@@ -207,8 +207,7 @@ class _Asked:
         return ~np.asarray(right.numpy(), dtype=bool)
 
     def variances(self, fractions: Sequence[float]) -> list[tuple[Tensor, Tensor]]:
-        """Return v / ‖m‖² (Q, D) of queries, Σ_d v_d / ‖m‖² (Q,) of nearest items, for each
-        prior."""
+        """Return, by prior, v / ‖m‖² (Q, D) of queries and Σ_d v_d / ‖m‖² (Q,) of nearest items."""
         curvature = self.fit.curvature * self.fit.data_scale
         priors = [fraction * curvature.mean for fraction in fractions]
         layer = self.fit.posterior.weight_mean, self.fit.posterior.bias_mean
