@@ -35,8 +35,8 @@ def writing(what: str, kept: str = "") -> Iterator[None]:
     except (OSError, sqlite3.OperationalError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise OutputError(
-            f"Cannot write {what}: {why}. {kept or 'No work was started.'} Free disk space or grant "
-            "permission, or name another directory; then run the same command again."
+            f"Cannot write {what}: {why}. {kept or 'No work was started.'} Free disk space, grant "
+            "permission or name another directory; then run the same command again."
         ) from error
 
 

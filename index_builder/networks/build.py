@@ -30,7 +30,7 @@ from model_store.errors import WeightsError
 def build_encoder(config: NetworkConfig, generator: torch.Generator) -> MetricEncoder:
     """Return an untrained encoder; ``generator`` draws the initial weights.
 
-    During training ``generator`` also draws the dropout masks of the trunk.
+    The trunk keeps ``generator``, which draws its dropout masks during training.
     """
     with drawn_from(generator):
         trunk = _trunk(config, generator)
@@ -51,7 +51,7 @@ def load_encoder(config: NetworkConfig, checkpoint: Path) -> MetricEncoder:
 
     Raises
     ------
-    WeightsError : the file is no checkpoint, or is of another network.
+    WeightsError : the file is not a checkpoint, or is the checkpoint of another network.
     """
     of_checkpoint = {"weights": str(checkpoint), "last_layer": "loaded", "frozen": False}
     config = config.model_copy(update=of_checkpoint)
@@ -93,7 +93,7 @@ def load_pretrained(encoder: MetricEncoder, config: NetworkConfig) -> None:
 
 
 def _take_linear_layer(encoder: MetricEncoder, weights: PretrainedWeights, source: str) -> None:
-    """Use the linear layer among ``weights`` as the last layer."""
+    """Copy the only linear layer of ``weights`` to the last layer."""
     layer = linear_layer(weights, encoder.trunk.n_features)
     if layer is None or layer[0].shape[0] != encoder.last_layer.out_features:
         found = "none" if layer is None else f"one of {layer[0].shape[0]} dimensions"

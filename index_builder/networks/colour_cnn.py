@@ -1,4 +1,4 @@
-"""The small convolutional trunk for CIFAR-10 of the Laplace metric-learning paper's code."""
+"""The small convolutional trunk for CIFAR-10 from the code of the Laplace metric-learning paper."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from model_store.images import Preprocessing
 class ColourCNN(Trunk):
     """Three 3 × 3 convolutions and two poolings: RGB 32 × 32 in, 1,024 features out.
 
-    As the code has it. The paper's text (G.2) has one input channel and one pooling, which fit
-    neither the images nor the size of the last layer. ReLU is applied after each pooling, not
-    before: the result is equal and needs a quarter of the operations.
+    The layers are those of the authors' code. The text of the paper (G.2) describes one input
+    channel and one pooling. CIFAR-10 images have three channels, and with one pooling the last
+    layer would have another size. ReLU is applied after each pooling instead of before: the result
+    is equal and needs a quarter of the operations.
     """
 
     preprocessing = Preprocessing(height=32, width=32, decoding="reduced")

@@ -1,4 +1,4 @@
-"""Dropout with masks from a generator: new masks in training, fixed masks for answers."""
+"""Dropout with masks from a generator: new masks in each training step, fixed masks for search."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 def dropped_out(values: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """Set a ``share`` of ``values`` to zero and scale up the rest (Srivastava 2014).
+    """Set a random ``share`` of ``values`` to zero and scale up the rest (Srivastava 2014).
 
     Parameters
     ----------
-    values : (B, ...), entries are dropped independently.
+    values : (B, ...); entries are dropped independently.
     share : in [0, 1).
     """
     if not share:
@@ -23,7 +23,7 @@ def dropped_out(values: Tensor, share: float, generator: torch.Generator) -> Ten
 
 
 def kept(values: Tensor, mask: Tensor, share: float) -> Tensor:
-    """Keep ``values`` where ``mask`` is true, scaled up for the dropped ``share``; else 0.
+    """Set ``values`` to zero where ``mask`` is false, and divide the rest by 1 − ``share``.
 
     Parameters
     ----------
@@ -36,5 +36,5 @@ def kept(values: Tensor, mask: Tensor, share: float) -> Tensor:
 def dropout_masks(
     n_passes: int, shape: Sequence[int], share: float, generator: torch.Generator
 ) -> Tensor:
-    """Draw masks (T, *shape), bool, true for kept entries."""
+    """Draw masks (T, *shape), bool; true means that the entry is kept."""
     return torch.rand(n_passes, *shape, generator=generator) >= share

@@ -12,21 +12,21 @@ from model_store.encoder.contract import EncoderInput
 
 
 class MetricEncoder(nn.Module):
-    """Images to embeddings, before normalisation: h = W φ(x) + b.
+    """Maps images to embeddings before normalisation: h = W φ(x) + b.
 
-    It includes the scaling of bytes, which is therefore part of the exported graph.
+    The encoder also scales the bytes of an image, so the exported graph contains the scaling.
 
     Parameters
     ----------
     trunk : computes φ: features (B, F) of images (B, 3, H, W), standardised.
-    pretrained : batch normalisation keeps the statistics it was pretrained with.
-    frozen : the trunk is not trained, only the last layer.
-    feature_norm : add a batch normalisation of the features without trained parameters, as in
-        Boudiaf et al. 2020, sec. 5.3; its statistics are estimated in training.
+    pretrained : whether batch normalisation keeps the statistics of the pretraining.
+    frozen : whether only the last layer is trained, and not the trunk.
+    feature_norm : whether to normalise the features by a batch normalisation without trained
+        parameters, as in Boudiaf et al. 2020, sec. 5.3. Training estimates its statistics.
 
     Attributes
     ----------
-    stored_features : stored features of images, if the trunk is not trained; otherwise None.
+    stored_features : a cache of the features of images; None if the trunk is trained.
     """
 
     pixel_mean: Tensor
@@ -60,20 +60,21 @@ class MetricEncoder(nn.Module):
         return self.trunk.preprocessing
 
     def train(self, mode: bool = True) -> MetricEncoder:
-        """Set training mode; pretrained batch normalisation keeps its statistics."""
+        """Set the training mode; pretrained batch-normalisation layers keep their statistics."""
         super().train(mode)
         if self.pretrained:
             freeze_batch_norm(self.trunk)
         return self
 
     def place_trunk(self, device: torch.device, *, mixed_precision: bool = False) -> None:
-        """Compute the trunk on ``device``; the rest stays on the CPU.
+        """Move the trunk to ``device``; the last layer stays on the CPU.
 
-        The memory format is channels-last, which makes convolutions faster on CPUs and in bfloat16.
+        The memory format becomes channels-last, because convolutions on CPUs and in bfloat16 are
+        then faster.
 
         Parameters
         ----------
-        mixed_precision : in training.
+        mixed_precision : whether training computes the trunk in bfloat16.
         """
         self.trunk.to(device=device)
         self.trunk.to(memory_format=torch.channels_last)
@@ -82,9 +83,10 @@ class MetricEncoder(nn.Module):
         self.pixel_std = self.pixel_std.to(device)
 
     def features(self, images: Tensor) -> Tensor:
-        """Penultimate activations (B, F) of ``images`` (B, H, W, 3) uint8.
+        """Return the features (B, F) of ``images`` (B, H, W, 3) uint8.
 
-        `place_trunk` chooses the computing device; results are on the device of ``images``.
+        The features are computed on the device of `place_trunk` and returned on the device of
+        ``images``.
         """
         place = self.pixel_mean.device
         mixed = self.training and self._mixed_precision
@@ -99,7 +101,7 @@ class MetricEncoder(nn.Module):
         return (scaled - self.pixel_mean) / self.pixel_std
 
     def standardise(self, images: Tensor) -> None:
-        """Standardise pixels to mean 0 and deviation 1 over ``images`` (N, H, W, 3) uint8."""
+        """Set the scaling so that pixels of ``images`` (N, H, W, 3) have mean 0, deviation 1."""
         counts = torch.bincount(images.flatten(), minlength=256).double()
         values = torch.arange(256).double() / 255
         mean = (counts @ values) / counts.sum()

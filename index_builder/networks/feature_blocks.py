@@ -7,6 +7,4 @@ from collections.abc import Callable, Iterable
 from torch import Tensor
 
 FeatureBlocks = Callable[[], Iterable[Tensor]]
-
-
-"""Called once for each pass over the data: blocks (n, F) of the features, in row order."""
+"""Function that starts a pass over the data: it yields blocks (n, F) of features, in row order."""

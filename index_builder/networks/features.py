@@ -20,11 +20,11 @@ _PIXELS = 800_000
 """Number of pixels in a block: a thousand small images, or fifteen photographs."""
 
 _PIXELS_AT_ONCE = 100_000
-"""Number of pixels that a CPU processes at a time. Activations then stay in the cache and memory is
-reused: up to four times faster."""
+"""Number of pixels that a CPU processes in one batch. With small batches, activations stay in the
+cache and memory is reused, which is up to four times faster."""
 
 _CACHED_BYTES = 2**32
-"""Maximum size in bytes of features that are kept in memory (4 GiB)."""
+"""Maximum size in bytes of the features of a data set that are kept in memory (4 GiB)."""
 
 _REMEMBERED_BYTES = 2**28
 """Maximum size in bytes of features that the steps of a build share: 256 MiB, 52,000
@@ -33,7 +33,7 @@ photographs."""
 
 @dataclass(slots=True)
 class _Remembered:
-    """Features of one trunk, by the source and row of an image.
+    """Cached features of one trunk, by the source and row of an image.
 
     A build without training uses the features of its training images three times: for the
     whitening, the posterior, and its prior.
@@ -66,7 +66,7 @@ def feature_blocks(encoder: MetricEncoder, images: LabelledImages) -> Iterator[T
         part = images.subset(range(start, min(start + size, len(images))))
         places = [(part.read, int(row)) for row in part.rows]
         if not all(place in known for place in places):
-            with torch.no_grad():  # closed before the yield, so that the caller keeps its gradients
+            with torch.no_grad():  # ends before the yield: the caller may need gradients
                 features = _computed(encoder, torch.from_numpy(part.prepared(preprocessing)))
             if len(known) + len(places) <= n_kept:
                 known.update(zip(places, features, strict=True))
@@ -76,7 +76,7 @@ def feature_blocks(encoder: MetricEncoder, images: LabelledImages) -> Iterator[T
 
 
 def trunk_fingerprint(encoder: MetricEncoder) -> str:
-    """Return a hash of everything that features depend on, without the images."""
+    """Return a hash of everything except images that changes the features."""
     state = encoder.state_dict()
     digest = hashlib.sha256(
         repr((encoder.preprocessing, encoder.pixel_mean.device, encoder.trunk)).encode()
@@ -105,7 +105,7 @@ def all_features(encoder: MetricEncoder, images: LabelledImages) -> Tensor:
 
 
 def repeatable_blocks(encoder: MetricEncoder, images: LabelledImages) -> FeatureBlocks:
-    """Return re-iterable `feature_blocks`, kept in memory if they are small."""
+    """Return `feature_blocks` that can be iterated repeatedly; small ones are kept in memory."""
     if len(images) * encoder.trunk.n_features * 4 <= _CACHED_BYTES:
         kept = list(feature_blocks(encoder, images))
         return lambda: kept

@@ -1,4 +1,4 @@
-"""An untrained trunk: an ONNX graph that ONNX Runtime computes."""
+"""A trunk that is not trained: a graph that ONNX Runtime computes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FEATURES = OUTPUT_NAMES[2]
 
 
 class GraphTrunk(Trunk):
-    """The features of an existing encoder.
+    """A trunk that computes the features of an existing encoder.
 
     Parameters
     ----------
@@ -56,11 +56,11 @@ class GraphTrunk(Trunk):
         return open_graph(self._content, "cpu", threads=1)
 
     def extra_repr(self) -> str:
-        """Return an identity of the trunk for fingerprints."""
+        """Return a hash of the graph, which becomes part of fingerprints."""
         return self._fingerprint
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features (B, F) of ``images`` (B, H, W, 3) uint8: the graph standardises them itself."""
+        """Features (B, F) of ``images`` (B, H, W, 3) uint8, which the graph standardises."""
         (found,) = self._session.run([_FEATURES], {self._input: images.cpu().numpy()})
         return torch.from_numpy(found)
 
@@ -74,6 +74,6 @@ class GraphTrunkEncoder(MetricEncoder):
         super().__init__(trunk, embedding_dim, frozen=True)
 
     def features(self, images: Tensor) -> Tensor:
-        """Penultimate activations (B, F) of ``images`` (B, H, W, 3) uint8."""
+        """Return the features (B, F) of ``images`` (B, H, W, 3) uint8."""
         found: Tensor = self.trunk(images)
         return found.to(images.device)

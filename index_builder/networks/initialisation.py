@@ -1,4 +1,4 @@
-"""Torch's initialisation of layers, reproducible by a generator."""
+"""Reproducible initial weights: torch's initialisation, seeded by a generator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def drawn_from(generator: torch.Generator) -> Iterator[None]:
-    """Draw layers created in the context from ``generator``; torch's random state is kept."""
+    """Seed torch from ``generator`` in this context; afterwards restore torch's random state."""
     seed = int(torch.randint(2**62, (), generator=generator))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 _FLOOR = 1e-6
-"""Minimum value; it keeps the gradient of a fractional power finite."""
+"""Minimum value of an activation; the gradient of a fractional power is not finite at zero."""
 
 
 class AveragePooling(nn.Module):
@@ -20,8 +20,9 @@ class AveragePooling(nn.Module):
 class GeneralisedMeanPooling(nn.Module):
     """Generalised mean over space, (mean xᵖ)^(1/p): (B, C, H, W), x ≥ 0, to (B, C).
 
-    GeM of Radenović et al. 2019, Eq. 3, with one learned exponent p. It starts at 3, as in Warburg
-    et al. 2023, G.2. p = 1 is the average, p → ∞ the maximum.
+    This is GeM of Radenović et al. 2019, Eq. 3, with one learned exponent p. As in Warburg et al.
+    2023, G.2, the exponent starts at 3. For p = 1 the result is the average; for p → ∞ it
+    approaches the maximum.
     """
 
     def __init__(self, exponent: float = 3.0) -> None:
@@ -29,6 +30,6 @@ class GeneralisedMeanPooling(nn.Module):
         self.exponent = nn.Parameter(torch.tensor(exponent))
 
     def forward(self, feature_map: Tensor) -> Tensor:
-        """Pool ``feature_map``; negative values count as zero."""
+        """Pool ``feature_map``; negative values are treated as zero."""
         powers = feature_map.clamp_min(_FLOOR).pow(self.exponent)
         return powers.mean(dim=(2, 3)).pow(1 / self.exponent)

@@ -16,12 +16,12 @@ _FIRST = 2
 class SmallCNN(Trunk):
     """Two 3 × 3 convolutions and one pooling: grey 28 × 28 in, 9,216 features out.
 
-    Colour channels are averaged, because the trunk is for grey images. ReLU is applied after the
-    pooling, not before as in the paper: the result is equal and needs a quarter of the operations.
+    The trunk is for grey images, so it averages the colour channels. The paper applies ReLU before
+    the pooling, this trunk after it: the result is equal and needs a quarter of the operations.
 
     Parameters
     ----------
-    dropout : share of the activations between the convolutions that training drops.
+    dropout : in training, the dropped share of the activations between the convolutions.
     generator : draws the masks.
     """
 
@@ -52,7 +52,7 @@ class SmallCNN(Trunk):
         return features
 
     def masked_features(self, images: Tensor, masks: Tensor) -> list[Tensor]:
-        """Features (B, 9216) once for each mask of ``masks`` (T, *hidden_shape), bool."""
+        """Return features (B, 9216) for each mask of ``masks`` (T, *hidden_shape), bool."""
         hidden = self._hidden(images)
         return [self.layers[_FIRST:](kept(hidden, mask, self.dropout)) for mask in masks]
 

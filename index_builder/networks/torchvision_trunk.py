@@ -23,7 +23,8 @@ PoolingName = Literal["average", "gem"]
 _OPTIONS: Mapping[TorchvisionName, Mapping[str, bool]] = {
     "googlenet": {"aux_logits": False, "init_weights": False}
 }
-"""Options of torchvision's constructors. Its GoogLeNet is Inception with batch normalisation."""
+"""Options of torchvision's constructors. Torchvision calls the Inception network with batch
+normalisation GoogLeNet."""
 
 _POOLINGS: Mapping[PoolingName, Callable[[], nn.Module]] = {
     "average": AveragePooling,
@@ -34,14 +35,16 @@ CLASSIFIERS = ("fc.", "classifier.", "heads.", "aux1.", "aux2.")
 
 
 class TorchvisionTrunk(Trunk):
-    """A torchvision model without classifier: the pooled feature map, or ViT's class token.
+    """A torchvision model without its classifier.
 
     Parameters
     ----------
     name : torchvision's name of the model.
-    pooling : pooling of the feature map; a vision transformer has none.
+    pooling : pooling of the feature map. A vision transformer has no pooling; its class token is
+        used.
     input_size : height and width of the input, pixels.
-    tensorflow_padding : pad strided convolutions as TensorFlow does, for weights trained there.
+    tensorflow_padding : whether to pad strided convolutions as TensorFlow does; weights that
+        TensorFlow trained need this padding.
     """
 
     def __init__(
@@ -98,7 +101,7 @@ def shortened(error: RuntimeError, most: int = 400) -> str:
 
 
 class _AsymmetricConv2d(nn.Conv2d):
-    """A strided convolution with TensorFlow's "SAME" padding: right and bottom for even inputs."""
+    """A strided convolution with TensorFlow's "SAME" padding, for inputs of even size."""
 
     def forward(self, images: Tensor) -> Tensor:
         padded = nn.functional.pad(images, (0, 1, 0, 1))
@@ -108,7 +111,7 @@ class _AsymmetricConv2d(nn.Conv2d):
 
 
 def feature_map(backbone: nn.Module) -> nn.Module:
-    """Return all layers before the global pooling, with torchvision's names."""
+    """Return all layers before the global pooling; the layers keep torchvision's names."""
     convolutional = [
         (name, part)
         for name, part in backbone.named_children()
@@ -118,7 +121,7 @@ def feature_map(backbone: nn.Module) -> nn.Module:
 
 
 def pad_as_tensorflow(module: nn.Module) -> None:
-    """Replace every strided 3 × 3 convolution within ``module``; weights must be loaded after."""
+    """Replace every strided 3 × 3 convolution in ``module``; load the weights afterwards."""
     for name, part in module.named_children():
         if isinstance(part, nn.Conv2d) and part.stride == (2, 2) and part.kernel_size == (3, 3):
             replacement = _AsymmetricConv2d(
@@ -137,7 +140,8 @@ def pad_as_tensorflow(module: nn.Module) -> None:
 def freeze_batch_norm(module: nn.Module) -> None:
     """Keep the batch-normalisation statistics of the pretraining.
 
-    Batches of few labels have different statistics, which would replace them in fine-tuning.
+    A batch contains few labels, so its statistics differ. Fine-tuning would otherwise replace the
+    statistics of the pretraining by those of batches.
     """
     for part in module.modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
@@ -145,5 +149,5 @@ def freeze_batch_norm(module: nn.Module) -> None:
 
 
 def imagenet_normalisation() -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation (3,) of pixels in [0, 1], as torchvision's weights expect."""
+    """Return the pixel mean and standard deviation (3,) of torchvision's weights."""
     return torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])

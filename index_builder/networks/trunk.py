@@ -10,7 +10,7 @@ from model_store.encoder.contract import EncoderInput
 
 
 class Trunk(nn.Module):
-    """Computes the features that the last layer acts on.
+    """Computes features, which are the input of the last layer.
 
     Attributes
     ----------

@@ -23,7 +23,8 @@ from index_builder.storage.probe import Probe
 from model_store.errors import WeightsError
 
 _QUANTISED = ".q"
-"""Name suffix of weights from TensorFlow Lite, which use its padding and input range."""
+"""Name suffix of weights from TensorFlow Lite. A network with these weights needs TensorFlow's
+padding and input range."""
 
 _BATCH_NORM_EPS = 1e-5
 _PADDING, _TENSORFLOW = "padding", "tensorflow"
@@ -31,12 +32,12 @@ _PADDING, _TENSORFLOW = "padding", "tensorflow"
 
 @dataclass(frozen=True, slots=True)
 class PretrainedWeights:
-    """Weights, and the pixel range of their training.
+    """Weights, and the scaling of pixels with which the weights were trained.
 
     Attributes
     ----------
     state : tensors by torchvision's names, possibly with a classifier.
-    pixel_mean, pixel_std : (3,), standardise pixels in [0, 1] for the network.
+    pixel_mean, pixel_std : (3,); the network expects (pixel − mean) / std for pixels in [0, 1].
     """
 
     state: Mapping[str, Tensor]
@@ -50,9 +51,9 @@ def load_weights(trunk: str, source: str) -> PretrainedWeights:
     Parameters
     ----------
     trunk : torchvision's name of the model.
-    source : torchvision's name of its weights, such as ``IMAGENET1K_V1``, which torchvision
-        downloads and checks; or a file. ``.safetensors``, ``.pth`` and ``.pt`` are read without
-        running code from them. ``.npz`` has arrays by tensor name, or int8 convolutions with folded
+    source : a file, or torchvision's name of the weights, such as ``IMAGENET1K_V1``. Torchvision
+        downloads named weights and checks them. Reading ``.safetensors``, ``.pth`` and ``.pt`` runs
+        no code from the file. ``.npz`` has arrays by tensor name, or int8 convolutions with folded
         batch normalisation.
 
     Raises
@@ -96,7 +97,8 @@ def load_weights(trunk: str, source: str) -> PretrainedWeights:
 def _normalisation(trunk: str) -> tuple[Tensor, Tensor]:
     """Return the mean and deviation (3,) of pixels that torchvision's weights of ``trunk`` expect.
 
-    Weights of GoogLeNet come from TensorFlow and expect its range (transform_input).
+    GoogLeNet's weights were trained with TensorFlow, which scales pixels to [−1, 1]
+    (transform_input).
     """
     half = torch.full((3,), 0.5)
     return (half, half) if trunk == "googlenet" else imagenet_normalisation()
@@ -114,7 +116,7 @@ def needs_tensorflow_padding(source: str | None) -> bool:
 
 
 def linear_layer(weights: PretrainedWeights, n_features: int) -> tuple[Tensor, Tensor] | None:
-    """Return weight (D, F) and bias (D,) of the only linear layer on F features; None otherwise."""
+    """Return weight (D, F) and bias (D,) of the only linear layer on F features, or None."""
     found = [
         name.removesuffix(".weight")
         for name, value in weights.state.items()
@@ -143,7 +145,8 @@ def save_checkpoint(state: Mapping[str, Tensor], path: Path, weights: str | None
 
     Parameters
     ----------
-    weights : the initial weights of the trunk; they determine the padding, which is in no tensor.
+    weights : the initial weights of the trunk. They determine the padding, which is written as
+        metadata because no tensor contains it.
     """
     padding = _TENSORFLOW if needs_tensorflow_padding(weights) else "torch"
     tensors = {name: tensor.contiguous() for name, tensor in state.items()}
@@ -201,7 +204,8 @@ def _arrays(path: Path) -> Mapping[str, Tensor]:
 def _dequantised(path: Path) -> Mapping[str, Tensor]:
     """Return the weights `<name>.q` (int8) × `<name>.scale` and the biases of all layers.
 
-    The batch normalisation after each convolution only adds the bias.
+    The batch normalisation was folded into the convolution, so the batch-normalisation layer after
+    each convolution only adds the bias.
     """
     state: dict[str, Tensor] = {}
     with np.load(path, allow_pickle=False) as file:
@@ -222,13 +226,13 @@ def _dequantised(path: Path) -> Mapping[str, Tensor]:
 
 
 def _behind(layer: str) -> str:
-    """Return the name of the batch normalisation after a convolution: the next in its block."""
+    """Return the name of the batch-normalisation layer that follows a convolution in its block."""
     block, _, place = layer.rpartition(".")
     return f"{block}.{int(place) + 1}"
 
 
 def _folded_batch_norm(name: str, bias: Tensor) -> dict[str, Tensor]:
-    """Batch normalisation that only adds ``bias`` (C,)."""
+    """Return the tensors of a batch normalisation that only adds ``bias`` (C,)."""
     return {
         f"{name}.weight": torch.ones_like(bias),
         f"{name}.bias": bias,

@@ -16,18 +16,18 @@ from model_store.gaussian import DiagonalGaussian, triplet_margin_moments
 Prior = Literal["gaussian", "von_mises_fisher"]
 
 _SMALLEST_VARIANCE = 1e-20
-"""Minimum variance of τ; it keeps the square root differentiable if a triplet's embeddings coincide
-with variance zero."""
+"""Minimum variance of τ. If the three embeddings of a triplet are equal, τ has variance zero, where
+the square root has no derivative."""
 
 
 class BayesianTripletLoss(Objective):
     """The mean −log P(τ < −m) of mined triplets, plus a weighted divergence from the prior.
 
-    Warburg et al. 2021, with three corrections: the sign of the margin (the positive must be closer
-    by m, so P(τ < −m) is maximised), the axis of the Gaussian divergence, and the divergence from
-    the uniform distribution on the sphere. The log of the normal cdf is computed directly, so that
-    hard triplets have a gradient. With a weight other than one, the loss is no evidence lower
-    bound.
+    The loss is that of Warburg et al. 2021, with three corrections. The sign of the margin is
+    corrected: the positive must be closer by m, so P(τ < −m) is maximised. The Gaussian divergence
+    is summed over the right axis. The divergence from the uniform distribution on the sphere is
+    corrected. The log of the normal cdf is computed directly, because hard triplets would otherwise
+    have no gradient. The loss is an evidence lower bound only if ``kl_weight`` is 1.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ class BayesianTripletLoss(Objective):
     def negative_log_likelihood(
         self, mean: Tensor, variance: Tensor, anchors: Tensor, positives: Tensor, negatives: Tensor
     ) -> Tensor:
-        """−log P(τ < −m), (T,), with τ = ‖z_a − z_p‖² − ‖z_a − z_n‖² taken as normal.
+        """Return −log P(τ < −m), (T,), for τ = ‖z_a − z_p‖² − ‖z_a − z_n‖², approximated as normal.
 
         Parameters
         ----------

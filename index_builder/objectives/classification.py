@@ -21,7 +21,7 @@ class CrossEntropyLoss(Objective):
     ----------
     embedding_dim : D.
     n_labels : K.
-    dropout : share of the embedding's dimensions.
+    dropout : share of the embedding's dimensions that are dropped.
     label_smoothing : ε.
     generator : draws the dropout masks.
     learning_rate : learning rate of the classifier.
@@ -59,7 +59,8 @@ class CrossEntropyLoss(Objective):
 class CenterLoss(Objective):
     """Cross-entropy plus half the squared distance to a learned centre of the label.
 
-    Wen et al. 2016; both terms are averaged over the images. The centres follow the gradient.
+    The loss is that of Wen et al. 2016. Both terms are averaged over the images. The centres are
+    trained by gradient descent.
 
     Parameters
     ----------
@@ -100,8 +101,8 @@ class CenterLoss(Objective):
 def simplified_pairwise_cross_entropy(embeddings: Tensor, labels: Tensor) -> Tensor:
     """The cross-entropy of a classifier of θ_k = 1/n Σ_{j: y_j = k} z_j (Boudiaf 2020, Eq. 15).
 
-    −1/n² Σ_{i, j: y_i = y_j} z_i·z_j + 1/n Σ_i log Σ_k exp(1/n Σ_{j: y_j = k} z_i·z_j). The sum
-    over k is over the labels of the batch, and pairs of an image with itself are included.
+    −1/n² Σ_{i, j: y_i = y_j} z_i·z_j + 1/n Σ_i log Σ_k exp(1/n Σ_{j: y_j = k} z_i·z_j). k runs over
+    the labels of the batch. The sums include pairs of an image with itself.
 
     Parameters
     ----------
@@ -117,8 +118,9 @@ def simplified_pairwise_cross_entropy(embeddings: Tensor, labels: Tensor) -> Ten
 def pairwise_cross_entropy(embeddings: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
     """Return the pairwise cross-entropy of Boudiaf et al. 2020, Eq. 12; not for training.
 
-    Proposition 1 states that it bounds the cross-entropy of any linear classifier from below. This
-    is false: the proof infers convexity of f₂ from the diagonal blocks of its Hessian only.
+    Proposition 1 of the paper states that this value is a lower bound of the cross-entropy of any
+    linear classifier. The proposition is false: its proof infers that f₂ is convex from the
+    diagonal blocks of the Hessian only.
 
     Parameters
     ----------
@@ -129,7 +131,7 @@ def pairwise_cross_entropy(embeddings: Tensor, labels: Tensor, weight: Tensor) -
     Returns
     -------
     A scalar. Let λ be the smallest eigenvalue of all A_k = 1/n Σ_i (p_ik − p_ik²) z_i z_iᵀ. The
-    value is not finite if λ is zero, for example with fewer images than dimensions.
+    result is not finite if λ is zero, for example if there are fewer images than dimensions.
     """
     n = len(labels)
     probabilities = (embeddings @ weight.T).softmax(1)

@@ -1,7 +1,7 @@
 """The contrastive loss for training, in three forms.
 
-The Laplace posterior uses the curvature of the squared form (`minibatch_loss`). It has the same
-positive term; the papers' equations give the curvature of its negative term.
+The Laplace posterior uses the curvature of the squared form (`minibatch_loss`). Its positive term
+is equal to the one here; the equations of the papers give the curvature of its negative term.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ def contrastive_loss(
     """Contrastive loss on L2-normalised embeddings (Warburg et al. 2023, Eq. 10; Hadsell 2006).
 
     With d = ‖z_i − z_j‖, a positive pair has the loss ½ d², a negative pair ½ (m − d)₊². The
-    positive term is averaged over positive pairs, the negative term over pairs inside the margin.
-    Averaged over all negative pairs, the few inside would weigh so little that classes collapse.
+    positive term is averaged over all positive pairs, the negative term over the negative pairs
+    inside the margin. In an average over all negative pairs, the few pairs inside the margin would
+    have so little weight that all classes collapse to one point.
 
-    The squared form, ½ (m² − d²)₊ (Eq. 11, made continuous), has no gradient at d = 0, where a
-    negative pair is worst; confused classes then stay confused. The third form, d and (m − d)₊, is
-    in the code of the Laplace paper.
+    The second form has the negative term ½ (m² − d²)₊ (Eq. 11, made continuous). Its gradient is
+    zero at d = 0, where a negative pair has its largest loss. Two classes at one point are
+    therefore never separated. The third form has the losses d and (m − d)₊; it is in the code of
+    the Laplace paper.
 
     Parameters
     ----------
     embeddings : (B, D), before normalisation.
     labels : (B,) int64.
-    margin : m, a distance on the unit sphere, below 2.
+    margin : m < 2, a distance on the unit sphere.
     form : one of the three forms.
     """
     squared = squared_distances(embeddings)
@@ -51,7 +53,7 @@ def contrastive_loss(
 
 
 class ContrastiveLoss(Objective):
-    """`contrastive_loss` of the last layer's embeddings, without further parameters."""
+    """`contrastive_loss` of the last layer's embeddings; it has no parameters to train."""
 
     def __init__(self, margin: float, form: Form = "hadsell") -> None:
         super().__init__()

@@ -13,24 +13,26 @@ from index_builder.objectives.objective import Objective
 from index_builder.posteriors import UncertaintyModule
 
 _SLOPE = 10.0
-"""Initial a; P(match) falls from high to low within a distance of about ½."""
+"""Initial a. With this value, P(match) falls from nearly 1 to nearly 0 over a distance of about
+½."""
 
 _BOUNDARY = 1 / math.sqrt(2)
 """Initial b / a: half the distance of two orthogonal embeddings."""
 
 _SQUARED_FLOOR = 1e-8
-"""Minimum squared distance; it keeps the square root differentiable if two samples coincide."""
+"""Minimum squared distance; the square root has no derivative at zero."""
 
 
 class HedgedInstanceLoss(Objective):
     """The variational information bottleneck on matches (Oh et al. 2019).
 
-    Pairs of one label have the loss −log P(match), other pairs −log P(no match); each kind is half
-    of the loss. ``kl_weight`` times the divergence of both embeddings from N(0, I) is added.
-    P(match) is the mean of σ(−a d + b) over all pairs of K samples of either image, with learned a
-    > 0 and b. Unlike Oh et al., samples are normalised, as in an answer, so d is a distance on the
-    unit sphere. The embedding of an uncertain image has a mean that is short relative to its
-    standard deviation.
+    A pair of images has the loss −log P(match) if both have the same label, otherwise −log P(no
+    match). The loss is the average of the two means. To this is added ``kl_weight`` times the
+    divergence of both embeddings from N(0, I). P(match) is the mean of σ(−a d + b) over all K²
+    pairs of a sample of one image and a sample of the other. The slope a > 0 and the offset b are
+    learned. Samples are normalised as in a search, so d is a distance on the unit sphere; in Oh et
+    al. they are not normalised. An uncertain image has an embedding whose mean is short relative to
+    its standard deviation.
 
     Parameters
     ----------
@@ -95,5 +97,5 @@ class HedgedInstanceLoss(Objective):
 
 
 def _mean_of(values: Tensor, chosen: Tensor) -> Tensor:
-    """Return the mean of the chosen values; 0 if there are none."""
+    """Return the mean of the chosen values; 0 if no value is chosen."""
     return (values * chosen).sum() / chosen.sum().clamp_min(1)

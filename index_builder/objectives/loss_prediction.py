@@ -25,9 +25,9 @@ class LossPrediction(Objective):
 
     ``ranking``: max(0, m − sgn(l_i − l_j)(u_i − u_j)) over pairs of images with losses l and
     predictions u (pretrained visual uncertainties, Kirchhof et al. 2024; Yoo & Kweon 2019).
-    ``squared``: (l − u)², the baseline of the URL benchmark (Kirchhof et al. 2023). These papers
-    predict the loss of a classifier, which retrieval does not have. Here the loss of an image comes
-    from its neighbours in the batch, see `neighbour_losses`.
+    ``squared``: (l − u)², the baseline of the URL benchmark (Kirchhof et al. 2023). The papers
+    predict the loss of a classifier, but a retrieval model has no classifier. Here the loss of an
+    image is computed from its neighbours in the batch, see `neighbour_losses`.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class LossPrediction(Objective):
 
 
 def neighbour_losses(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return −log Σ_p e^{cos(i, p)/T} / Σ_{k≠i} e^{cos(i, k)/T} of each image, as in SNCA.
+    """Return −log Σ_p e^{cos(i, p)/T} / Σ_{k≠i} e^{cos(i, k)/T} of each image i, as in SNCA.
 
     Parameters
     ----------
@@ -64,7 +64,8 @@ def neighbour_losses(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor
 
     Returns
     -------
-    Losses (B,), and whether each image has a positive, (B,); the loss is 0 without one.
+    Losses (B,), and whether each image has a positive, (B,). An image without a positive has the
+    loss 0.
     """
     unit = nn.functional.normalize(embeddings)
     logits = unit @ unit.T / TEMPERATURE

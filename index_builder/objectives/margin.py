@@ -9,22 +9,23 @@ from index_builder.objectives.objective import Objective
 from index_builder.objectives.pairs import mean_of, positives_and_negatives, squared_distances
 
 _NO_LOSS = 1.4
-"""Negatives at this distance or more are not drawn, as in the code of Wu et al. (orthogonal
-embeddings are at √2)."""
+"""Negatives at this distance or farther are not drawn, as in the code of Wu et al. Orthogonal
+embeddings have the distance √2."""
 
 
 class MarginLoss(Objective):
     """[α + d(a, p) − β]₊ + [α + β − d(a, n)]₊ with a learned boundary β (Wu et al. 2017).
 
-    For each positive pair one negative of its anchor is drawn. Its probability is inverse to the
-    density of points of the sphere at its distance. The loss is averaged over its terms above zero.
+    For each positive pair, one negative of the anchor is drawn. The probability of a negative is
+    inversely proportional to the density of distances on the sphere. The loss is averaged over the
+    terms that are larger than zero.
 
     Parameters
     ----------
     margin : α.
     boundary : initial β.
-    cutoff : minimum distance for computing the probability; below it the density is nearly zero in
-        high dimensions.
+    cutoff : smaller distances are replaced by this distance for computing the probability, because
+        their density is nearly zero in high dimensions.
     generator : draws the negatives; must be on the CPU.
     learning_rate : learning rate of β.
     """
@@ -66,7 +67,7 @@ def negative_odds(distances: Tensor, negative: Tensor, dim: int, cutoff: float) 
     """Return the sampling odds (B, B) of each anchor's negatives: 1 / q(d), scaled to at most 1.
 
     q(d) ∝ d^{D−2} (1 − d²/4)^{(D−3)/2} is the density of distances on the unit sphere of R^D (Wu et
-    al. 2017, sec. 4.1). If all negatives of an anchor are too far, they are equally likely.
+    al. 2017, sec. 4.1). If all negatives of an anchor are too far, all of them are equally likely.
 
     Parameters
     ----------

@@ -12,10 +12,10 @@ from index_builder.posteriors import UncertaintyModule
 
 
 class MutualLikelihoodLoss(Objective):
-    """The mean negative mutual likelihood score of pairs of one label (Shi & Jain 2019).
+    """The mean negative mutual likelihood score of pairs with the same label (Shi & Jain 2019).
 
-    Only the variances are trained, from pairs of one label. The encoder is frozen: the means are
-    the directions of the last layer, without gradient.
+    Only the variances are trained. The encoder is frozen: the means are the normalised embeddings,
+    without gradient.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class MutualLikelihoodLoss(Objective):
 def mutual_likelihood_score(delta: Tensor, variance: Tensor) -> Tensor:
     """Log p(z_i = z_j) for independent Gaussian z_i, z_j (Shi & Jain 2019, Eq. 3), in nats.
 
-    −½ Σ_d [Δ_d² / s_d + log s_d] − D/2 log 2π: the log density of z_i − z_j at zero.
+    The score is the log density of z_i − z_j at zero: −½ Σ_d [Δ_d² / s_d + log s_d] − D/2 log 2π.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def mutual_likelihood_score(delta: Tensor, variance: Tensor) -> Tensor:
 
     Returns
     -------
-    (...), of either sign.
+    (...); the values can be negative or positive.
     """
     terms = delta.square() / variance + variance.log() + math.log(2 * math.pi)
     return -0.5 * terms.sum(-1)

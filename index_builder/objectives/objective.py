@@ -9,22 +9,23 @@ from torch import Tensor, nn
 
 Sampling = Literal["balanced", "pairs", "shuffled", "views"]
 """The batches that an objective needs. `balanced`: several images of some labels. `pairs`: two
-images of many labels. `shuffled`: random images. `views`: two views of some images, each image its
-own label."""
+images of many labels. `shuffled`: random images. `views`: two views of each image; each image has
+its own label."""
 
 
 class Objective(nn.Module):
-    """A loss on the features of a minibatch, which may have parameters to train.
+    """A loss of the features of a minibatch; the loss may have parameters to train.
 
     The training loop trains the parameters together with the encoder; `learned` returns them for
     the checkpoint.
 
     Attributes
     ----------
-    holds_prior : whether the loss includes the prior of the last layer, which then has no weight
-        decay.
+    holds_prior : whether the loss includes the prior of the last layer. If it does, the last layer
+        has no weight decay.
     sampling : the batches that the objective needs.
-    learning_rate : peak learning rate of the objective's parameters; None for that of the encoder.
+    learning_rate : peak learning rate of the objective's parameters; None uses the learning rate of
+        the encoder.
     """
 
     holds_prior: bool = False
@@ -43,5 +44,5 @@ class Objective(nn.Module):
         """
 
     def learned(self) -> dict[str, Tensor]:
-        """Return the trained tensors beside the encoder's; `vouch-build fit` reads them."""
+        """Return the trained tensors of the objective; `vouch-build fit` reads them."""
         return self.state_dict()

@@ -13,7 +13,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class LossOfEmbeddings(Objective):
-    """A ``loss`` of the last layer's embeddings."""
+    """An objective without parameters: a ``loss`` of the embeddings of the last layer."""
 
     def __init__(self, loss: Loss, sampling: Sampling = "balanced") -> None:
         super().__init__()

@@ -26,13 +26,14 @@ from index_builder.posteriors.laplace.targets import TargetScaling, anchor_targe
 
 
 class OnlineLaplaceLoss(Objective):
-    """The contrastive loss at the last layer, or averaged over layers drawn from its posterior.
+    """The contrastive loss of the last layer, or its mean over layers drawn from the posterior.
 
     Parameters
     ----------
     last_layer : the last layer, which determines the shape of the curvature.
     labels : (N,) int64 codes of the training images, from 0 without gaps.
-    plan : how minibatches are drawn; it makes the curvature unbiased for labels of unequal size.
+    plan : how minibatches are drawn. With the plan, the curvature is unbiased also if labels have
+        different numbers of images.
     margin : margin of the contrastive loss.
     structure : structure of the curvature.
     approximation, split : see `Approximation` and `Split`.
@@ -98,7 +99,7 @@ class OnlineLaplaceLoss(Objective):
         return loss
 
     def learned(self) -> dict[str, Tensor]:
-        """The curvature of the data, including the data scale."""
+        """Return the tensors of the data's curvature, which includes the data scale."""
         kept = self.online.average
         return {
             name: value.contiguous()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 _SQUARED_FLOOR = 1e-8
-"""Minimum squared distance; it keeps the square root differentiable if embeddings coincide."""
+"""Minimum squared distance; the square root has no derivative at zero."""
 
 
 def positives_and_negatives(labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -17,7 +17,7 @@ def positives_and_negatives(labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def squared_distances(embeddings: Tensor) -> Tensor:
-    """Return squared distances (B, B) on the unit sphere, at least the minimum.
+    """Return squared distances (B, B) on the unit sphere, each at least `_SQUARED_FLOOR`.
 
     Parameters
     ----------
@@ -28,6 +28,6 @@ def squared_distances(embeddings: Tensor) -> Tensor:
 
 
 def mean_of(values: Tensor, n: Tensor | int | None = None) -> Tensor:
-    """Return the mean of ``values``, or their sum divided by ``n``; 0 with a gradient if empty."""
+    """Return the mean of ``values``, or their sum divided by ``n``; 0 if there are no values."""
     count = values.numel() if n is None else n
     return values.sum() / torch.as_tensor(count).clamp_min(1)

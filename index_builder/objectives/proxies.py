@@ -103,9 +103,10 @@ def proxy_anchor_loss(
 ) -> Tensor:
     """The ProxyAnchor loss (Kim et al. 2020, Eq. 4).
 
-    The first term is log(1 + Σ_z e^{−α(cos(z, p) − δ)}) over the images z of a proxy p, averaged
-    over the proxies with images in the batch. The second is log(1 + Σ_z e^{α(cos(z, p) + δ)}) over
-    the images of other proxies, averaged over all proxies.
+    The loss is the sum of two terms. The first term is log(1 + Σ_z e^{−α(cos(z, p) − δ)}) over the
+    images z of the label of proxy p. It is averaged over the proxies that have images in the batch.
+    The second term is log(1 + Σ_z e^{α(cos(z, p) + δ)}) over the images z of all other labels. It
+    is averaged over all proxies.
 
     Parameters
     ----------

@@ -34,8 +34,9 @@ def smooth_ap(embeddings: Tensor, labels: Tensor, temperature: float) -> Tensor:
     """Return 1 − average precision, with a sigmoid for "is ranked before" (Brown et al. 2020).
 
     AP_i is the mean of R⁺/R over positives p, with R = 1 + Σ_j σ((s_ij − s_ip) / τ) over all other
-    images j, and R⁺ over positives j only. Labels may have any size. The library's form requires
-    sorted labels of equal size, and uses the number of labels in place of the size.
+    images j, and R⁺ over positives j only. Labels may have any number of images. The form in
+    pytorch-metric-learning requires sorted labels of equal size, and uses the number of labels
+    where the size is right.
 
     Parameters
     ----------

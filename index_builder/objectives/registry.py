@@ -34,7 +34,7 @@ from index_builder.objectives.view_loss import MonteCarloInfoNceLoss, simclr
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What an objective needs besides its configuration table.
+    """Values for constructing an objective that are not in its configuration table.
 
     Attributes
     ----------
@@ -51,11 +51,11 @@ class Task:
 
 
 Maker = Callable[[Any, Task], Objective]
-"""Function from an objective's configuration table and the task to the objective."""
+"""Function that constructs an objective from its configuration table and the task."""
 
 
 def _of_embeddings(loss: Callable[..., torch.Tensor], *keys: str) -> Maker:
-    """Return a factory that passes these keys of the table to ``loss``."""
+    """Return a constructor that passes ``keys`` of the configuration table to ``loss``."""
     return lambda c, _: LossOfEmbeddings(partial(loss, **{key: getattr(c, key) for key in keys}))
 
 
@@ -78,7 +78,7 @@ def _triplet(c: Any, _: Task) -> Objective:  # noqa: ANN401
 
 
 def _learning(objective: Callable[..., Objective]) -> Maker:
-    """Return a factory that passes D, K, all keys of the table and a generator to ``objective``."""
+    """Return a constructor that calls ``objective`` with D, K, all keys and a generator."""
     return lambda c, task: objective(
         task.embedding_dim,
         task.n_labels,
@@ -114,7 +114,7 @@ OBJECTIVES: Mapping[str, Maker] = {
         **c.model_dump(exclude={"kind"}), generator=task.generator
     ),
 }
-"""By `kind`. Each takes its table of the configuration; see `index_builder.configuration`."""
+"""Constructors by `kind`. `index_builder.configuration` defines the configuration tables."""
 
 
 def objective_of(

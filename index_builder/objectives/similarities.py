@@ -1,7 +1,8 @@
-"""Softmaxes over the similarities of a batch: N-pairs, InfoNCE, soft neighbours, SupCon, SNCA.
+"""Losses by a softmax over the similarities of a batch: N-pairs, InfoNCE, SupCon, SNCA and others.
 
-All denominators are over the other images k ≠ i, positives and negatives. With negatives only, soft
-neighbours and SupCon would be unbounded below.
+The denominators of soft neighbours, SupCon and SNCA sum over all other images k ≠ i, positives and
+negatives. If they summed over negatives only, the losses of soft neighbours and SupCon would have
+no lower bound.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from torch import Tensor
 from index_builder.objectives.pairs import mean_of, positives_and_negatives
 
 Softmax = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Function from logits (B, B) and masks of positive and negative pairs to a loss."""
+"""Function that computes a loss from logits (B, B) and from masks of positive and negative
+pairs."""
 
 
 def similarity_loss(
     embeddings: Tensor, labels: Tensor, softmax: Softmax, temperature: float
 ) -> Tensor:
-    """Return a ``softmax`` loss of the cosines divided by the temperature τ; see `SOFTMAXES`."""
+    """Return a loss of `SOFTMAXES`; the logits are the cosines divided by the temperature."""
     unit = torch.nn.functional.normalize(embeddings)
     return softmax(unit @ unit.T / temperature, *positives_and_negatives(labels))
 
@@ -28,7 +30,8 @@ def similarity_loss(
 def n_pairs_loss(embeddings: Tensor, labels: Tensor, norm_weight: float) -> Tensor:
     """log(1 + Σ_n exp(z_a·z_n − z_a·z_p)) of each positive pair among its negatives (Sohn 2016).
 
-    The embeddings are unnormalised; ``norm_weight`` times their mean squared length is added.
+    The embeddings are not normalised. ``norm_weight`` times their mean squared length is added to
+    the loss.
     """
     loss = info_nce(embeddings @ embeddings.T, *positives_and_negatives(labels))
     return loss + norm_weight * embeddings.square().sum(1).mean()
@@ -55,7 +58,7 @@ def snca(logits: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
 
 
 def soft_nearest_neighbours(logits: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-    """`snca` with the mean over positives in place of the sum: the log of their number is added."""
+    """`snca` with the mean over positives instead of the sum; this adds the log of their number."""
     numbers = positive.sum(1)
     return snca(logits, positive, negative) + mean_of(numbers[numbers > 0].to(logits).log())
 
@@ -78,4 +81,4 @@ SOFTMAXES: dict[str, Softmax] = {
     "supcon": supcon,
     "snca": snca,
 }
-"""By the kind of the objective."""
+"""Losses by the `kind` of the objective."""

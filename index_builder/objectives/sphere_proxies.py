@@ -1,8 +1,8 @@
 """Proxies as distributions on the sphere; images are points or distributions.
 
 An image's embedding z is the von Mises-Fisher distribution of direction z / ‖z‖ and concentration
-‖z‖ (Kirchhof et al. 2022, sec. 3.2): the natural parameter is the embedding itself. Everything is
-computed in float64; normalisers are exact.
+‖z‖ (Kirchhof et al. 2022, sec. 3.2): the natural parameter is the embedding itself. All values are
+computed in float64, with exact normalisers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _DistributionProxies(Objective):
     """−log exp(−d(ρ_y, ζ) / t) / Σ_c exp(−d(ρ_c, ζ) / t) (Kirchhof et al. 2022, Eq. 2 and 6).
 
     The sign is corrected. The learned temperature t divides the logarithm of the mean over draws,
-    as in Eq. 5-6; Algorithm 1 puts it inside the mean.
+    as in Eq. 5-6. In Algorithm 1 of the paper, t is inside the mean.
     """
 
     sampling = "shuffled"
@@ -53,7 +53,7 @@ class _DistributionProxies(Objective):
 
     @abstractmethod
     def log_likelihoods(self, embeddings: Tensor) -> Tensor:
-        """Minus the distances of ``embeddings`` (B, D) float64 from all proxies, (B, K)."""
+        """Return −d from ``embeddings`` (B, D) float64 to all proxies, (B, K)."""
 
 
 class SphereProxyLoss(_DistributionProxies):
@@ -88,7 +88,7 @@ class SphereProxyLoss(_DistributionProxies):
         self.overlap = overlap
 
     def log_likelihoods(self, embeddings: Tensor) -> Tensor:
-        """Minus the distances from all proxies, (B, K)."""
+        """Return −d to all proxies, (B, K)."""
         directions = nn.functional.normalize(self.directions.double())
         kappa = embeddings.norm(dim=1).clamp_min(_SHORTEST)[:, None]
         others = self.log_concentrations.double().exp()
@@ -141,11 +141,11 @@ class NonIsotropicProxyLoss(_DistributionProxies):
 
 
 class ExpectedLikelihoodLoss(NonIsotropicProxyLoss):
-    """EL-nivMF: the mean density over draws of the image's distribution (Kirchhof 2022, Eq. 5).
+    """EL-nivMF: the mean density over samples of the image's distribution (Kirchhof 2022, Eq. 5).
 
     Parameters
     ----------
-    n_samples : N, number of draws of each image.
+    n_samples : N, number of samples of each image.
     generator : draws proxies and samples of images.
     others : see `NonIsotropicProxyLoss`.
     """
@@ -182,7 +182,7 @@ class ExpectedLikelihoodLoss(NonIsotropicProxyLoss):
 
 
 class RegularisedProxyAnchorLoss(ExpectedLikelihoodLoss):
-    """EL-nivMF plus ProxyAnchor, with the directions of the same proxies (Kirchhof 2022, Eq. 7).
+    """EL-nivMF plus ProxyAnchor; both use the same proxy directions (Kirchhof 2022, Eq. 7).
 
     Parameters
     ----------
@@ -227,10 +227,10 @@ class RegularisedProxyAnchorLoss(ExpectedLikelihoodLoss):
 def non_isotropic_log_density(points: Tensor, directions: Tensor, concentrations: Tensor) -> Tensor:
     """Return the normalised log density of non-isotropic von Mises-Fisher distributions.
 
-    log C_D(‖Kμ‖) + ‖Kμ‖ cos(Kx, Kμ) + Σ log κ_d − D log ‖Kx‖, with K = diag κ. The surface element
-    of x → Kx / ‖Kx‖ is det K / ‖Kx‖^D. Kirchhof et al. 2022, Eq. 4 and 14-22, have Π κ_d / ‖Kμ‖
-    instead, so that their density does not integrate to 1. With K = κ I it is the von Mises-Fisher
-    distribution.
+    The log density is log C_D(‖Kμ‖) + ‖Kμ‖ cos(Kx, Kμ) + Σ log κ_d − D log ‖Kx‖, with K = diag κ.
+    The map x → Kx / ‖Kx‖ has the surface element det K / ‖Kx‖^D. Kirchhof et al. 2022, Eq. 4 and
+    14-22, use Π κ_d / ‖Kμ‖ instead, but with it the density does not integrate to 1. For K = κ I
+    the distribution is von Mises-Fisher.
 
     Parameters
     ----------

@@ -28,15 +28,15 @@ def triplet_loss(
 ) -> Tensor:
     """Mean of [m + d(a, p) − d(a, n)]₊ over triplets, or of log(1 + exp(d(a, p) − d(a, n))).
 
-    Hermans et al. 2017. The hinge is averaged over triplets with a loss above zero, because these
-    are few among thousands. ``hard`` uses one triplet for each anchor, with its farthest positive
-    and nearest negative, and averages over all anchors.
+    Hermans et al. 2017. The hinge is averaged over triplets with a loss above zero, because only
+    few of the thousands of triplets have one. ``hard`` uses one triplet for each anchor: its
+    farthest positive and its nearest negative. The loss is then averaged over all anchors.
 
     Parameters
     ----------
     embeddings : (B, D), before normalisation.
     labels : (B,) int64.
-    distance : the distance of two images.
+    distance : how to compute the distance of two images, see `Distance`.
     soft : whether to use log(1 + exp(·)), without a margin.
     mining : see `TripletConfig`.
     margin : m.

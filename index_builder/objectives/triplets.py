@@ -1,4 +1,4 @@
-"""Mining of triplets that are useful for training."""
+"""Mining: choose the triplets that are useful for training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ Mining = Literal["all", "semihard", "hard"]
 margin. `semihard`: also g > 0. `hard`: g ≤ 0."""
 
 MINING_MARGIN = 0.2
-"""Maximum gap of a triplet, a distance on the unit sphere; a larger gap needs no training."""
+"""Margin for the gap g, as a distance on the unit sphere; triplets with a larger gap need no
+training."""
 
 
 @torch.no_grad()

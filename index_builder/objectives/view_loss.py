@@ -18,7 +18,7 @@ _SHORTEST = 1e-6
 
 
 def simclr(temperature: float) -> Objective:
-    """Return InfoNCE between two views of each image, on cosines (Chen et al. 2020)."""
+    """Return InfoNCE of the cosines between two views of each image (Chen et al. 2020)."""
 
     def loss(embeddings: Tensor, labels: Tensor) -> Tensor:
         return similarity_loss(embeddings, labels, info_nce, temperature)
@@ -27,11 +27,11 @@ def simclr(temperature: float) -> Objective:
 
 
 class MonteCarloInfoNceLoss(Objective):
-    """InfoNCE between samples of two views' distributions, averaged over samples (Kirchhof 2023).
+    """InfoNCE between samples of the distributions of two views (Kirchhof et al. 2023).
 
-    −log 1/S Σ_s exp(κ z_i·z_p) / Σ_{k≠i} exp(κ z_i·z_k). Each z is a sample from the von
-    Mises-Fisher distribution of its view. The concentration is the length of the embedding; the
-    paper has a separate network for it.
+    The loss is −log 1/S Σ_s exp(κ z_i·z_p) / Σ_{k≠i} exp(κ z_i·z_k). Each z is a sample from the
+    von Mises-Fisher distribution of a view. The concentration of a view is the length of its
+    embedding; in the paper, a separate network predicts the concentration.
 
     Parameters
     ----------

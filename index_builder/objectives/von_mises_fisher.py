@@ -1,7 +1,8 @@
 """The von Mises-Fisher distribution for losses: `model_store.sphere` with gradients.
 
-The core computes all values in float64 on the CPU, because the expansions cancel too much in
-float32. A concentration on a GPU is copied to the CPU and back; each image has only one.
+`model_store.sphere` computes all values in float64 on the CPU, because the expansions lose too many
+digits in float32. Concentrations on a GPU are copied to the CPU and back; an image has only one
+concentration, so the copy is small.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from model_store import sphere
 
 _N_STEPS = 513
 _REACH = 10.0
-"""Table of the angle's distribution function: number of points, and range in standard
+"""For the table of the angle's distribution function: number of points, and range in standard
 deviations."""
 
 _SQUARED_FLOOR = 1e-12
-"""Minimum under the square root; it keeps it differentiable if opposite vectors cancel."""
+"""Minimum of a squared length; the square root has no derivative at zero, where two opposite
+vectors cancel."""
 
 
 def log_normaliser(concentration: Tensor, dim: int) -> Tensor:
@@ -115,12 +117,13 @@ def log_bhattacharyya_coefficient(
 def sample_von_mises_fisher(
     direction: Tensor, concentration: Tensor, n_samples: int, generator: torch.Generator
 ) -> Tensor:
-    """Draw S unit vectors from each distribution, differentiable in both its parameters.
+    """Draw S unit vectors from each distribution, with gradients in direction and concentration.
 
-    The angle θ to the mean direction has the density sin^{D−2} θ exp(κ cos θ). It is drawn by
-    inverting its distribution function, which is tabulated around the mode, so its derivative with
-    respect to κ is that of the quantile. Rejection sampling, as in Wood 1994 or Davidson et al.
-    2018, has no unbiased derivative. The component orthogonal to the direction is uniform.
+    The angle θ to the mean direction has the density sin^{D−2} θ exp(κ cos θ). The distribution
+    function of θ is tabulated around its mode, and θ is drawn by inverting it. The derivative of θ
+    with respect to κ is then the derivative of a quantile. Rejection sampling, as in Wood 1994 or
+    Davidson et al. 2018, has no unbiased derivative. The component orthogonal to the direction is
+    uniform.
 
     Parameters
     ----------
@@ -146,7 +149,8 @@ def sample_von_mises_fisher(
 def _angle_at(level: Tensor, concentration: Tensor, dim: int) -> Tensor:
     """Quantiles (B, S) of the angle for levels in [0, 1).
 
-    The mode solves (D − 2) cos θ = κ sin² θ; the table spans ten deviations of the normal there.
+    The mode solves (D − 2) cos θ = κ sin² θ. The table spans ten standard deviations on each side
+    of the mode; they come from a normal approximation.
     """
     kappa, order = concentration[:, None], dim - 2
     fixed = kappa.detach()
@@ -170,7 +174,7 @@ def _angle_at(level: Tensor, concentration: Tensor, dim: int) -> Tensor:
 
 
 def _resultant(concentration: Tensor, other_concentration: Tensor, cosine: Tensor) -> Tensor:
-    """Return ‖κ_p μ_p + κ_q μ_q‖ from (κ_p − κ_q)² + 2 κ_p κ_q (1 + cos), without cancellation."""
+    """Return ‖κ_p μ_p + κ_q μ_q‖ as √((κ_p − κ_q)² + 2 κ_p κ_q (1 + cos)), without cancellation."""
     difference = (concentration - other_concentration).square()
     squared = difference + 2 * concentration * other_concentration * (1 + cosine)
     return squared.clamp_min(_SQUARED_FLOOR).sqrt()
@@ -181,7 +185,7 @@ def _on_the_core(
     concentration: Tensor,
     dim: int,
 ) -> Tensor:
-    """Evaluate a function of the core, and convert the result to the input's type and device."""
+    """Evaluate a function of `model_store.sphere`; return the type and device of the input."""
     kappa = concentration.detach().to("cpu", torch.float64).numpy()
     return torch.from_numpy(np.asarray(function(kappa, dim))).to(concentration)
 
