@@ -94,7 +94,7 @@ class BayesianTripletLoss(Objective):
         expected, spread = triplet_margin_moments(*triplet)
         deviation = spread.clamp_min(_SMALLEST_VARIANCE).sqrt()
         lead = (-self.margin - expected) / deviation
-        # In float32, torch's derivative of log_ndtr is wrong beyond about a hundred deviations.
+        # In float32, torch's derivative of log_ndtr is wrong for inputs beyond about ±100.
         log_probability: Tensor = torch.special.log_ndtr(lead.double())
         return -log_probability.to(mean)
 

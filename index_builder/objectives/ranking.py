@@ -49,7 +49,7 @@ def smooth_ap(embeddings: Tensor, labels: Tensor, temperature: float) -> Tensor:
     positive, negative = positives_and_negatives(labels)
     anchors, others = positive.nonzero(as_tuple=True)
     before = ((cosines[anchors] - cosines[anchors, others][:, None]) / temperature).sigmoid()
-    # An item is not ranked before itself, although the sigmoid of 0 is ½.
+    # p itself adds 1 to its rank: 0.5 here, and the sigmoid of 0 in the sum.
     among = 0.5 + (before * positive[anchors]).sum(1)
     rank = among + (before * negative[anchors]).sum(1)
     numbers = positive.sum(1)

@@ -1,4 +1,4 @@
-"""Reads the results of the steps `train` and `fit`."""
+"""Reads the results of the build steps `train` and `fit`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ TRAINING_REPORT = "training.json"
 
 
 def members_of(config: EncoderConfig, run: Run) -> list[tuple[EncoderConfig, Run]]:
-    """Return configuration and run of each encoder that a build trains.
+    """Return the configuration and the run of each encoder that a build trains.
 
-    A single encoder uses the build's run; members of an ensemble have runs inside it.
+    A single encoder uses the run of the build. The members of an ensemble have runs in sub-folders.
     """
     configs = method_of(config).members(config)
     if len(configs) == 1:
@@ -68,5 +68,5 @@ def _require_unchanged(config: EncoderConfig, run: Run) -> None:
     if changed:
         raise ConfigError(
             f"{run.directory} was trained with other values of `{'`, `'.join(changed)}` than the "
-            "configuration. Run `vouch-build train` again, or name another --run."
+            "configuration. Run `vouch-build train` again, or set another --run directory."
         )

@@ -40,15 +40,17 @@ from model_store.errors import ParityError
 from model_store.files import replacing
 
 OPSET = 18
-"""Version of ONNX's operators, supported since ONNX Runtime 1.14."""
+"""Version of ONNX's operators; ONNX Runtime supports this version since 1.14."""
 
 PARITY_BATCHES = (1, 2, 5)
-"""Batch sizes at which the exported file must agree with torch: the exporter's batch size (2), a
-smaller one (exporters may specialise a graph to one image), and a larger one."""
+"""Batch sizes for which the exported file must agree with torch. The exporter traces a batch of two
+images. A batch of one is tested because an exporter may specialise the graph to a batch size; five
+is a larger batch."""
 
 PARITY_TOLERANCES = dict(zip(OUTPUT_NAMES, (1e-5, 1e-4, 1e-5), strict=True))
-"""Maximum difference, relative to the largest value of the output. Float32 sums in another order
-differ by 1e-6. A variance is a small difference of such sums, and differs by up to 1e-5."""
+"""Maximum difference from torch, divided by the largest value of the output. Summing float32 values
+in another order changes a sum by 1e-6. A variance can be a small difference of two such sums, so it
+changes by up to 1e-5."""
 
 
 def export_encoder(
@@ -57,7 +59,7 @@ def export_encoder(
     metadata: EncoderMetadata,
     images: Inputs,
 ) -> float:
-    """Write ``encoder`` as ONNX to ``path`` and return its largest relative difference from torch.
+    """Write ``encoder`` as ONNX to ``path``; return the largest relative difference from torch.
 
     Parameters
     ----------
@@ -67,7 +69,8 @@ def export_encoder(
 
     Raises
     ------
-    ParityError : the file disagrees with torch at one of `PARITY_BATCHES`. No file is left.
+    ParityError : for a batch size in `PARITY_BATCHES`, the outputs differ from those of torch. The
+        file is removed.
     """
     file = _graph(encoder, images)
     onnx.helper.set_model_props(file, {METADATA_KEY: metadata.to_json()})
@@ -85,7 +88,7 @@ def export_encoder(
 
 
 def export_trunk(encoder: MetricEncoder, path: Path, metadata: str, images: Inputs) -> None:
-    """Write the trunk of ``encoder``, from images to features, as ONNX to ``path``.
+    """Write the trunk of ``encoder``, which maps images to features, as ONNX to ``path``.
 
     Parameters
     ----------
@@ -94,7 +97,7 @@ def export_trunk(encoder: MetricEncoder, path: Path, metadata: str, images: Inpu
 
     Raises
     ------
-    ParityError : the file disagrees with torch. No file is left.
+    ParityError : the features differ from those of torch. The file is removed.
     """
     file = _trunk_graph(encoder, torch.from_numpy(images[:2]))
     onnx.helper.set_model_props(file, {TRUNK_KEY: metadata})
@@ -113,10 +116,10 @@ def export_trunk(encoder: MetricEncoder, path: Path, metadata: str, images: Inpu
 
 
 def export_head(encoder: Path, trunk: Path, path: Path, images: Inputs) -> bool:
-    """Write the head of ``encoder``, from features on, to ``path``; return whether it was written.
+    """Write the head of ``encoder``, which maps features to embeddings; return True if written.
 
-    It is not written if the embedding depends on more than the features, or if trunk and head would
-    not reproduce it bit for bit.
+    The head is not written if the embedding does not depend on the features only. It is also not
+    written if trunk and head do not reproduce the embedding bit for bit.
     """
     path.unlink(missing_ok=True)
     file = onnx.utils.Extractor(onnx.load(encoder)).extract_model(
@@ -124,7 +127,7 @@ def export_head(encoder: Path, trunk: Path, path: Path, images: Inputs) -> bool:
     )
     served = OnnxEncoder(encoder, "cpu", threads=1)
     if any(served.metadata.input_name in node.input for node in file.graph.node):
-        return False  # the embedding depends on more than the features
+        return False  # the embedding also depends on the image
     metadata = head_metadata(served.fingerprint, trunk.read_bytes())
     onnx.helper.set_model_props(file, {HEAD_KEY: metadata})
     staged = path.with_suffix(".partial")
@@ -174,21 +177,21 @@ def traced(
     *,
     is_whole: bool = True,
 ) -> onnx.ModelProto:
-    """Trace ``module`` with two ``examples``; the graph accepts any batch size.
+    """Return the graph of ``module``; it accepts any batch size.
 
-    Tracing takes half a second for MobileNetV2, and optimising a quarter. The exporter with
-    `torch.export` takes eleven seconds, so it is used only for modules with operators that tracing
-    does not support.
+    For MobileNetV2, tracing takes 0.5 s and optimising 0.25 s. The exporter with `torch.export`
+    takes 11 s. It is therefore used only if tracing does not support an operator of the module.
 
     Parameters
     ----------
-    is_whole : whether the module is a whole network. Only then is the graph optimised, because
+    examples : inputs of the module for a batch of two images.
+    is_whole : whether the module is a whole network. Only a whole network is optimised, because
         importing the optimiser takes a second.
     """
     module.eval()
     with TemporaryDirectory() as scratch, warnings.catch_warnings():
         path = Path(scratch) / "traced.onnx"
-        warnings.simplefilter("ignore")  # the exporters warn about their internals
+        warnings.simplefilter("ignore")  # hide warnings about the internals of the exporters
         options: dict[str, Any] = {
             "input_names": list(inputs),
             "output_names": list(outputs),
@@ -211,11 +214,11 @@ def traced(
 
 
 def optimised(file: onnx.ModelProto) -> onnx.ModelProto:
-    """Fold constants and simplify; otherwise a traced graph takes a fifth longer to run.
+    """Fold constants and simplify the graph; without this, inference takes a fifth longer.
 
-    The same as `onnxscript.optimizer.optimize`, except for the rule that joins two slices of one
-    tensor. This rule compares all pairs of nodes, which takes nine tenths of the time for a vision
-    transformer.
+    The passes are those of `onnxscript.optimizer.optimize` without one rule, which joins two slices
+    of a tensor. The rule compares all pairs of nodes; for a vision transformer, it takes nine
+    tenths of the time.
     """
     from onnxscript import ir, optimizer, rewriter  # noqa: PLC0415 - slow
     from onnxscript.rewriter.rules.common import slice_split_rule  # noqa: PLC0415 - slow
@@ -223,7 +226,7 @@ def optimised(file: onnx.ModelProto) -> onnx.ModelProto:
     rules = [rule for rule in rewriter._DEFAULT_REWRITE_RULES if rule is not slice_split_rule]
     model = ir.serde.deserialize_model(file)
     optimizer.inline(model)
-    for _ in range(2):  # simplification allows more folding
+    for _ in range(2):  # after simplification, more constants can be folded
         optimizer.fold_constants_ir(model, onnx_shape_inference=True)
         rewriter.RewritePass(rules)(model)
         ir.passes.common.RemoveUnusedNodesPass()(model)
@@ -240,7 +243,7 @@ def optimised(file: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def parity(encoder: nn.Module, exported: OnnxEncoder, images: Inputs) -> dict[str, float]:
-    """Return the largest difference from torch of each output, relative to its largest value."""
+    """Return, for each output, the largest difference from torch divided by the largest value."""
     worst = dict.fromkeys(OUTPUT_NAMES, 0.0)
     for size in PARITY_BATCHES:
         with torch.inference_mode():
@@ -250,14 +253,14 @@ def parity(encoder: nn.Module, exported: OnnxEncoder, images: Inputs) -> dict[st
         for name, ours, theirs in zip(OUTPUT_NAMES, outputs, wanted, strict=True):
             reference = theirs.numpy()
             difference = np.abs(ours - reference).max() / max(np.abs(reference).max(), 1e-12)
-            worst[name] = float(np.maximum(worst[name], difference))  # NaN if either is
+            worst[name] = float(np.maximum(worst[name], difference))  # NaN if one value is NaN
     return worst
 
 
 def _strip_traces(file: onnx.ModelProto) -> None:
-    """Remove the exporter's source locations of the nodes.
+    """Remove the source-code locations that the exporter writes into the graph.
 
-    They contain paths of the build machine, so the file's hash would depend on them.
+    The locations contain paths of the build machine, which would change the hash of the file.
     """
     graphs = [file.graph, *file.functions]
     for graph in graphs:

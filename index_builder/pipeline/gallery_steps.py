@@ -48,7 +48,7 @@ from model_store.retriever import Retriever
 from model_store.threads import one_blas_thread
 
 _OF_POSTERIOR = ("method", "prior_share", "norm_correlation", "temperature")
-"""Keys of the posterior's report to store in the bundle."""
+"""Keys of the posterior's report that are also stored in the bundle."""
 
 
 def index_step(config: BuildConfig, run: Run) -> None:
@@ -74,8 +74,8 @@ def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) 
 
     Parameters
     ----------
-    feedback : the service's feedback file, which corrects match probabilities; None for no
-        correction.
+    feedback : the feedback file of the service. The reviewer decisions in it correct the match
+        probabilities; None corrects nothing.
     """
     if feedback is not None and not feedback.exists():
         raise ConfigError(
@@ -89,7 +89,7 @@ def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) 
     chosen = whole_groups(splits.gallery.groups, order, N_DETECTOR_IMAGES)
     images = splits.gallery.subset(chosen)
     views, unseen = not splits.labelled, splits.gallery_unseen
-    with one_blas_thread():  # one thread gives the same sums on every machine
+    with one_blas_thread():  # with one thread, sums are equal on all machines
         items = _item_queries(config, run, splits, images, encoder)
         calibration = calibrate_gallery(
             encoder,
@@ -125,11 +125,15 @@ def calibrate_step(config: BuildConfig, run: Run, feedback: Path | None = None) 
 def _item_queries(
     config: BuildConfig, run: Run, splits: Splits, images: LabelledImages, encoder: StoredEncoder
 ) -> ItemQueries | None:
-    """Return items as queries, embedded by layers fitted without them; None if images are held out.
+    """Return gallery items as queries, each embedded by a layer that was not fitted to it.
 
     Parameters
     ----------
     images : gallery images in random order.
+
+    Returns
+    -------
+    None if the build holds out images as queries.
     """
     if not splits.items_are_queries:
         return None
@@ -140,7 +144,7 @@ def _item_queries(
 
 
 def evaluate_step(config: BuildConfig, run: Run) -> dict[str, Any]:
-    """The staged bundle and evaluation queries → evaluation.json, in run and bundle."""
+    """Staged bundle and evaluation queries → evaluation.json, in the run and in the bundle."""
     run.require(run.staging / CALIBRATION_FILE, "calibrate")
     with one_blas_thread():  # as the service searches
         report = evaluate(_opened(run), splits_of(config).evaluation, config.seed)
@@ -154,7 +158,7 @@ def evaluate_step(config: BuildConfig, run: Run) -> dict[str, Any]:
 
 
 def publish_step(config: BuildConfig, run: Run, bundles: Path) -> Path:
-    """The staged parts → a bundle in ``bundles``, which becomes current."""
+    """Staged bundle → a published bundle in ``bundles``, which becomes the current bundle."""
     report = run.require(run.staging / EVALUATION_FILE, "evaluate")
     retriever = open_parts(run.staging, "cpu", milvus=_access(run))
     of_images = retriever.encoder.metadata.takes_images
@@ -167,13 +171,13 @@ def publish_step(config: BuildConfig, run: Run, bundles: Path) -> Path:
 
 
 def plan_of(config: BuildConfig) -> Plan:
-    """Count the queries of a build, from its current data."""
+    """Count the queries of a build; the data are read again."""
     _loaded.cache_clear()  # a folder may have changed since the last read
     return Plan.of_splits(splits_of(config), config.calibration)
 
 
 def splits_of(config: BuildConfig) -> Splits:
-    """Return the data of a build; cached for all steps of a process, since reading is slow."""
+    """Return the data of a build. They are cached in the process, because reading them is slow."""
     return _loaded(SplitChoices.of(config))
 
 
@@ -187,13 +191,13 @@ def _loaded(choices: SplitChoices) -> Splits:
 
 
 def _exported(run: Run) -> StoredEncoder:
-    """Return the encoder of `export_step`, with the run's cache of embeddings."""
+    """Return the encoder that `export_step` wrote, with the run's cache of embeddings."""
     path = run.require(run.staging / ENCODER_FILE, "export")
     return _stored(run, open_encoder(path))
 
 
 def _opened(run: Run) -> Retriever:
-    """Open the staged parts, with the run's cache of embeddings."""
+    """Open the staged bundle, with the run's cache of embeddings."""
 
     def stored(path: Path, provider: ProviderChoice, threads: int) -> Encoder:
         return _stored(run, OnnxEncoder(path, provider, threads))
@@ -202,14 +206,14 @@ def _opened(run: Run) -> Retriever:
 
 
 def _indexed(run: Run) -> Gallery:
-    """Return the gallery of `index_step`."""
+    """Return the gallery that `index_step` wrote."""
     if not (run.staging / MILVUS_FILE).exists():
         run.require(run.staging / ITEMS_FILE, "index")
     return open_gallery(run.staging, _access(run))
 
 
 def _access(run: Run) -> MilvusAccess:
-    """Return the access to the Milvus server that `index_step` has written to."""
+    """Return the access to the Milvus server to which `index_step` has written."""
     is_there = (run.staging / MILVUS_FILE).exists()
     return milvus_access(MilvusDescription.load(run.staging).uri if is_there else None)
 

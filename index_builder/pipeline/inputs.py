@@ -1,4 +1,4 @@
-"""Checks the input files of a build before torch is imported and data are read."""
+"""Checks that the input files of a build exist, before the slow import of torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def require_inputs(config: BuildConfig, *, reads_trunk: bool) -> None:
 
     Parameters
     ----------
-    reads_trunk : whether to check the weights of the trunk, too.
+    reads_trunk : whether the weights of the trunk are also checked.
 
     Raises
     ------
@@ -42,7 +42,9 @@ def require_inputs(config: BuildConfig, *, reads_trunk: bool) -> None:
 def _require_labels(folder: Path, withheld: tuple[str, ...]) -> None:
     """Check that each withheld label has a sub-folder."""
     if not folder.is_dir():
-        raise DatasetError(f"{folder} is not a folder. `vouch-build all --images` takes others.")
+        raise DatasetError(
+            f"{folder} is not a folder. `vouch-build all --images` also takes other sources."
+        )
     missing = [name for name in withheld if not (folder / name).is_dir()]
     if not missing:
         return

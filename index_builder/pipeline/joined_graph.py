@@ -1,4 +1,4 @@
-"""Joins a trunk and a head to one ONNX graph."""
+"""Joins a trunk and a head into one ONNX graph."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ _FEATURES = OUTPUT_NAMES[2]
 
 
 def joined(trunk: onnx.ModelProto, head: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the graph of ``trunk``, from input to features, followed by ``head``.
+    """Return one graph: ``trunk``, from input to features, followed by ``head``.
 
-    Its features are bit-identical to the trunk's, and its operators have the trunk's version.
+    The features of the graph are bit-identical to those of the trunk. The graph has the operator
+    version of the trunk.
 
     Parameters
     ----------
     head : graph from features to embedding mean and variance. Its operator version must not be
         newer than the trunk's.
     """
-    # A trunk that was cut out of an encoder may compute its features from an embedding mean.
+    # If the trunk was extracted from an encoder, its features may depend on an embedding mean.
     trunk = _prefixed(trunk, "trunk/", {trunk.graph.input[0].name, _FEATURES})
     if operator_version(head) < operator_version(trunk):
         head = version_converter.convert_version(head, operator_version(trunk))
@@ -44,7 +45,7 @@ def joined(trunk: onnx.ModelProto, head: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _prefixed(model: onnx.ModelProto, prefix: str, kept: set[str]) -> onnx.ModelProto:
-    """Return ``model`` with a prefix before every name except those in ``kept``."""
+    """Return ``model`` with a prefix before every name that is not in ``kept``."""
     model = compose.add_prefix(model, prefix)
     outer = {prefix + name: name for name in kept}
     for node in model.graph.node:

@@ -1,4 +1,4 @@
-"""The run directory of a build, with the files of all steps."""
+"""The run directory of a build, which contains the files of all steps."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ POSTERIOR_REPORT = "posterior.json"
 CONFIG_FILE = "config.toml"
 
 EVALUATION_TABLE = "evaluation.md"
-"""File with all results of an evaluation, as a table."""
+"""File with all results of an evaluation as a Markdown table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A directory that the steps of `index_builder.pipeline.steps` read from and write to.
+    """The directory in which the steps of `index_builder.pipeline.steps` read and write files.
 
     ::
 
@@ -78,12 +78,12 @@ class Run:
         return self.directory / "vectors.sqlite"
 
     def member(self, number: int) -> Run:
-        """Return the run of an ensemble's member; it has the files of a single encoder."""
+        """Return the run of a member of an ensemble; a member has the files of a single encoder."""
         return Run(self.members / str(number))
 
     @property
     def members(self) -> Path:
-        """The folder of an ensemble's members."""
+        """The folder with the runs of an ensemble's members."""
         return self.directory / "members"
 
     @property
@@ -97,12 +97,12 @@ class Run:
 
         Parameters
         ----------
-        to_write : whether write access is required. Without it, a read-only directory is used
-            without a lock.
+        to_write : whether write access is required. If not, a read-only directory is used without a
+            lock.
 
         Raises
         ------
-        RunInUse : another process works there.
+        RunInUse : another process has locked the directory.
         OutputError : the directory cannot be created or written.
         """
         from index_builder.indexing.workdir import occupied  # noqa: PLC0415 - slow
@@ -114,14 +114,14 @@ class Run:
             yield
 
     def write_config(self, config: BuildConfig) -> None:
-        """Write the complete configuration of the build, to repeat it."""
+        """Write the complete configuration, with which the build can be repeated."""
         if _is_first():
             self.directory.mkdir(parents=True, exist_ok=True)
             with replacing(self.directory / CONFIG_FILE) as partial:
                 partial.write_text(effective_file(config), encoding="utf-8")
 
     def require(self, path: Path, step: str) -> Path:
-        """Return ``path``, or raise with the name of the step that creates it.
+        """Return ``path``; if it does not exist, raise an error that names the step to run.
 
         Raises
         ------
@@ -154,6 +154,6 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def forget(*paths: Path) -> None:
-    """Remove the results of a finished step before its inputs are rewritten."""
+    """Remove the results of a finished step, because a step is about to rewrite its inputs."""
     for path in paths:
         path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Sample query images in a bundle, for users of the page."""
+"""Writes sample query images into a bundle; users of the page can search with them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from model_store.images import decode_image
 N_MATCHED = 4
 
 _Sample = tuple[NDArray[np.uint8], str, bool]
-"""Pixels, caption, and whether the gallery has a true match."""
+"""Pixels, caption, and whether the gallery has a true match of a sample query."""
 
 
 def write_samples(
     directory: Path, splits: Splits, configured: Sequence[SampleConfig]
 ) -> tuple[SampleQuery, ...]:
-    """Write the configured samples below ``directory``, or a few evaluation queries.
+    """Write the configured samples into ``directory``; if there are none, evaluation queries.
 
     Raises
     ------

@@ -73,14 +73,15 @@ __all__ = [
 N_PARITY_IMAGES = max(PARITY_BATCHES)
 
 MIN_POSITIVES = 2
-"""Number of images of a label in a positive pair."""
+"""Minimum number of images of a label: a positive pair has two."""
 
 
 def train_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
     """Images → checkpoint.safetensors, objective.safetensors and training.json.
 
-    Each member of an ensemble has these files. An interrupted ensemble resumes with its current
-    member. Under ``torchrun``, all processes train together, and the first one writes.
+    Each member of an ensemble has these files. If the training of an ensemble was interrupted, it
+    resumes with the first unfinished member. Under ``torchrun``, all processes train together, and
+    the first one writes.
     """
     with process_group() as group:
         if len(members_of(config, run)) > 1:
@@ -90,9 +91,9 @@ def train_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
 
 
 def _train_members(config: EncoderConfig, splits: Splits, run: Run, group: Group) -> None:
-    """Train the missing members of an ensemble; a complete ensemble is trained anew.
+    """Train the missing members of an ensemble; if no member is missing, train all again.
 
-    All members have the same images; their seeds differ.
+    All members use the same images, but different seeds.
     """
     started = time.perf_counter()
     report = run.directory / TRAINING_REPORT
@@ -100,7 +101,7 @@ def _train_members(config: EncoderConfig, splits: Splits, run: Run, group: Group
         forget(report, run.directory / POSTERIOR_REPORT, run.posterior)
         shutil.rmtree(run.members, ignore_errors=True)
     for number, (member, place) in enumerate(members_of(config, run), start=1):
-        group.wait()  # all processes see the same finished members
+        group.wait()  # all processes must find the same members finished
         finished = place.directory / TRAINING_REPORT
         if finished.exists() and not member.changed_since(
             place.read_json(TRAINING_REPORT)["config"]
@@ -214,7 +215,7 @@ def export_step(config: EncoderConfig, run: Run, splits: Splits) -> None:
 def build_all(
     config: BuildConfig, run: Run, bundles: Path, check: Check = accept_any
 ) -> tuple[Path, dict[str, Any]]:
-    """Run all steps in order, with an empty staging directory.
+    """Run all steps in order; the staging directory is emptied first.
 
     Parameters
     ----------
@@ -241,18 +242,18 @@ def build_all(
 
 
 def _require_enough(images: LabelledImages) -> None:
-    """Refuse too few images for training, before any computation."""
+    """Raise an error if there are too few training images, before any computation."""
     most = max(Counter(images.labels).values(), default=0)
     if len(images) < N_PARITY_IMAGES or most < MIN_POSITIVES:
         raise DatasetError(
-            f"There are {len(images)} training images, at most {most} of one label; wanted "
-            f"at least {N_PARITY_IMAGES}, and a label with {MIN_POSITIVES}. Add images; or, if "
-            'each is its own class, use --no-labels (dataset.labels = "none").'
+            f"There are {len(images)} training images, at most {most} of one label. Training needs "
+            f"{N_PARITY_IMAGES} images, and {MIN_POSITIVES} of one label. Add images. If every "
+            'image is its own class, use --no-labels (dataset.labels = "none").'
         )
 
 
 def _require_input(encoder: MetricEncoder, images: LabelledImages) -> None:
-    """Refuse data of a wrong kind: images for an encoder of vectors, or other vectors."""
+    """Raise an error if the encoder does not accept the images or vectors of the data."""
     expected, shape = encoder.preprocessing, images.pixels(0).shape
     wanted = "images"
     if isinstance(expected, VectorInput):
@@ -263,16 +264,17 @@ def _require_input(encoder: MetricEncoder, images: LabelledImages) -> None:
     if isinstance(expected, VectorInput) and expected.with_variance:
         raise DatasetError(
             f"The vectors of {expected.made_by!r} already have a variance, but a build fits one. "
-            "Leave `variance` out of the table, or use `vouch-build index` to keep it."
+            "Remove `variance` from the table, or keep it and use `vouch-build index`."
         )
 
 
 def _store_features(
     config: EncoderConfig, run: Run, encoder: MetricEncoder, images: LabelledImages
 ) -> None:
-    """Cache the features of a frozen trunk, so that all steps compute them once.
+    """Give the encoder a cache of features, so that the steps of a build compute them once.
 
-    Uses ONNX Runtime, like the gallery; not used if torch has a GPU.
+    The cache is for a frozen trunk on a CPU. ONNX Runtime computes the features, as for the
+    gallery.
     """
     if not config.network.frozen or trunk_device(config.training).type != "cpu":
         run.trunk.unlink(missing_ok=True)
@@ -286,7 +288,7 @@ def _store_features(
 
 
 def _whiten(encoder: MetricEncoder, images: LabelledImages, labels: Tensor) -> None:
-    """Set the last layer to the learned whitening of the features of ``images``."""
+    """Set the last layer to a whitening that is fitted to the features of ``images``."""
     dim, n_features = encoder.last_layer.out_features, encoder.trunk.n_features
     if dim > n_features:
         raise ConfigError(

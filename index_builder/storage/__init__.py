@@ -8,13 +8,14 @@
     library  the options and errors of obstore
     bucket   S3, Google Cloud Storage and Azure, by obstore
     web      HTTP, by httpx2
-    trust    where credentials go, and which addresses data may name
-    guarded  connections with checked addresses
-    probe    whether a web server answers
+    trust    which servers get credentials, which addresses data may use
+    guarded  connections that check the address of a host
+    probe    a quick test whether a web server answers
     source   the interface of byte sources, and the errors of fetching
 
-Credentials come from the same environment variables as for the cloud providers' clients. They are
-sent only to origins that the operator has named. No message, report or bundle contains them.
+Credentials come from the environment variables that the clients of the cloud providers use.
+Credentials are sent only to origins that the operator has named. No message, report or bundle
+contains a credential.
 """
 
 from index_builder.storage.source import NotFetched

@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _LONGEST = timedelta(days=7)
-"""Timeout of a request. It is long, because `Storage` limits the time of each file."""
+"""Timeout of a request. The timeout is long, because `Storage` has its own timeout for each
+file."""
 
 _CHUNK_BYTES = 2**16
-"""Size of a chunk in bytes; with larger chunks a slow server would seem to stall."""
+"""Size of a chunk in bytes. With larger chunks, the timeout between chunks would end slow
+transfers."""
 
 _PAGE = 1000
-"""Number of files in a page of a listing, as in the services' answers."""
+"""Number of files in a page of a listing; the cloud services answer with pages of this size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Listed:
 
     Attributes
     ----------
-    key : name in the bucket.
+    key : name of the file in the bucket.
     changed_ns : time of the last write in nanoseconds.
     version : the entity tag, which identifies the content.
     """
@@ -48,7 +50,7 @@ class Listed:
 
 
 class Bucket:
-    """Files of one bucket, with the credentials of the environment.
+    """Reads the files of one bucket, with the credentials of the environment.
 
     Parameters
     ----------
@@ -57,7 +59,7 @@ class Bucket:
 
     Raises
     ------
-    DatasetError : the extra is not installed, or the environment lacks a variable.
+    DatasetError : the extra `remote` is not installed, or an environment variable is missing.
     """
 
     def __init__(self, url: str, stall_s: float) -> None:
@@ -118,7 +120,8 @@ class Bucket:
                 yield [_listed(one) for one in page]
         except (self._errors.BaseError, FileNotFoundError, ValueError) as error:
             advice = (
-                "A file name in it is no valid path. Rename the file, or use a manifest of images."
+                "A file name in the bucket is not a valid path. Rename the file, or use a manifest of "
+                "images."
                 if "invalid path" in str(error)
                 else "Check that the bucket exists, and that the credentials in the environment "
                 "allow listing."
@@ -142,7 +145,7 @@ class Bucket:
                 status = _STATUS.search(str(error))
                 denied = status is not None and status[1] in {"401", "403"}
                 if denied and not self._was_listed:
-                    return  # keys may allow reading but not listing
+                    return  # the credentials may allow reading but not listing
                 raise SourceUnavailable(
                     f"{self.url} no longer exists, or denies access ({redacted(error)})."
                 ) from error

@@ -19,10 +19,10 @@ from model_store.files import FreeSpace, replacing
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """The copy of a file; it is renewed only if the file has changed.
+    """The local copy of a remote file; it is replaced only if the remote file has changed.
 
-    Its modification time is derived from its content. Caches that depend on the time of a file stay
-    valid while the content is unchanged.
+    The modification time of the copy is derived from its content. Caches that compare modification
+    times therefore stay valid while the content is unchanged.
 
     Attributes
     ----------
@@ -33,7 +33,7 @@ class Copy:
 
     @contextmanager
     def writing(self, url: str) -> Iterator[Writing]:
-        """Write the content of ``url``; replace the copy when all bytes are written.
+        """Write the content of ``url``; replace the old copy only after all bytes are written.
 
         Raises
         ------
@@ -66,13 +66,13 @@ class Copy:
 
 
 class Writing:
-    """A copy in the making.
+    """A copy that is being written.
 
     Attributes
     ----------
     size : number of bytes written.
-    version : version of the file, see `Opened`.
-    is_known : whether a copy of this version exists.
+    version : version of the remote file, see `Opened`.
+    is_known : whether the existing copy has this version.
     """
 
     def __init__(self, url: str, file: IO[bytes], space: FreeSpace, known: str) -> None:
@@ -85,11 +85,11 @@ class Writing:
         self._known = known
 
     def begins(self, version: str, start: int) -> bool:
-        """Return whether the bytes from ``start`` are still missing.
+        """Start writing at ``start``; return False if the existing copy has this version.
 
         Raises
         ------
-        NotFetched : the file has changed since the first bytes were written.
+        NotFetched : the remote file has changed since its first bytes were written.
         """
         if start and version != self.version:
             raise NotFetched(f"{shown(self._url)} has changed while it was read.")
@@ -105,7 +105,7 @@ class Writing:
 
         Raises
         ------
-        DatasetError : the disk has too little free space for them.
+        DatasetError : the disk has too little free space for the bytes.
         """
         if not self._space.has(len(chunk)):
             raise DatasetError(

@@ -1,4 +1,4 @@
-"""Connections to hosts named by data; their addresses are checked before any byte is sent."""
+"""Connections that check the IP address of a host before any byte is sent."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ if TYPE_CHECKING:
 
 
 class Guard:
-    """Refuses hosts with addresses that data may not name.
+    """Raises an error for hosts whose IP address is not allowed, see `Trust`.
 
     Parameters
     ----------
-    trust : returns the current trust.
+    trust : function that returns the current trust.
 
     Attributes
     ----------
-    is_redirected : whether another server named the next host; a context variable of each task.
+    is_redirected : whether the next host comes from a redirect by another server. Each task has its
+        own value.
     """
 
     def __init__(self, trust: Callable[[], Trust]) -> None:
@@ -33,7 +34,7 @@ class Guard:
         self.is_redirected = ContextVar("is_redirected", default=False)
 
     async def check(self, host: str, port: int) -> None:
-        """Resolve a host and refuse forbidden addresses; accept a host that does not resolve.
+        """Resolve a host, and raise an error if one of its addresses is not allowed.
 
         Raises
         ------
@@ -44,24 +45,24 @@ class Guard:
         loop = asyncio.get_running_loop()
         try:
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError):  # connecting fails too, or a proxy resolves the name
+        except (OSError, UnicodeError):  # the connection fails too, or a proxy resolves the name
             return
         self._require(host, port, addresses_in(found))
 
     async def check_request(self, request: httpx2.Request) -> None:
-        """Refuse the host of a request; see `check`."""
+        """Raise an error if the host of a request is not allowed; see `check`."""
         await self.check(request.url.host, _port(request.url))
 
     async def check_redirect(self, response: httpx2.Response) -> None:
-        """Refuse the host that an answer redirects to; see `check`.
+        """Raise an error if a response redirects to a host that is not allowed; see `check`.
 
-        The host is untrusted even if the server is trusted.
+        The target of a redirect is checked even if the operator has named the redirecting server.
         """
         if not response.has_redirect_location:
             return
         try:
             target = response.url.join(response.headers["Location"])
-        except ValueError:  # as the client reports
+        except ValueError:  # the client reports the invalid address
             return
         was_at, leads_to = ((url.host, _port(url)) for url in (response.url, target))
         if leads_to != was_at:
@@ -69,9 +70,9 @@ class Guard:
             await self.check(*leads_to)
 
     def check_peer(self, host: str, port: int, address: str) -> None:
-        """Refuse a connection by the address of its peer.
+        """Raise an error if the peer of a connection has an address that is not allowed.
 
-        The name may have resolved to another address since `check`.
+        Since `check`, the name may have been resolved again, to another address.
 
         Raises
         ------
@@ -93,7 +94,7 @@ def _port(url: httpx2.URL) -> int:
 
 
 class _Connections:
-    """A network backend of httpcore whose connections a guard checks."""
+    """A network backend of httpcore; a guard checks its connections."""
 
     def __init__(self, inner: Any, guard: Guard) -> None:  # noqa: ANN401 - httpcore's
         self._inner, self._guard = inner, guard
@@ -113,8 +114,8 @@ class _Connections:
 
 
 def guarded(client: httpx2.AsyncClient, guard: Guard) -> httpx2.AsyncClient:
-    """Return ``client`` with direct connections checked by a guard."""
-    # The client has no option for this, and with a custom transport it ignores proxies.
+    """Return ``client``, whose direct connections (without a proxy) are now checked by a guard."""
+    # The client has no option for a network backend. With a custom transport, it ignores proxies.
     pool: Any = client._transport._pool  # type: ignore[attr-defined]
     pool._network_backend = _Connections(pool._network_backend, guard)
     return client

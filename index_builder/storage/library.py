@@ -18,19 +18,19 @@ _ENDPOINTS = (
 )
 
 _SECRET = re.compile(r"(AWS|AZURE|GOOGLE)_.*(KEY|SECRET|TOKEN)")
-"""Environment variables with secrets; AWS_ACCESS_KEY_ID is no secret."""
+"""Names of environment variables with secrets."""
 
 _TEXT = re.compile(r'"([^"]*)"')
 _SHORTEST = 4
 
 
 def client_config(connect_s: float, longest: timedelta) -> ClientConfig:
-    """Return connection settings; allow plain HTTP only for an endpoint in the environment.
+    """Return connection settings; plain HTTP needs an endpoint in the environment.
 
     Parameters
     ----------
     connect_s : timeout for connecting in seconds.
-    longest : timeout of a request.
+    longest : timeout of a request, including the transfer.
     """
     config: ClientConfig = {"connect_timeout": timedelta(seconds=connect_s), "timeout": longest}
     if any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS):
@@ -42,7 +42,7 @@ def redacted(error: BaseException) -> str:
     """Return the error message of the library on one line, without secrets and raw XML."""
     text = without_secrets(str(error).split("\n", 1)[0])
     for name, value in os.environ.items():
-        if _SECRET.fullmatch(name):  # a parser may quote the secret or a part of it
+        if _SECRET.fullmatch(name):  # a parser's error message may quote the secret or a part of it
             for secret in (value, *_TEXT.findall(value)):
                 text = text.replace(secret, "…") if len(secret) >= _SHORTEST else text
     return text.partition(": <?xml")[0][:300] or type(error).__name__

@@ -1,4 +1,4 @@
-"""A quick test of a web server, because libraries retry for a minute or longer."""
+"""A quick test of a web server; libraries would retry for a minute or longer."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ PATIENCE_S = 3.0
 
 
 class Probe:
-    """One request to a web server, sent immediately in a thread.
+    """One request to a web server; the constructor sends it in a thread.
 
     Parameters
     ----------
     url : http:// or https://; proxies come from the environment.
-    seconds : the time to answer in, name lookup and connection together.
+    seconds : timeout for name lookup, connection and answer together.
     """
 
     def __init__(self, url: str, seconds: float = PATIENCE_S) -> None:
         self.url = url
         self._ends = time.monotonic() + seconds
         self._status: int | None = None
-        # The system's name lookup has no timeout; a hanging thread is abandoned.
+        # The name lookup of the system has no timeout. A thread that hangs is not waited for.
         self._thread = threading.Thread(target=self._ask, args=(seconds,), daemon=True)
         self._thread.start()
 
     def answers(self) -> bool:
-        """Wait for the answer, and return whether it has a status below 500."""
+        """Wait for the answer; return True if its status is below 500."""
         self._thread.join(max(0.0, self._ends - time.monotonic()))
         return self._status is not None and self._status < 500
 

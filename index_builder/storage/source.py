@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class NotFetched(Exception):
-    """A file could not be fetched; the message states the reason, without secrets."""
+    """A file could not be fetched. The message states the reason and contains no secrets."""
 
 
 class TryAgain(NotFetched):
@@ -17,7 +17,7 @@ class TryAgain(NotFetched):
 
     Attributes
     ----------
-    after_s : seconds to wait as the server requests; 0 without a request.
+    after_s : seconds that the server asks the client to wait; 0 if it states none.
     """
 
     def __init__(self, message: str, after_s: float = 0.0) -> None:
@@ -27,13 +27,13 @@ class TryAgain(NotFetched):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A file that the server is sending.
+    """A file whose content the server is sending.
 
     Attributes
     ----------
     start : position of the first byte sent.
-    version : identifies the content among versions of the same URL; empty if unknown.
-    chunks : the bytes.
+    version : text that identifies this version of the file; empty if unknown.
+    chunks : the content.
     """
 
     start: int
@@ -42,12 +42,12 @@ class Opened:
 
 
 class ByteSource(Protocol):
-    """A server with files to read."""
+    """A web server or a bucket from which files are read."""
 
     def opened(
         self, url: str, version: str = "", start: int = 0
     ) -> AbstractAsyncContextManager[Opened]:
-        """Request a file, or the rest of it.
+        """Request a file, or the rest of a file.
 
         Parameters
         ----------
@@ -61,7 +61,7 @@ class ByteSource(Protocol):
         """
 
     async def require_there(self) -> None:
-        """Raise an error if the source is unavailable; called after a file could not be fetched.
+        """After a file could not be fetched, raise an error if the whole source is unavailable.
 
         Raises
         ------
@@ -69,4 +69,4 @@ class ByteSource(Protocol):
         """
 
     async def close(self) -> None:
-        """End its connections."""
+        """Close all connections of the source."""

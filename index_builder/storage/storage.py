@@ -23,10 +23,10 @@ from model_store.errors import DatasetError, SourceUnavailable
 T = TypeVar("T")
 
 N_AT_ONCE = 16
-"""Maximum number of files fetched concurrently; it hides latency without overloading a server."""
+"""Maximum number of files that are fetched concurrently; more could overload a server."""
 
 _STEP_BYTES = 2**20
-"""A copy of a file has the time of one image for each block of this size."""
+"""For a copied file, the timeout starts again after each block of this size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,13 @@ class Patience:
 
     Attributes
     ----------
-    file_s : timeout in seconds for one image including retries; for a copied file, for each MiB.
-    stall_s : seconds without a byte after which a connection is closed and the request retried.
+    file_s : timeout in seconds for one image, including retries. For a copied file, it is the
+        timeout for each MiB.
+    stall_s : timeout in seconds between two chunks; afterwards, the connection is closed and the
+        request is retried.
     n_tries : maximum number of tries for a file.
-    backoff_s : seconds before the second try, doubled before each later one; longer if the server
-        requests it.
+    backoff_s : seconds to wait before the second try; doubled before each further try. If the
+        server asks for a longer wait, that time is used.
     """
 
     file_s: float = 60.0
@@ -52,19 +54,19 @@ PATIENCE = Patience()
 
 
 class Storage:
-    """Files in buckets and behind web addresses.
+    """Reads files from buckets and web servers.
 
-    One thread has all connections, so that a timeout ends any wait: a name lookup, or response
-    headers that arrive byte by byte. Methods may be called from any other thread. The first request
-    starts the thread.
+    One thread has all connections, so a timeout can end every kind of wait: a name lookup, or
+    response headers that arrive byte by byte. The first request starts this thread. Methods may be
+    called from any other thread.
 
     Parameters
     ----------
-    trust : origins that the operator has named; None for those of the environment.
+    trust : origins that the operator has named; None reads them from the environment.
 
     Raises
     ------
-    ConfigError : the environment variable of origins is invalid.
+    ConfigError : the environment variable `ALLOWED_ORIGINS` is invalid.
     """
 
     def __init__(self, patience: Patience = PATIENCE, trust: Trust | None = None) -> None:
@@ -80,11 +82,11 @@ class Storage:
         self.trust = self.trust.naming(url, is_foreign=is_source)
 
     def fetch(self, url: str, file: IO[bytes], most: int, version: str = "") -> Future[None]:
-        """Start writing at most ``most`` bytes of ``url`` into ``file``; return a future.
+        """Start to write at most ``most`` bytes of ``url`` into ``file``; return a future.
 
         Parameters
         ----------
-        version : required version, see `Opened`; empty for any.
+        version : required version, see `Opened`; empty accepts every version.
 
         Raises
         ------
@@ -94,13 +96,13 @@ class Storage:
         return self._begun(self._fetch(url, file, most, version))
 
     def read(self, url: str, most: int, version: str = "") -> bytes:
-        """Return the content of ``url``; raises the errors of `fetch`."""
+        """Return the content of ``url``; the errors are those of `fetch`."""
         file = BytesIO()
         self.fetch(url, file, most, version).result()
         return file.getvalue()
 
     def copied(self, url: str, folder: Path) -> Path:
-        """Return a copy of the file at ``url``, in ``folder``, see `Copy`.
+        """Copy the file at ``url`` to ``folder``, and return the path of the copy; see `Copy`.
 
         Raises
         ------
@@ -121,7 +123,7 @@ class Storage:
         Raises
         ------
         SourceUnavailable : the bucket cannot be listed.
-        DatasetError : the URL is no folder in a bucket.
+        DatasetError : the URL is not a folder in a bucket.
         """
         bucket = self._source(folder)
         if not isinstance(bucket, Bucket):
@@ -153,11 +155,11 @@ class Storage:
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _source(self, url: str) -> ByteSource:
-        """Return the byte source of ``url``: the web, or its bucket."""
+        """Return the byte source of ``url``: the source for web servers, or a bucket."""
         is_web = scheme_of(url) in WEB
         if not is_web and not self.trust.names_bucket(url):
             raise NotFetched(
-                f"{url} is in a bucket that the source names, but not the command. If this is "
+                f"{url} is in a bucket that the data source names, but not the command. If this is "
                 f"intended, set {ALLOWED_ORIGINS}={in_bucket(url)[0]}."
             )
         name = "web" if is_web else in_bucket(url)[0]
@@ -169,7 +171,7 @@ class Storage:
             return self._sources[name]
 
     async def _fetch(self, url: str, file: IO[bytes], most: int, version: str) -> None:
-        """Write an image, and stop reading after ``most`` bytes."""
+        """Write at most ``most`` bytes of an image."""
         source = self._source(url)
 
         async def once() -> None:
@@ -187,7 +189,7 @@ class Storage:
             await self._tried(once)
 
     async def _copy(self, url: str, copy: Copy) -> None:
-        """Write a whole file; after a broken connection, resume at the last byte."""
+        """Write a whole file; after a broken connection, continue behind the last received byte."""
         source, patience = self._source(url), self.patience
         async with _in_time(source, url, patience.file_s) as clock:
             with copy.writing(url) as writing:
@@ -211,7 +213,7 @@ class Storage:
     async def _tried(
         self, once: Callable[[], Awaitable[None]], reached: Callable[[], int] = lambda: 0
     ) -> None:
-        """Run ``once`` with retries; progress in ``reached`` resets their number."""
+        """Call ``once`` with retries; if ``reached`` grew, all retries are available again."""
         n_left, before = self.patience.n_tries, 0
         while True:
             try:
@@ -260,7 +262,7 @@ class Storage:
 
 @asynccontextmanager
 async def _in_time(source: ByteSource, url: str, seconds: float) -> AsyncIterator[asyncio.Timeout]:
-    """Stop after ``seconds``. After a failure, check whether the whole source is unavailable."""
+    """Limit the time. After a failure, raise an error if the whole source is unavailable."""
     try:
         async with asyncio.timeout(seconds) as clock:
             yield clock

@@ -1,7 +1,8 @@
-"""Trust in addresses: where credentials are sent, and which addresses data may name.
+"""Trust: which servers get credentials, and which IP addresses a data source may use.
 
-The operator names a source on the command line. Addresses in the source (an image in a table, a
-page of a IIIF manifest, a redirect) come from a third party.
+The operator names a data source on the command line. The source can contain further addresses: an
+image in a table, a page of a IIIF manifest, a redirect. A third party has chosen these addresses,
+so they are not trusted.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from model_store.errors import ConfigError, DatasetError
 from model_store.lists import split_list
 
 ALLOWED_ORIGINS = "VOUCH_ALLOWED_ORIGINS"
-"""Environment variable with additional origins that the operator names."""
+"""Environment variable in which the operator names additional trusted origins."""
 
 _PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """The origins that the operator has named, and whether data come from another machine.
+    """The trusted origins, and whether a data source is on another machine.
 
     Attributes
     ----------
-    origins : ``https://host:443`` or ``s3://bucket``. Credentials are sent only to these; they may
-        have any address.
-    is_foreign : whether a source is on another machine. Other hosts than `origins` must then have
-        public addresses. Without a foreign source, other hosts may have any address except
-        link-local ones, where clouds serve credentials.
+    origins : ``https://host:443`` or ``s3://bucket``. Credentials are sent only to these origins,
+        which may have any IP address.
+    is_foreign : whether a data source is on another machine. If so, hosts outside `origins` must
+        have a public address. If not, hosts outside `origins` may have any address that is not
+        link-local. Cloud providers serve credentials at link-local addresses.
     """
 
     origins: frozenset[str] = frozenset()
@@ -41,11 +42,11 @@ class Trust:
 
     @classmethod
     def of_environment(cls) -> Trust:
-        """Return the trust in the origins of `ALLOWED_ORIGINS`.
+        """Return a trust with the origins in `ALLOWED_ORIGINS`.
 
         Raises
         ------
-        ConfigError : one of them is not an origin.
+        ConfigError : an entry of the variable is not an origin.
         """
         try:
             names = split_list(os.environ.get(ALLOWED_ORIGINS, ""))
@@ -57,7 +58,7 @@ class Trust:
             ) from None
 
     def naming(self, url: str, *, is_foreign: bool) -> Trust:
-        """Return the trust that includes the origin of ``url``."""
+        """Return a trust that also includes the origin of ``url``."""
         origins = self.origins | {origin_of(url)}
         return Trust(origins, is_foreign=self.is_foreign or is_foreign)
 
@@ -74,7 +75,7 @@ class Trust:
         return not self.is_foreign or in_bucket(url)[0] in self.origins
 
     def admits(self, address: str) -> bool:
-        """Return whether data may name a host at the IP ``address``."""
+        """Return whether a data source may use a host at the IP ``address``."""
         ip = ip_address(address.partition("%")[0])
         if isinstance(ip, IPv6Address):
             ip = ip.ipv4_mapped or ip.sixtofour or ip
@@ -83,26 +84,26 @@ class Trust:
         return not (ip.is_link_local or ip.is_multicast)
 
     def refused(self, host: str, port: int, addresses: Iterable[str]) -> str | None:
-        """Return why data may not name a host with these IP addresses; None if it may."""
+        """Return why a data source may not use a host with these addresses; None if it may."""
         found = next((one for one in addresses if not self.admits(one)), None)
         if found is None:
             return None
         host = f"[{host}]" if ":" in host else host
         origin = f"https://{host}" if port == 443 else f"http://{host}"
         origin += "" if port in _PORTS.values() else f":{port}"
-        kind = "a public address" if self.is_foreign else "an address that data may name"
+        kind = "a public address" if self.is_foreign else "allowed for a data source"
         return (
-            f"{origin} is at {found}, which is not {kind}. If this is intended, set "
+            f"{origin} has the address {found}, which is not {kind}. If this is intended, set "
             f"{ALLOWED_ORIGINS}={origin}."
         )
 
 
 def origin_of(url: str) -> str:
-    """Return the origin of a URL, or its bucket.
+    """Return the origin of a URL; for a file in a bucket, the URL of the bucket.
 
     Raises
     ------
-    DatasetError : it has none.
+    DatasetError : the URL has no host.
     """
     scheme = scheme_of(url)
     if scheme in BUCKETS:

@@ -1,7 +1,7 @@
-"""URLs: their parts, and their display without secrets.
+"""Parts of URLs, and URLs without secrets for display.
 
-A URL may have a password, or a query with a signature that gives access to the file. Both are
-removed before a URL is used in an id, a message, a report or a bundle: see `shown`.
+A URL may contain a password, or a query with a signature that gives access to the file. `shown`
+removes password and query; ids, messages, reports and bundles contain only such URLs.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _SIGNATURE = re.compile(
     r"(x-amz|x-goog|x-ms)-.*|awsaccesskeyid|googleaccessid|signature|expires|policy|key-pair-id"
     r"|.*token|s[eprtv]|sig|spr|sip|sk[a-z]*"
 )
-"""Query parameters of signed URLs of AWS, CloudFront, Google and Azure."""
+"""Names of query parameters in signed URLs of AWS, CloudFront, Google and Azure."""
 
 
 def is_url(text: object) -> bool:
-    """Return whether ``text`` is a URL, and no path."""
+    """Return whether ``text`` is a URL and not a path."""
     return _URL.match(str(text)) is not None
 
 
@@ -45,7 +45,7 @@ def scheme_of(url: str) -> str:
 
 
 def in_bucket(url: str) -> tuple[str, str]:
-    """Return the URL of a bucket, and the key in it; keys have no escapes."""
+    """Return the URL of the bucket and the key; a key is not percent-encoded."""
     scheme, _, rest = url.partition("://")
     bucket, _, key = rest.partition("/")
     return f"{scheme.lower()}://{bucket}", key
@@ -65,12 +65,12 @@ def shown(url: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """Return a message of a library with each URL as `shown`."""
+    """Return ``text``, a message of a library, with `shown` applied to each URL."""
     return _IN_TEXT.sub(lambda found: shown(found[0]), text)
 
 
 def unsigned(url: str) -> str:
-    """Return a URL without user, password and signature, so that it is equal for each signature."""
+    """Return a URL without user, password and signature; it is equal after signing again."""
     query = "" if in_a_bucket(url) else urlsplit(url).query
     kept = [
         (name, value)
@@ -81,13 +81,13 @@ def unsigned(url: str) -> str:
 
 
 def in_a_bucket(url: str) -> bool:
-    """Return whether ``url`` names something in a bucket."""
+    """Return whether ``url`` is a bucket, or a file or folder in a bucket."""
     found = _URL.match(url)
     return found is not None and found[1].lower() in BUCKETS
 
 
 def joined(folder: str, name: str) -> str:
-    """Return the URL of the file ``name`` in the folder at ``folder``; the name has no escapes."""
+    """Return the URL of file ``name``, which is not percent-encoded, in ``folder``."""
     if in_a_bucket(folder):
         return f"{folder.rstrip('/')}/{name}"
     parts = urlsplit(folder)
@@ -96,7 +96,7 @@ def joined(folder: str, name: str) -> str:
 
 
 def folder_of(url: str) -> str:
-    """Return the URL of a file's folder, with its signature."""
+    """Return the URL of the folder of a file, with the signature of the file."""
     if in_a_bucket(url):
         return url.rpartition("/")[0]
     parts = urlsplit(url)
@@ -104,7 +104,7 @@ def folder_of(url: str) -> str:
 
 
 def file_name(url: str) -> str:
-    """Return the last part of a URL's path as a file name; for a bucket, its name."""
+    """Return the last part of a URL's path as a file name; for a bucket, its name; or the host."""
     path = url.partition("://")[2] if in_a_bucket(url) else unquote(urlsplit(url).path)
     name = PurePosixPath(path.replace("\0", "")).name
     name = "" if name == ".." else name

@@ -1,4 +1,4 @@
-"""Files behind a web address."""
+"""Reads files from web servers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 N_REDIRECTS = 5
 _BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
 _REASONS = {
-    401: "requires a password; put it into ~/.netrc, and name the host in VOUCH_ALLOWED_ORIGINS",
+    401: "requires a password; write it into ~/.netrc, and add the host to VOUCH_ALLOWED_ORIGINS",
     403: "does not allow it",
     404: "has no such file",
     410: "no longer has this file",
@@ -33,20 +33,20 @@ _REASONS = {
 
 
 class Web:
-    """Files of any web server; proxies are respected.
+    """Reads files from any web server, through the configured proxies.
 
-    Passwords of ``~/.netrc`` are sent only to origins that the operator has named. Other hosts,
-    also after redirects, must have addresses that data may name.
+    Passwords in ``~/.netrc`` are sent only to origins that the operator has named. Other hosts,
+    also after a redirect, must have an allowed IP address, see `Trust`.
 
     Parameters
     ----------
-    stall_s : seconds without a byte after which a connection is closed.
+    stall_s : timeout in seconds for connecting, and between two chunks.
     n_connections : maximum number of connections.
-    trust : returns the current trust.
+    trust : function that returns the current trust.
 
     Raises
     ------
-    DatasetError : the extra is not installed, or ``~/.netrc`` cannot be read.
+    DatasetError : the extra `remote` is not installed, or ``~/.netrc`` cannot be read.
     """
 
     def __init__(self, stall_s: float, n_connections: int, trust: Callable[[], Trust]) -> None:
@@ -56,12 +56,13 @@ class Web:
             raise DatasetError(
                 f"Reading from the web needs httpx2. {how_to_install('remote')}"
             ) from error
-        # Its log has every URL with its signature.
+        # The log messages of httpx2 contain URLs with signatures.
         logging.getLogger("httpx2").setLevel(logging.WARNING)
         self._httpx = httpx2
         self._netrc = _netrc(httpx2)
         self._trust, self._guard = trust, Guard(trust)
-        # A proxy resolves names, and its result is unknown, so each request is checked before.
+        # A proxy resolves names itself, so connections cannot be checked. Each request is checked
+        # instead.
         has_proxy = bool({"http", "https", "all"} & getproxies().keys())
         client = httpx2.AsyncClient(
             event_hooks={
@@ -72,7 +73,7 @@ class Web:
             max_redirects=N_REDIRECTS,
             timeout=httpx2.Timeout(stall_s, pool=None),
             limits=httpx2.Limits(max_connections=n_connections),
-            # Compressed bytes could expand to any size.
+            # Compressed content could expand to any size.
             headers={
                 "User-Agent": f"{DISTRIBUTION}/{installed_version()}",
                 "Accept-Encoding": "identity",
@@ -83,7 +84,7 @@ class Web:
     @asynccontextmanager
     async def opened(self, url: str, version: str = "", start: int = 0) -> AsyncIterator[Opened]:
         """Request a file; see `ByteSource`."""
-        # Weak validators do not guarantee that two parts are of one file.
+        # A weak validator does not guarantee that both parts belong to the same version.
         resumes = start > 0 and version.startswith('"')
         headers = {"Range": f"bytes={start}-", "If-Range": version} if resumes else {}
         self._guard.is_redirected.set(False)
@@ -95,7 +96,9 @@ class Web:
                 if response.status_code == 206 and not response.headers.get(
                     "Content-Range", ""
                 ).startswith(f"bytes {start}-"):
-                    raise NotFetched(f"{_host(url)} sends another part than the one requested.")
+                    raise NotFetched(
+                        f"{_host(url)} sends another part of the file than the requested part."
+                    )
                 yield Opened(
                     start if response.status_code == 206 else 0,
                     response.headers.get("ETag") or response.headers.get("Last-Modified") or "",
@@ -109,7 +112,7 @@ class Web:
             raise NotFetched(f"{shown(url)} is no web address ({_said(error)}).") from error
 
     def _auth(self, url: str) -> httpx2.NetRCAuth | None:
-        """Return the passwords of the file; None for a URL with a password or an unnamed origin."""
+        """Return the passwords, or None if the URL has a password or its origin is not named."""
         parts = self._httpx.URL(url)
         if parts.userinfo or parts.scheme not in WEB:
             return None
@@ -117,15 +120,15 @@ class Web:
         return self._netrc if is_named else None
 
     async def require_there(self) -> None:
-        """Do nothing: an unavailable server does not make other servers unavailable."""
+        """Do nothing: if one server is unavailable, other servers may still answer."""
 
     async def close(self) -> None:
-        """End its connections."""
+        """Close all connections."""
         await self._client.aclose()
 
 
 def _require_content(url: str, response: httpx2.Response) -> None:
-    """Raise an error if the answer is no file."""
+    """Raise an error if the response is not a file."""
     status = response.status_code
     if status in _BUSY:
         raise TryAgain(f"{_host(url)} answers {status}.", _retry_after(response))
@@ -150,18 +153,18 @@ def _host(url: str) -> str:
 
 
 def _said(error: Exception) -> str:
-    """Return the message of a library on one line, without secrets."""
+    """Return the message of a library's error on one line, without secrets."""
     return without_secrets(str(error).split("\n", 1)[0][:200]) or type(error).__name__
 
 
 def _netrc(httpx: object) -> httpx2.NetRCAuth | None:
-    """Return the passwords of ``NETRC`` or ``~/.netrc``; None without such a file."""
+    """Return the passwords in ``NETRC`` or ``~/.netrc``; None if there is no such file."""
     path = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
     if not path.is_file():
         return None
     try:
         auth: httpx2.NetRCAuth = httpx.NetRCAuth(str(path))  # type: ignore[attr-defined]
     except (NetrcParseError, OSError) as error:
-        # The parser's message may quote the line, and with it a password.
+        # The error message of the parser may quote a line with a password, so it is not shown.
         raise DatasetError(f"{path} cannot be read ({type(error).__name__}).") from error
     return auth

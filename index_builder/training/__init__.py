@@ -1,4 +1,4 @@
-"""Images → trained encoder.
+"""Training: images → a trained encoder.
 
 ::
 

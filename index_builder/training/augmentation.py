@@ -19,12 +19,12 @@ _LUMA = (0.299, 0.587, 0.114)
 
 @dataclass(frozen=True, slots=True)
 class Augmentation:
-    """The augmentation of each of B images.
+    """The random changes of B images.
 
     Attributes
     ----------
     mirrored : (B,) whether each image is mirrored; None without mirroring.
-    offsets : (2, B) vertical and horizontal shift in pixels plus ``most``, from 0 to twice
+    offsets : (2, B) vertical and horizontal shift in pixels, plus ``most``, so from 0 to twice
         ``most``; None without shifts.
     most : maximum shift in pixels, in either direction.
     boxes : (B, 4) crops: share of height and of width, then vertical and horizontal position of the
@@ -58,7 +58,7 @@ class Augmentation:
         return cls(mirrored, offsets, config.shift, boxes, lights)
 
     def of(self, positions: Tensor) -> Augmentation:
-        """Return the augmentation of the images at ``positions``."""
+        """Return the part of the augmentation for the images at ``positions``."""
         return Augmentation(
             None if self.mirrored is None else self.mirrored[positions],
             None if self.offsets is None else self.offsets[:, positions],
@@ -86,7 +86,7 @@ class Augmentation:
 
 
 def _cropped(images: Tensor, boxes: Tensor) -> Tensor:
-    """Crop and resize bilinearly to the original size."""
+    """Crop the images, and resize the crops bilinearly to the original size."""
     sides, centres = boxes[:, :2], boxes[:, 2:] * (1 - boxes[:, :2])
     turns = torch.zeros(len(images), 2, 3)
     turns[:, 0, 0], turns[:, 1, 1] = sides[:, 1], sides[:, 0]
@@ -98,7 +98,7 @@ def _cropped(images: Tensor, boxes: Tensor) -> Tensor:
 
 
 def _lit(images: Tensor, lights: Tensor) -> Tensor:
-    """Scale brightness, then contrast around the mean grey, then saturation around grey."""
+    """Scale the brightness, the contrast around the mean grey, and the saturation around grey."""
     brightness, contrast, saturation = lights.T[:, :, None, None, None]
     pixels = (images * brightness).clamp(0, 255)
     grey = (pixels * torch.tensor(_LUMA)).sum(-1, keepdim=True)

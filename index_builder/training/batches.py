@@ -1,4 +1,4 @@
-"""The batches of an epoch: rows of images, and labels for the objective."""
+"""The batches of an epoch: the rows of images, and the labels for the objective."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from index_builder.configuration.encoder import TrainingConfig
 from index_builder.objectives.objective import Sampling
 
 Batch = tuple[Tensor, Tensor]
-"""Rows (B,) of training images and their labels (B,); for views each row occurs twice."""
+"""Rows (B,) of training images and their labels (B,); for `views` each row occurs twice."""
 
 
 def batches_of(
@@ -23,8 +23,8 @@ def batches_of(
     ----------
     sampling : see `Sampling`.
     labels : (N,) int64 codes, from 0 without gaps.
-    config : number of labels in a batch and of images of each label; without labels, their product
-        is the batch size.
+    config : number of labels in a batch, and number of images of each label. If labels are not
+        used, their product is the batch size.
     generator : draws the batches.
     """
     if sampling == "pairs":
@@ -47,16 +47,17 @@ def batches_of(
 
 
 def _shuffled(n: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield ``n`` rows in random order, ``size`` at a time; drop an incomplete last batch."""
+    """Yield batches of ``size`` of ``n`` rows in random order; drop an incomplete last batch."""
     yield from torch.randperm(n, generator=generator)[: n // size * size].view(-1, size)
 
 
 def balanced_batches(
     labels: Tensor, config: TrainingConfig, n_batches: int, generator: torch.Generator
 ) -> Iterator[Tensor]:
-    """Yield the rows of batches with equally many images of each of some labels.
+    """Yield the rows of batches: some labels, with the same number of images of each label.
 
-    A label with fewer images contributes all of them. So every image has positives in its batch.
+    A label with fewer images contributes all of its images. Every image therefore has positives in
+    its batch.
     """
     decks = [
         _dealt(torch.nonzero(labels == label).flatten(), config.images_per_label, generator)
@@ -69,10 +70,10 @@ def balanced_batches(
 
 
 def _dealt(rows: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield ``size`` rows, or all if fewer, without end.
+    """Yield ``size`` rows again and again, or all rows if there are fewer.
 
-    The order is random; each row occurs once before any is repeated. No row occurs twice in a
-    batch, because it would be its own positive.
+    The order is random; no row is repeated before all rows have occurred. A row cannot occur twice
+    in a batch, because it would be its own positive.
     """
     size = min(size, len(rows))
     left = rows[:0]

@@ -1,10 +1,10 @@
 """Training in several processes, started by ``torchrun``.
 
-Every process draws the same batches and computes the features of its part of each. It gathers the
-features of the others with their graph, and computes the loss of the whole batch, because a loss
-over pairs cannot be computed from the parts. `DistributedDataParallel` averages the gradients. The
-average is the gradient of the whole batch, because the gradient through the gathering is a sum over
-all processes, each with the same loss.
+Every process draws the same batches and computes the features of its part of a batch. It gathers
+the features of the other processes, with their gradients, and computes the loss of the whole batch:
+a loss over pairs cannot be computed from the parts. `DistributedDataParallel` averages the
+gradients over the processes. This average is the gradient of the whole batch. The reason is that
+the gradient of the gathering sums over all processes, and each process has the same loss.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ class Group:
 
     @property
     def writes(self) -> bool:
-        """True in the one process that writes files."""
+        """True in the only process that writes files."""
         return self.rank == 0
 
     def part(self, rows: Tensor) -> Tensor:
-        """Return the positions (P,) in ``rows`` (B,) whose features this process computes.
+        """Return the positions (P,) in ``rows`` (B,) for which this process computes the features.
 
-        P is equal in all processes, as gathering requires; missing positions repeat the last row.
+        P must be equal in all processes for the gathering, so missing positions repeat the last
+        row.
         """
         each = -(-len(rows) // self.size)
         positions = torch.arange(self.rank * each, (self.rank + 1) * each)
@@ -63,7 +64,7 @@ class Group:
             torch.distributed.barrier()
 
     def together(self, step: nn.Module) -> nn.Module:
-        """Return the module ``step`` with gradients averaged over all processes."""
+        """Return the module ``step``, whose gradients are then averaged over all processes."""
         if self.size == 1:
             return step
         return nn.parallel.DistributedDataParallel(step)
@@ -74,7 +75,7 @@ ALONE = Group()
 
 @contextmanager
 def process_group() -> Iterator[Group]:
-    """Yield the processes that ``torchrun`` started; without it, only this process."""
+    """Yield the processes that ``torchrun`` started; without ``torchrun``, only this process."""
     if int(os.environ.get(N_PROCESSES, "1")) == 1:
         yield ALONE
         return
@@ -82,6 +83,6 @@ def process_group() -> Iterator[Group]:
     try:
         group = Group(torch.distributed.get_rank(), torch.distributed.get_world_size())
         yield group
-        group.wait()  # no process ends before process 0 has written
+        group.wait()  # process 0 may still be writing
     finally:
         torch.distributed.destroy_process_group()

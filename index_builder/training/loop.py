@@ -25,15 +25,15 @@ from index_builder.training.distributed import ALONE, Group
 from model_store.errors import ConfigError, TrainingDiverged
 
 FeatureSource = Callable[[Tensor], Tensor]
-"""Function from rows (B,) int64 of training images to features (B, F) with their graph."""
+"""Function from rows (B,) int64 of training images to features (B, F) with gradients."""
 
 WARM_UP_STEPS = 100
-"""Number of warm-up steps, at most a tenth of the training. AdamW's first steps are as large as
-later ones, but the first gradients are uninformative."""
+"""Number of warm-up steps, at most a tenth of all steps. Without warm-up, AdamW's first steps would
+be as large as later ones, although the first gradients are uninformative."""
 
 PREPARED_BYTES = 2**31
-"""Maximum size in bytes of training images that are decoded once; larger sets are decoded for each
-batch."""
+"""Maximum size in bytes of training images that are decoded once. If all images need more, each
+batch is decoded when it is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +86,13 @@ def train(
 
     Parameters
     ----------
-    encoder : its parameters with ``requires_grad`` are trained.
+    encoder : the encoder; its parameters with ``requires_grad`` are trained.
     objective : the loss; its parameters are trained too.
     features_of : see `feature_source`.
     labels : (N,) int64 codes, from 0 without gaps.
     generator : draws batches and dropout masks.
     dropout : share of the features to drop.
-    group : the processes that train together; all other arguments are equal in all of them.
+    group : the processes that train together; each of them must pass equal other arguments.
 
     Raises
     ------
@@ -162,12 +162,12 @@ def feature_source(
     generator: torch.Generator,
     group: Group = ALONE,
 ) -> FeatureSource:
-    """Return features of training images by row, computed once if the trunk is frozen.
+    """Return a function from rows to features; for a frozen trunk, they are computed once.
 
     Parameters
     ----------
     generator : draws the augmentation.
-    group : processes that compute the features in parts, with equal random draws.
+    group : processes that each compute a part of the features; their random draws are equal.
     """
     if encoder.frozen:
         features = all_features(encoder, images)
@@ -209,7 +209,7 @@ def _parameter_groups(
 ) -> list[dict[str, Any]]:
     """Return the trained parameters in groups of equal weight decay and learning rate.
 
-    A last layer has no weight decay if the objective includes its prior.
+    The last layer has no weight decay if the objective includes the prior of the last layer.
     """
     learned = [p for p in encoder.parameters() if p.requires_grad]
     exempt = set(encoder.last_layer.parameters()) if objective.holds_prior else set()

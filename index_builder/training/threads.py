@@ -13,11 +13,11 @@ FEW = 10_000
 
 @contextmanager
 def threads_for(n_images: int) -> Iterator[None]:
-    """Give torch one thread if the images are few; afterwards restore the number of threads.
+    """Use one thread of torch if there are few images; afterwards restore the number of threads.
 
-    Waiting threads spin. On two busy cores, the whitening of 600 photographs took 22 s of CPU time
-    with two threads, and 8 s with one. With one thread, sums are also equal on machines with
-    different numbers of processors.
+    Torch's threads use CPU time while they wait. On two busy cores, the whitening of 600
+    photographs took 22 s of CPU time with two threads, and 8 s with one. With one thread, sums do
+    not depend on the number of processors.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1 if n_images <= FEW else before)

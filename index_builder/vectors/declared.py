@@ -1,6 +1,6 @@
-"""An encoder file for vectors that another system computes; it only passes vectors through.
+"""An encoder file for vectors that another system computes; it returns its input.
 
-Galleries, calibrations and caches are bound to it as to any other encoder.
+Galleries, calibrations and caches refer to this file as to any other encoder.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from model_store.encoder.vector_input import VectorInput
 from model_store.files import replacing
 
 _OPSET, _IR_VERSION = 17, 8
-"""Fixed, so that the fingerprint does not depend on the installed version of onnx."""
+"""Versions of operators and format. They are fixed, so that the fingerprint of the file does not
+depend on the installed version of onnx."""
 
 
 def write_declared_encoder(path: Path, vectors: VectorInput) -> None:
     """Write an encoder that takes ``vectors`` and returns mean, variance and features.
 
-    Without a variance in the vectors it is zero; without features they are the mean.
+    If the vectors have no variance, the encoder returns zero; if they have no features, it returns
+    the mean.
 
     Raises
     ------

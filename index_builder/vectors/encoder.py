@@ -1,4 +1,4 @@
-"""Embed images of a build; `index_builder.indexing` is for collections of any size."""
+"""Embeds the images of a build; `index_builder.indexing` embeds collections of any size."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ GPU_BATCH = 64
 
 
 def batch_size(encoder: Encoder) -> int:
-    """Return the batch size. It is part of the recipe, because rounding may depend on it."""
+    """Return the batch size. It is part of `recipe`, because rounding may depend on it."""
     return CPU_BATCH if encoder.provider == PROVIDERS["cpu"] else GPU_BATCH
 
 
 def recipe(encoder: Encoder) -> str:
-    """Return a text of everything that shards depend on, except their images."""
+    """Return a text that identifies how images are embedded; shards with another text are stale."""
     return f"1 {encoder.fingerprint} {encoder.provider} {batch_size(encoder)}"
 
 
 class StoredEncoder(ForwardingEncoder):
-    """An encoder with a cache: known images are neither decoded nor encoded again.
+    """An encoder with a cache: an image in the cache is not decoded or encoded again.
 
-    Cached and computed embeddings are equal to the last bit.
+    Cached embeddings are bit-identical to computed embeddings.
 
     Parameters
     ----------
-    encoder : an encoder with a single thread, see `open_encoder`.
+    encoder : an encoder that uses one thread, see `open_encoder`.
     known : the cache of vectors; None for no cache.
-    halves : trunk and head of the encoder; the cache then holds features of the trunk.
+    halves : trunk and head of the encoder. With them, the cache holds features of the trunk instead
+        of embeddings.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class StoredEncoder(ForwardingEncoder):
 
 
 def stored(encoder: Encoder) -> StoredEncoder:
-    """Return ``encoder`` if it is a `StoredEncoder`, otherwise one without a cache."""
+    """Return ``encoder`` as a `StoredEncoder`; a new one has no cache."""
     return encoder if isinstance(encoder, StoredEncoder) else StoredEncoder(encoder)
 
 
@@ -98,14 +99,14 @@ def embedded(
 
     Parameters
     ----------
-    encoder : a `StoredEncoder` encodes only unknown images.
+    encoder : if it is a `StoredEncoder`, only images that are not in its cache are encoded.
     seen : called for each decoded image.
     """
     return stored(encoder).embedded(images, description, seen)
 
 
 def embed_all(encoder: Encoder, images: LabelledImages, description: str) -> Embeddings:
-    """Return embeddings of all ``images`` without features, which need much memory."""
+    """Return embeddings of all ``images``, without features, because features need much memory."""
     mean = np.empty((len(images), encoder.dim), dtype=np.float32)
     variance = np.empty_like(mean)
     for positions, found in embedded(encoder, images, description):
@@ -116,7 +117,7 @@ def embed_all(encoder: Encoder, images: LabelledImages, description: str) -> Emb
 def embed_with_features(
     encoder: Encoder, images: LabelledImages, description: str, seen: Seen | None = None
 ) -> Embeddings:
-    """Return embeddings of ``images`` with their features, all in memory."""
+    """Return embeddings of all ``images`` with features; all are in memory."""
     return Embeddings.concatenate(
         [found for _, found in embedded(encoder, images, description, seen)]
     )

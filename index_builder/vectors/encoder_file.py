@@ -11,11 +11,11 @@ from model_store.errors import BundleMismatch, BundleNotFound
 
 
 def find_encoder(path: Path) -> Path:
-    """Return the encoder file: ``path`` itself, or that of a bundle or a directory of bundles.
+    """Return the encoder file at ``path``: a file, a bundle, or a directory of bundles.
 
     Raises
     ------
-    BundleNotFound : none of these.
+    BundleNotFound : ``path`` is none of these.
     BundleTampered : the bundle of the encoder was changed.
     """
     if path.is_file() and path.suffix == ".onnx":
@@ -34,15 +34,15 @@ def find_encoder(path: Path) -> Path:
 
 
 def text_files(encoder: Path, fingerprint: str) -> list[Path]:
-    """Return the files of the text tower beside an encoder; empty without one.
+    """Return the files of the text tower in the folder of an encoder; empty if there is none.
 
     Parameters
     ----------
-    fingerprint : of the encoder.
+    fingerprint : fingerprint of the encoder.
 
     Raises
     ------
-    BundleMismatch : the text tower is for another encoder.
+    BundleMismatch : the text tower belongs to another encoder.
     """
     text = open_text_encoder(encoder.parent, threads=1)
     if text is None:
@@ -50,7 +50,7 @@ def text_files(encoder: Path, fingerprint: str) -> list[Path]:
     if text.metadata.image_encoder != fingerprint:
         raise BundleMismatch(
             f"{TEXT_ENCODER_FILE} beside {encoder.name} is the text tower of the encoder "
-            f"{text.metadata.image_encoder[:12]}, not of this one, {fingerprint[:12]}. Create both "
-            "again with `vouch-build encoder --text`, or remove it."
+            f"{text.metadata.image_encoder[:12]}, not of this encoder, {fingerprint[:12]}. Create "
+            f"both again with `vouch-build encoder --text`, or remove {TEXT_ENCODER_FILE}."
         )
     return [encoder.parent / name for name in (TEXT_ENCODER_FILE, TOKENIZER_FILE)]

@@ -1,8 +1,9 @@
-"""An encoder in two graphs: an untrained trunk, and a head from features to embeddings.
+"""An encoder as two graphs: a trunk that is not trained, and a head.
 
-The trunk exists before the encoder. Its features of an image are computed once, for the last layer,
-the posterior, the gallery and the calibration. ONNX Runtime computes them, as it does the encoder:
-in a third of torch's time, and bit-identical for any number of threads.
+The trunk maps images to features, the head maps features to embeddings. A build has the trunk
+before it has the encoder. The features of an image are therefore computed once for the last layer,
+the posterior, the gallery and the calibration. ONNX Runtime computes the features. It takes a third
+of torch's time, and results are bit-identical for any number of threads.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ from model_store.encoder.contract import (
 from model_store.encoder.onnx import open_graph
 
 TRUNK_KEY = "vouch.trunk"
-"""Metadata key of a trunk file: the fingerprint of its source, and its input."""
+"""Metadata key of a trunk file. The value has the fingerprint of the trunk's source, and its
+input."""
 
 HEAD_KEY = "vouch.head"
-"""Metadata key of a head file: the fingerprints of its encoder and trunk."""
+"""Metadata key of a head file. The value has the fingerprints of the encoder and the trunk."""
 
 FEATURES = OUTPUT_NAMES[2]
 
 
 def trunk_metadata(made_of: str, preprocessing: EncoderInput) -> str:
-    """Return the metadata of a trunk's file."""
+    """Return the metadata of a trunk file; ``made_of`` is the fingerprint of the trunk."""
     made_of += " " + versions(("torch", "onnx", "onnxscript"))
     return json.dumps({"made_of": made_of, **input_fields(preprocessing)}, sort_keys=True)
 
@@ -47,7 +49,7 @@ def head_metadata(encoder_fingerprint: str, trunk: bytes) -> str:
 
 
 class OnnxTrunk:
-    """A trunk in an ONNX file, run on the CPU."""
+    """A trunk in an ONNX file, which computes features on the CPU."""
 
     def __init__(self, path: Path) -> None:
         content = path.read_bytes()
@@ -95,7 +97,7 @@ class Halves:
 
     @classmethod
     def of(cls, trunk: Path, head: Path, encoder_fingerprint: str) -> Halves | None:
-        """Open both files; return None if one is missing or belongs to another encoder."""
+        """Open both files; return None if a file is missing or belongs to another encoder."""
         if not (trunk.exists() and head.exists()):
             return None
         opened = OnnxHead(head)
@@ -104,7 +106,7 @@ class Halves:
 
 
 class OnnxHead:
-    """A head from features to embeddings in an ONNX file, run on the CPU."""
+    """A head in an ONNX file, which computes embeddings from features on the CPU."""
 
     def __init__(self, path: Path) -> None:
         self._session = open_graph(path.read_bytes(), "cpu", threads=1)

@@ -1,7 +1,7 @@
 """Vectors of many images; each image is decoded and computed once for all steps.
 
-Known vectors are read from a cache, bit for bit. The others are computed in batches of one size, on
-one thread for each processor, and cached.
+If a vector is in the cache, it is read from the cache, bit for bit. The other vectors are computed
+and then cached. Each processor has one thread, and all batches have the same size.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from model_store.processors import usable_processors
 Positions = NDArray[np.int64]
 
 Compute = Callable[[Pixels], Vector]
-"""Function from images (n, H, W, 3) uint8 to vectors (n, size) float32; called from several
-threads."""
+"""Function from images (n, H, W, 3) uint8 to vectors (n, size) float32. Several threads call it."""
 
 Seen = Callable[[int, Pixels], None]
-"""Called with position and pixels of each decoded image, from several threads."""
+"""Function that is called with the position and the pixels of each decoded image, by several
+threads."""
 
 CPU_BATCH = 8
-"""Batch size on a CPU. On one thread larger batches are not faster: MobileNetV2 at 224 px encodes
-121 images a second in batches of 8, and 102 in batches of 64, which need eight times the memory."""
+"""Batch size on a CPU. With one thread, larger batches are not faster. MobileNetV2 at 224 px
+encodes 121 images a second in batches of 8. In batches of 64, it encodes 102 and needs eight times
+the memory."""
 
 AT_ONCE = 256
-"""Images are looked up, computed and cached in multiples of this number."""
+"""The number of images that are looked up, computed and cached together is a multiple of this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,8 @@ class ImageVectors:
     Attributes
     ----------
     compute : the network.
-    maker : identifies the network and everything else that its vectors depend on, except images.
+    maker : text that identifies the network and its settings: everything except images that changes
+        a vector.
     preprocessing : the preprocessing of an upright RGB image, or the shape of the input vectors.
     batch : batch size; incomplete batches are padded with black images.
     known : the cache of vectors; None for no cache.
@@ -97,7 +99,7 @@ class ImageVectors:
         n: int,
         compute: Callable[[Positions], Vector],
     ) -> Vector:
-        """Return n vectors; compute and cache the unknown rows."""
+        """Return n vectors; those that are not in the cache are computed and cached."""
         if self.known is None or contents is None:
             return compute(np.arange(n))
         known = self.known.read(self.maker, contents)
@@ -118,11 +120,11 @@ class ImageVectors:
         computed: Callable[[int], None],
         rows: Positions,
     ) -> Vector:
-        """Return the vectors of the images at ``positions[rows]``, one batch for each thread.
+        """Return the vectors of the images at ``positions[rows]``; threads compute them in batches.
 
         Parameters
         ----------
-        computed : called with the number of images of each finished batch.
+        computed : called after each batch with its number of images.
         """
         chosen = positions[rows]
         batches = [chosen[i : i + self.batch] for i in range(0, len(chosen), self.batch)]
@@ -144,7 +146,7 @@ class ImageVectors:
         return self._computed(prepared)
 
     def _computed(self, prepared: Pixels) -> Vector:
-        """Compute vectors of any number of images, in batches of one size."""
+        """Compute the vectors of any number of images in batches of equal size."""
         found = []
         for start in range(0, len(prepared), self.batch):
             batch = prepared[start : start + self.batch]
@@ -157,7 +159,7 @@ class ImageVectors:
 
 
 def libraries() -> str:
-    """Return the versions of the libraries that decode and compute; rounding depends on them."""
+    """Return the versions of libraries that decode or compute; they can change the rounding."""
     return versions(("onnxruntime", "onnxruntime-gpu", "pillow", "numpy"))
 
 

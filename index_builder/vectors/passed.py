@@ -1,4 +1,4 @@
-"""Given vectors of an encoder, returned as if it computed them."""
+"""Adapter for vectors that were computed earlier: it returns them as an encoder would."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from model_store.errors import DatasetError
 
 
 class PassedVectors:
-    """An encoder whose inputs are its own vectors in place of images.
+    """An encoder that takes its own vectors as input, instead of images.
 
     Parameters
     ----------
@@ -19,7 +19,7 @@ class PassedVectors:
 
     Raises
     ------
-    DatasetError : the vectors are not of this encoder.
+    DatasetError : the vectors do not fit the encoder.
     """
 
     def __init__(self, encoder: Encoder, table: VectorTable) -> None:
@@ -30,7 +30,7 @@ class PassedVectors:
             raise DatasetError(
                 f"{table.path.name} has means of {vectors.dim} numbers and features of "
                 f"{n_features}; the gallery's encoder makes {encoder.dim} and "
-                f"{encoder.n_features}. Give vectors of that encoder."
+                f"{encoder.n_features}. Give vectors of the gallery's encoder."
             )
         if posterior != "deterministic" and not vectors.with_variance:
             raise DatasetError(

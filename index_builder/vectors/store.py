@@ -31,16 +31,16 @@ MOST_BYTES = 2**30
 
 
 class VectorFile:
-    """Float32 vectors by maker and image content, stored bit for bit.
+    """A cache of float32 vectors by maker and image content, stored bit for bit.
 
-    Each write is one SQLite transaction. A damaged file is replaced by an empty one, because all
-    vectors can be computed again. Safe for threads.
+    Each write is one SQLite transaction. A damaged file is replaced by an empty file, because all
+    vectors can be computed again. Several threads may use the cache.
 
     Parameters
     ----------
     path : path of the file; None for memory.
-    most_bytes : maximum size of all vectors. If a write exceeds it, vectors of other makers are
-        deleted; if that is not enough, the write is skipped.
+    most_bytes : maximum size of all vectors. If a write would exceed the maximum, the vectors of
+        other makers are deleted. If the write still exceeds the maximum, it is skipped.
     """
 
     def __init__(self, path: Path | None, most_bytes: int = MOST_BYTES) -> None:
@@ -61,7 +61,8 @@ class VectorFile:
                 self._path.unlink(missing_ok=True)
             connection = sqlite3.connect(self._path, check_same_thread=False)
             connection.execute(_SCHEMA)
-            # Writes do not wait for the disk: vectors that a power cut damages are computed again.
+            # Writes do not wait for the disk. After a power failure, damaged vectors are computed
+            # again.
             connection.execute("PRAGMA synchronous = OFF")
         self._n_bytes = _n_bytes(connection)
         return connection
@@ -108,7 +109,7 @@ def _is_sound(path: Path) -> bool:
         try:
             found: list[tuple[str]] = connection.execute("PRAGMA quick_check").fetchall()
         except sqlite3.OperationalError:
-            raise  # the disk cannot be read or written; a new file would not help
+            raise  # the disk cannot be read or written, so a new file would not help
         except sqlite3.DatabaseError:
             return False
     return found == [("ok",)]

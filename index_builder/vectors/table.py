@@ -1,7 +1,7 @@
 """Tables of vectors that another system computed from images.
 
-``.npy`` has only the vectors. ``.npz`` has the arrays ``mean``, ``variance`` and ``features``.
-Parquet and Arrow have columns of these names, and columns of metadata.
+A ``.npy`` file has only the vectors. A ``.npz`` file has the arrays ``mean``, ``variance`` and
+``features``. Parquet and Arrow files have columns with these names, and columns of metadata.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ AT_ONCE = 4_096
 """Number of rows in a batch: 32 MB for vectors of 2,048 numbers."""
 
 MOST_NUMBERS = 16_384
-"""Maximum length of mean, variance and features, equal to that of a query."""
+"""Maximum length of mean, variance and features; the service has the same maximum for a query."""
 
 PARTS = ("mean", "variance", "features")
 _COLUMN = "vector"
-"""Alternative name of the mean, in tables without variance and features."""
+"""Another name for the mean, used in tables without variance and features."""
 
 NOT_FOR_PYTHON = (OverflowError, KeyError)
 """Errors of pyarrow for a date outside Python's range, and for a duplicate key in a map."""
@@ -43,7 +43,7 @@ NOT_FOR_PYTHON = (OverflowError, KeyError)
 Fields = Mapping[str, Any]
 Arrays = Mapping[str, NDArray[Any]]
 Chunk = tuple[Arrays, list[Fields] | None]
-"""Rows of each part, and the other columns of these rows."""
+"""A batch of rows: an array for each part, and the metadata of each row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class VectorTable:
     ----------
     path : path of the file.
     sizes : lengths of the parts, in the order of `PARTS`; 0 for a missing part.
-    chunks : reads the file from its beginning, in batches of rows.
+    chunks : function that reads the file from its beginning, in batches of rows.
     """
 
     path: Path
@@ -62,12 +62,12 @@ class VectorTable:
     chunks: Callable[[], Iterator[Chunk]]
 
     def described(self, made_by: str) -> VectorInput:
-        """Return the input of a declared encoder of that name."""
+        """Return the input of an encoder for these vectors, with the name ``made_by``."""
         dim, n_variance, n_features = self.sizes
         return VectorInput(made_by, dim, n_variance > 0, n_features or None)
 
     def require(self, taken: EncoderInput) -> None:
-        """Raise an error if an encoder cannot take the rows.
+        """Raise an error if an encoder with the input ``taken`` does not accept the rows.
 
         Raises
         ------
@@ -75,9 +75,8 @@ class VectorTable:
         """
         if not isinstance(taken, VectorInput):
             raise DatasetError(
-                f"{self.path.name} holds vectors, and the encoder takes images. Name the encoder "
-                "of the "
-                "vectors: --encoder-name NAME, in place of --encoder."
+                f"{self.path.name} contains vectors, but the encoder takes images. Instead of "
+                "--encoder, use --encoder-name NAME with the name of the vectors' encoder."
             )
         if taken.sizes != self.sizes:
             raise DatasetError(
@@ -86,11 +85,11 @@ class VectorTable:
             )
 
     def rows(self) -> Iterator[tuple[Vector, list[Fields] | None]]:
-        """Yield rows (n, sum of sizes) as for `VectorInput`, and the other columns of each row.
+        """Yield rows (n, sum of sizes), laid out as `VectorInput` states, and their metadata.
 
         Raises
         ------
-        DatasetError : a row has another length than the first row.
+        DatasetError : a row and the first row have different lengths.
         """
         for arrays, fields in self.chunks():
             parts = [arrays[name] for name in PARTS if name in arrays]
@@ -102,7 +101,7 @@ def open_table(path: Path) -> VectorTable:
 
     Raises
     ------
-    DatasetError : the file is no table of vectors.
+    DatasetError : the file is not a table of vectors.
     """
     suffix = path.suffix.lower()
     if suffix not in VECTOR_SUFFIXES:
@@ -142,7 +141,7 @@ def _of_npy(path: Path) -> NDArray[Any]:
 
     Raises
     ------
-    DatasetError : the file is damaged or not NumPy's.
+    DatasetError : the file is damaged or not a NumPy file.
     """
     with _reading(path):
         loaded: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -151,7 +150,7 @@ def _of_npy(path: Path) -> NDArray[Any]:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Raise `DatasetError` for a file that is damaged or not NumPy's."""
+    """Raise `DatasetError` for a file that is damaged or not a NumPy file."""
     try:
         yield
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
@@ -159,7 +158,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _heads(path: Path) -> Mapping[str, Head]:
-    """Return shape and type of the arrays of a ``.npz`` file, without reading them.
+    """Return the headers of the arrays of a ``.npz`` file, without reading the arrays.
 
     Raises
     ------
@@ -174,7 +173,7 @@ def _of_npz(path: Path) -> Iterator[Chunk]:
 
     Raises
     ------
-    DatasetError : it is damaged.
+    DatasetError : the file is damaged.
     """
     with _reading(path), zipfile.ZipFile(path) as archive:
         files = _members(path, archive)
@@ -276,7 +275,8 @@ def _matrix(path: Path, column: Any, name: str, n_before: int) -> NDArray[Any]: 
 
     Raises
     ------
-    DatasetError : a row has no list, or a list of another length than the first row.
+    DatasetError : a row has no list, or its list and the list of the first row have different
+        lengths.
     """
     rows = column.to_pylist()
     size = len(rows[0]) if rows and isinstance(rows[0], list) else 0
@@ -284,8 +284,8 @@ def _matrix(path: Path, column: Any, name: str, n_before: int) -> NDArray[Any]: 
         if not isinstance(row, list) or len(row) != size or size == 0:
             found = f"{len(row)} numbers" if isinstance(row, list) else repr(row)
             raise DatasetError(
-                f"{path.name}, row {number}: {name} has {found}; wanted a list of numbers, of "
-                f"equal length in all rows{f' ({size})' if size else ''}."
+                f"{path.name}, row {number}: {name} has {found}; wanted a list of numbers, "
+                f"with equal length in all rows{f' ({size})' if size else ''}."
             )
     return np.array(column.flatten(), dtype=np.float64).reshape(len(rows), size)
 
@@ -309,7 +309,7 @@ def _sizes(
 
     Raises
     ------
-    DatasetError : the parts are not numeric matrices of matching shape.
+    DatasetError : a part is not a numeric matrix, or its shape does not match the other parts.
     """
     n = (*arrays[PARTS[0]].shape, 0)[0]
     for name, array in arrays.items():

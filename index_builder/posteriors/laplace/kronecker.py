@@ -302,7 +302,7 @@ class KroneckerCurvature:
         largest = values.flip(0).cummax(0).values.flip(0)
         fits = torch.maximum(largest / mean - 1, mean / smallest - 1) <= _LOST
         kept = int(fits.long().argmax())
-        # With half of the eigenvectors or more, the product for the rest costs more than it saves.
+        # If half of the eigenvectors or more must be kept, dropping the others saves no time.
         is_dear = not self.n_left and 2 * kept > len(self.values)
         return len(self.values) if is_dear else kept
 

@@ -123,7 +123,7 @@ def positives_traces(
     pull = positives_pull(z, labels, targets, split=split)
     total = PartialTraces.zeros_like(weight, basis)
     n_bytes = weight.shape[1] * weight.element_size()
-    # A label with a single image has no pair, and its target is zero.
+    # `class_groups` skips labels with a single image: they have no pair, and their target is zero.
     for group in class_groups(labels, max_bytes // n_bytes):
         gathered = gather(features, weight, torch.cat(group), len(labels))
         parts = torch.split(gathered, [len(rows) for rows in group])

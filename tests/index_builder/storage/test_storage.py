@@ -76,7 +76,11 @@ def test_a_file_is_read(web: WebServer, storage: Storage) -> None:
         (status(302, Location="/x"), "has no valid redirect", 6),
         (status(500), "answers 500", 2),
         (status(204), r"does not return the file \(204\)", 1),
-        (status(206, Content_Range="bytes 5-9/10"), "another part than the one requested", 1),
+        (
+            status(206, Content_Range="bytes 5-9/10"),
+            "another part of the file than the requested",
+            1,
+        ),
         (status(200, Content_Encoding="gzip"), "'gzip', which was not requested", 1),
         (hangs_up, "the connection failed", 2),
         (promises_more(b"12345"), "the connection failed", 2),
@@ -261,7 +265,7 @@ def test_a_name_that_changes_its_address_reaches_nothing(
     storage.name("http://elsewhere.example/list.csv", is_source=True)
     guard = Guard(lambda: storage.trust)
     asyncio.run(guard.check("rebinding.example", 80))
-    with pytest.raises(NotFetched, match=r"rebinding\.example is at 127\.0\.0\.1"):
+    with pytest.raises(NotFetched, match=r"rebinding\.example has the address 127\.0\.0\.1"):
         guard.check_peer("rebinding.example", 80, "127.0.0.1")
 
 
@@ -475,7 +479,9 @@ class TestHostileBuckets:
 
     def test_a_key_that_is_no_path_is_said(self, web: WebServer, storage: Storage) -> None:
         web.answers["/photographs"] = self.listing("a//x.png")
-        with pytest.raises(SourceUnavailable, match="A file name in it is no valid path"):
+        with pytest.raises(
+            SourceUnavailable, match="A file name in the bucket is not a valid path"
+        ):
             list(storage.listed("s3://photographs"))
 
     def test_the_web_has_no_folders(self, web: WebServer, storage: Storage) -> None:
