@@ -120,8 +120,7 @@ class Bucket:
                 yield [_listed(one) for one in page]
         except (self._errors.BaseError, FileNotFoundError, ValueError) as error:
             advice = (
-                "A file name in the bucket is not a valid path. Rename the file, or use a manifest of "
-                "images."
+                "A file name in the bucket is not a valid path. Rename the file, or use a manifest."
                 if "invalid path" in str(error)
                 else "Check that the bucket exists, and that the credentials in the environment "
                 "allow listing."

@@ -23,7 +23,7 @@ class Probe:
         self.url = url
         self._ends = time.monotonic() + seconds
         self._status: int | None = None
-        # The name lookup of the system has no timeout. A thread that hangs is not waited for.
+        # The name lookup of the system has no timeout. A hanging thread is abandoned.
         self._thread = threading.Thread(target=self._ask, args=(seconds,), daemon=True)
         self._thread.start()
 
