@@ -541,7 +541,9 @@ def test_a_posterior_that_is_all_prior_is_warned_of(
     report = refitted(config, run, tmp_path, {**quiet, "prior_precision": 1e6})
     assert report["prior_share"] > 0.99
     assert report["norm_correlation"] > 0.99
-    assert "adds no information to the norm of the features" in " ".join(capsys.readouterr().err.split())
+    assert "adds no information to the norm of the features" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 def test_pairs_are_weighted_as_the_configuration_says(
