@@ -106,7 +106,7 @@ class Entry:
     def __post_init__(self) -> None:
         texts = (self.id, self.place.path, self.label, self.group, self.source, self.origin)
         for text in texts:
-            if text is not None and not text.isascii():  # fast, because there may be 10⁷ entries
+            if text is not None and not text.isascii():  # fast check: there may be 10⁷ entries
                 require_unicode(text, self.origin)
 
 

@@ -135,7 +135,7 @@ def calibrate_bundle(
 def evaluate_bundle(
     root: Path, evidence: Evidence, seed: int = 0, *, with_page: bool = False
 ) -> tuple[dict[str, Any], str | None]:
-    """Evaluate the current bundle of ``root`` on queries that did not calibrate it.
+    """Evaluate the current bundle of ``root`` on queries that its calibration did not use.
 
     Returns
     -------
@@ -236,7 +236,7 @@ def _fitted(
     if rule.within is not None and len(queries.withheld) < MIN_QUERIES:
         raise CalibrationError(
             f"Only {len(queries.withheld)} queries are near no item; at least {MIN_QUERIES} are "
-            "needed. Add queries from places without gallery items."
+            "needed. Add queries from places where the gallery has no items."
         )
     if named is not None:
         if len(queries.withheld) < MIN_QUERIES:

@@ -98,8 +98,9 @@ def one_label(n_queries: int) -> CalibrationError:
     """Return the error for queries that all have the same label."""
     return CalibrationError(
         f"All {n_queries} queries would have the same label, so there are no queries without a "
-        "match. The other labels have one image each, or copies of one. Add images of them; or "
-        "use --no-labels, which makes each image its own class; or index without --calibrate."
+        "match. The other labels have one image each, or copies of one image. Add images of these "
+        "labels; or use --no-labels, which makes each image its own class; or index without "
+        "--calibrate."
     )
 
 

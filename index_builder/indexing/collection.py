@@ -190,8 +190,8 @@ class Indexing:
 
         Raises
         ------
-        ConfigError : the index exceeds its memory budget; or the source cannot have this engine, or
-            previews.
+        ConfigError : the index exceeds its memory budget, or the source does not allow the engine
+            or previews.
         CalibrationError : the collection has too few images or labels for a calibration.
         DatasetError : the table of parents is invalid.
         """

@@ -135,7 +135,7 @@ def _rows_of_both(old: Side, new: Side) -> Iterator[tuple[int, int]]:
 
 
 def _thresholds(old: Side, new: Side) -> dict[str, list[float | None]]:
-    """Return size class → old and new threshold of `match`; None for a side without a guarantee."""
+    """Return size class → thresholds of `match` on both sides; None if a side has no guarantee."""
     sides = [side.calibration.promises().matches for side in (old, new)]
     return {
         was.size_class: [None if one.point is None else one.threshold for one in (was, is_now)]

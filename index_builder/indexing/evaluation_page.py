@@ -49,13 +49,13 @@ def _charts(evaluation: Evaluation) -> list[tuple[str, str]]:
     charts: list[tuple[str, Callable[[Axes], object]]] = [
         ("Reliability: calibrated probabilities lie on the diagonal. Bars: exact 95 % intervals.",
          lambda ax: plots.reliability(stream, ax=ax)),
-        ("Risk and coverage: share of wrong first results, most confident answers first.",
+        ("Risk and coverage: share of wrong first results among the most confident answers.",
          lambda ax: plots.risk_coverage(stream, ax=ax)),
     ]  # fmt: skip
     if absent.any() and not absent.all():
         charts.append(
             (
-                "Queries with a match against absent queries, at every threshold.",
+                "ROC curves: queries with a match against absent queries, at every threshold.",
                 partial(_roc, evaluation),
             )
         )

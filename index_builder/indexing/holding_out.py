@@ -2,10 +2,10 @@
 
 A group is held out as a whole, or not. The column ``group`` of a manifest defines groups; exact
 copies are always in the same group. Without this column, near-duplicates form groups, found by
-their thumbnails; vectors have no thumbnails. About a fifth of each label's images is held out. If a
-label has two images, one of the two is held out for two labels in five. So a few queries have only
-one match in the gallery. If a label has only one image or one group, no image is held out, because
-the gallery would lose the label.
+their thumbnails; vectors have no thumbnails. About a fifth of each label's images is held out. Of
+five labels with two images each, two labels have one image held out. So a few queries have only one
+match in the gallery. If a label has only one image or one group, no image is held out, because the
+gallery would lose the label.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def note_held_out(connection: sqlite3.Connection, n_most: int) -> None:
         " FROM entries JOIN embedded USING (id) JOIN groups USING (position) ORDER BY position"
     )
     positions, labels, groups, contents = np.fromiter(found, dtype=(np.int64, 4)).T
-    # The order by hash is as good as random, and is the same in each run.
+    # The order of hashes is random, but the same in each run.
     order = np.argsort(contents, kind="stable")
     mask = chosen(labels, groups, contents, order[::-1])
     sizes = np.bincount(groups).tolist()

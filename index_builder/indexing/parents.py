@@ -76,7 +76,7 @@ def read_parents(path: Path) -> Hierarchy:
         if label is None or parent is None:
             raise DatasetError(
                 f"{origin}: wanted a label and its parent; the columns here are "
-                f"{', '.join(map(repr, fields))}. Leave a label without a parent out."
+                f"{', '.join(map(repr, fields))}. Leave out labels without a parent."
             )
         if parent_of.setdefault(label, parent) != parent:
             raise DatasetError(

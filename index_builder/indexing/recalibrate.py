@@ -137,8 +137,8 @@ def correct_bundle(root: Path, feedback: Path, check: Check = accept_any) -> Pat
         if not report["applied"]:
             raise CalibrationError(
                 "The correction is not published: on held-out decisions the log loss is "
-                f"{report['log_loss_after']:.4f} with it and {report['log_loss_before']:.4f} "
-                "without it. Review more queries."
+                f"{report['log_loss_after']:.4f} with the correction and "
+                f"{report['log_loss_before']:.4f} without. Review more queries."
             )
         check(outcome_of(corrected))
         corrected.save(staging)

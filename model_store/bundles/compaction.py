@@ -156,8 +156,8 @@ class Compaction:
     def switch(self) -> None:
         """Copy later changes to the prepared bundle, and make it the current bundle.
 
-        Writers wait until `switch` returns. It copies all changes in the old log. Afterwards,
-        changes to the old bundle are refused, because it is no longer current.
+        Writers wait until `switch` returns. Changes after the snapshot of `prepare` are copied.
+        Afterwards, changes to the old bundle are refused, because it is no longer current.
 
         Raises
         ------

@@ -151,7 +151,7 @@ def parse_manifest(
                 + (
                     "Run `vouch-build upgrade DIR` on its directory of bundles."
                     if version in range(1, SCHEMA_VERSION)
-                    else "Run the release that built it, or a later one."
+                    else "Use the release that built the bundle, or a later release."
                 )
             )
         written = _ManifestFile.model_validate_json(content)

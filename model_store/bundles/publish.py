@@ -118,7 +118,7 @@ def seal(
 
     Parameters
     ----------
-    aside : path to move an existing damaged bundle with the same id to.
+    aside : new path for an existing damaged bundle with the same id.
     """
     (directory / MANIFEST_FILE).write_bytes(manifest.to_json())
     if key is not None:

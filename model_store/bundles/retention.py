@@ -54,8 +54,8 @@ class Hold:
 
     Raises
     ------
-    BundleNotFound : the bundle does not exist, or another process is removing it. With ``alone``,
-        another process may have opened it.
+    BundleNotFound : the bundle does not exist, or another process is removing it. If ``alone``:
+        another process has opened the bundle.
     """
 
     def __init__(self, directory: Path, *, alone: bool = False) -> None:
@@ -217,7 +217,10 @@ def _remove(root: Path, bundle_id: str) -> bool:
 
 
 def _finish(root: Path, bundle_id: str) -> None:
-    """Remove the log of a renamed bundle, and then its files. The files show that work is left."""
+    """Remove the log of a renamed bundle, and then its files.
+
+    If the process is killed, the renamed files remain, and `remove_leftovers` continues.
+    """
     with suppress(OSError):
         remove_log(changes_path(root, bundle_id))
     shutil.rmtree(root / f".{bundle_id}.removed", ignore_errors=True)

@@ -180,7 +180,7 @@ class Writable(Protocol):
 
         Parameters
         ----------
-        retry : identity of the request. A request is not carried out a second time.
+        retry : identity of the request. A request whose identity is known is not carried out again.
         note : see `Receipt`.
         most_items : see `plan_writes`.
 
@@ -244,7 +244,7 @@ def plan_writes(
 
     Parameters
     ----------
-    there : returns whether the gallery has an item with an id.
+    there : function that returns whether the gallery has an item with a given id.
     n_items, version : number of items and version of the gallery before the writes.
     most_items : maximum number of items after the writes; None for no limit. Writes that do not
         increase the number of items are always allowed.

@@ -183,7 +183,7 @@ def _metadata(resource: Json) -> dict[str, Any]:
 
 
 def _text(value: object) -> str | None:
-    """Return a text in one language: without language, else English, else the first.
+    """Choose a text by its language: first no language, then English, then any language.
 
     In version 3, the value is ``{language: [text, …]}``. In version 2, it is a text, ``{@language,
     @value}``, or a list of these.

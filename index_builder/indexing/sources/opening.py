@@ -123,7 +123,7 @@ def _open_file(path: Path, places: Places, *, labelled: bool, texts: Collection[
     if _ends_with(path.name, VECTOR_SUFFIXES):
         raise DatasetError(
             f"{path.name} holds vectors, not images. Use --encoder-name NAME instead of --encoder "
-            "to name their encoder."
+            "to name the encoder of the vectors."
         )
     # On a server, an IIIF manifest often has no suffix .json.
     if _ends_with(path.name, (JSON_SUFFIX,)) or _begins_like_json(path):

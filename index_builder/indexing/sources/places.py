@@ -87,9 +87,9 @@ class LocalPlaces:
         return place
 
     def _alike(self, name: str) -> str | None:
-        """Return the one path that equals ``name`` except for spelling; None if none or several do.
+        """Return the existing path that equals ``name`` except for spelling.
 
-        Only the folder ``start`` is searched.
+        None if there is no such path, or several. Only the folder ``start`` is searched.
         """
         parts = PurePosixPath(name.replace("\\", "/")).parts
         found = PurePosixPath()
@@ -156,8 +156,8 @@ class RemotePlaces:
         if is_url(name):
             if self._schemes is not None and scheme_of(name) not in self._schemes:
                 raise DatasetError(
-                    f"{origin} leads from the web into a bucket. If this is intended, copy the "
-                    "manifest to this machine first."
+                    f"{origin} is in a bucket, but its manifest is on the web. If this is intended, "
+                    "copy the manifest to this machine first."
                 )
             scheme_of(name)
             return Place(name, None, 0, 0)

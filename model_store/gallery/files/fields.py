@@ -59,7 +59,7 @@ _MOST_SEEN = 1_024
 
 
 class FieldsSeen:
-    """Counts, for each field, the items that have it and the characters of its text."""
+    """Counts the items with each field, and the characters of the field's text."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, ...], list[int]] = {}  # number of items, characters of text

@@ -107,7 +107,7 @@ class FaissGallery:
 
     @property
     def filter_fields(self) -> tuple[str, ...] | None:
-        """The names in the setting ``filter_fields`` of `IndexSettings`."""
+        """The value of the setting `IndexSettings.filter_fields`."""
         return self._items.fields.named
 
     def matching(self, part: Filter) -> Allowed:

@@ -104,7 +104,7 @@ class Postings:
 
     def equal_to(self, values: Iterable[Scalar]) -> list[range]:
         """Return the codes of ``values`` in any order, without values that the column lacks."""
-        numbers: dict[float, None] = {}  # most values may be absent, and many may repeat
+        numbers: dict[float, None] = {}  # many values may be absent or repeated
         others: dict[Scalar, None] = {}
         for value in values:
             if isinstance(value, int | float) and not isinstance(value, bool):

@@ -139,7 +139,7 @@ def _is_number(value: Scalar) -> bool:
 
 
 def _order(value: Scalar) -> tuple[int, float, bytes]:
-    """Return a sort key: first false, true and numbers, then texts."""
+    """Return a sort key for the order: false, true, numbers, texts."""
     if isinstance(value, str):
         return 2, 0.0, value.encode()
     return int(_is_number(value)), float(value or 0), b""

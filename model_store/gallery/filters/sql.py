@@ -249,7 +249,7 @@ def _entries(
 
 
 def as_stored(part: Filter) -> Filter:
-    """Return a filter whose floats are rounded like SQLite's, which may change the last bit."""
+    """Return a filter with floats rounded as in SQLite, which may change the last bit."""
     match part:
         case Not(inner):
             return Not(as_stored(inner))

@@ -213,7 +213,7 @@ def _tuned(
     settings: IndexSettings,
     generator: np.random.Generator,
 ) -> tuple[int, float, int]:
-    """Return the smallest effort for `min_recall`, the recall, and the number of queries."""
+    """Return the smallest search effort that reaches `min_recall`, its recall, and n_queries."""
     queries = _queries(index, directions, generator)
     tenth = tenth_similarity(directions, queries)
     recall = 0.0

@@ -17,8 +17,8 @@ from faiss.contrib.ivf_tools import add_preassigned
 from numpy.typing import NDArray
 
 LEAST_LISTS = 8_192
-"""Minimum number of lists for two levels. An index has about 2 √N lists, so about eight million
-items are needed."""
+"""Minimum number of lists of an index with two levels. An index has about 2 √N lists, so about
+eight million items are needed."""
 
 GROUPS_LOOKED_AT = 8
 """Number of nearest groups whose centroids are compared with an item. In a test with 10,000 of ten
@@ -30,7 +30,7 @@ _ROUNDS = 10
 
 
 def are_many(index: Any) -> bool:  # noqa: ANN401 - FAISS has no types
-    """Return whether an index has enough lists for two levels."""
+    """Return whether an index has at least `LEAST_LISTS` lists."""
     return getattr(index, "nlist", 0) >= LEAST_LISTS
 
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from model_store.gallery.index.row_blocks import row_blocks, rows_at
 
 FETCHED = 200
-"""Minimum number of candidates to fetch from an approximate index. The stored directions re-rank
-the candidates."""
+"""Minimum number of candidates to fetch from an approximate index. Candidates are re-ranked by
+their stored directions."""
 
 N_NEIGHBOURS = 10
 EFFORTS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
@@ -26,7 +26,7 @@ more precise."""
 def tenth_similarity(
     directions: NDArray[np.float32], queries: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Return each query's similarity to its tenth nearest item; to the last of fewer items."""
+    """Return each query's similarity to its tenth nearest item; if N < 10, to the farthest item."""
     k = min(N_NEIGHBOURS, len(directions))
     nearest = np.empty((len(queries), 0), np.float32)
     for rows in row_blocks(directions):
@@ -42,7 +42,7 @@ def share_found(
     found: Sequence[NDArray[np.int64]],
     tenth: NDArray[np.float32],
 ) -> float:
-    """Return the recall at 10: the share of a query's ten nearest items that were found, as a mean.
+    """Return the recall at 10: the mean share of a query's ten nearest items that were found.
 
     Parameters
     ----------

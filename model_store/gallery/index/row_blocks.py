@@ -15,8 +15,8 @@ as after one call for all rows."""
 def row_blocks(rows: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
     """Yield the rows (N, D) of an array, or of a whole mapped file, in blocks.
 
-    Each block of a file is a separate memory map, which is closed after use. In one map of the
-    whole file, all rows that were read would count as memory of the process.
+    Each block of a file is a separate memory map, which is closed after use. If one map covered the
+    whole file, all rows read so far would count as memory of the process.
     """
     for start in range(0, len(rows), BLOCK_ROWS):
         stop = min(start + BLOCK_ROWS, len(rows))
@@ -29,7 +29,7 @@ def row_blocks(rows: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
 
 
 def rows_at(rows: NDArray[np.float32], places: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return the rows at the ascending ``places``; reads one block at a time."""
+    """Return the rows at ``places`` (ascending), with only one block in memory."""
     found = np.empty((len(places), *rows.shape[1:]), rows.dtype)
     start = 0
     for block in row_blocks(rows):

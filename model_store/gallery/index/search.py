@@ -26,9 +26,9 @@ index. The comparison takes some milliseconds and misses no row."""
 
 SEARCH_FIRST_SHARE = 0.3
 """Minimum share of allowed rows for a search without the filter. Such a search of an inverted index
-fetches more rows than requested, and then applies the filter to the result. Among 10⁶ rows, of
-which half are allowed, it takes 0.9 times the time of a search with a mask; if 5 % are allowed, it
-takes twice the time."""
+fetches more rows than requested, and then applies the filter to the result. In a test with 10⁶
+rows, it took 0.9 times the time of a search with a mask if half of the rows were allowed. It took
+twice the time if 5 % were allowed."""
 
 _MARGIN = 4
 """Safety margin for the number of allowed rows in an unfiltered result, in standard deviations."""
@@ -118,7 +118,7 @@ class ExactIndex:
 
 
 class ApproximateIndex:
-    """Compares the codes of likely rows, until enough rows are found.
+    """An approximate index: compares the codes of likely rows, until it has found enough rows.
 
     Queries are searched one by one. In a batch, FAISS rounds the distances to the centroids
     differently, so a result would depend on the other queries.
@@ -194,7 +194,7 @@ class ApproximateIndex:
         _, near = self._index.search(query[None], fetched, params=self._parameters(effort, None))
         every: Rows = near[0][near[0] >= 0]
         rows = every[allowed.at(every)][:wanted]
-        # Fewer rows are enough if the read lists contain no more.
+        # If the lists that were read contain fewer rows, these rows are enough.
         return None if len(rows) < (wanted if len(every) == fetched else n) else rows
 
     def _filtered_first(

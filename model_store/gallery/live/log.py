@@ -95,7 +95,8 @@ class ChangesFile:
         """
         self._read(rows.verify_all, None)
         with self._told():
-            reached = self._high.read()  # first: other processes may write before `last`
+            # Read this number first, because other processes may write before `last` is read.
+            reached = self._high.read()
         last = self.last()
         with self._told():
             require_reached(last, reached)
@@ -121,11 +122,11 @@ class ChangesFile:
             return self._n_watchers, int(version)
 
     def after(self, sequence: int) -> list[Change]:
-        """The changes after ``sequence``, in order."""
+        """Return the changes after ``sequence``, in order."""
         return self._read(partial(rows.changes_after, sequence=sequence), [])
 
     def last(self) -> int:
-        """The latest sequence number; 0 before the first change."""
+        """Return the number of the last change; 0 before the first change."""
         return self._read(rows.last_sequence, 0)
 
     def start(self) -> int:
@@ -325,7 +326,7 @@ class Transaction:
         """The latest sequence number; None before a change is added."""
 
     def after(self, sequence: int) -> list[Change]:
-        """The changes after ``sequence``, in order."""
+        """Return the changes after ``sequence``, in order."""
         return rows.changes_after(self._connection, sequence)
 
     def start(self) -> int:
@@ -333,7 +334,7 @@ class Transaction:
         return rows.first_sequence(self._connection)
 
     def last(self) -> int:
-        """The latest sequence number; 0 before the first change."""
+        """Return the number of the last change; 0 before the first change."""
         return rows.last_sequence(self._connection)
 
     def receipt(self, retry: Retry) -> Receipt | None:

@@ -92,7 +92,7 @@ def meta(connection: sqlite3.Connection) -> dict[str, str]:
 
 
 def clock(connection: sqlite3.Connection) -> tuple[float, float]:
-    """Return the times of system clock and log clock at the last stored outcome; else 0 and 0."""
+    """Return the times of the system's and the log's clock at the last outcome; at first 0, 0."""
     try:
         system, own = map(float, meta(connection).get("clock", "0 0").split())
     except ValueError:

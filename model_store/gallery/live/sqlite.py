@@ -1,4 +1,4 @@
-"""Opens SQLite files that one process writes and others read, and converts SQLite's errors."""
+"""Opens SQLite files that several processes read and write, and converts SQLite's errors."""
 
 from __future__ import annotations
 

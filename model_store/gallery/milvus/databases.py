@@ -242,7 +242,7 @@ class PostgresDatabase:
             return []
 
     def _begin(self, *, wait: bool) -> Any:  # noqa: ANN401 - has no types here
-        """Return the writing connection after its transaction has got the lock."""
+        """Return the writing connection; its open transaction holds the lock."""
         lock = "SELECT pg_advisory_xact_lock(?)" if wait else "SELECT pg_try_advisory_xact_lock(?)"
         taken = None
         if self._writer is not None:

@@ -1,12 +1,12 @@
 """Converts filters to boolean expressions of Milvus.
 
-Milvus compares the values of a JSON field in another way than filters. It does not distinguish a
-missing key from null. It compares values of different kinds. The result of a negated comparison
-depends on the release. So each item has `facts`: an array with a digest of each value. A field has
-a value if the array contains the value's digest. This test always has a definite result, needs no
-text of the client in the expression, and uses an inverted index. Only ``gt``, ``gte``, ``lt`` and
-``lte`` compare the values themselves. They also require a fact that the value exists and has the
-right kind.
+Milvus and filters compare the values of a JSON field differently. Milvus does not distinguish a
+missing key from null, and it compares values of different kinds. The result of a negated comparison
+depends on the release of Milvus. So each item has `facts`: an array with a digest of each value. A
+field has a value if the array contains the value's digest. This test always has a definite result,
+needs no text of the client in the expression, and uses an inverted index. Only ``gt``, ``gte``,
+``lt`` and ``lte`` compare the values themselves. They also require a fact that the value exists and
+has the right kind.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ class MilvusLive:
         note: Mapping[str, Any],
         most_items: int | None,
     ) -> Receipt:
-        """Append changes to the log; return their receipt, or the receipt of an earlier `Retry`."""
+        """Log changes and return their receipt; a repeated request gets its first receipt."""
         with self._log.turn() as turn:
             self._admit()
             before = None if retry is None else turn.receipt(retry)
@@ -228,7 +228,7 @@ class MilvusLive:
         return state
 
     def _named(self) -> str | None:
-        """Return the name of the collection's log. Several names are joined and match no log."""
+        """Return the name of the collection's log. If there are several names, they are joined."""
         marks = self._gallery.collection.marks()
         logs = [mark.removeprefix(LOG) for mark in sorted(marks) if mark.startswith(LOG)]
         return " and ".join(logs) or None
@@ -273,7 +273,7 @@ class MilvusLive:
         turn.told(max(since, turn.state.since) if since != NOW else NOW)
 
     def _sweep_at_times(self) -> None:
-        """At times, delete old replaced rows from Milvus, unless another writer is active."""
+        """Delete old replaced rows from Milvus every `GRACE_S`, unless another writer is active."""
         if not self._hidden or time.monotonic() < self._next_sweep:
             return
         self._next_sweep = time.monotonic() + GRACE_S

@@ -515,7 +515,7 @@ def test_an_indexed_image_is_read_again_for_calibration(
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("s3://bucket/x.png", "leads from the web into a bucket"),
+        ("s3://bucket/x.png", "is in a bucket, but its manifest is on the web"),
         ("../x.png", "leads out of http://127"),
         ("/etc/passwd", "leads out of http://127"),
         ("file:///etc/passwd", "file:///etc/passwd cannot be read; wanted"),
