@@ -156,8 +156,8 @@ class RemotePlaces:
         if is_url(name):
             if self._schemes is not None and scheme_of(name) not in self._schemes:
                 raise DatasetError(
-                    f"{origin} is in a bucket, but its manifest is on the web. If this is intended, "
-                    "copy the manifest to this machine first."
+                    f"{origin} is in a bucket, but its manifest is on the web. If this is "
+                    "intended, copy the manifest to this machine first."
                 )
             scheme_of(name)
             return Place(name, None, 0, 0)
