@@ -64,7 +64,7 @@ class LocalEngine:
 
         Raises
         ------
-        SourceUnavailable : the source is unavailable. Raised after all downloaded images are
+        SourceUnavailable : the source is unavailable; raised after the downloaded images are
             encoded.
         """
         waiting = iter(tasks)

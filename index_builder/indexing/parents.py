@@ -55,7 +55,7 @@ class Parents:
 
 
 NO_PARENTS = Parents()
-"""No table and no fields: labels have no parents."""
+"""Parents without table and fields: no label has a parent."""
 
 
 def read_parents(path: Path) -> Hierarchy:

@@ -151,7 +151,7 @@ def correct_bundle(root: Path, feedback: Path, check: Check = accept_any) -> Pat
 def _require_file(feedback: Path) -> None:
     if not feedback.exists():
         raise ConfigError(
-            f"The feedback file {feedback} does not exist. Name the file of the service's setting "
+            f"The feedback file {feedback} does not exist. Give the path in the service's setting "
             "VOUCH_FEEDBACK."
         )
 

@@ -213,5 +213,5 @@ class Gallery(Protocol):
     def preview(self, item_id: str) -> bytes:
         """Return the preview of an item as JPEG, or raise `ItemNotFound`.
 
-        Empty if the item's thumbnail is as large, or if the gallery has no previews.
+        Empty if the item's thumbnail is as large as a preview, or if the gallery has no previews.
         """

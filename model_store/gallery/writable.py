@@ -290,5 +290,5 @@ def once_kept() -> Iterator[None]:
     except (WriteError, GalleryUnavailable) as error:
         raise GalleryUnavailable(
             "The change is kept, but searches do not find it until the gallery answers again. To "
-            "check, send the request again, with the same Idempotency-Key if it had one."
+            "check, send the request again, with the same Idempotency-Key if you sent one."
         ) from error

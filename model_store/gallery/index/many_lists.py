@@ -1,4 +1,4 @@
-"""Very many inverted lists: learns centroids and assigns items in two levels.
+"""Indexes with very many inverted lists: centroids and lists are found in two levels.
 
 To compare every item with every centroid takes time in proportion to N^1.5. For ten million items
 and 8,192 lists, this is a quarter of an hour on one processor. With two levels, near centroids form

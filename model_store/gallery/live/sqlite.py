@@ -91,7 +91,7 @@ def commit(connection: sqlite3.Connection) -> None:
             raise
         raise ChangeUnconfirmed(
             f"The disk has not confirmed the change ({error}), so the change may be lost. Send the "
-            "request again, with the same Idempotency-Key if it had one. The operator must check "
+            "request again, with the same Idempotency-Key if you sent one. The operator must check "
             "the disk."
         ) from error
 
