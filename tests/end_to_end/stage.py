@@ -101,4 +101,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(reply.body)
 
-    do_GET = do_POST = do_PUT = do_DELETE = _answer  # noqa: N815 - their names
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answer  # noqa: N815 - their names

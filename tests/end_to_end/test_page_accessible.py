@@ -113,6 +113,7 @@ def browsing(shown: Shown) -> None:
     shown.found("browse").locator("summary").click()
     expect(shown.found("browse").locator("fieldset")).to_have_count(3)
     shown.found("browse").locator(".cell").first.click()
+    expect(shown.found("label-form")).to_be_visible()
 
 
 def selecting(shown: Shown) -> None:

@@ -283,3 +283,98 @@ def test_an_item_is_chosen_and_those_like_it_are_listed(browser: Browser, servic
     expect(status).to_contain_text("by id")
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
     page.close()
+
+
+def labels_sent(shown: Shown) -> list[tuple[str, object]]:
+    """The labels that were sent, in order: id of the item, and its label."""
+    return [
+        (path.rpartition("/")[2], json.loads(body)["label"])
+        for method, path, body in shown.asked
+        if method == "PATCH"
+    ]
+
+
+def test_label_of_an_item_is_changed_and_taken_back(shown: Shown) -> None:
+    shown.replies["/v1/galleries/shoes/items"] = items
+    shown.replies["/v1/galleries/shoes/labels"] = {"labels": ["boot", "clog"], "next_after": None}
+    shown.open()
+    shown.found("open-browse").click()
+    dialog = shown.found("browse")
+    dialog.locator("[data-place='1']").click()
+    field = shown.found("label-form").get_by_label("Label")
+    expect(field).to_have_value("label 1")
+    expect(shown.found("give-label")).to_be_disabled()
+    field.fill("oo")
+    expect(dialog.locator("datalist option")).to_have_count(1)
+    field.fill(" boot ")
+    field.press("Enter")
+    expect(shown.found("labels-done")).to_have_text("“item-000001” now has “boot”.")
+    expect(dialog.locator("[data-place='1']")).to_contain_text("boot")
+    expect(shown.found("facts")).to_contain_text("boot")
+    dialog.locator("[data-place='2']").click()
+    expect(field).to_have_value("label 2")
+    shown.found("undo-labels").click()
+    expect(shown.found("labels-done")).to_have_text("The label is as before.")
+    expect(dialog.locator("[data-place='1']")).to_contain_text("label 1")
+    expect(shown.found("undo-labels")).to_be_hidden()
+    field.fill("")
+    expect(shown.found("give-label")).to_have_text("Remove the label")
+    shown.found("give-label").click()
+    expect(shown.found("labels-done")).to_have_text("“item-000002” now has no label.")
+    assert labels_sent(shown) == [
+        ("item-000001", "boot"),
+        ("item-000001", "label 1"),
+        ("item-000002", None),
+    ]
+    detail = "The gallery 'shoes' is served from one bundle, which never changes."
+    refusal = {"title": "No", "detail": detail}
+    shown.page.route("**/items/item-000002", lambda route: route.fulfill(status=409, json=refusal))
+    field.fill("clog")
+    shown.found("give-label").click()
+    expect(shown.found("labels-done")).to_have_text(f"“item-000002” could not be changed: {detail}")
+    assert shown.complaints == []
+
+
+def test_labels_of_selected_items_are_changed_and_taken_back(shown: Shown) -> None:
+    shown.replies["/v1/galleries/shoes/items"] = items
+    shown.replies["/v1/galleries/shoes/labels"] = {"labels": ["boot"], "next_after": None}
+    shown.open()
+    shown.found("open-browse").click()
+    dialog = shown.found("browse")
+    shown.found("select").click()
+    dialog.locator("[data-place='1']").click()
+    dialog.locator("[data-place='3']").click(modifiers=["Shift"])
+    field = shown.found("label-form").get_by_label("Label")
+    expect(field).to_have_attribute("placeholder", "3 labels")
+    expect(shown.found("give-label")).to_have_text("Remove 3 labels")
+    broken = {"title": "No", "detail": "The disk is full."}
+    shown.page.route("**/items/item-000002", lambda route: route.fulfill(status=507, json=broken))
+    field.fill("label 3")
+    shown.found("give-label").click()
+    expect(shown.found("labels-done")).to_have_text(
+        "“item-000001” now has “label 3”. “item-000002” could not be changed: The disk is full."
+    )
+    shown.page.unroute("**/items/item-000002")
+    field.fill("boot")
+    expect(shown.found("give-label")).to_have_text("Change 3 labels")
+    shown.found("give-label").click()
+    expect(shown.found("labels-done")).to_have_text("3 items now have “boot”.")
+    expect(dialog.locator("[data-place='2']")).to_contain_text("boot")
+    shown.found("undo-labels").click()
+    expect(shown.found("labels-done")).to_have_text("3 labels are as before.")
+    assert labels_sent(shown)[-3:] == [
+        ("item-000001", "label 3"),
+        ("item-000002", "label 2"),
+        ("item-000003", "label 3"),
+    ]
+    expect(shown.found("n-selected")).to_have_text("3 selected")
+
+
+def test_label_form_is_not_offered_to_a_reader(shown: Shown) -> None:
+    shown.replies["/v1/galleries/shoes/items"] = items
+    shown.replies["/v1/usage"] = {"scope": "read"}
+    shown.open()
+    shown.found("open-browse").click()
+    shown.found("browse").locator("[data-place='1']").click()
+    expect(shown.found("facts")).to_contain_text("label 1")
+    expect(shown.found("label-form")).to_have_count(0)

@@ -7,6 +7,7 @@ import { filterBar } from "../filters/bar.js";
 import { facts, recordUrl } from "../look/facts.js";
 import { passes } from "../problem.js";
 import { brief, count } from "../words.js";
+import { labelEditor } from "./labels.js";
 import { selection } from "./selecting.js";
 
 const CELL = { width: 124, height: 164 }; // pixels
@@ -37,9 +38,18 @@ export function browse(gallery, within, { room = "items", went = () => {} } = {}
     onclick: ({ currentTarget, shiftKey }) => (
       selected.isOn ? selected.mark(item, shiftKey) : choose(item, currentTarget)),
   }, picture(item.thumbnail_url, "", true), el("span", { dir: "auto" }, brief(item.label ?? item.id))));
+  const labels = labelEditor(gallery, addressOf, () => {
+    grid.redraw();
+    if (looked) looked.facts.replaceWith(looked.facts = facts(looked.item, true));
+  });
+  let looked = null; // the item that is looked at, and what is shown of it
   const selected = selection(gallery, addressOf, grid, gone, () => {
     about.replaceChildren(...(selected.isOn ? [selected.element] : []));
     map?.redraw();
+    if (!selected.isOn) return;
+    looked = null;
+    labels.use(selected.items);
+    changeable.then((may) => { if (may && selected.items.length) selected.element.append(labels.element); });
   });
   let map = null; // while it is shown
   const toMap = el("button", {
@@ -113,7 +123,10 @@ export function browse(gallery, within, { room = "items", went = () => {} } = {}
 
   function choose(item, cell) {
     const record = recordUrl(gallery.record_url, item);
-    about.replaceChildren(facts(item, true),
+    looked = { item, facts: facts(item, true) };
+    labels.use([item]);
+    changeable.then((may) => { if (may && looked?.item === item) looked.facts.after(labels.element); });
+    about.replaceChildren(looked.facts,
       el("button", { type: "button", onclick: () => openSimilar(item) }, t`Items like this one`),
       record ? el("a", { href: record, target: "_blank", rel: "noreferrer" }, t`Open the record`) : "",
       deleting(item, cell));
@@ -144,6 +157,7 @@ export function browse(gallery, within, { room = "items", went = () => {} } = {}
   openDialog(dialog, within, () => {
     grid.end();
     map?.end();
+    labels.end();
   });
   if (room === "map") openMap();
   else openAll();

@@ -111,5 +111,8 @@ export function selection(gallery, addressOf, grid, gone, changed) {
     toggle.setAttribute("aria-pressed", String(isOn));
     unmark();
   };
-  return { element, toggle, mark, add, has: (item) => marked.has(item.id), get isOn() { return isOn; } };
+  return {
+    element, toggle, mark, add, has: (item) => marked.has(item.id),
+    get isOn() { return isOn; }, get items() { return [...marked.values()]; },
+  };
 }

@@ -13,7 +13,8 @@ const known = new Map(); // gallery → its labels by name, and since when they 
 /** Ask anew for the labels of a gallery, to which there are more. */
 export const forgetLabels = (gallery) => known.delete(gallery);
 
-async function labelsOf(gallery) {
+/** All labels of a gallery by name, or the first ten thousand. */
+export async function labelsOf(gallery) {
   const before = known.get(gallery);
   if (before && performance.now() - before.since < FRESH) return before.labels;
   const labels = [];
