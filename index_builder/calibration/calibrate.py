@@ -150,7 +150,7 @@ def calibrate_gallery(
         gallery images become queries too, each hidden from its own results. If labels have parents,
         the minimum is at least `ENOUGH_WITH_PARENTS`.
     rule : the rule for a match, and the parents of labels.
-    items : items to use as matched queries, instead of those in ``queries``.
+    items : items to use as matched queries, instead of the matched queries in ``queries``.
 
     Raises
     ------
@@ -199,7 +199,7 @@ def observe_gallery(
     Parameters
     ----------
     was_put : (N,) mask of the images that were added to the gallery after the queries were held
-        out. These images become queries too, each hidden from its own results.
+        out. Images added later become queries, too; each is hidden from its own results.
     known_labels : the gallery's labels at the time when the absent queries were declared absent;
         empty for all labels.
     items : see `calibrate_gallery`.

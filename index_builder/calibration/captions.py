@@ -90,8 +90,8 @@ def calibrate_texts(
 
     Absent queries are captions without a match. If all captions have a match, these captions also
     become absent queries: their label is hidden from the result list and the outlier detector. The
-    served detector is fitted to all captions with a match. Here, each caption is scored by a
-    detector that was not fitted to this caption.
+    served detector is fitted to all captions with a match. For the calibration, each caption is
+    scored by a detector that was not fitted to this caption.
 
     Raises
     ------

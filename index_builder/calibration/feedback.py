@@ -36,9 +36,9 @@ def corrected_by_feedback(calibration: Calibration, log: FeedbackLog) -> Calibra
     inverse of the probability of its draw. The review queue chooses pairs by verdict, not by
     correctness, so its pairs have no weights (covariate-dependent sampling). If there are enough
     drawn and queued pairs together, all other pairs count as volunteered. The correction is
-    cross-fitted by query. Its log loss is compared with the uncorrected log loss, on the drawn
-    pairs if there are enough. If the correction does not predict users' decisions better, it is not
-    applied, and the report contains this result.
+    cross-fitted by query. The corrected log loss is compared with the uncorrected log loss, on the
+    drawn pairs if there are enough. If the correction does not predict users' decisions better, it
+    is not applied, and the report contains this result.
 
     Raises
     ------

@@ -47,7 +47,7 @@ queries, a conformal p-value cannot reach 0.02, and a logistic fit is unreliable
 ASSUMED_ABSENT = 0.3
 """Share of absent queries among the weighted queries of the fit. The served probabilities are
 shifted to the expected share. At a share of a few per cent, the fit would almost ignore absent
-queries. Its probabilities would then be wrong for a service with many absent queries. If the
+queries. The probabilities would then be wrong for a service with many absent queries. If the
 available absent queries are not representative, the fit uses `DEFAULT_ABSENT` instead."""
 
 N_RESAMPLED = 30
@@ -80,11 +80,11 @@ def fit_calibration(
     """Fit the calibration of a gallery to queries.
 
     The served models are fitted to all queries. All evidence and measurements come from five-fold
-    cross-fits. Gallery images can be additional queries, each excluded from its own results. Such a
-    query is slightly harder than a new photograph, because its label has one item less. Gallery
-    images are used for probabilities, operating points and result sets. Percentiles of
-    uncertainties use only held-out queries. Outlier p-values use held-out queries and items added
-    later.
+    cross-fits. Gallery images can be additional queries, each excluded from its own results. A
+    gallery image is a slightly harder query than a new photograph, because its label has one item
+    less. Gallery images are used for probabilities, operating points and result sets. Percentiles
+    of uncertainties use only held-out queries. Outlier p-values use held-out queries and items
+    added later.
 
     Parameters
     ----------

@@ -40,10 +40,10 @@ Floats = NDArray[np.float64]
 
 NEGLIGIBLE = 0.02
 """Negligible increase of the mean log loss, in nats. The comparison is harder for the new
-calibration: it is also fitted to items excluded from their own results, and its cross-fits use four
-fifths of the data. After half of the items of Caltech-101 and Omniglot were replaced, these
-conditions raised the loss by 0.015 and 0.007 nats. On fresh queries, both calibrations were equally
-good."""
+calibration. The new calibration is also fitted to items excluded from their own results, and its
+cross-fits use four fifths of the data. After half of the items of Caltech-101 and Omniglot were
+replaced, these conditions raised the loss by 0.015 and 0.007 nats. On fresh queries, both
+calibrations were equally good."""
 
 _LEAST = 1e-6
 """Minimum probability in a log loss, so that a single query does not dominate."""
@@ -171,7 +171,8 @@ def _queries(
     Returns
     -------
     The queries, and an array or None. If the queries are items, the array has the embedding means
-    (B, D) of the matched queries, from layers that were not fitted to their labels.
+    (B, D) of the matched queries. These embeddings come from layers that were not fitted to the
+    queries' labels.
     """
     held = _held(kept, items, gallery)
     of_matched, of_withheld = (
@@ -260,9 +261,9 @@ def _compared(
 ) -> Refit:
     """Compare two calibrations on queries with a match.
 
-    Both calibrations were fitted to the held-out queries, so both losses are equally optimistic
-    there. Only the new calibration was fitted to items added later and to reviewed queries. For
-    these queries, its cross-fitted probabilities are compared.
+    Both calibrations were fitted to the held-out queries, so both losses on these queries are
+    equally optimistic. Only the new calibration was fitted to items added later and to reviewed
+    queries. For these queries, its cross-fitted probabilities are compared.
     """
     held_out = queries.matched
     of_held_out = _embeddings(encoder, matched)

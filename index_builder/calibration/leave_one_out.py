@@ -53,8 +53,8 @@ class PutItems:
         ----------
         images : gallery images in random order.
         was_put : (N,) mask of the images that were added later.
-        n_held_out : number of held-out matched queries. They represent the images that were not
-            added later.
+        n_held_out : number of held-out matched queries. Held-out queries represent the images that
+            were not added later.
         """
         codes = gallery.label_codes(np.arange(gallery.n_items))
         counts = np.bincount(codes[codes >= 0], minlength=len(gallery.labels))

@@ -110,8 +110,8 @@ class CalibratedGallery:
 class LeaveOneOut:
     """Gallery images as queries; each image and its group are hidden from the image's results.
 
-    No model may be fitted to these images. Under this condition, the results of an image in the
-    rest of the gallery are like the results of a held-out query in the whole gallery.
+    No model may be fitted to these images. Otherwise the results of an image in the rest of the
+    gallery would be better than the results of held-out queries.
 
     Attributes
     ----------
@@ -120,8 +120,8 @@ class LeaveOneOut:
     clusters : cluster numbers of ``matched``; a cluster has the same number among held-out queries.
     sources : see `CalibrationQueries`.
     places : indices of ``matched`` among the given gallery images.
-    n_put : number of items added after the other queries were held out. These items come first in
-        ``matched``. No held-out query represents them.
+    n_put : number of items added after the other queries were held out. Items added later come
+        first in ``matched``. No held-out query represents them.
     """
 
     matched: RetrievedQueries
@@ -151,9 +151,9 @@ class CalibrationQueries:
     absent_sources, absent_labels : sources and labels of queries of withheld labels.
     absent_rivals : number of labels in the gallery, divided by the number of labels that images of
         withheld labels were compared with.
-    leave_one_out : gallery images as additional queries. Their outlier scores are not exchangeable
-        with scores of new queries. None if there are enough queries, or if the encoder was trained
-        on the gallery's images.
+    leave_one_out : gallery images as additional queries. The outlier scores of gallery images are
+        not exchangeable with scores of new queries. None if there are enough queries, or if the
+        encoder was trained on the gallery's images.
     unseen : whether the encoder was not trained on the gallery's labels.
     are_items : whether the matched queries are items, each excluded from its own results.
     """

@@ -13,10 +13,10 @@ ABSENCE: dict[Absence, str] = {
     "absent_labels": "Absent calibration queries are images of labels that are not in the gallery "
     "and were not used in any fit.",
     "hidden_labels": "Absent calibration queries are queries whose own label is hidden from the "
-    "results and from the outlier detector. They simulate queries of truly absent labels.",
+    "results and from the outlier detector. Hidden labels simulate truly absent labels.",
     "hidden_trained_labels": "Absent calibration queries are queries whose own label is hidden "
-    "from the results and from the outlier detector, but the encoder was trained on this label. "
-    "Such queries do not represent queries of truly absent labels well.",
+    "from the results and from the outlier detector. But the encoder was trained on this label, so "
+    "such queries do not represent queries of truly absent labels well.",
     "near_misses_of_views": "Absent calibration queries are gallery items. An item and its copies "
     "are hidden from the results of the item. Such queries simulate photographs of absent "
     "objects, but real photographs may be harder to reject.",

@@ -296,8 +296,7 @@ def compare_command(
         typer.Option(
             "--queries",
             "--vectors",
-            help="Queries as for `evaluate`. They must not be calibration queries of either "
-            "bundle.",
+            help="Queries as for `evaluate`, without the calibration queries of either bundle.",
         ),
     ],
     items: ItemsOption = None,

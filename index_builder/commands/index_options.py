@@ -210,8 +210,8 @@ class IndexOptions:
         typer.Option(
             min=THUMBNAIL_SIDE + 1,
             max=MOST_PREVIEW_SIDE,
-            help="Longest side of previews, which the bundle stores in addition to thumbnails. "
-            "1024 takes 100 to 250 kB per photograph. [default: no previews]",
+            help="Longest side of previews in pixels. The bundle stores previews in addition to "
+            "thumbnails: at 1024 pixels, 100 to 250 kB per photograph. [default: no previews]",
         ),
     ] = None
     milvus: Annotated[

@@ -242,7 +242,7 @@ class TrainingConfig(Section):
         25,
         ge=2,
         description="Number of images of each label in a batch. Some objectives need no positives "
-        "in a batch (cross_entropy, center, proxies, views). Their batches have "
+        "in a batch (cross_entropy, center, proxies, views). Batches of these objectives have "
         "labels_per_batch × images_per_label images of any labels.",
     )
     optimizer: Literal["adamw", "sgd"] = Field("adamw", description="adamw or sgd.")

@@ -9,7 +9,7 @@ from model_store.errors import ConfigError
 from model_store.gallery import MilvusAccess
 
 TIMEOUT_S = 60.0
-"""Timeout of the builder in seconds. It is longer than the timeout of the service."""
+"""Timeout of the builder in seconds, longer than the timeout of the service."""
 
 
 def milvus_access(named: str | None = None) -> MilvusAccess:

@@ -93,8 +93,8 @@ class OnlineLaplaceConfig(_LaplaceConfig):
     initial_precision: float = Field(
         1e6,
         ge=0,
-        description="Initial precision, which decays in training. It keeps the first "
-        "samples near the mean.",
+        description="Initial precision, which decays in training. A high initial precision keeps "
+        "the first samples near the mean.",
     )
     training_prior_precision: float = Field(
         1.0,

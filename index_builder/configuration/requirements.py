@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from model_store.decision import Outcome
 
 Check = Callable[["Outcome"], object]
-"""Function that gets the outcome of a build before the bundle is published. It raises an error to
-prevent the publication."""
+"""Function that gets the outcome of a build before the bundle is published. The function raises an
+error to prevent the publication."""
 
 _COMPARISON = re.compile(r"\s*([a-z_0-9]+)\s*(>=|<=)\s*(\S+)\s*")
 _COUNTS = frozenset({"n_queries"})

@@ -43,8 +43,8 @@ class _Untitled(GenerateJsonSchema):
 def schema_of(model: type[BaseModel]) -> Schema:
     """Return the schema of a model's tables.
 
-    The schema has no references. It has no nulls, because TOML has no null. If a default depends on
-    other keys, the key is not required, and `RULE` describes the default in words.
+    The schema has no references. The schema has no nulls, because TOML has no null. If a default
+    depends on other keys, the key is not required, and `RULE` describes the default in words.
     """
     schema = model.model_json_schema(schema_generator=_Untitled)
     found: Schema = _plain(schema, schema.get("$defs", {}))

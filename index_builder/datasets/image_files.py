@@ -90,8 +90,8 @@ _SENTENCES = {
     Reason.not_an_image: "The content has no known image format.",
     Reason.system_file: "An operating system, a NAS device or a program created the file.",
     Reason.linked_folder: (
-        "It is a link to a folder. To follow the link, set --root to a folder that contains the "
-        "source and the linked folder."
+        "The file is a link to a folder. To follow the link, set --root to a folder that contains "
+        "the source and the linked folder."
     ),
     Reason.not_opened: (
         "The file cannot be opened: it is a link, a pipe or a device, or a permission is missing."
@@ -142,8 +142,8 @@ class LeftOut:
     def takes(self, name: str, head: Callable[[], bytes]) -> bool:
         """Return whether to decode a file as an image; if not, record it.
 
-        A file of unknown content with the suffix of an image is decoded, too. It then counts as an
-        unreadable image.
+        A file of unknown content with the suffix of an image is decoded, too. If decoding fails,
+        the file counts as an unreadable image.
 
         Parameters
         ----------

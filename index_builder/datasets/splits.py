@@ -165,8 +165,8 @@ def _of_views(config: BuildConfig | SplitChoices, generator: np.random.Generator
     """Divide images without labels; the positives and the queries are views of images.
 
     One half of the images is for training and evaluation, the other half is for calibration. If the
-    image of a calibration query is hidden, the query finds near misses. These near misses are as
-    near as for a new photograph only if the encoder was not trained on the image.
+    image of a calibration query is hidden, the query finds near misses. The near misses are like
+    the near misses of a new photograph only if the encoder was not trained on the image.
     """
     assert config.dataset.path is not None  # noqa: S101 - the configuration has checked it
     gallery = folder(config.dataset.path, labelled=False)

@@ -1,10 +1,10 @@
 """The built-in encoder: MobileNetV2, trained on ImageNet, as an ONNX file.
 
-This is the network of Sandler et al. 2018, up to the spatial mean of the last feature map, with
-int8 weights and activations. `vouch-build encoder --torchvision mobilenet_v2 --weights FILE.npz`
-writes the same network in float32. ONNX Runtime computes all convolutions with integers, so an
-embedding has the same bits in every batch and on every processor. The graph is written node by
-node, because torch takes seconds to import and to export.
+The encoder is the network of Sandler et al. 2018, up to the spatial mean of the last feature map,
+with int8 weights and activations. `vouch-build encoder --torchvision mobilenet_v2 --weights
+FILE.npz` writes the same network in float32. ONNX Runtime computes all convolutions with integers,
+so an embedding has the same bits in every batch and on every processor. The graph is written node
+by node, because torch takes seconds to import and to export.
 """
 
 from __future__ import annotations

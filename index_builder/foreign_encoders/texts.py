@@ -46,8 +46,8 @@ class TextSource:
 
     Attributes
     ----------
-    write : function of a directory and the fingerprint of the image encoder. It writes the ONNX
-        file, with metadata, and the tokenizer.
+    write : function of a directory and the fingerprint of the image encoder. The function writes
+        the ONNX file, with metadata, and the tokenizer.
     cleaning : kind of cleaning of a text before tokenizing.
     ids : the library's pipeline from a text to token ids (L,).
     reference : the library's pipeline from a text to a vector (D,).
