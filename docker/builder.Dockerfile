@@ -1,9 +1,9 @@
-# The offline half: turns images into bundles. Runs once in a while, and needs torch.
+# The image of `vouch-build`, with PyTorch.
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 FROM ${PYTHON_IMAGE} AS base
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PROGRESS_BAR=off PIP_ROOT_USER_ACTION=ignore
 
-# What has to be installed, as a file that changes only when that does.
+# The requirements file changes only with the dependencies, so that Docker can cache their layer.
 FROM base AS requirements
 WORKDIR /src
 RUN --mount=type=cache,target=/root/.cache/pip pip install uv==0.13.9
@@ -23,11 +23,11 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     pip wheel --no-deps --wheel-dir /wheels .
 
 FROM base
-# The service's image has the same user: the volume of bundles is shared.
+# The service's image has the same user, because both images use the volume of bundles.
 RUN useradd --uid 10001 --user-group --no-log-init --create-home vouch \
  && install -d -o vouch -g vouch /bundles /home/vouch/.cache
-# The builder computes on the CPU. PyTorch's own index has builds without CUDA, several GB smaller
-# than PyPI's; where it cannot be reached, PyPI's do.
+# The builder uses the CPU. PyTorch's own index has builds without CUDA, which are several GB smaller
+# than the builds on PyPI. If this index cannot be reached, PyPI is used.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN --mount=type=cache,target=/root/.cache/pip \
     --mount=type=bind,from=requirements,source=/src,target=/src \
@@ -44,9 +44,9 @@ RUN --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
 # The photographs of the demo, and their configuration.
 COPY docs/demo /demo
 
-# ONNX Runtime sends usage data to its maker unless told not to.
+# Without this variable, ONNX Runtime sends usage data to Microsoft.
 ENV ORT_DISABLE_TELEMETRY=1 PYTHONUNBUFFERED=1
 USER 10001:10001
-# Runs lie beside the bundles: a bundle is published by renaming it, which stays within a volume.
+# Runs are on the volume of the bundles, because a finished bundle is published by renaming it.
 WORKDIR /bundles
 ENTRYPOINT ["vouch-build"]

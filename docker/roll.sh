@@ -1,15 +1,16 @@
 #!/bin/sh
 # Replaces all replicas of the service without a failed request, for a new release or new settings.
 #
-#   docker/roll.sh            from images that are there
+#   docker/roll.sh            uses the existing image
 #   docker/roll.sh --build    builds the service's image first
 #
-# As many new replicas start beside the old ones. Once they are ready, the old ones drain and end, one
-# after another. If the new ones do not become ready, they are removed, and the old ones serve on.
+# The script starts the same number of new replicas beside the old ones. When all new replicas are
+# ready, the old replicas drain and stop one after another. If the new replicas do not become ready,
+# the script removes them, and the old replicas continue.
 set -eu
 cd "$(dirname "$0")/.."
 
-SETTLE_S=${SETTLE_S:-10} # until the balancer has found the new replicas, and has seen them ready
+SETTLE_S=${SETTLE_S:-10} # seconds for the balancer to find the new replicas and check them
 
 replicas() { docker compose ps --quiet service; }
 
@@ -24,14 +25,14 @@ if [ "$n" -eq 0 ]; then
   exit 1
 fi
 
-# The old replicas go on if the new release cannot read the bundle.
+# If the new release cannot read the bundle, the script stops, and the old replicas continue.
 if ! docker compose run --rm operate upgrade /bundles --check; then
   echo "Run first: docker compose run --rm operate upgrade /bundles" >&2
   exit 1
 fi
 
 if ! docker compose up --detach --wait --no-deps --no-recreate --scale "service=$((2 * n))" service; then
-  echo "The new replicas are not ready. They are removed; the old ones serve on." >&2
+  echo "The new replicas are not ready. They are removed; the old replicas continue." >&2
   for replica in $(replicas); do
     case "$old" in *"$replica"*) ;; *) docker rm --force "$replica" ;; esac
   done

@@ -27,13 +27,13 @@ exclude_patterns = ["demo", "decisions"]
 nitpicky = False
 default_role = "py:obj"
 
-# Notebooks find the commands of this environment. Without encryption a kernel warns.
+# With this PATH, notebooks find the commands of this environment. Unencrypted kernels would warn.
 os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
 KernelManager.transport_encryption.default_value = "required"
-# Notebooks run whenever the site is built, so that they show the results of this code.
+# Notebooks run at every build of the site, so that they show the results of the current code.
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
-nb_execution_timeout = 600  # seconds a cell, on a machine that is busy
+nb_execution_timeout = 600  # maximum seconds for a cell, even on a busy machine
 nb_output_stderr = "remove"
 
 myst_enable_extensions = ["colon_fence", "deflist"]
@@ -41,7 +41,7 @@ myst_heading_anchors = 4
 myst_links_external_new_tab = True
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # signatures of NumPy types take ten lines; the text has the types
+autodoc_typehints = "none"  # NumPy types would make signatures long; the text has the types
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
 

@@ -78,7 +78,7 @@ def create_api(
     shared: Path | None = None,
     drain: Drain | None = None,
 ) -> FastAPI:
-    """Create the FastAPI application; its resources are in ``app.state.vouch`` while it runs.
+    """Create the FastAPI application. While it runs, ``app.state.vouch`` has its resources.
 
     The application can run only once. After the start, it holds no reference to the bundles, so
     that replaced bundles can be freed.

@@ -1,8 +1,8 @@
 """Reference pages that are generated from the code.
 
-A line ``<!-- generated: NAME -->`` of a page is replaced by Markdown when the page is read. The
-sources are the models of settings and builds, the parsers of the programs, the OpenAPI snapshot,
-the metrics and the error family.
+When Sphinx reads a page, each line ``<!-- generated: NAME -->`` is replaced by Markdown. The
+Markdown is generated from the models of settings and builds, the parsers of the programs, the
+OpenAPI snapshot, the metrics and the error classes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _insert(_: Sphinx, page: str, source: list[str]) -> None:
 
 
 def _pages_of_code(_: Sphinx, env: BuildEnvironment, *__: object) -> list[str]:
-    """Return the pages to read again: the code may have changed, even if their files have not."""
+    """Return all pages with markers. Sphinx reads them again, because the code may have changed."""
     return [
         page
         for page in env.found_docs
@@ -77,7 +77,7 @@ def settings() -> Iterator[str]:
 
 
 def configuration() -> Iterator[str]:
-    """Yield the tables of a build file, from the shipped JSON schema."""
+    """Yield the tables of the configuration of a build, from its JSON schema."""
     path = ROOT / "index_builder" / "configuration" / "build.schema.json"
     schema = json.loads(path.read_text("utf-8"))
     yield from _section("The file", schema, [])
@@ -103,13 +103,13 @@ def _section(title: str, schema: dict[str, Any], path: list[str]) -> Iterator[st
 
 
 def _models(value: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the tables that a key may contain."""
+    """Return the schemas of the TOML tables that a key may contain."""
     alternatives = [value.get("items", value), *value.get("anyOf", []), *value.get("oneOf", [])]
     return [one for one in alternatives if isinstance(one, dict) and "properties" in one]
 
 
 def _names(value: dict[str, Any]) -> bool:
-    """Return whether a key may contain a name instead of a table."""
+    """Return whether a key may contain a name (a string) instead of a TOML table."""
     return any(one.get("type") == "string" for one in value.get("anyOf", []))
 
 
@@ -124,7 +124,7 @@ def _variant(model: dict[str, Any]) -> str:
 
 
 def _meaning(value: dict[str, Any]) -> str:
-    """Return the description of a key, with its values if the text lacks them."""
+    """Return the description of a key; add the allowed values if the description lacks them."""
     text = value.get("description", "")
     choices = [
         str(name)
@@ -136,7 +136,7 @@ def _meaning(value: dict[str, Any]) -> str:
 
 
 def http() -> Iterator[str]:
-    """Yield the paths of the service by tag, and the records of their requests and answers."""
+    """Yield a section for each path of the service, grouped by tag, and one for each record."""
     document = json.loads((ROOT / "tests" / "service" / "openapi.json").read_text("utf-8"))
     tags: dict[str, list[str]] = {}
     for path, methods in document["paths"].items():
@@ -353,7 +353,7 @@ def _served_errors() -> list[type[VouchError]]:
 
 
 def _family(root: type[VouchError]) -> list[type[VouchError]]:
-    """Return the core's subclasses of an error; subclasses in tests and tools are left out."""
+    """Return the subclasses of an error class, as far as they are in ``model_store.errors``."""
     return [
         error
         for child in root.__subclasses__()
@@ -421,7 +421,7 @@ def _block(text: str) -> list[str]:
 
 
 def _inline(text: str | None) -> str:
-    """Return a description in one line; of Markdown, only code is kept."""
+    """Return a description in one line. Markdown is escaped, except inline code."""
     parts = re.split(r"(``.+?``|`[^`]+`)", " ".join((text or "").split()))
     plain = [re.sub(r"([*_<>\[\]\\])", r"\\\1", part) for part in parts[::2]]
     code = [f"`{part.strip('`')}`" for part in parts[1::2]]
