@@ -87,7 +87,7 @@ def index(
 
     Raises
     ------
-    TypeError : an argument is unknown or has another type; the message names it.
+    TypeError : an argument is unknown or has a wrong type; the message names the argument.
     VouchError : the images cannot be read, the evidence is too little, or a limit is not met.
     """
     source = _text("images", images)

@@ -65,7 +65,7 @@ def open_gallery(
 class Gallery:
     """A local gallery. Threads can share it; close it after use.
 
-    It does not show later changes; open it again to see them.
+    The gallery does not show later changes. To see the changes, open the gallery again.
     """
 
     def __init__(self, bundle: Bundle) -> None:

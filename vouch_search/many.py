@@ -111,7 +111,7 @@ async def in_turns(
 
 
 def query_name(image: object) -> str:
-    """Return the path or file name of an image; ``image`` without one."""
+    """Return the path or file name of an image; ``image`` if there is none."""
     if isinstance(image, str | os.PathLike):
         return os.fspath(image)
     name = getattr(image, "filename", None) or getattr(image, "name", None)

@@ -215,8 +215,8 @@ def roc(
         others = np.asarray(absent, dtype=np.float64).ravel()
     if not len(present) or not len(others):
         raise ValueError(
-            f"An ROC curve needs queries of both kinds; received {len(present)} with a match and "
-            f"{len(others)} absent ones. Withhold labels at calibration, or pass "
+            f"An ROC curve needs queries with a match and absent queries; received {len(present)} "
+            f"with a match and {len(others)} absent ones. Withhold labels at calibration, or pass "
             "scores of absent queries."
         )
     false_rates, true_rates = curve_of(present, others)
@@ -427,12 +427,13 @@ def svg(
 ) -> str:
     """Return the plot of ``draw`` as an ``<svg>`` element for an HTML page.
 
-    It takes the text colour of the page, and has no background and no ids that could collide.
+    The element uses the text colour of the page. It has no background, and its ids
+    cannot collide with ids of the page.
 
     Parameters
     ----------
-    draw : a function that draws into the axes it receives.     description : text alternative for
-        screen readers.
+    draw : a function that draws into the given axes.
+    description : text alternative for screen readers.
     width, height : inches.
     """
     with _style():

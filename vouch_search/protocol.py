@@ -17,7 +17,7 @@ from vouch_search.many import ErrorChoice
 class SearchableGallery(Protocol):
     """A gallery that can be searched; see `Gallery` for the arguments.
 
-    Both ``vouch.open(folder)`` and ``vouch.Client(url).open(name)`` return one.
+    ``vouch.open(folder)`` and ``vouch.Client(url).open(name)`` return such a gallery.
     """
 
     @property

@@ -92,7 +92,7 @@ class Access:
         self._local_only = local_only
 
     def account_of(self, scope: Scope) -> str:
-        """Return the account of a request, from its headers alone."""
+        """Return the name under which a request is counted; only headers are read."""
         request = Request(scope)
         presented = _presented_key(request)
         if self._keyring is not None and presented is not None:
@@ -165,7 +165,7 @@ class Access:
             )
 
     async def count_searches(self, request: Request, n: int = 1) -> Standing | None:
-        """Count searches against the key's quota, even if they fail.
+        """Count searches against the key's quota; failed searches count too.
 
         Returns the state of the quota; None without a quota. With ``n`` = 0 nothing
         is counted.
@@ -184,8 +184,8 @@ class Access:
             request.state.answer_headers["Retry-After"] = wait
             raise SearchesUsedUp(
                 f"The key {caller.id} allows {rate.amount:,} searches within {rate.get_expiry():,} "
-                f"s, and all are used. The next period begins in {wait} s. The service's "
-                "operator can allow more."
+                f"s, and all are used. The next period begins in {wait} s. The "
+                "service's operator can raise this quota."
             )
         return standing
 
@@ -271,7 +271,7 @@ async def counts_as_search(request: Request) -> None:
 
 
 def _require_seen(request: Request) -> None:
-    """Refuse a gallery that the caller's key does not allow, like a gallery that does not exist.
+    """Refuse a gallery that the caller's key does not allow; the error hides that it exists.
 
     Raises
     ------
@@ -295,7 +295,7 @@ class GuardedRoute(APIRoute):
 
     Attributes
     ----------
-    scopes : the scopes that callers need; the last one allows the most. If there is a scope, a
+    scopes : the scopes that callers need, from the weakest to the strongest. If not empty, a
         gallery that the caller's key does not allow gives the error `GalleryNotFound`.
     is_search : whether a request counts against the search quota of its key.
     """
@@ -371,7 +371,7 @@ def open_access(settings: Settings) -> Access:
         rate,
         settings.cors_origins,
         elsewhere="write" if settings.anonymous else None,
-        # If a container publishes its port, no client is on its own machine.
+        # In a container with a published port, all clients seem to be on other machines.
         local_only=keyless == "admin" and settings.published_host is None,
     )
 
@@ -400,7 +400,7 @@ def _address(request: Request) -> str:
     try:
         address = ip_of(host)
     except ValueError:
-        return "unknown"  # a name from a proxy, of any length
+        return "unknown"  # not an address: some proxies send a name
     if address.version == 4:
         return str(address)
     return str(ipaddress.ip_network((address, 64), strict=False).network_address)

@@ -116,8 +116,8 @@ def _hand_out(kept: ApiKey, text: str) -> None:
     """Print only the key to standard output, for a pipe, and notes to standard error."""
     print(text)
     print(
-        f"vouch-keys: {kept.id} ({kept.name}) may {kept.scope}. The key is not kept and is shown "
-        "this once.",
+        f"vouch-keys: {kept.id} ({kept.name}) may {kept.scope}. The key is not stored, and is "
+        "shown only now.",
         file=sys.stderr,
     )
 
@@ -204,8 +204,12 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
-    making = command("create", create, "Make a key and print it, once.", " NAME")
-    making.add_argument("name", metavar="NAME", help="Name of its owner, for the list and the log.")
+    making = command(
+        "create", create, "Make a key and print it; the key cannot be shown again.", " NAME"
+    )
+    making.add_argument(
+        "name", metavar="NAME", help="Name of the key's owner, for the list and the log."
+    )
     making.add_argument(
         "--scope",
         choices=SCOPES,
@@ -217,7 +221,7 @@ def _parser() -> argparse.ArgumentParser:
         "--expires",
         type=_duration,
         metavar="DURATION",
-        help="Time until it expires, such as 90d. [default: never]",
+        help="Time until the key expires, such as 90d. [default: never]",
     )
     making.add_argument(
         "--rate-limit",
@@ -236,7 +240,7 @@ def _parser() -> argparse.ArgumentParser:
         "--galleries",
         nargs="+",
         metavar="NAME",
-        help="Galleries that it may use, such as shoes,'acme-*'. [default: all]",
+        help="Galleries that the key may use, such as shoes,'acme-*'. [default: all]",
     )
     making.add_argument(
         "--searches",
@@ -251,10 +255,10 @@ def _parser() -> argparse.ArgumentParser:
         "--max-galleries",
         type=int,
         metavar="N",
-        help="Quota of galleries that it may create. [default: none]",
+        help="Quota of galleries that the key may create. [default: none]",
     )
     rotating = command(
-        "rotate", rotate, "Replace a key; the old one stays valid for a while.", " ID"
+        "rotate", rotate, "Replace a key; the old key stays valid for a limited time.", " ID"
     )
     rotating.add_argument("id", metavar="ID", help="Id of the key, from `vouch-keys list`.")
     rotating.add_argument(

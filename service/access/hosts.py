@@ -2,7 +2,7 @@
 
 A browser lets a page send requests to the host that the page came from. An attacker who owns the
 host name can later point the name to 127.0.0.1 (DNS rebinding). The attacker's page can then send
-requests to the service. Their header Host still has the attacker's name, so the service checks it.
+requests to the service. The header Host still has the attacker's name, so the service checks Host.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _host_of(scope: Scope) -> str | None:
     found = _HOST.fullmatch(sent[0].strip()) if len(sent) == 1 else None
     if found is None:
         raise InvalidHead(
-            f"The request has {len(sent)} headers Host, or an invalid one. Send one host, "
-            "such as `Host: 127.0.0.1:8080`."
+            f"The header Host is missing, repeated or invalid ({len(sent)} received). Send one "
+            "host, such as `Host: 127.0.0.1:8080`."
         )
     return _bare((found["v6"] or found["name"]).decode("ascii"))

@@ -47,7 +47,7 @@ class ApiKey(BaseModel):
     """A stored key: the hash of its secret, its scope and its limits.
 
     The secret has 256 random bits, which no attacker can search, so SHA-256 is enough. A slow hash
-    protects passwords that people choose; here it would only slow down every request.
+    protects passwords that people choose. For a random secret, it would only slow down requests.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -135,7 +135,7 @@ def rotated(key: ApiKey, grace: timedelta) -> tuple[ApiKey, ApiKey, str]:
 
 
 def revoked(key: ApiKey) -> ApiKey:
-    """Return the key as revoked now; an earlier revocation keeps its time."""
+    """Return the key as revoked now; the time of an earlier revocation does not change."""
     return key if key.revoked_at else key.model_copy(update={"revoked_at": _now()})
 
 
@@ -159,7 +159,7 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
         where = "/".join(map(str, first["loc"])) or "the file"
         raise KeysError(
             f"The file of keys {path} is damaged: {where}: {first['msg']}. "
-            "Restore the file from a copy, or delete it and create new keys."
+            "Restore the file from a copy, or delete the file and create new keys."
         ) from None
     if len({key.id for key in keys}) != len(keys):
         raise KeysError(f"The file of keys {path} is damaged: two keys have the same id.")
@@ -169,8 +169,9 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
 def change_keys(path: Path, change: Callable[[Sequence[ApiKey]], Sequence[ApiKey]]) -> None:
     """Rewrite the file atomically, with one writer at a time.
 
-    The new content goes to a temporary file, which only one writer can create, and is renamed over
-    the old one. Mode and owner are kept; a first file is readable by its owner only.
+    The new content goes to a temporary file, which only one writer can create. The temporary file
+    then replaces the old file. Mode and owner of the file do not change. A new file is readable
+    only by its owner.
     """
     path = path.resolve()  # a link stays one
     draft = path.with_name(f"{path.name}.new")
@@ -227,8 +228,8 @@ class Keyring:
 
         Raises
         ------
-        Unauthenticated : the key is unknown, expired or revoked; only the holder of its secret
-            learns which.
+        Unauthenticated : the key is unknown, expired or revoked; only a caller with the key's
+            secret learns which of these.
         """
         self._look()
         key_id, secret = _parse(presented)

@@ -25,7 +25,7 @@ root_path: ContextVar[str] = ContextVar("root_path", default="")
 
 
 class KnownProxies:
-    """Applies the forwarded headers of trusted proxies, and ignores those of other senders.
+    """Applies the forwarded headers of trusted proxies; ignores the headers of other senders.
 
     Sets the client's address and scheme, and ``root_path`` to ``X-Forwarded-Prefix``. If ``path``
     still has the prefix, `KnownProxies` removes the prefix; `WithinRootPath` adds it again.
@@ -95,7 +95,7 @@ def is_forwarding(name: bytes) -> bool:
 
 
 def is_forwarded_by_a_stranger(request: Request) -> bool:
-    """Return whether the request was passed on by a proxy that is not trusted."""
+    """Return whether a proxy that is not trusted has forwarded the request."""
     if not any(map(is_forwarding, (name for name, _ in request.scope["headers"]))):
         return False
     return request.scope.get("client") == getattr(request.state, "connected", None)

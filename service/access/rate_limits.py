@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from redis.asyncio import ConnectionPool
 
 MAX_CALLERS = 100_000
-"""Maximum number of callers that one process counts, with a few hundred bytes each. The least
+"""Maximum number of callers that one process counts. A caller takes a few hundred bytes. The least
 recent caller is dropped first."""
 
 
@@ -56,7 +56,7 @@ class Standing:
 
 
 class Tally:
-    """One caller's count in one period; it survives a restart of Redis."""
+    """One caller's count in one period; the count survives a restart of Redis."""
 
     def __init__(self, period: int) -> None:
         self.period = period
@@ -102,11 +102,10 @@ class Tallies:
 class Rates:
     """Counts requests in fixed periods of the clock; all callers have the same periods.
 
-    Shortly before and after the start of a period, a caller can use the limits of two periods. The
-    advantage of fixed periods: a count needs one number and one round trip to Redis, and
-    ``Retry-After`` is exact.
+    Around the start of a period, a caller can use the limits of two periods in a short time. But a
+    fixed period needs only one number and one round trip to Redis, and ``Retry-After`` is exact.
 
-    This process keeps its own counts too. If Redis restarts empty, these counts stay valid. While
+    Each process also counts in memory. If Redis restarts empty, these counts stay valid. While
     Redis is unreachable, each replica counts alone.
     """
 

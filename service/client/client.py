@@ -34,7 +34,7 @@ AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
 
 class VouchClient:
-    """Client of one service; thread-safe. Close it, or use it as a context manager.
+    """Client of one service; thread-safe. Close the client, or use it as a context manager.
 
     If the service is busy (503 with ``Retry-After``), the client sends a request up to
     `MAX_ATTEMPTS` times. Retries are safe: queries change nothing, the last feedback counts, and an
@@ -347,7 +347,7 @@ class VouchClient:
         label: str | None = None,
         idempotency_key: str | None = None,
     ) -> list[schemas.BatchItemWritten]:
-        """Write several items, each an id and an image; all valid ones in one transaction.
+        """Write several items, each with an id and an image; all valid items in one transaction.
 
         Examples
         --------
@@ -408,7 +408,7 @@ class VouchClient:
         return self._ask(request, schemas.ItemWritten)
 
     def compact(self, gallery: str) -> schemas.Activation:
-        """Compact a gallery: build a bundle from the served one and its changes, and serve it.
+        """Compact a gallery: build and serve a new bundle from the served bundle and its changes.
 
         Examples
         --------
@@ -422,8 +422,8 @@ class VouchClient:
     ) -> schemas.FeedbackAnswer:
         """Confirm or reject an item of an answer.
 
-        If ``answer.audit`` is true, the answer was drawn at random for review. Then report whether
-        its first result is right or wrong.
+        If ``answer.audit`` is true, the answer was drawn at random for review. In this case, report
+        whether the first result is right or wrong.
 
         Examples
         --------
@@ -493,7 +493,7 @@ class VouchClient:
         return ReviewQueueClient(gallery, self._http, self._send)
 
     def unknown(self, gallery: str) -> UnknownQueriesClient:
-        """Return the client for kept queries of a gallery without a match.
+        """Return the client for a gallery's kept queries without a match.
 
         Examples
         --------

@@ -12,7 +12,7 @@ from service.client.contract import path_of, read, sent_again
 
 
 class UnknownQueriesClient:
-    """The kept queries of one gallery without a match; see `VouchClient.unknown`.
+    """A gallery's kept queries without a match; see `VouchClient.unknown`.
 
     Examples
     --------

@@ -20,7 +20,7 @@ def vouched_results(
     limit: int,
     min_match_probability: float = MIN_MATCH_PROBABILITY,
 ) -> list[schemas.Result]:
-    """Return the results of a search if its verdict is ``match``, else none.
+    """Return the results of a search if its verdict is ``match``; else no results.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """The pool of decoders: a file that crashes, hangs or exhausts its decoder fails one request only.
 
-The workers of a library's pool (pebble 5) share one pipe, and killing one of them ended the pool.
+In a library's pool (pebble 5), all workers share one pipe, and a killed worker ended the pool.
 Here every decoder has its own socket, so decoders fail independently.
 """
 
@@ -35,14 +35,15 @@ RETRY_S = 1.0
 class DecoderPool:
     """Decodes image files in disposable processes.
 
-    Use it as an asynchronous context; inside, all processes are ready. Requests wait for a free
-    process: callers take turns, and each caller's requests keep their order. With several
-    processes, one caller never uses all.
+    Use the pool as an asynchronous context manager; inside, all processes are ready. Requests wait
+    for a free process: callers take turns, and each caller's requests keep their order. With
+    several processes, one caller cannot use all processes.
 
-    - An image beyond its `DecodingBudget` is refused as `ImageTooCostly`, and one that crashes its
-      decoder as `CorruptImage`; the process is replaced, other requests are not affected.
-    - If an operator or the kernel kills a decoder (SIGKILL, for example without memory), another
-      decoder gets the image. If that decoder is killed too, the image is refused.
+    - An image beyond its `DecodingBudget` is refused as `ImageTooCostly`. An image that crashes its
+      decoder is refused as `CorruptImage`. The process is replaced; other requests are not
+      affected.
+    - If an operator or the kernel kills a decoder (SIGKILL, for example because memory runs out),
+      another decoder gets the image. If that decoder is killed too, the image is refused.
     - A cancelled request leaves the queue. If a decoder already works on its image, the decoder
       finishes within the budget, because a new process would cost more.
 
@@ -181,11 +182,11 @@ class DecoderPool:
             self._spawn(self._replace(decoder))
 
     async def _replace(self, decoder: DecoderProcess, who: str | None = None) -> int:
-        """End a decoder, start another in the background; return the exit status of the old one.
+        """End a decoder and start a new decoder in the background; return the ended one's status.
 
         Parameters
         ----------
-        who : account whose place is released when the new decoder is ready; None for no release.
+        who : account whose place is released when the new decoder is ready.
         """
         restarted = self._spawn(self._restart())
         if who is not None:

@@ -1,8 +1,9 @@
 """The sandbox of a decoder: no access to files, network and other processes.
 
 A decoder parses untrusted files. A decoder that runs an attacker's code can only compute, and
-return wrong pixels. It cannot read keys, galleries or other processes, or reach a network: the
-kernel allows only the system calls for computing (seccomp), and no path or port (Landlock).
+return wrong pixels. The decoder cannot read keys, galleries or other processes, and cannot reach a
+network. The kernel allows only the system calls for computing (seccomp), and no path or port
+(Landlock).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def enter(mode: SandboxMode) -> list[str]:
     if mode == "off":
         return []
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FILE_BYTES, MAX_FILE_BYTES))
-    # First prepare both parts: a part that is in force prevents the preparation of the other.
+    # First prepare both parts: neither part can be prepared while the other part is in force.
     prepared: dict[str, Callable[[], object]] = {}
     missing: dict[str, Exception] = {}
     for part, prepare in {"landlock": _landlock, "seccomp": _seccomp}.items():

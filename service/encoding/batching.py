@@ -53,8 +53,8 @@ class MicroBatcher:
 
     No request waits for a batch to fill. Images of cancelled calls are not encoded. If the encoder
     fails, the batch is split into halves until the image that causes the failure is alone. If the
-    encoder *stops*, it must first encode a canary again. Then it encodes each image alone. If it
-    stops again, the image gets an error.
+    encoder *stops*, it must first encode a canary again. Then it encodes each image alone. If the
+    encoder stops again, the image gets an error.
 
     Parameters
     ----------

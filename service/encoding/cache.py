@@ -45,7 +45,7 @@ class CacheEntry:
 
     @classmethod
     def from_bytes(cls, data: bytes, key: str, secret: bytes = b"") -> CacheEntry | None:
-        """Read the bytes of `to_bytes`; None if they are damaged or for another key or secret."""
+        """Read the bytes of `to_bytes`; None if damaged, or if key or secret differs."""
         try:
             seal, length = _HEADER.unpack_from(data)
             body = memoryview(data)[_HEADER.size :]
@@ -123,7 +123,7 @@ class ProcessCache:
         return entry
 
     async def put(self, key: str, entry: CacheEntry) -> None:
-        """Store the entry, and drop older ones."""
+        """Store the entry; drop old entries if memory is full."""
         size = entry.predictive.samples.nbytes + entry.predictive.direction.nbytes
         replaced = self._entries.pop(key, None)
         self._bytes += size - (replaced[1] if replaced else 0)
@@ -228,8 +228,7 @@ def open_cache(settings: Settings) -> Cache:
 
 
 KEY_VERSION = 9
-"""The version of the entries' layout and of how their numbers are computed; it is part of every
-key."""
+"""The version of the entries' layout and of the computation of their numbers; part of every key."""
 
 
 def key_prefix(retriever: Retriever, gallery: str = "") -> str:

@@ -69,7 +69,7 @@ class EncoderProcess(EncoderProxy):
         return self._process.pid
 
     def encode(self, images: Inputs, at_once: int | None = None) -> Embeddings:
-        """Embed ``images``; restarts the child if it has died.
+        """Embed ``images``; first restart the child if it has died.
 
         Raises
         ------
@@ -105,7 +105,7 @@ class EncoderProcess(EncoderProxy):
     def close(self) -> None:
         """Kill the child, even during work."""
         self._closed = True
-        self._process.kill()  # a waiter that holds the lock then stops waiting
+        self._process.kill()  # ends a running `encode`, which holds the lock
         with self._lock:
             self._end()
         atexit.unregister(self.close)
@@ -117,7 +117,7 @@ class EncoderProcess(EncoderProxy):
         with theirs:
             # multiprocessing would import the main module again, which is the whole service: the
             # encoder would restart in 3.8 s of computing instead of 0.2 s.
-            self._process = subprocess.Popen(  # noqa: S603 # nothing here comes from a request
+            self._process = subprocess.Popen(  # noqa: S603 # no argument comes from a request
                 [sys.executable, "-P", "-m", "service.encoding.worker", *map(str, numbers)],
                 env={
                     **os.environ,

@@ -1,4 +1,4 @@
-"""Encoders shared by bundles: each runs once for all of them.
+"""Encoders that bundles share: each encoder runs once for all its bundles.
 
 Encoders are compared by the digest of their file, so one process can serve a thousand galleries
 with the same encoder.

@@ -19,8 +19,8 @@ from model_store.processors import PROVIDERS, ProviderChoice, usable_processors
 logger = logging.getLogger(__name__)
 
 LARGEST_FILE = 256 * 1024**2
-"""Maximum bytes of an encoder file for a second copy of its weights. Large layers parallelise well
-within one batch."""
+"""Maximum size in bytes of an encoder that runs batches in parallel, with a second copy of its
+weights. The large layers of a larger encoder parallelise well within one batch."""
 
 
 class SideBySide:

@@ -50,6 +50,6 @@ class SingleFlight(Generic[T]):
                 flight.work.cancel()
 
     def _remove(self, key: str, flight: _Flight[T]) -> None:
-        """Remove the computation of ``key``, unless a newer one has replaced it."""
+        """Remove the computation of ``key``, unless a newer computation has replaced it."""
         if self._flights.get(key) is flight:
             del self._flights[key]

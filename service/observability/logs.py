@@ -13,7 +13,7 @@ from traceback import format_exception
 from service.observability.records import current_record
 
 _KEY = re.compile(r"(vouch_[0-9a-f]{1,12}_)[0-9a-zA-Z]+")
-"""Keys are removed from log lines, because a client may put one into any part of a request."""
+"""Keys are removed from log lines, because a client may put a key into any part of a request."""
 
 
 _SHORTEST_SECRET = 4

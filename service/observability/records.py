@@ -15,7 +15,7 @@ UNMATCHED = "unmatched"
 """Value of the route for paths that match none."""
 
 LONGEST_REASON = 1024
-"""Maximum characters of a reason in a log line; other programs write it, in any length."""
+"""Maximum characters of a reason in a log line. Reasons of other programs may be longer."""
 
 _QUERY_ID = re.compile("[0-9a-f]{64}")
 
@@ -45,7 +45,7 @@ class SearchRecord:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """A request and its outcome. It holds no header, no body and no query string.
+    """A request and its outcome, without headers, body and query string.
 
     Attributes
     ----------

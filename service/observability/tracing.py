@@ -84,7 +84,7 @@ class OtlpTracing:
         closing.start()
         await asyncio.to_thread(closing.join, FLUSH_TIMEOUT_S)
         if closing.is_alive():
-            logger.warning("the collector does not answer, its last spans are lost")
+            logger.warning("the collector does not answer; the last spans are lost")
             self._exporter.shutdown()  # type: ignore[no-untyped-call] # ends its repetitions
 
     def _end(self, span: Span, record: RequestRecord) -> None:

@@ -65,7 +65,7 @@ def _checked_json(text: object) -> object:
             read_json(text)
         except RepeatedName as error:
             raise ValueError(str(error)) from None
-        except (ValueError, RecursionError):  # Pydantic gives a better message
+        except (ValueError, RecursionError):  # Pydantic then gives a better message
             pass
     return text
 
@@ -117,12 +117,12 @@ class BatchOptions(RequestModel):
     @classmethod
     def _have_ids_of_their_own(cls, items: list[BatchEntry]) -> list[BatchEntry]:
         if len({item.id for item in items}) != len(items):
-            raise ValueError("ids repeat; each item of a batch needs its own")
+            raise ValueError("ids repeat; each item of a batch needs a different id")
         return items
 
 
 class ItemWritten(BaseModel):
-    """A change that is on the disk; every later search finds it."""
+    """A change that is stored on disk, and that every later search finds."""
 
     request_id: str = Field(description="Id of the request.")
     gallery: str

@@ -58,8 +58,8 @@ class SearchUsage(BaseModel):
 
     limit: int
     used: int = Field(
-        description="Searches in this period. Redis counts them for all replicas; without Redis, "
-        "each process counts its own."
+        description="Searches in this period. Redis counts the searches of all replicas. Without "
+        "Redis, each process counts alone."
     )
     period_s: int
     resets_in_s: float

@@ -162,8 +162,8 @@ class ErrorsOverTime(BaseModel):
         None, description="Estimate of the error rate of all matches; null without a review."
     )
     error_interval: tuple[float, float] = Field(
-        description="95 % confidence sequence (asymptotic): if the error rate is constant, the "
-        "intervals of all times contain it. [0, 1] below 30 reviews."
+        description="95 % confidence sequence (asymptotic): for a constant error rate, all "
+        "intervals over time contain the rate. [0, 1] below 30 reviews."
     )
     log_evidence: float = Field(
         description="Evidence in nats (an e-process) that the error rate exceeds `max_error`. At "

@@ -69,7 +69,7 @@ class OperatingPoint(BaseModel):
     error_bound: float = Field(description="Upper confidence bound of `error`.")
     false_match_rate: float | None = Field(
         description="FPIR: share of the queries without a match in the gallery that get a match. "
-        "Null if the calibration has too few such queries."
+        "Null if the calibration has too few queries without a match."
     )
     false_match_bound: float | None = Field(
         description="Upper confidence bound of `false_match_rate`."
@@ -89,7 +89,7 @@ class MatchPromise(HasReason):
     )
     point: OperatingPoint | None
     reason: str | None = Field(
-        description="Why there is no guarantee, and how many calibration queries it needs."
+        description="Why there is no guarantee, and how many calibration queries a guarantee needs."
     )
 
 
@@ -115,7 +115,7 @@ class AbsentState(BaseModel):
     adopted: float | None = Field(
         description="Share that the operator adopted while the service was running; else null."
     )
-    adopted_at: str | None = Field(description="Time when the operator adopted `adopted`.")
+    adopted_at: str | None = Field(description="Time when the operator adopted the share.")
     estimated: float | None = Field(
         description="Maximum-likelihood estimate from served queries that were not out of "
         "distribution; null with too few of them."
@@ -125,7 +125,7 @@ class AbsentState(BaseModel):
     )
     n_served: int = Field(description="Number of queries in the estimate.")
     used: float = Field(
-        description="Share for requests that set no share, with a key that sets no share."
+        description="Share that is used if neither the request nor its key sets a share."
     )
     is_hint: bool = Field(
         description="Whether the estimate may be far from the true share, because the calibration "
@@ -171,7 +171,7 @@ class OperatorDecision(BaseModel):
 
     gallery: str
     absent_share: float = Field(
-        description="Share for requests that set no share, with a key that sets no share."
+        description="Share that is used if neither the request nor its key sets a share."
     )
     adopted_at: str | None = Field(
         description="Time when the operator adopted this share; null if the share is configured."
@@ -390,7 +390,8 @@ class Facet(BaseModel):
 
     field: str = Field(description="Name of the field in a filter.")
     comparison: Literal["eq", "has"] = Field(
-        description="Comparison that finds a value in a filter; `has` if the items hold lists."
+        description="Comparison for a filter on this field: `has` if the items have lists of "
+        "values."
     )
     n_items: int = Field(description="Number of items with a value.")
     n_values: int = Field(description="Number of distinct values.")

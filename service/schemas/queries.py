@@ -54,7 +54,7 @@ class OutOfDistribution(HasReason):
     )
     reason: str | None = Field(description="Why `alpha` cannot flag any query; else null.")
     p_value: float | None = Field(
-        description="Share of ordinary queries that look at least as unusual as this one."
+        description="Share of ordinary queries that look at least as unusual as this query."
     )
     alpha: float = Field(description="Share of ordinary queries that may be flagged by mistake.")
     method: str

@@ -23,7 +23,7 @@ class HasReason(BaseModel):
     """A record with a ``reason``."""
 
     reason_code: ReasonCode | None = Field(
-        None, description="Code and parameters of `reason`; null without one."
+        None, description="Code and parameters of `reason`; null without a reason."
     )
 
     @model_validator(mode="before")

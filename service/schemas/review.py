@@ -77,7 +77,7 @@ class LeaseRequest(RequestModel):
 
 
 class LeasedCase(BaseModel):
-    """A case that is leased to one reviewer until `until`; no other reviewer gets it before."""
+    """A case that is reserved for one reviewer until the time `until`."""
 
     case: ReviewCase
     until: datetime
@@ -123,7 +123,7 @@ class LeaseEnded(BaseModel):
 
 
 class CaseForgotten(BaseModel):
-    """A query that was deleted, except for its decisions."""
+    """A deleted query; the decisions on the query are kept."""
 
     query_id: str
 

@@ -102,8 +102,8 @@ class SearchOptions(DecisionOptions, ListOptions):
     order: Order | None = Field(
         None,
         description="Order of the results. `similarity`: the nearest item first. `probability`: "
-        "the likeliest true match of the nearest 200 items first; items of one label are in order "
-        "of similarity. The verdict and its guarantees are for the first result. Default: the "
+        "the likeliest match among the nearest 200 items first; items of one label are in order of "
+        "similarity. The verdict and its guarantees are for the first result. Default: the "
         "order in the gallery's calibration, `similarity` if not configured. Without calibration, "
         "`probability` is an error.",
     )
@@ -385,8 +385,8 @@ class SimilarAnswer(HasReason):
 class EmbeddingAnswer(BaseModel):
     """An image's embedding as a distribution, for your own store.
 
-    Before normalisation the embedding is Gaussian. Scaled to a mean of length 1 it is
-    N(`direction`, diag `variance`); similarities compare directions only.
+    Before normalisation the embedding is Gaussian. Scaled to a mean of length 1, the embedding has
+    the distribution N(`direction`, diag `variance`). Similarities compare directions only.
     """
 
     request_id: str

@@ -106,7 +106,7 @@ class ShadowReport(BaseModel):
 
     gallery: str
     state: Literal["running", "ended"]
-    reason: str | None = Field(description="Why it ended; null while it runs.")
+    reason: str | None = Field(description="Why the shadow ended; null while it runs.")
     bundle_id: str = Field(description="Id of the shadow bundle.")
     live_bundle_id: str = Field(description="Id of the served bundle.")
     share: float = Field(description="Share of the queries with images that are drawn.")

@@ -79,8 +79,8 @@ class UnknownGroups(BaseModel):
         description="Number of the gallery's labels that `p_same` was learned from."
     )
     asked: list[AskedOn] = Field(description="Queries on each day.")
-    sizes: list[GroupSize] = Field(description="The largest first.")
-    groups: list[UnknownGroup] = Field(description="The largest first, at most `limit`.")
+    sizes: list[GroupSize] = Field(description="Sizes of the groups, the largest first.")
+    groups: list[UnknownGroup] = Field(description="The largest groups first, at most `limit`.")
 
 
 class EnrolRequest(RequestModel):

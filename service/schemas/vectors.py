@@ -80,8 +80,8 @@ class VectorFields(RequestModel):
     )
     variance: Numbers | None = Field(
         None,
-        description="Variance of the embedding, in squared units of `mean`; default: zero. Do not "
-        "send it to a gallery that was built from vectors without variances.",
+        description="Variance of the embedding, in squared units of `mean`; default: zero. A "
+        "variance is an error if the gallery was built from vectors without variances.",
     )
     features: Numbers | None = Field(
         None,

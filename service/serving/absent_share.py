@@ -18,9 +18,9 @@ ESTIMATED_EVERY = 50
 """Number of served queries between two estimates of the share."""
 
 OTHER_SHARE = (
-    "The estimated share of absent queries is {lower:.2f} to {upper:.2f} (95 % interval, without "
-    "out-of-distribution queries); probabilities and guarantees assume {used:g}. Send "
-    "`expected_absent` with each request, or adopt another share "
+    "The estimated share of absent queries is {lower:.2f} to {upper:.2f} (95 % interval). "
+    "Out-of-distribution queries are not counted. Probabilities and guarantees assume {used:g}. "
+    "Send `expected_absent` with each request, or adopt another share "
     "(`POST …/calibration/absent-share`)."
 )
 
@@ -72,7 +72,7 @@ class AbsentShareWatch:
 
     @property
     def used(self) -> float:
-        """The share in use if neither the request nor the key names one."""
+        """The share that is used if neither the request nor its key sets a share."""
         adopted = self.operator.absent_share
         return self._calibration.default_share if adopted is None else adopted
 
@@ -118,7 +118,7 @@ class AbsentShareWatch:
         return unsaved
 
     def put_back(self, unsaved: Sequence[float]) -> None:
-        """Restore values that could not be saved."""
+        """Put back values whose storage failed; the next call of `unsaved` returns them again."""
         newer = list(self._unsaved)
         self._unsaved.clear()
         self._unsaved.extend([*unsaved, *newer])

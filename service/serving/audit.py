@@ -108,7 +108,7 @@ class Audit:
         return ReviewDraw(probability, is_drawn(self._bundle_id, query_id, self._draws.least))
 
     def count(self, query_id: str, answer: Answer, draw: ReviewDraw | None) -> None:
-        """Count a match; `keep` writes it if it was drawn."""
+        """Count a match; `keep` writes the match if it was drawn for review."""
         if self._log is None or not self.share or query_id in self._seen:
             return
         self._seen[query_id] = None
@@ -125,7 +125,7 @@ class Audit:
         self._asked.append((query_id, answer.matches[0].item.id, drawn))
 
     def keep(self) -> None:
-        """Write drawn matches, and read the decisions on them, from this and other processes."""
+        """Write drawn matches, and read reviewer decisions on drawn matches from all processes."""
         if self._log is None:
             return
         drawn = [self._asked.popleft() for _ in range(len(self._asked))]

@@ -201,7 +201,7 @@ class CreatedGalleries:
         if self._is_fixed(name):
             raise WriteRefused(
                 f"The gallery {name!r} was built by the operator, not created over HTTP. Only the "
-                "operator can describe, rename or remove it."
+                "operator can describe, rename or remove this gallery."
             )
         if self._folder is None:
             raise gallery_not_found(name)

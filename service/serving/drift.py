@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 DRIFTED = message("drifted")
 
 MAX_STREAMS = 256
-"""Maximum number of callers whose queries are tested; the one idle for longest is dropped."""
+"""Maximum number of callers whose queries are tested; the longest idle caller is dropped."""
 
 MAX_SEEN = 2_000
 """Maximum number of a caller's queries that are remembered as counted."""
@@ -181,7 +181,7 @@ class DriftWatch:
 
 
 def _is_new(seen: dict[int, None], key: int, most: int) -> bool:
-    """Add an id, and return whether it is new; above ``most`` ids, the oldest is removed."""
+    """Add an id; return whether the id is new. Above ``most`` ids, the oldest id is removed."""
     if key in seen:
         return False
     seen[key] = None

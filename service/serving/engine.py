@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 HASHED_AT_ONCE_BYTES = 2**18
-"""Maximum size that is hashed in the event loop; it takes half a millisecond."""
+"""Maximum size, in bytes, that is hashed in the event loop; hashing takes half a millisecond."""
 
 EMPTY_PICTURE, _ = encode_thumbnail(np.zeros((8, 8, 3), dtype=np.uint8))
 """The image of canary queries."""
@@ -235,7 +235,7 @@ class SearchEngine:
         mark = live.mark()
         if mark is None or mark != self._heard:
             await self.renew()
-            self._heard = mark  # only now: until `renew` ends, concurrent requests must call it too
+            self._heard = mark  # after `renew`: until then, concurrent requests call it too
 
     async def renew(self) -> None:
         """Load the written changes of the gallery for all later requests.
@@ -396,7 +396,7 @@ class SearchEngine:
 
         Parameters
         ----------
-        pace : run times of such work; quick work runs in the event loop.
+        pace : run times of this kind of work; quick work runs in the event loop.
         """
         if pace is None:
             return await self._threads.compute(work)

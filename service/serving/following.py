@@ -53,8 +53,8 @@ class Following:
 
     Parameters
     ----------
-    switch : activates a bundle of a gallery if `CURRENT` still names it; raises if it cannot be
-        served.
+    switch : activates a bundle of a gallery if `CURRENT` still names it; raises an error if the
+        bundle cannot be served.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class Following:
         root, name, served = bundle.root, bundle.name, bundle.directory.name
         if root is None:
             return None
-        mark = _mark(root)  # before `CURRENT` is read: a later write changes the mark
+        mark = _mark(root)  # first the mark: a write after this line changes it
         if mark is not None and self._confirmed.get(name) == (served, mark):
             self._accept(name)  # a refusal no longer matters
             return None
@@ -95,7 +95,7 @@ class Following:
         return named if is_ahead else None
 
     async def changed_over(self, name: str, patience_s: float | None = None) -> bool:
-        """Wait for the running activation; return False if none runs, or if it has not ended."""
+        """Wait for the running activation, at most ``patience_s``; return whether it has ended."""
         task = self._switches.get(name)
         if task is None or task.done() or (patience_s is not None and patience_s <= 0):
             return False
@@ -138,7 +138,7 @@ class Following:
         how = f"refuses it: {reason}" if reason else "is opening it. Send the request again"
         return NotReady(
             f"The gallery {name!r} continues in the newer bundle {ahead}. This service does not "
-            f"have its changes yet. The service {how.rstrip('.')}."
+            f"have the changes of this bundle yet. The service {how.rstrip('.')}."
         )
 
     def forget(self, name: str) -> None:

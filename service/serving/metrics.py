@@ -23,7 +23,7 @@ _GAUGES: tuple[tuple[str, str, list[str]], ...] = (
     ),
     (
         "vouch_drift_alarm",
-        "1 while a drift alarm for all callers lasts; it changes no answer.",
+        "1 while the drift alarm for all callers lasts; this alarm changes no answer.",
         ["gallery"],
     ),
     (
@@ -38,7 +38,7 @@ _GAUGES: tuple[tuple[str, str, list[str]], ...] = (
     ),
     (
         "vouch_absent_share",
-        "Share of queries without a match, in use if neither request nor key names one.",
+        "Share of queries without a match, if neither the request nor its key sets a share.",
         ["gallery"],
     ),
     (
@@ -63,7 +63,7 @@ _GAUGES: tuple[tuple[str, str, list[str]], ...] = (
     ),
     (
         "vouch_audited_errors",
-        "Reviewed matches found wrong; doubtful matches are reviewed more often than others.",
+        "Reviewed matches found wrong; doubtful matches are reviewed more often.",
         ["gallery"],
     ),
     ("vouch_error_rate", "Estimate of the error rate of all matches.", ["gallery"]),
@@ -80,7 +80,7 @@ _GAUGES: tuple[tuple[str, str, list[str]], ...] = (
     ),
     (
         "vouch_shadow_probability_change",
-        "Mean match probability of the shadow's first item minus that of the served one.",
+        "Mean match probability of the shadow's first item minus that of the served first item.",
         ["gallery"],
     ),
     (
@@ -112,7 +112,7 @@ _GAUGES: tuple[tuple[str, str, list[str]], ...] = (
     ),
     (
         "vouch_created_galleries_open",
-        "Open galleries that were created over HTTP; other gauges do not include them.",
+        "Open galleries that were created over HTTP; other gauges do not count these galleries.",
         [],
     ),
     ("vouch_processes", "Worker processes that answer.", []),
@@ -124,7 +124,7 @@ _GAUGES: tuple[tuple[str, str, list[str]], ...] = (
 class GalleryMetrics(Collector):
     """Reads the open galleries at each request for metrics; closed galleries are not reported.
 
-    Only the event loop may call it.
+    Use it only on the event loop.
     """
 
     def __init__(

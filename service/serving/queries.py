@@ -108,8 +108,8 @@ class SearchResult:
     Attributes
     ----------
     query_id : hash of the request's content.
-    share_origin : the origin of the share of absent queries that the probabilities are for.
-    seconds : of each stage, in their order, and ``total``.
+    share_origin : the origin of the share of absent queries that the probabilities assume.
+    seconds : duration of each stage, in order, and ``total``.
     audit : whether the answer was drawn at random for review.
     gone : ids of items that were deleted or replaced after the searched state of the gallery; they
         are not shown.

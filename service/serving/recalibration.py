@@ -2,8 +2,8 @@
 
 A calibration is stale after too many changes. A refit is also needed if labels were added or
 deleted. Without a refit, queries of an added label get no match; queries of a deleted label are now
-absent. The service does not import the index builder. It runs `vouch-build calibrate BUNDLES` if
-that is installed, and activates the published bundle like any other.
+absent. The service does not import the index builder. If `vouch-build` is installed, the service
+runs `vouch-build calibrate BUNDLES`. Then it activates the published bundle.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LABELS_S = 600.0
 """Minimum seconds between two refits for changed labels; each writes a new bundle."""
 
 _SAID_BYTES = 2000
-"""Maximum bytes of a failed process's output in the log, from its end."""
+"""Maximum bytes of a failed process's output in the log; the log has the end of the output."""
 
 
 def installed_command() -> tuple[str, ...]:
@@ -50,7 +50,7 @@ class _Attempt:
 
 
 class Recalibrator:
-    """Starts one process at a time, for the first gallery that needs it.
+    """Starts one process at a time, for the first gallery that needs a refit.
 
     Parameters
     ----------

@@ -46,14 +46,14 @@ MOST_OPEN = 1_000
 """Default maximum number of open created galleries."""
 
 LOOKED_AT_EVERY_S = 60.0
-"""Seconds between checks of an open created gallery; all others are checked every period."""
+"""Seconds between checks of an open created gallery; other galleries are checked every period."""
 
 
 class Galleries:
     """Engines by the name of their gallery.
 
-    A request keeps its engine until it ends, even if another bundle is activated. So no answer
-    mixes two bundles. An engine is closed when the last request has returned it.
+    A request uses the same engine until the request ends, even if another bundle is activated. No
+    answer therefore mixes two bundles. An engine closes after its last request.
 
     Parameters
     ----------
@@ -159,14 +159,14 @@ class Galleries:
 
         With ``follow``, serve the bundle only if `CURRENT` still names it.
 
-        The new engine must answer a canary first; if it fails, the old bundle is still served. A
-        started activation is completed even if its caller is cancelled, because opening a large
-        bundle may exceed the request's timeout.
+        The new engine must answer a canary first; if it fails, the old bundle is still served. An
+        activation continues even if the caller is cancelled, because opening a large bundle may
+        exceed the request's timeout.
 
         Raises
         ------
         GalleryNotFound, BundleNotFound
-        ActivationRefused : there is only one bundle, or the new one cannot be served.
+        ActivationRefused : there is only one bundle, or the new bundle cannot be served.
         """
         return await asyncio.shield(self._spawn(self._activate(name, bundle_id, follow=follow)))
 
@@ -199,7 +199,7 @@ class Galleries:
         return Switched(bundle_id, now.manifest.id, persisted)
 
     def _exchange(self, name: str, opened: SearchEngine) -> None:
-        """Serve another engine; the previous one closes after its last request."""
+        """Serve another engine; the previous engine closes after its last request."""
         served, bundle_id = self._served.get(name), opened.bundle.manifest.id
         if served is None:  # the gallery was dropped, renamed or closed
             self._spawn(opened.close())
@@ -278,7 +278,7 @@ class Galleries:
             return Switched(before, before, persisted=True)
         key = None if self._signing_key is None else read_private_key(self._signing_key)
         with Compaction(root, now.manifest, live, key) as compaction:
-            # Wait for the thread even when the service ends, because it needs the files.
+            # Wait for the thread even when the service ends, because the thread needs the files.
             directory = await run_to_its_end(compaction.prepare)
             opened = await self._opener.successor(now, directory)
             try:

@@ -44,7 +44,7 @@ N_FOUND = 10
 """Number of an answer's items that a reviewer sees."""
 
 MOST_WAITING_BYTES = 64 * 2**20
-"""Maximum size of the uploads that wait to be written; further ones are counted as ``lost``."""
+"""Maximum size of the uploads that wait to be written; further uploads are counted as ``lost``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,9 @@ class ReviewKeeper:
                     picture = Picture(data, f"image/{prepared.format.lower()}")
                 elif prepared.thumbnail is not None:
                     picture = Picture(prepared.thumbnail.data, prepared.thumbnail.media_type)
-        except VouchError as error:  # answered from the cache, but refused by the decoder now
+        except (
+            VouchError
+        ) as error:  # the answer came from the cache; now the decoder refuses the image
             fields = {"gallery": case.gallery, "reason": type(error).__name__}
             logger.warning("case not kept", extra={"fields": fields})
             self._gallery.observe("lost", 1)

@@ -39,7 +39,7 @@ class Served:
 
 
 class ServedGalleries:
-    """Open galleries by name: those that the service was started with, and created ones.
+    """The open galleries by name: galleries from the start of the service, and created galleries.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class ServedGalleries:
         return self._served.get(name)
 
     def engines(self, *, created: bool | None = None) -> list[SearchEngine]:
-        """Return the open engines by name: all, or only those of created or of fixed galleries."""
+        """Return the open engines by name: of all galleries, of created or of fixed galleries."""
         return [
             self._served[name].engine
             for name in sorted(self._served)
@@ -132,7 +132,7 @@ class ServedGalleries:
             await served.engine.close()
 
     async def _open(self, entry: GalleryEntry, until: float) -> None:
-        """Open a gallery; a started opening is completed even if no request waits."""
+        """Open a gallery; the opening continues even if no request waits."""
         try:
             async with asyncio.timeout(until - time.monotonic()):
                 await self._on_demand.open(entry, self._opened)

@@ -46,7 +46,7 @@ MOST_REMEMBERED = 10_000
 
 Outcome = Literal["compared", "dropped", "failed"]
 Observe = Callable[[Outcome, tuple[Said, Said, ChangeReason | None] | None], None]
-"""Called for every drawn query, with both answers if they exist."""
+"""Called for every query that was drawn for the shadow; with two answers if the shadow answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class ChangedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Tells shadows when the service has spare capacity.
+    """The spare capacity of the service, which shadows use.
 
     Attributes
     ----------
@@ -147,7 +147,7 @@ class Shadow:
         return len(self._waiting)
 
     def offer(self, data: bytes, parameters: SearchParameters, found: SearchResult) -> None:
-        """Queue a query for the shadow if it is drawn and there is room; never waits.
+        """Queue a query if the query is drawn and the queue has room; never waits.
 
         Parameters
         ----------
@@ -224,7 +224,7 @@ class Shadow:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 answer = await self._tried.answer(asked.data, asked.parameters)
             new = Said.of(answer)
-        except Exception as error:  # any error: no caller waits for this answer
+        except Exception as error:  # no caller waits for a shadow answer
             self._count("failed")
             self._log_once(type(error).__name__)
             return

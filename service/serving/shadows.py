@@ -40,7 +40,7 @@ _LOOKED_AT_ONCE = 1_000
 
 
 class ReadOnlyCache:
-    """The cache of live answers, as a shadow uses it: read-only."""
+    """A read-only view of the live cache, for shadows."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
@@ -60,7 +60,7 @@ class ReadOnlyCache:
         return await self._cache.get(key)
 
     async def put(self, key: str, entry: CacheEntry) -> None:
-        """Store nothing: shadow entries would displace those of live answers."""
+        """Store nothing: shadow entries would displace live entries."""
 
     async def remove(self, key: str) -> None:
         """Delete nothing, because a shadow stores nothing."""
@@ -110,15 +110,15 @@ class Shadows:
             await asyncio.sleep(self._period_s)
 
     async def start(self, engine: SearchEngine, terms: ShadowTerms) -> Shadow:
-        """Start a shadow bundle for a gallery; a started call is completed even if cancelled.
+        """Start a shadow bundle for a gallery; the start continues even if the caller is cancelled.
 
         A running shadow with the same bundle and share continues.
 
         Raises
         ------
         BundleNotFound
-        ActivationRefused : there is only one bundle, the bundle is the served one, cannot be
-            opened, or belongs to another gallery.
+        ActivationRefused : there is only one bundle; or the shadow bundle is the served bundle,
+            cannot be opened, or belongs to another gallery.
         """
         return await asyncio.shield(self._spawn(self._start(engine, terms)))
 
@@ -132,7 +132,7 @@ class Shadows:
         return await asyncio.shield(self._spawn(self._end(engine)))
 
     def of(self, engine: SearchEngine) -> Shadow:
-        """Return the shadow of an engine's gallery, or the last ended one.
+        """Return the shadow of an engine's gallery, or the shadow that ended last.
 
         Raises
         ------
@@ -265,7 +265,7 @@ class Shadows:
         return Shadow(live.name, live.manifest.id, terms, self._room, observe, tried, ended)
 
     async def _attach(self, engine: SearchEngine, shadow: Shadow) -> None:
-        """Give an engine a shadow, in place of the previous one."""
+        """Attach a shadow to an engine; it replaces the previous shadow."""
         before, engine.shadow = engine.shadow, shadow
         self._last[engine.bundle.key] = shadow
         if before is not None:

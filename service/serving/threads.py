@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 async def run_to_its_end(work: Callable[[], T]) -> T:
-    """Run ``work`` on a thread; a cancelled caller waits until it has ended."""
+    """Run ``work`` on a thread; a cancelled caller waits until the work has ended."""
     running = asyncio.create_task(asyncio.to_thread(work))
     try:
         return await asyncio.shield(running)

@@ -46,7 +46,7 @@ class NamedGroup:
 
     @classmethod
     def of(cls, group: Group, query_ids: Sequence[str]) -> NamedGroup:
-        """Return a group with its id, from the ids of all queries."""
+        """Return a group with its id, which is made from the query ids of the members."""
         order = np.lexsort((group.rows, -group.probabilities, group.rows != group.medoid))
         rows = tuple(group.rows[order].tolist())
         name = group_id([query_ids[row] for row in rows])
@@ -55,7 +55,7 @@ class NamedGroup:
 
 @dataclass(frozen=True, slots=True)
 class UnknownQueries:
-    """The kept queries of a gallery without a match, in groups.
+    """A gallery's kept queries without a match, in groups.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class UnknownQueries:
                 return group
         raise GroupNotFound(
             f"There is no group {name!r} of unknown queries, or its members have changed since. "
-            "List them again with `GET …/unknown`, at the same `precision`."
+            "List the groups again with `GET …/unknown`, at the same `precision`."
         )
 
 
@@ -105,7 +105,7 @@ class UnknownGroups:
         """
         await self._turn.acquire()
         grouping = asyncio.create_task(asyncio.to_thread(self._of, bundle, queue, precision))
-        # The thread holds the lock, because it continues after its request is cancelled.
+        # The thread holds the lock, because the thread continues after the request is cancelled.
         grouping.add_done_callback(lambda _: self._turn.release())
         return await asyncio.shield(grouping)
 
@@ -168,7 +168,7 @@ def enrolled(
     if strangers:
         raise GroupNotFound(
             f"{len(strangers)} of the queries are not in the group {group.id!r}, such as "
-            f"{min(strangers)!r}. List it again with `GET …/unknown`."
+            f"{min(strangers)!r}. List the groups again with `GET …/unknown`."
         )
     return [
         Upsert(

@@ -1,7 +1,7 @@
 """The statistics that a gallery's engine updates while it answers.
 
-They are the drift of queries, the error rate of matches, and the share of absent queries. The error
-rate and the caller's own drift change the guarantees; the share is only reported.
+The statistics are the drift of queries, the error rate of matches, and the share of absent queries.
+The error rate and the caller's own drift change the guarantees; the share is only reported.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Watch:
             await self._share()
 
     async def _share(self) -> None:
-        """Add new queries to the shared estimate of absent queries, and load those of others."""
+        """Add new queries to the shared estimate of absent queries; load the shared estimate."""
         if self._shares is None or self.absent is None:
             return
         served, heard = self.absent.unsaved(), list[SavedShare]()
@@ -126,7 +126,7 @@ class Watch:
         self.audit.keep()
 
     def _try_to(self, work: Callable[[], None]) -> None:
-        """Run ``work``; log a storage error, because queries can be answered without it."""
+        """Run ``work``; log a storage error, because queries can be answered without storage."""
         try:
             work()
         except (sqlite3.Error, OSError) as error:

@@ -91,7 +91,7 @@ def test_it_is_shown_once(capsys: pytest.CaptureFixture[str], path: Path) -> Non
     printed = capsys.readouterr()
     secret = secret_of(printed.out.strip())
     assert secret not in printed.err
-    assert "shown this once" in printed.err
+    assert "shown only now" in printed.err
     assert secret not in said(capsys, "list") + path.read_text(encoding="utf-8")
 
 

@@ -24,7 +24,7 @@ _WRITTEN_TOGETHER = 64
 """Samples per write; an interruption loses at most these answers."""
 
 _ASKED_TOGETHER = 4
-"""Concurrent requests; the service encodes concurrent images as one batch."""
+"""Number of concurrent requests; the service encodes their images as one batch."""
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Written:
 
     Attributes
     ----------
-    problems : problem of each unanswered sample, by sample id; its fields are unchanged.
+    problems : problem of each unanswered sample, by sample id; the sample's fields are unchanged.
     """
 
     n_written: int = 0
@@ -50,7 +50,8 @@ def write_verdicts(
     """Search with each sample, and write the answer into its fields.
 
     The fields are `vouch_verdict`, `match_probability` (of the first result), `uncertainty` and
-    `ood`. Fields that need a calibration are null without one.
+    `ood`. In a gallery without calibration,
+    `match_probability` and `ood` are null.
 
     Parameters
     ----------
@@ -115,7 +116,7 @@ def _declare(dataset: Any, names: dict[str, str]) -> None:  # noqa: ANN401
     if foreign:
         raise ValueError(
             f"The dataset {dataset.name!r} has fields {foreign} that Vouch did not make. Give a "
-            "prefix, such as 'vouch_', or rename them."
+            "prefix, such as 'vouch_', or rename these fields."
         )
     for name, (kind, description) in _FIELDS.items():
         if names[name] not in schema:
