@@ -195,9 +195,7 @@ class ReviewKeeper:
                     picture = Picture(data, f"image/{prepared.format.lower()}")
                 elif prepared.thumbnail is not None:
                     picture = Picture(prepared.thumbnail.data, prepared.thumbnail.media_type)
-        except (
-            VouchError
-        ) as error:  # the answer came from the cache; now the decoder refuses the image
+        except VouchError as error:  # cached answer, but now the decoder refuses the image
             fields = {"gallery": case.gallery, "reason": type(error).__name__}
             logger.warning("case not kept", extra={"fields": fields})
             self._gallery.observe("lost", 1)
