@@ -47,7 +47,7 @@ def build(
     Raises
     ------
     TypeError : an argument has a wrong type; the message names the argument.
-    VouchError : the images cannot be read, the evidence is too little, or a limit is not met.
+    VouchError : the images cannot be read, there is too little evidence, or a limit is not met.
     """
     options = AllOptions(
         images=_text("images", images),
@@ -88,7 +88,7 @@ def index(
     Raises
     ------
     TypeError : an argument is unknown or has a wrong type; the message names the argument.
-    VouchError : the images cannot be read, the evidence is too little, or a limit is not met.
+    VouchError : the images cannot be read, there is too little evidence, or a limit is not met.
     """
     source = _text("images", images)
     given = IndexOptions(

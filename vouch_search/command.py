@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _expected_errors() -> tuple[type[Exception], ...]:
-    """Return the errors whose message is shown; client errors only if the client is imported."""
+    """Return the errors whose messages are shown; with client errors if `httpx2` is imported."""
     expected = (VouchError, OSError, ValueError, TypeError, ImportError)
     if "httpx2" not in sys.modules:
         return expected

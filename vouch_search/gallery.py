@@ -80,7 +80,7 @@ class Gallery:
 
     @property
     def bundle_id(self) -> str:
-        """The id of the bundle, which changes with everything that answers depend on."""
+        """The id of the bundle. Every change that can affect answers changes the id."""
         return self._bundle.manifest.id
 
     @property

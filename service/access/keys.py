@@ -46,7 +46,7 @@ GalleryPattern = Annotated[str, Field(pattern=r"^[a-z0-9*][a-z0-9*._-]{0,63}$")]
 class ApiKey(BaseModel):
     """A stored key: the hash of its secret, its scope and its limits.
 
-    The secret has 256 random bits, which no attacker can search, so SHA-256 is enough. A slow hash
+    The secret has 256 random bits, which no attacker can guess, so SHA-256 is enough. A slow hash
     protects passwords that people choose. For a random secret, it would only slow down requests.
     """
 
@@ -224,7 +224,7 @@ class Keyring:
         self._look_at = time.monotonic() + LOOK_AFTER_S
 
     def find(self, presented: str) -> ApiKey:
-        """Return the active key of a text.
+        """Return the active key that matches a text.
 
         Raises
         ------

@@ -224,7 +224,7 @@ class DecoderPool:
         self._free.put_nowait(decoder)
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run in the background; keep a reference, because the event loop keeps none."""
+        """Run in the background; keep a reference, because the event loop keeps only a weak one."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -260,7 +260,7 @@ class Telemetry:
         )
         self.shadow_changes = self._counter(
             "vouch_shadow_changes_total",
-            "Shadow queries with another answer, by reason.",
+            "Shadow queries whose answer differs from the served answer, by reason.",
             "gallery",
             "reason",
         )
@@ -286,7 +286,7 @@ class Telemetry:
         )
         self.activations = self._counter(
             "vouch_bundle_activations_total",
-            "Attempts to activate a bundle, by outcome; automatic compactions.",
+            "Attempts to activate a bundle, and automatic compactions, by outcome.",
             "gallery",
             "outcome",
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 UNMATCHED = "unmatched"
-"""Value of the route for paths that match none."""
+"""Value of the route for paths that match no route."""
 
 LONGEST_REASON = 1024
 """Maximum characters of a reason in a log line. Reasons of other programs may be longer."""

@@ -136,13 +136,13 @@ class BatchItemWritten(BaseModel):
 
     index: int = Field(description="Position of the item in the batch, from 0.")
     id: str
-    status: int = Field(description="HTTP status that a request with this item alone would get.")
+    status: int = Field(description="HTTP status of a request that has only this item.")
     written: ItemWritten | None
     problem: Problem | None
 
 
 class BatchWritten(BaseModel):
-    """The outcome of a batch: items without a problem were written together."""
+    """The outcome of a batch; all items without a problem were written in one transaction."""
 
     request_id: str = Field(description="Id of the request.")
     gallery: str

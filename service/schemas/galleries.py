@@ -41,7 +41,7 @@ class EncoderState(BaseModel):
 
 
 class TextState(BaseModel):
-    """The encoder of text queries, and their calibration."""
+    """The encoder of text queries, and the calibration for text queries."""
 
     fingerprint: str
     context_length: int = Field(description="Maximum number of tokens that the encoder reads.")
@@ -217,9 +217,9 @@ class CalibrationReport(BaseModel):
     queries: Literal["held_out_images", "left_out_items", "views_of_items", "captions"] | None = (
         Field(
             description="The calibration queries. `held_out_images`: images that the gallery does "
-            "not hold. `left_out_items`: items, each searched for in the rest of the gallery. "
-            "`views_of_items`: cropped, turned, relit and compressed views of items, for a "
-            "gallery without labels. `captions`: for text queries."
+            "not hold. `left_out_items`: items; each item is removed from the gallery before it is "
+            "searched for. `views_of_items`: cropped, turned, relit and compressed views of items, "
+            "for a gallery without labels. `captions`: for text queries."
         )
     )
     alpha: float | None = Field(description="Default rate of false alarms of the OOD flag.")

@@ -28,7 +28,7 @@ class ItemOptions(TypedDict, total=False):
 
 
 class ListOptions(ItemOptions, total=False):
-    """The options of a list of results; the service has a default for each.
+    """The options of a list of results; the service has a default for each option.
 
     Attributes
     ----------

@@ -6,7 +6,7 @@ from pydantic import BaseModel, Field
 
 
 class FieldError(BaseModel):
-    """One field of a request that is wrong."""
+    """A wrong field of a request."""
 
     pointer: str
     detail: str

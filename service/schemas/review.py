@@ -116,7 +116,7 @@ class ReviewSummary(BaseModel):
 
 
 class LeaseEnded(BaseModel):
-    """A lease that was given back."""
+    """A released lease."""
 
     query_id: str
     ended: bool = Field(description="False if there was no lease.")

@@ -85,7 +85,7 @@ class DecisionOptions(RequestModel):
     source: str | None = Field(
         None,
         max_length=200,
-        description="Where the query comes from: one of the `sources` in the gallery's "
+        description="Source of the query: one of the `sources` in the gallery's "
         "calibration. The guarantees then apply to queries from this source.",
     )
 
@@ -235,14 +235,14 @@ class RollUp(BaseModel):
     level: str = Field(description="Name of the level, such as `genus`.")
     label: str = Field(description="Label of this level, such as `Panthera`.")
     probability: float = Field(
-        description="Probability of a true match with a label below this one: the sum over these "
-        "labels."
+        description="Probability of a true match whose label is below this parent label: the sum "
+        "over these labels."
     )
 
 
 ROLL_UP = Field(
     description="Answer to an `ambiguous` query with a parent label that meets the error bound. "
-    "Null if there is none, or if labels have no parents."
+    "Null if no parent label meets the bound, or if labels have no parents."
 )
 
 
@@ -352,7 +352,7 @@ class BatchItem(BaseModel):
 
     index: int = Field(description="Position of the file in the batch, from 0.")
     file_name: str | None
-    status: int = Field(description="HTTP status that a search with this file alone would get.")
+    status: int = Field(description="HTTP status of a search that has only this file.")
     answer: SearchAnswer | None
     problem: Problem | None
 

@@ -43,7 +43,7 @@ class CountedShare(BaseModel):
 
 
 class VerdictChange(BaseModel):
-    """The number of queries with this old and this new verdict."""
+    """The number of queries with the served verdict `old` and the shadow's verdict `new`."""
 
     old: Verdict
     new: Verdict
@@ -51,7 +51,10 @@ class VerdictChange(BaseModel):
 
 
 class OutlierChange(BaseModel):
-    """The number of queries with this old and this new outlier flag; null if unknown."""
+    """The number of queries with the served outlier flag `old` and the shadow's flag `new`.
+
+    A flag is null if it is unknown.
+    """
 
     old: bool | None
     new: bool | None

@@ -133,7 +133,7 @@ class SearchResult:
 
 @dataclass(frozen=True, slots=True)
 class DecidedList:
-    """The decision on neighbours that another store has found, with its origin and times."""
+    """The decision on neighbours from another store, with the origin and times of the decision."""
 
     query_id: str
     image: None

@@ -117,7 +117,7 @@ class Galleries:
     async def lease(self, name: str) -> AsyncIterator[Lease]:
         """Yield a lease of a gallery; its engine stays open until the lease ends.
 
-        The lease includes all changes acknowledged before, by this or another process.
+        The lease includes all changes that any process acknowledged before the lease.
 
         Raises
         ------

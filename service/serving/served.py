@@ -103,7 +103,7 @@ class ServedGalleries:
 
     @contextmanager
     def held(self, served: Served) -> Iterator[Served]:
-        """Keep an engine from being closed."""
+        """Prevent an engine from closing."""
         served.leases += 1
         try:
             yield served

@@ -283,7 +283,7 @@ class Shadows:
 
 
 async def _answer(engine: SearchEngine, data: bytes, parameters: SearchParameters) -> Answer:
-    """Return the answer that a caller would get."""
+    """Return the shadow's answer, computed like an answer to a caller."""
     return (await Lease(engine, engine.bundle).search(data, parameters)).answer
 
 

@@ -121,7 +121,7 @@ class TestWhichShareIsUsed:
         serve(watch, 0.2)
         assert watch.state.warning is None
         serve(watch, 0.9, 4 * N_ENOUGH)
-        assert "guarantees are for 0.2" in str(watch.state.warning)
+        assert "guarantees assume 0.2" in str(watch.state.warning)
         assert "absent-share" in str(watch.state.warning)
         logged = [one for one in caplog.records if one.message == "another share of absent queries"]
         assert len(logged) == 1
@@ -338,7 +338,7 @@ class TestServed:
         report = client.get("/v1/galleries/digits/calibration").json()["absent"]
         assert report["interval"][0] <= report["estimated"] <= report["interval"][1]
         assert report["interval"][0] > report["used"] == assumed
-        assert f"guarantees are for {assumed:g}" in report["warning"]
+        assert f"guarantees assume {assumed:g}" in report["warning"]
         assert gauges(client) == {
             "vouch_absent_share": assumed,
             "vouch_absent_share_estimated": report["estimated"],

@@ -101,7 +101,7 @@ def test_only_http_1_0_may_leave_its_host_out() -> None:
     assert _host_of({"http_version": "1.0", "headers": named}) == "evil.example"
     for version in ({}, {"http_version": "1.1"}, {"http_version": "2"}):
         assert _host_of({**version, "headers": named}) == "evil.example"
-        with pytest.raises(InvalidHead, match="0 headers Host"):
+        with pytest.raises(InvalidHead, match="0 received"):
             _host_of({**version, "headers": []})
 
 
