@@ -1,20 +1,21 @@
 """The decision layer: from a result list to probabilities and a verdict.
 
 `index_builder.calibration` fits the decision layer offline; the bundle stores it; the pure
-functions here apply it online. `signals` describes each label in a result list, also by the
-`label_means`. `logistic` converts signals to match probabilities of the `found_labels` of a query.
-`absent_share` adjusts the probabilities to the share of absent queries, and `recalibration`
-corrects them by user feedback. `hierarchy` holds the parents of labels; the probability of a parent
-is the sum over its labels. `outliers` measures how unlike the gallery a query is, and `picture` how
-degraded its image is. `evidence` holds the outcome of each calibration query. From it, `operating`
-computes the error and coverage of a threshold, `result_sets` the items that contain a match with a
-stated probability, and `promises` all guarantees for a stream of queries. `calibration` holds all
-fitted parts, and `verdict` decides. `drift` tests whether served queries still resemble the
-calibration queries. `staleness` detects that the gallery has changed since the calibration.
-`error_watch` estimates how often a match is wrong, from reviews of the answers that `review_draws`
-selects. `betting` is the arithmetic of `drift` and `error_watch`. `crossing` finds the bounds of
-shares and error rates. `outcome` summarises a calibration's guarantees and shortfalls in a few
-sentences.
+functions here apply it online. `signals` computes the evidence for each label in a result list; it
+uses the `label_means`. `logistic` converts the signals to match probabilities. `found_labels` holds
+the labels of one query's items, with their probabilities. `absent_share` adjusts the probabilities
+to the share of absent queries, and `recalibration` corrects them by user feedback. `hierarchy`
+holds the parents of labels; the probability of a parent is the sum over its labels. `outliers`
+measures how unlike the gallery a query is. `picture` measures how degraded the query's image is.
+`evidence` holds the outcome of each calibration query. Three modules use this evidence: `operating`
+computes the error and coverage of a threshold, `result_sets` chooses items that contain a match
+with a stated probability, and `promises` computes all guarantees for a stream of queries.
+`calibration` holds all fitted parts, and `verdict` decides. `drift` tests whether served queries
+still resemble the calibration queries. `staleness` detects that the gallery has changed since the
+calibration. `error_watch` estimates how often a match is wrong, from reviews of the answers that
+`review_draws` selects. `betting` holds the arithmetic of the tests in `drift` and `error_watch`.
+`crossing` is a bisection that finds the bounds of shares and error rates. `outcome` summarises a
+calibration's guarantees and shortfalls in a few sentences.
 """
 
 from model_store.decision.absent_share import ServedShare, ShareEstimate, estimate_absent_share

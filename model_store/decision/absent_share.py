@@ -17,8 +17,8 @@ from scipy.special import expit
 from model_store.decision.crossing import first_where
 
 FLOOR = 0.01
-"""Estimates of the share lie between this and one minus this. Even if no query so far was absent,
-the next one may be."""
+"""Minimum estimate of the share; the maximum is 1 − `FLOOR`. The next query may be absent, even if
+no earlier query was absent."""
 
 LEAST_QUERIES = 100
 """Minimum number of served queries for an estimate of the share."""
@@ -27,21 +27,21 @@ _STEPS = 10**6
 """Number of steps in the range of shares: the resolution of the estimate."""
 
 _HALF_CHI2 = 1.920729
-"""Half of the 95 % quantile of χ² with one degree of freedom. The log likelihood at the ends of the
-interval is lower than the maximum by this much."""
+"""Half of the 95 % quantile of χ² with one degree of freedom. At the ends of the interval, the log
+likelihood is its maximum minus this value."""
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class ShareEstimate:
-    """The share of absent queries among n served ones.
+    """The estimated share of absent queries among n served queries.
 
     Attributes
     ----------
     value : maximum likelihood estimate.
-    lower, upper : 95 % interval by likelihood ratio; it covers sampling error, not errors of the
-        calibration.
+    lower, upper : 95 % likelihood-ratio interval. The interval includes the sampling error, but not
+        the error of the calibration.
     n_queries : number n of served queries.
     """
 
@@ -54,8 +54,9 @@ class ShareEstimate:
 def prior_shift(assumed: float, expected: float) -> float:
     """Return the shift of all log-odds when the share of absent queries changes.
 
-    With P(label | query) ∝ P(query | label) P(label), only the prior odds of "any" against "none"
-    change: log((1 − π')/π') − log((1 − π)/π), exactly, for a conditional logit.
+    By Bayes' rule, P(label | query) ∝ P(query | label) P(label). So only the prior odds of a match
+    change, and the shift is log((1 − π')/π') − log((1 − π)/π). This is exact for a conditional
+    logit.
 
     Parameters
     ----------
@@ -73,7 +74,7 @@ def shifted(probabilities: Floats, no_match: Floats, shift: float) -> Floats:
     """
     if shift == 0:
         return probabilities
-    # Both terms are divided by the larger one, so that nothing overflows.
+    # Both terms are divided by the larger term, so that they do not overflow.
     scale = math.exp(-min(abs(shift), 700.0))
     grown, kept = (1.0, scale) if shift > 0 else (scale, 1.0)
     moved: Floats = probabilities * grown / (no_match * kept + grown * (1 - no_match))
@@ -83,9 +84,9 @@ def shifted(probabilities: Floats, no_match: Floats, shift: float) -> Floats:
 def estimate_absent_share(no_match: Floats, counts: Floats, assumed: float) -> ShareEstimate | None:
     """Estimate the share of absent queries of a stream (Saerens et al. 2002).
 
-    Maximises Σ log(π q/π₀ + (1 − π)(1 − q)/(1 − π₀)) over π in [`FLOOR`, 1 − `FLOOR`], with q the
-    P(no match) of a served query at the assumed share π₀. The function is concave, so its maximum
-    is also the limit of expectation maximisation.
+    Maximises Σ log(π q/π₀ + (1 − π)(1 − q)/(1 − π₀)) over π in [`FLOOR`, 1 − `FLOOR`]. Here q is
+    P(no match) of a served query, computed at the assumed share π₀. The function is concave, so
+    expectation maximisation converges to the same maximum.
 
     Parameters
     ----------
@@ -95,7 +96,7 @@ def estimate_absent_share(no_match: Floats, counts: Floats, assumed: float) -> S
 
     Returns
     -------
-    None below `LEAST_QUERIES`.
+    None if there are fewer than `LEAST_QUERIES` queries.
     """
     n = int(counts.sum())
     if n < LEAST_QUERIES:
@@ -123,10 +124,9 @@ def estimate_absent_share(no_match: Floats, counts: Floats, assumed: float) -> S
 
 
 class ServedShare:
-    """A histogram of P(no match) over served queries, from which their share is estimated.
+    """A histogram of P(no match) over served queries, to estimate the share of absent queries.
 
-    Old queries lose weight: each new query multiplies the weight of all earlier ones by 1 − 1 /
-    `memory`.
+    Each new query multiplies the weights of all earlier queries by 1 − 1 / `memory`.
     """
 
     memory = 5_000
@@ -145,10 +145,10 @@ class ServedShare:
             raise ValueError(f"{self.counts.shape=}; wanted {self._centres.shape}")
 
     def observe(self, no_match: float) -> None:
-        """Count a served query by its P(no match) at the assumed share."""
+        """Count a served query, given its P(no match) at the assumed share."""
         bounded = min(max(no_match, 1e-9), 1 - 1e-9)
-        # `bisect` instead of NumPy: NumPy releases the GIL, and the event loop would wait for a
-        # search.
+        # `bisect` is used, because NumPy would release the GIL. The event loop would then wait for
+        # a search thread.
         place = bisect_left(self._edges, math.log(bounded / (1 - bounded)))
         self.counts *= 1 - 1 / self.memory
         self.counts[place] += 1

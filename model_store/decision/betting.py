@@ -1,4 +1,4 @@
-"""Testing by betting: growing capital is evidence, valid at any time."""
+"""Sequential tests by betting: growing capital is evidence against the null hypothesis."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import math
 from collections.abc import Sequence
 
 ALARM = math.log(100)
-"""Log capital at which a test fires. Under the null hypothesis, capital that starts at 1 ever
-reaches 100 with probability at most 1/100 (Ville 1939)."""
+"""Log capital at which a test fires. The capital starts at 1. Under the null hypothesis, the
+probability that it ever reaches 100 is at most 1/100 (Ville 1939)."""
 
 
 class Jumper:
-    r"""Capital divided over bets; a part of it moves between the bets (Vovk et al. 2021).
+    r"""Capital that is split between bets, with transfers between the bets (Vovk et al. 2021).
 
-    Bet k multiplies its share s_k of the capital by a factor f_k, with J the rate of movement:
+    Bet k multiplies its share s_k of the capital by a factor f_k. J is the part of the capital that
+    moves between the bets at each observation:
 
         s_k ← ((1 − J) s_k + J w_k) f_k,    capital ← capital · Σ_k s_k
 
     If each factor is positive and its conditional expectation given the past is at most 1, the
-    capital is a test supermartingale.
+    capital is a test supermartingale, and `ALARM` is valid after every observation.
 
     Parameters
     ----------

@@ -35,13 +35,15 @@ FILES: Mapping[QueryKind, tuple[str, str]] = {
     "image": (CALIBRATION_FILE, ARRAYS_FILE),
     "text": ("text_calibration.json", "text_calibration.npz"),
 }
-"""Files for the numbers and the arrays of a calibration, by kind of query."""
+"""For each kind of query, the file names of a calibration: JSON for numbers, NPZ for arrays."""
 
 DEFAULT_ABSENT = 0.05
-"""Share of absent queries if request, key, operator and configuration name none."""
+"""Share of absent queries if the request, the API key, the operator and the configuration give
+none."""
 
 UNKNOWN_CLASS = -1
-"""The class of a label that was added after the calibration and compacted into the bundle."""
+"""Size class of a label that was added after the calibration, and then merged into the bundle by
+compaction."""
 
 OUTDATED = (
     "An earlier release calibrated this bundle, with signals that this release does not compute. "
@@ -59,11 +61,12 @@ class Calibration:
 
     Attributes
     ----------
-    encoder_fingerprint : encoder of the fit; the calibration is valid only for it.
+    encoder_fingerprint : fingerprint of the encoder in the fit. The calibration is valid only for
+        this encoder.
     search : search settings of the fit; with other settings the calibration is stale.
     n_candidates : number of items in a query's result list, in the fit and in service.
     n_queries : calibration queries that have a match.
-    alpha : default rate of false alarms of the outlier flag.
+    alpha : default false-alarm rate of the outlier flag.
     coverage : default coverage of result sets.
     max_error : maximum error: share of wrong results among the first items with verdict `match`.
     max_false_match_rate : maximum FPIR, the share of absent queries with verdict `match`; None for
@@ -79,13 +82,13 @@ class Calibration:
         for labels added after the calibration.
     n_labels : (3,) number of labels in each size class; an item without a label counts as a label.
     detector : computes the outlier score.
-    match : computes a label's log-odds of being the true match, against no match, from the signals
-        of its nearest item. `choice_probabilities` converts the log-odds of all found labels to
-        probabilities.
+    match : computes the log-odds that a label is the true match, against no match. The input is the
+        signals of the label's nearest item. `choice_probabilities` converts the log-odds of all
+        found labels to probabilities.
     feedback : correction of match probabilities by user feedback.
     evidence : outcome of each calibration query; all guarantees are computed from it.
     quality_limits : limits for `model_store.images.quality.quality_hints`.
-    report : how the calibration was fitted and how well it performs, for readers.
+    report : description of the fit and of its measured performance, for readers.
     hierarchy : parents of labels, for roll-up; None if labels have no parents.
     within : maximum distance in metres from a query to a true match; None if a true match is an
         item with the same label.
@@ -95,8 +98,8 @@ class Calibration:
         earlier releases.
     absent_outlier_scores : (n,) sorted outlier scores of the absent calibration queries; None in
         bundles of earlier releases.
-    outdated : if another release fitted it to other signals, the reason why it is not used; a new
-        calibration keeps its settings. None otherwise.
+    outdated : reason why the calibration is not used: another release fitted it to other signals. A
+        new calibration keeps the settings. None if the signals are the same.
     """
 
     encoder_fingerprint: str
@@ -130,7 +133,7 @@ class Calibration:
 
     @property
     def default_share(self) -> float:
-        """The share of absent queries if request, key and operator name none."""
+        """The share of absent queries if the request, the API key and the operator give none."""
         return DEFAULT_ABSENT if self.expected_absent is None else self.expected_absent
 
     @property
@@ -154,7 +157,7 @@ class Calibration:
         order: Order | None = None,
         alpha: float | None = None,
     ) -> Promises:
-        """Return the promises for queries from ``source`` with a given share of absent queries.
+        """Return the guarantees for a stream with a given source and share of absent queries.
 
         Parameters
         ----------
@@ -234,11 +237,11 @@ class Calibration:
         return 100 * bisect_left(self.similarity_stds, uncertainty) / len(self.similarity_stds)
 
     def outlier_score(self, embeddings: Embeddings) -> NDArray[np.float64]:
-        """Compute outlier scores of B queries, (B,); larger is less like the gallery."""
+        """Compute outlier scores (B,) of B queries; a larger score means less like the gallery."""
         return self.detector.scores(embeddings)
 
     def displacement(self, embeddings: Embeddings) -> NDArray[np.float64]:
-        """Return the expected displacement (B,) of B degraded pictures; NaN if not known."""
+        """Return `PictureState.displacement` (B,) of B queries; NaN if it is not known."""
         if self.picture is None:
             return np.full(len(embeddings), np.nan)
         return self.picture.displacement(embeddings.features)
@@ -265,7 +268,7 @@ class Calibration:
         return hashlib.sha256(json.dumps(origin, sort_keys=True).encode()).hexdigest()
 
     def outlier_fingerprint(self) -> str:
-        """Return a digest of the parts that are computed from a query's features."""
+        """Return a digest of the parts that read a query's features: detector and picture."""
         digest = hashlib.sha256()
         for part in (self.detector, *([self.picture] if self.picture else [])):
             for name, value in _leaves(part):
@@ -289,7 +292,7 @@ class Calibration:
 
     @classmethod
     def load(cls, directory: Path, kind: QueryKind = "image") -> Calibration | None:
-        """Read the files of `save`; None if ``directory`` has no calibration of that kind."""
+        """Read the files that `save` wrote; None if there is no calibration for this kind."""
         numbers_file, arrays_file = FILES[kind]
         path = directory / numbers_file
         if not path.exists():

@@ -1,7 +1,6 @@
 """Bisection: the first step at which a condition holds.
 
-It uses Python's `bisect`: importing SciPy's root finders takes 0.1 s, and the service needs few
-roots.
+The module uses Python's `bisect`, because an import of SciPy's root finders takes 0.1 s.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ from collections.abc import Callable
 
 
 def first_where(holds: Callable[[int], bool], start: int, stop: int) -> int:
-    """Return the first step, ``start`` to ``stop``, at which a monotone ``holds`` is true.
+    """Return the first step from ``start`` for which the monotone condition ``holds`` is true.
 
     Returns
     -------
-    ``stop`` if it holds at no earlier step.
+    ``stop`` if the condition is false for every step below ``stop``.
     """
     return start + bisect_left(range(start, stop), True, key=holds)

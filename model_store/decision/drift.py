@@ -1,4 +1,4 @@
-"""A running test of whether served queries still resemble the calibration queries."""
+"""A sequential test for drift: served queries that differ from the calibration queries."""
 
 from __future__ import annotations
 
@@ -16,59 +16,63 @@ from model_store.decision.calibration import Calibration
 from model_store.messages import message
 
 ALARM = math.log(300)
-"""Log capital at which the test fires. The bound of Ville (1939) holds only approximately, because
-densities are estimated. In simulated streams of 1,000 queries without drift, at most about 1 %
-fire."""
+"""Log capital at which the test fires. Ville's bound (1939) on false alarms, 1/300, holds only
+approximately, because the densities are estimated. In simulations, at most about 1 % of streams of
+1,000 queries without drift raised an alarm."""
 
 ENOUGH = 100
-"""With n matched calibration queries below this number, the densities are less certain. The test
-then needs 100 / n − 1 nats more to fire."""
+"""Number of matched calibration queries that is enough for the densities. With fewer queries n, the
+test needs 100 / n − 1 nats more to fire."""
 
 PERIOD = 10_000
 """Number of queries after which the test restarts, to detect later changes quickly again."""
 
 CALM = 300
-"""An alarm ends after this many queries without another alarm, or after twice as many queries as
-the test took to fire, whichever is more. The test restarts at each alarm, so a lasting drift fires
-again."""
+"""Minimum number of queries in an alarm. If twice the number of queries before the alarm is larger,
+the alarm lasts for that number. The test restarts at each alarm, so a lasting drift raises the
+alarm again."""
 
 NOT_TESTED = message("drift_not_tested")
 
 _PRESENT = 0.6
-"""Share of the capital on bets that the change happened before the first query of the period."""
+"""Share of the capital for bets on a change before the first query of the period. The other capital
+bets on later changes."""
 
 _JUMP = 0.003
-"""Rate at which the other capital moves between bets and a reserve, to find later changes."""
+"""Part of the other capital that moves between its bets and a reserve at each query. The reserve
+keeps capital for later changes."""
 
 _CHANGES = ((0.7, 1.0), (-0.7, 1.0), (1.4, 1.0), (0.0, 1.5), (0.0, 1.9), (0.0, 0.65))
-"""Alternative hypotheses, each a pair (move, scale). All scores move by ``move`` standard
-deviations of the matched scores. Their distance from the median of the matched scores is multiplied
-by ``scale``."""
+"""Alternative hypotheses, as pairs (move, scale). A hypothesis adds ``move`` standard deviations of
+the matched scores to each score. It multiplies the distance of each score from the median of the
+matched scores by ``scale``."""
 
 _CHANGED_SHARES = (0.05, 0.4)
-"""Shares of absent queries that each alternative is combined with."""
+"""Shares of absent queries. Each alternative hypothesis is combined with each share."""
 
 _SHARES = np.r_[0, 0.02, np.arange(0.05, 0.96, 0.05), 0.98, 1]
-"""Grid of shares of absent queries to search the nearest null hypothesis."""
+"""Grid of shares of absent queries, on which the nearest null hypothesis is searched."""
 
 _OF_MATCHED = (0.03, 0.08, 0.16, 0.25, 0.4, 0.55, 0.7, 0.85, 0.95)
 _OF_ABSENT = (0.2, 0.4, 0.6, 0.8, 0.93)
-"""Quantiles of the matched and absent calibration scores that are the bin edges."""
+"""Bin edges, as quantiles of the matched and of the absent calibration scores."""
 
 _BANDWIDTH = 0.6
 _SMOOTHING = 1.0
 _ABSENT_LEARNS = 0.3
-"""Weight of a served absent query relative to a calibration query when the reference is learned. It
-is below 1, because it is uncertain which served queries are absent."""
+"""Weight of a served absent query in updates of the reference; a calibration query has weight 1.
+The weight is below 1, because the service is not certain which served queries are absent."""
 
 _LEARNED_EVERY, _N_STEPS = 25, 20
-"""Number of served queries between updates of the reference, and EM steps of an update."""
+"""Number of served queries between updates of the reference, and number of EM steps in an
+update."""
 
 _TAILS = (0.01, 0.03, 0.1, 0.25, 0.5)
-"""Upper tails of the absent calibration scores that served scores are compared with."""
+"""Upper tails of the absent calibration scores, as shares. Served scores are compared with these
+tails."""
 
 _ETA = 0.01
-"""Probability that any tail's share exceeds its bound for exchangeable queries."""
+"""Maximum probability that the bound of some tail is too low for exchangeable queries."""
 
 _EM_START = 0.3
 
@@ -79,10 +83,11 @@ class DriftReference(Protocol):
     """The calibration scores of a drift test; many tests can share one reference."""
 
     n: int
-    """Number n of calibration queries for the fading of bets; 0 for no fading."""
+    """Number n of calibration queries, which sets how fast bets fade (see `DriftTest`); 0 for no
+    fading."""
 
     edges: list[float]
-    """Bin edges to count the scores of served queries."""
+    """Bin edges for the histogram of served scores."""
 
     def factors(self, counts: list[float]) -> list[list[float]]:
         """Return the factors (k, K) of k bets for a score in each of the K bins.
@@ -98,16 +103,17 @@ class DriftReference(Protocol):
 class MixtureReference:
     r"""Bets against "served queries are a mixture of matched and absent queries", at any share.
 
-    With F_m and F_a the distributions of matched and absent scores and q that of a changed stream,
-    the bet is the ratio to the nearest mixture (Grünwald et al. 2024, Safe testing):
+    F_m and F_a are the distributions of matched and absent scores, and q is the distribution of a
+    changed stream. The factor of a bet is the ratio of q to the nearest mixture (Grünwald et al.
+    2024, Safe testing):
 
         f(s) = q(s) / ((1 − π*) F_m(s) + π* F_a(s)),    π* = argmax_π E_q log((1 − π) F_m + π F_a)
 
-    The expectation of f is at most 1 under F_m and under F_a, so also under each mixture of them,
-    even if the share varies between queries. A change of the share alone is therefore no evidence.
-    The distributions are kernel estimates in bins. Expectation maximisation updates them from
-    served queries, because the calibration queries are only a sample, from which any long stream
-    would differ.
+    The expectation of f is at most 1 under F_m and under F_a. So it is at most 1 under every
+    mixture of F_m and F_a, even if the share varies between queries. A change of only the share is
+    therefore no evidence of drift. The distributions are kernel estimates in bins. Expectation
+    maximisation updates the distributions from served queries. Without updates, every long stream
+    would differ from the finite calibration sample.
 
     Parameters
     ----------
@@ -167,16 +173,16 @@ class MixtureReference:
 
 
 class ExceedanceReference:
-    r"""Bets that served queries exceed the highest scores of absent calibration queries too often.
+    r"""Bets that served scores exceed the highest absent calibration scores too often.
 
-    If scores are distributed like calibration scores, or lower, at most a share b of them exceeds
-    the k-th highest of n calibration scores. b is the upper bound of F̄ ~ Beta(k, n + 1 − k), for
-    all tails together with probability 1 − η (Bonferroni). It is the larger of the bounds of
-    matched and absent queries. A score above the k-th highest multiplies the capital by √b / b, any
-    other score by (1 − √b) / (1 − b).
+    Let F̄ be the probability that a score is above the k-th highest of n calibration scores: F̄ ~
+    Beta(k, n + 1 − k). An upper bound b of F̄ is computed for each tail. All bounds hold together
+    with probability 1 − η (Bonferroni). Each b is the larger of the bounds for matched and for
+    absent queries. A served score above the k-th highest calibration score multiplies the capital
+    by √b / b. Any other score multiplies the capital by (1 − √b) / (1 − b).
 
     Served queries do not update this reference, because their quality varies: after many good
-    photographs, ordinary ones would look like drift.
+    photographs, ordinary photographs would look like drift.
 
     Parameters
     ----------
@@ -220,8 +226,9 @@ def _bound(scores: Floats, edge: float, eta: float) -> float:
 def reference_of(calibration: Calibration) -> DriftReference | None:
     """Return the drift reference of a calibration; None if no test is possible.
 
-    Augmented views of items are worse than most photographs, so with them only higher scores count
-    as drift. Bundles of earlier releases have no scores of absent queries, see `NOT_TESTED`.
+    Augmented views of items have a lower quality than most photographs. If the calibration used
+    such views, only higher scores count as drift. Bundles of earlier releases have no scores of
+    absent queries; see `NOT_TESTED`.
     """
     matched, absent = calibration.outlier_scores, calibration.absent_outlier_scores
     if absent is None or len(absent) == 0 or _spread(matched) <= 0 or _spread(absent) <= 0:
@@ -239,7 +246,8 @@ class DriftState:
     ----------
     counts : (K,) number of served queries of this period in each bin.
     learned : (K,) the counts at the last update of the reference.
-    numbers : bin edges, capital and its shares, and remaining queries of the alarm.
+    numbers : bin edges, log capital and shares of the bets, and number of remaining queries in the
+        alarm.
     """
 
     counts: list[float]
@@ -248,16 +256,16 @@ class DriftState:
 
 
 class DriftTest:
-    r"""A test martingale with several bets against "served queries are as calibrated".
+    r"""Bets against "served queries have the same distribution as the calibration queries".
 
-    Each bet multiplies its capital by a factor f, see `MixtureReference`. The capital has two
-    parts. The first has the factor 1 − c + c f, with c = n / (n + t) after t served queries; it
-    detects a change before the first query. The second has the factor f and moves between its bets
-    and a reserve; it detects later changes.
+    Each bet has a factor f, see `MixtureReference`. The capital has two parts. The first part
+    detects a change before the first query. Each query multiplies this part by 1 − c + c f, with c
+    = n / (n + t) after t served queries. The second part detects later changes. Each query
+    multiplies this part by f, and capital moves between its bets and a reserve.
 
     Parameters
     ----------
-    reference : reference of the calibration; several tests can share it.
+    reference : reference of the calibration; several tests can share one reference.
     """
 
     def __init__(self, reference: DriftReference) -> None:
@@ -354,7 +362,7 @@ def _spread(scores: Floats) -> float:
 
 
 def _log_mixture(present: float, later: float) -> float:
-    """Return the log capital of both parts together."""
+    """Return the log of the total capital, given the log capital of both parts."""
     largest = max(present, later)
     mixed = _PRESENT * math.exp(present - largest) + (1 - _PRESENT) * math.exp(later - largest)
     return largest + math.log(mixed)

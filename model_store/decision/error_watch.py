@@ -1,14 +1,14 @@
 r"""The error rate of verdict `match`, from reviews of matches drawn with known probabilities.
 
-Match j is drawn for review with probability π_j and was served with the predicted error f_j. With
-ξ_j = 1 if it is drawn and y_j = 1 if it is wrong,
+Match j was served with the predicted error f_j, and is drawn for review with probability π_j. Let
+ξ_j be 1 if the match is drawn, and y_j be 1 if the match is wrong. Then
 
     Z_j = f_j + (y_j − f_j) ξ_j / π_j
 
-has the expectation P(y_j = 1) for any f_j. The inverse-probability weight removes the bias of the
-draw, and the control variate f_j removes most of its variance (active inference: Zrnic & Candès
-2024). For matches that are not drawn, Σ Z_j needs only the sum of f_j. So each drawn match is
-stored with the sums over the undrawn matches before it: a block.
+has the expectation P(y_j = 1) for any f_j. The weight 1 / π_j removes the bias of the draw. The
+control variate f_j removes most of the variance that the draw adds (active inference: Zrnic &
+Candès 2024). An undrawn match adds only f_j to Σ Z_j. So each drawn match is stored with sums over
+the undrawn matches since the previous draw. A drawn match and these undrawn matches form a block.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ CONFIDENCE = 0.95
 """The confidence level of the interval of the error rate."""
 
 MIN_REVIEWS = 30
-"""Minimum number of reviews; below it the interval is [0, 1], because its level is asymptotic."""
+"""Minimum number of reviews for an interval; with fewer reviews, the interval is [0, 1]. The
+confidence level is only asymptotic."""
 
 _NARROWEST_AT = 200
 """Number of reviews for which the interval is optimised."""
 
 _BETS = (0.5, 1.0, 2.0, 3.5)
-"""Sizes of the bets. Below 4, a correct match can never take the whole capital."""
+"""Sizes a of the bets, see `ErrorTest`. All are below 4, so that a correct match never takes the
+whole capital."""
 
 _JUMP = 0.001
-"""Rate at which capital moves between the bets and a reserve, to detect also a late rise of the
-error rate."""
+"""Part of the capital that moves between the bets and a reserve at each review. The reserve keeps
+capital to detect a late rise of the error rate."""
 
 _LEAST_RATE = 1e-6
-"""Smallest accepted error rate, used for 0: one error in a million matches."""
+"""Minimum of the accepted error rate in the test; it replaces an accepted rate of 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,25 +98,25 @@ class BlockSums:
         self.squares += predicted * predicted
 
     def close(self, predicted: float, probability: float, least: float) -> MatchDraw:
-        """Return a drawn match with the block before it, and begin the next block."""
+        """Return a drawn match with the sums of its block, and begin the next block."""
         draw = MatchDraw(predicted, probability, least, self.n, self.predicted, self.squares)
         self.n, self.predicted, self.squares = 0, 0.0, 0.0
         return draw
 
 
 class ErrorTest:
-    r"""An e-process against "the error rate of `match` is at most m", by betting.
+    r"""A sequential test of "the error rate of `match` is at most m", by betting.
 
-    Waudby-Smith & Ramdas (2024, Estimating means of bounded random variables by betting): bet λ
-    multiplies its share of the capital for each served match by
+    For each served match, bet λ multiplies its share of the capital (Waudby-Smith & Ramdas 2024,
+    Estimating means of bounded random variables by betting) by
 
         1 + λ (Z − m),    λ = a least / (1 + 4 m least),    0 < a < 4
 
-    The expectation of this factor is at most 1 while P(y = 1 | the past) ≤ m. The factor is
-    positive because f ≤ π / (4 least). For an undrawn match, with u = λ (f − m), the factor is
-    replaced by its lower bound exp(u − u²), so that the sums are enough. Capital moves between
+    The expectation of this factor is at most 1 if P(y = 1 | the past) ≤ m. The factor is positive
+    because f ≤ π / (4 least). For an undrawn match, the factor is replaced by its lower bound exp(u
+    − u²), with u = λ (f − m). This bound needs only the sums of the block. Capital moves between
     several bets and a reserve. The test is valid after every review: under the null hypothesis, the
-    capital ever reaches 100 with probability at most 1/100. This assumes that wrong and correct
+    capital ever reaches 100 with probability at most 1/100. The test assumes that wrong and correct
     drawn matches are reviewed equally often.
 
     Parameters
@@ -156,18 +158,18 @@ class ErrorTest:
 
 
 def estimate_error(reviews: Sequence[MatchReview], confidence: float = CONFIDENCE) -> ErrorEstimate:
-    r"""Estimate the error rate of matches from k reviews, oldest first or in any order.
+    r"""Estimate the error rate of matches from k reviews, in any order.
 
     The estimate is Σ T_b / Σ n_b, where T_b is the sum of Z and n_b the number of matches in block
-    b. Its interval is an asymptotic confidence sequence (Waudby-Smith, Arbour, Sinha, Kennedy &
-    Ramdas 2024, theorem 2.2), valid for all k simultaneously if there are many reviews, and
+    b. The interval is an asymptotic confidence sequence (Waudby-Smith, Arbour, Sinha, Kennedy &
+    Ramdas 2024, theorem 2.2). With many reviews, it is valid for all k simultaneously. It is
     narrowest at k = `_NARROWEST_AT`:
 
         ± σ / n̄ · √(2 (k ρ² + 1) / (k² ρ²) · log(√(k ρ² + 1) / (1 − confidence)))
 
-    Here σ² is the mean of (T_b − rate · n_b)², but at least the mean of f (1 − f) / π², its
-    expectation if the predictions are right. So a run of correct matches does not make the interval
-    too narrow.
+    Here σ² is the mean of (T_b − rate · n_b)², but at least the mean of f (1 − f) / π². This
+    minimum is the expectation of σ² if the predictions are right. It keeps the interval wide enough
+    after many correct matches.
 
     Parameters
     ----------

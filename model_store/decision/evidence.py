@@ -33,8 +33,8 @@ class LevelEvidence:
     ----------
     probabilities : (N, L) probability of the likeliest parent, at the share of absent queries of
         the fit.
-    correct : (N, L) whether it is a parent of the query's true label, even if that label is not in
-        the gallery.
+    correct : (N, L) whether the likeliest parent is a parent of the query's true label. The true
+        label need not be in the gallery.
     """
 
     probabilities: Floats
@@ -47,7 +47,7 @@ class LevelEvidence:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The outcomes of N calibration queries, each judged by fits without that query.
+    """The outcomes of N calibration queries, each predicted by models that were fitted without it.
 
     Attributes
     ----------
@@ -57,8 +57,9 @@ class Evidence:
     correct : (N,) whether the first item is a true match.
     absent : (N,) whether the gallery holds no true match.
     first_classes : (N,) size class of the first item's label.
-    likeliest_probabilities, likeliest_correct, likeliest_classes : (N,) the same values for the
-        most probable label; its nearest item is first in a list ordered by probability.
+    likeliest_probabilities, likeliest_correct, likeliest_classes : (N,) the same three values for
+        the nearest item of the most probable label. This item is first in a list ordered by
+        probability.
     true_classes : (N,) size class of the query's own label; −1 for absent queries.
     critical : (N,) largest threshold whose result set contains a true match. It is ∞ if the
         likeliest label is right, and −1 if no candidate is right or the query is absent.
@@ -67,9 +68,11 @@ class Evidence:
     sources : (N,) index of the query's source in ``source_names``.
     source_names : names of all sources; one empty name if no source was given.
     absence : kind of the absent queries.
-    rivals : number of labels that a served absent query can be confused with, divided by that
-        number for these absent queries. It is n / (n − 1) if one of the gallery's n labels was
-        hidden from each, n / (n − m) if m labels were added later, else 1.
+    rivals : correction factor of the false-match rate, because calibration queries met fewer labels
+        than served queries: the number of wrong labels for a served absent query, divided by the
+        number for an absent calibration query. With n labels in the gallery, the factor is n / (n −
+        1) if one label was hidden from each absent query. It is n / (n − m) if m labels were added
+        later, and otherwise 1.
     levels : outcomes at the levels of parents; None if labels have no parents.
     outlier_p_values : (N,) p-value of the outlier score among ordinary queries; None for
         calibrations before release 0.3.
@@ -133,10 +136,10 @@ class Evidence:
         )
 
     def of_level(self, level: int) -> Evidence:
-        """Return evidence for a level, with the likeliest parent in place of the first item.
+        """Return the evidence for answers with the likeliest parent at a level.
 
-        If an absent query has that parent, the answer is right, but it is left out: it counts
-        neither as an error nor as an answer.
+        If the parent is right for an absent query, the query is left out. It counts neither as an
+        error nor as an answer.
 
         Raises
         ------

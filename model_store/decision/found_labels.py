@@ -25,12 +25,13 @@ class Retrieved:
 
     Attributes
     ----------
-    similarities : (n,) similarities of the found items. First come the nearest items of the whole
-        gallery, descending; then further items that are shown, for example under a filter.
-    label_codes : (n,) label codes of these items, −1 without a label.
-    n_listed : number of leading items that form the result list; signals are computed from it.
+    similarities : (n,) similarities of the found items. The first ``n_listed`` values are of the
+        nearest items in the whole gallery, descending. The other values are of items outside the
+        result list that may be returned, for example under a filter.
+    label_codes : (n,) label codes of the found items; −1 for an item without a label.
+    n_listed : number of leading items in the result list. The signals are computed from this list.
     listed : (m,) indexes of the items that may be returned, nearest first.
-    allowed : (n,) which items pass the filter; None without a filter.
+    allowed : (n,) whether each item passes the filter; None without a filter.
     limit : maximum number of returned items; None for all of ``listed``.
     parents : (n, L) parents of the labels, see `Hierarchy.of_labels`; None if labels have no
         parents.
@@ -57,11 +58,12 @@ class Terms:
     coverage : coverage of the result set; None for the calibration's default.
     expected_absent : share of absent queries; None for the default.
     source : source of the query; None if not known.
-    filter_means : meaning of a filter: ``show`` restricts the returned items, ``known`` states that
-        a true match passes.
-    stale : reason why the calibration is not valid, so that nothing is a match; None if it is
-        valid.
-    drift : reason why the guarantees do not hold, although verdicts are given; None if they hold.
+    filter_means : meaning of a filter: ``show`` restricts the returned items; ``known`` also states
+        that every true match passes the filter.
+    stale : reason why the calibration is not valid; None if it is valid. With a reason, no verdict
+        is `match`.
+    drift : reason why the guarantees do not hold; None if they hold. It does not change the
+        verdict.
     order : order of the result list.
     """
 
@@ -114,9 +116,9 @@ class FoundLabels:
     def probabilities(self, calibration: Calibration, shift: float) -> Floats:
         """Return the match probabilities (g,) with ``shift`` added to all log-odds.
 
-        The model was fitted to result lists, so items beyond the list must not change the
-        probabilities in it. Labels beyond the list share the remaining no-match probability of the
-        list.
+        The model was fitted to result lists. So items outside the list must not change the
+        probabilities of the listed labels. Labels that are only outside the list share the no-match
+        probability of the list.
         """
         log_odds = calibration.match.log_odds(self.values) + shift
         listed = choice_probabilities(log_odds[: self.n_in_list])
@@ -135,10 +137,10 @@ class MatchProbabilities:
     ----------
     fitted : (g,) probabilities at the share of absent queries of the fit.
     expected : (g,) probabilities at the expected share.
-    final : (g,) expected probabilities, corrected by feedback and, if a match is known to pass the
-        filter, conditioned on that.
-    nothing : probability that no item that may be listed is a true match.
-    known : factor of all probabilities if a match is known to pass the filter; else 1.
+    final : (g,) ``expected``, corrected by feedback. If the client knows that every true match
+        passes the filter, the probabilities are conditioned on this fact.
+    nothing : probability that no item within the filter is a true match.
+    known : factor of this condition on all probabilities; 1 without the condition.
     """
 
     fitted: Floats
@@ -156,7 +158,7 @@ class MatchProbabilities:
         allowed: NDArray[np.bool_] | None,
         terms: Terms,
     ) -> MatchProbabilities:
-        """Compute the probabilities; ``allowed`` (g, n): each label's items that may be listed."""
+        """Compute the probabilities; ``allowed`` (g, n) masks items of each label in the filter."""
         fitted = found.probabilities(calibration, 0.0)
         moved = promises.shift != 0
         expected = found.probabilities(calibration, promises.shift) if moved else fitted
@@ -180,15 +182,15 @@ class MatchProbabilities:
         parents: NDArray[np.int32],
         allowed: NDArray[np.bool_] | None,
     ) -> tuple[NDArray[np.int32], Floats]:
-        """Return the likeliest parent at each level, (L,), and its probability, (L,).
+        """Return the likeliest parent (L,) at each level, and its probability (L,).
 
-        The probabilities are corrected by feedback and by a known filter.
+        The probabilities are corrected by feedback, and multiplied by `known`.
 
         Parameters
         ----------
-        parents : (g, L) parents of the labels in the result list; labels beyond it are left out, as
-            in the calibration.
-        allowed : (g, n) mask of each label's items that may be listed; None for all.
+        parents : (g, L) parents of the labels in the result list. Labels outside the list are left
+            out, as in the calibration.
+        allowed : (g, n) mask of each label's items within the filter; None without a filter.
         """
         n = len(parents)
         expected = self.expected[:n]

@@ -19,7 +19,7 @@ class Hierarchy:
     Attributes
     ----------
     levels : L names of levels.
-    parents : the labels of each level.
+    parents : names of the parents at each level.
     labels : C labels with known parents; the gallery need not contain them.
     above : (C, L) index of each label's parent in ``parents`` of that level; `NO_PARENT` for none.
     """
@@ -64,7 +64,7 @@ class Hierarchy:
 
 @dataclass(frozen=True, slots=True)
 class RollUp:
-    """The finest parent label that meets the error bound, if no label does.
+    """The answer to an ambiguous query: the finest parent label that meets the error bound.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class RollUp:
 def likeliest_parents(
     parents: NDArray[np.int32], probabilities: NDArray[np.float64]
 ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-    """Return the likeliest parent at each level; its probability is the sum over its labels.
+    """Return the most probable parent at each level, with the summed probability of its labels.
 
     Parameters
     ----------

@@ -11,7 +11,7 @@ from model_store.decision.outliers import unit_rows
 from model_store.gallery import Gallery
 
 _ROWS = 4096
-"""Number of items whose directions are read at once."""
+"""Number of items in one read of directions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class LabelMeans:
         Parameters
         ----------
         direction : (D,) unit direction of the query.
-        label_codes : (n,) label codes of the candidates. A candidate without a label (−1), or with
-            a label added after the means were computed, is its own mean.
+        label_codes : (n,) label codes of the candidates. A candidate has no mean if it has no label
+            (−1), or if its label is newer than the means. Its own similarity is then returned.
         similarities : (n,) similarities of the candidates.
         """
         n_known, codes = len(self.directions), label_codes.tolist()

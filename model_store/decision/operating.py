@@ -1,8 +1,8 @@
 """Operating points: the coverage and error of thresholds on the match probability.
 
-The independent units are objects and labels, not queries. Photographs of one object are right or
-wrong together, and so are absent queries of one label. So bounds count one query of each object,
-and the mean of each absent label.
+Answers to photographs of one object are right or wrong together. The same is true for absent
+queries of one label. So the independent units are objects and labels, not queries. Bounds count one
+query of each object, and one mean of each absent label.
 """
 
 from __future__ import annotations
@@ -22,32 +22,33 @@ from model_store.decision.evidence import Evidence
 from model_store.decision.recalibration import Recalibration
 
 LEAST_THRESHOLD = 0.5
-"""Minimum threshold: a match must be more likely than not, at any accepted error."""
+"""Minimum threshold on the match probability, for any accepted error."""
 
 LEVELS = np.linspace(0.05, 1.0, 77)
-"""Shares of matched queries that are accepted, in the order of the tests."""
+"""Accepted shares of matched queries, in the order of the tests. Each share gives one threshold."""
 
 N_POINTS = 200
-"""Points of the risk-coverage curve."""
+"""Maximum number of points of the risk-coverage curve."""
 
 OF_ACCEPTED = 0.05
 """Part of δ for the bound of the accepted share of matched queries. The test of the error uses the
-rest."""
+rest of δ."""
 
 _RATES = np.r_[0.0, np.geomspace(1e-4, 1.0, 255)]
-"""Grid of FPIR values for the test of an error."""
+"""Grid of false-match rates (FPIR) for the test of an error."""
 
 _STRIDE = 10
-"""Step of the coarse search over the grid; the fine search follows around its best rate."""
+"""Step of the coarse search over the grid. A fine search follows around the best coarse rate."""
 
 _STEPS = 10**5
-"""Number of steps between an error of 0 and 1: the resolution of its bound."""
+"""Number of steps between the errors 0 and 1: the resolution of an error bound."""
 
 MANY_TIMES = 50.0
-"""Maximum multiple of the calibration queries that a plan considers."""
+"""Maximum factor by which a plan multiplies the calibration queries. A plan finds how many queries
+a guarantee needs."""
 
 _STEP = 1.1
-"""Factor between two numbers of queries that a plan considers."""
+"""Factor between successive numbers of queries in a plan."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -60,7 +61,7 @@ Thresholds = Sequence[tuple[float, Bools]]
 
 @dataclass(frozen=True, slots=True)
 class OperatingPoint:
-    """The rates of calling first items a match at or above a threshold.
+    """The rates that result if each first item at or above a threshold is called a match.
 
     Attributes
     ----------
@@ -70,8 +71,8 @@ class OperatingPoint:
     error_bound : upper confidence bound of ``error``, see `Stream.error_p_value`.
     false_match_rate : FPIR, the share of absent queries whose first item is called a match, as a
         mean over labels.
-    false_match_bound : upper confidence bound of FPIR, see `label_bound`. Both are None if nothing
-        is known about absent queries.
+    false_match_bound : upper confidence bound of FPIR, see `label_bound`. The rate and the bound
+        are None if nothing is known about absent queries.
     """
 
     threshold: float
@@ -90,21 +91,22 @@ class Stream:
     ----------
     probabilities : (n,) match probability of each first item, at that share.
     no_match : (n,) P(no match), at that share.
-    wrong : (n,) probability that the first item is not a true match: 0 or 1 as observed. After a
-        correction by feedback, the observed outcomes no longer hold, and it is one minus the
-        corrected probability.
+    wrong : (n,) probability that the first item is not a true match: the observed 0 or 1. After a
+        correction by feedback, the observed outcomes no longer hold. Then the value is one minus
+        the corrected probability.
     counted : (n,) mask of one random query of each object with a match.
     labels : (n,) number, from 0, of the label of each absent query; −1 for other queries.
-    chosen : (n,) queries that may be accepted: those not flagged out of distribution; rates
-        are shares of all queries.
+    chosen : (n,) mask of the queries that may be accepted: queries that are not flagged out of
+        distribution. Rates are shares of all queries, flagged or not.
     expected : share of absent queries.
     absence_known : whether the absent queries are representative of served absent queries.
     rivals : see `Evidence`; the observed acceptance of absent queries is multiplied by it.
     most_effective : maximum effective number of queries.
     delta : one minus the confidence of all bounds.
-    times, absent_times : in plans, the number of objects and labels that each one counts as.
+    times, absent_times : in plans, factors of the number of objects and of the number of absent
+        labels.
     absent_as_likely : whether FPIR is replaced by its upper bound at confidence ½; then nothing is
-        guaranteed for absent queries. Then nothing is guaranteed of absent queries.
+        guaranteed for absent queries.
     """
 
     probabilities: Floats
@@ -132,9 +134,10 @@ class Stream:
         delta: float,
         alpha: float = 0.0,
     ) -> Stream:
-        """Weight ``evidence``, fitted at a share ``assumed`` of absent queries, to ``expected``.
+        """Weight the queries of ``evidence`` to represent a share ``expected`` of absent queries.
 
-        Queries that are flagged out of distribution at ``alpha`` are not accepted.
+        The probabilities in ``evidence`` were fitted at the share ``assumed``. Queries that are
+        flagged out of distribution at the false-alarm rate ``alpha`` are not accepted.
         """
         shift, no_match = prior_shift(assumed, expected), evidence.no_match_probabilities
         moved = shifted(evidence.first_probabilities, no_match, shift)
@@ -168,7 +171,7 @@ class Stream:
 
     @cached_property
     def weights(self) -> Floats:
-        """Weight (n,) of each query; all objects have equal weight, and all absent labels."""
+        """Weight (n,) of each query; equal for all objects, and equal for all absent labels."""
         weights = np.zeros(len(self.labels))
         weights[self.counted] = (1 - self.expected) / max(self.n_objects, 1)
         weights[self.absent] = self.expected * self._of_labels
@@ -246,7 +249,7 @@ class Stream:
         return p_value(step / _STEPS) <= (1 - OF_ACCEPTED) * self.delta
 
     def _nearest(self, p_values: Sequence[PValue], start: int, likely: int) -> int:
-        """Return the index of the p-value that rejects the smallest error; the first of ties.
+        """Return the index of the first function that rejects the smallest error.
 
         A function is searched only if it rejects an error below the smallest so far.
 
@@ -276,10 +279,10 @@ class Stream:
 
             e > m − (1 − m) π F / ((1 − π) A)
 
-        For each F, p₁ is the binomial p-value of so few errors, and p₂ is the Chernoff–Hoeffding
-        p-value of such label means. They use different queries, so p₁ p₂ (1 − ln p₁ p₂) is their
-        combined p-value (Fisher 1925). The result is the maximum over F. A is replaced by its lower
-        bound at its part of δ.
+        For each F, p₁ is the binomial p-value of the observed number of errors. p₂ is the
+        Chernoff–Hoeffding p-value of the observed label means. p₁ and p₂ use different queries, so
+        their combined p-value is p₁ p₂ (1 − ln p₁ p₂) (Fisher 1925). The result is the maximum over
+        F. A is replaced by its lower confidence bound, which uses the part `OF_ACCEPTED` of δ.
         """
         return self._p_values_of(accepted)(max_error)
 
@@ -291,9 +294,10 @@ class Stream:
         return self._p_values(n, wrong, float(self._of_labels @ accepted[self.absent]))
 
     def _p_values(self, n: int, wrong: float, rate: float) -> PValue:
-        """Return the p-value, by error, of ``n`` accepted objects and an observed label ``rate``.
+        """Return the p-value of ``n`` accepted objects, as a function of the error.
 
-        Parts that do not depend on the error are computed once.
+        ``wrong`` is the observed error among the objects, and ``rate`` the observed mean of label
+        means. Parts that do not depend on the error are computed once.
         """
         others = 1 - n / max(self.n_objects, 1)
         missed = upper_bound(others, self.n_objects * self.times, OF_ACCEPTED * self.delta)
@@ -314,17 +318,17 @@ class Stream:
 
         if self.absent_as_likely:
             return lambda max_error: float(of_present(max_error, share)[0])
-        # Between two rates, the larger p-value of both is used. The binomial p-value rises with the
-        # rate up to 1, and the p-value of labels falls from 1. So the largest product lies between
-        # the start of the fall and the end of the rise.
+        # Between two grid rates, each p-value is replaced by its larger value at the two rates. The
+        # binomial p-value rises with the rate to 1, and the p-value of labels falls from 1. So the
+        # product is largest between the start of the fall and the end of the rise.
         first = int(np.searchsorted(-of_absent[:-1], -1.0, side="right")) - 1
         share, of_absent = share[1:][first:], of_absent[:-1][first:]
 
         def p_value(max_error: float) -> float:
             last = int(np.searchsorted((1 - max_error) * share, max_error)) + 1
-            # Both are log-concave in the rate, so the largest product is near the largest of a
-            # coarse search. Exceptions are the first step, from rate 0, and products that underflow
-            # to 0.
+            # Both p-values are log-concave in the rate, so the largest product is near the largest
+            # product of a coarse search. Exceptions are the first step, which starts at rate 0, and
+            # products that underflow to 0.
             products = of_present(max_error, share[:last:_STRIDE]) * of_absent[:last:_STRIDE]
             best = int(products.argmax())
             near = slice(0, last)
@@ -357,7 +361,7 @@ class Stream:
 
         Returns
         -------
-        None if not even the first threshold gives the guarantee.
+        None if the first threshold does not give the guarantee.
         """
         widest: float | None = None
         for threshold, accepted in self.sequence(max_error):
@@ -367,12 +371,13 @@ class Stream:
         return widest
 
     def sequence(self, max_error: float) -> Thresholds:
-        """Return decreasing thresholds; the first has the best predicted test of the error.
+        """Return decreasing thresholds, from the best threshold for the test of the error.
 
-        A stricter threshold may accept too few queries for the test. Errors are predicted from the
-        probability of the first item given a match, P / (1 − P(no match)). FPIR is predicted from
-        the no-match odds of matched queries, which are the local odds of absent to matched queries
-        in the stream.
+        A stricter threshold may accept too few queries for the test. The best threshold has the
+        smallest predicted p-value. If no predicted test succeeds, it is the threshold that would
+        reject the smallest error. The predicted error uses the probability of the first item, given
+        a match: P / (1 − P(no match)). The predicted FPIR uses the no-match odds of matched
+        queries. These odds are the local ratio of absent to matched queries in the stream.
         """
         levels = self.thresholds()
         tiny = np.finfo(float).tiny
@@ -393,7 +398,7 @@ class Stream:
         return levels[best:]
 
     def thresholds(self) -> Thresholds:
-        """Return decreasing thresholds for the shares `LEVELS`, with the accepted queries."""
+        """Return the threshold and the accepted queries for each share in `LEVELS`."""
         present = np.sort(self.probabilities[self.counted & self.chosen])[::-1]
         if len(present) == 0:
             return []
@@ -411,7 +416,8 @@ class Stream:
     def strictest(self, max_false_match_rate: float) -> float | None:
         """Return the lowest threshold that guarantees an FPIR of at most ``max_false_match_rate``.
 
-        FPIR and its bound decrease with the threshold, so no correction is needed.
+        FPIR and its bound decrease with the threshold, so no correction for the number of
+        thresholds is needed.
 
         Returns
         -------
@@ -438,17 +444,17 @@ class Stream:
         return replace(self, absent_as_likely=True)
 
     def queries_needed(self, max_error: float) -> int | None:
-        """Return how many objects, with outcomes like these, would guarantee ``max_error``.
+        """Return the number of objects that would guarantee ``max_error`` with the same outcomes.
 
         Returns
         -------
-        None if more than `MANY_TIMES` as many are needed.
+        None if it is more than `MANY_TIMES` times the present number.
         """
         times = self.multiple(max_error, of_labels=False)
         return None if times is None else math.ceil(times * int((self.counted & self.chosen).sum()))
 
     def multiple(self, max_error: float, *, of_labels: bool) -> float | None:
-        """Return the multiple of this evidence that would guarantee ``max_error``.
+        """Return the factor of the number of queries that would guarantee ``max_error``.
 
         Parameters
         ----------
@@ -456,7 +462,7 @@ class Stream:
 
         Returns
         -------
-        None if more than `MANY_TIMES` is needed.
+        None if the factor is above `MANY_TIMES`.
         """
 
         def is_enough(steps: int) -> bool:
@@ -475,10 +481,10 @@ class Stream:
 
 
 def label_bound(rate: float, n_labels: float, delta: float) -> float:
-    """Return the upper confidence bound of a rate: the mean of ``n_labels`` label means.
+    """Return the upper confidence bound of a rate, observed as a mean of ``n_labels`` labels.
 
-    It is the largest rate with `label_p_values` above ``delta``. With fewer than log δ / log(1 − f)
-    labels, the bound is always above f.
+    The bound is the largest rate whose p-value (`label_p_values`) is above ``delta``. A bound of at
+    most f needs at least log δ / log(1 − f) labels.
     """
     if n_labels <= 0 or rate >= 1:
         return 1.0
@@ -511,14 +517,17 @@ def label_p_values(rate: float, n_labels: float, rates: Floats) -> Floats:
 
 
 def least_queries(max_error: float, delta: float) -> float:
-    """Return how many queries without any error guarantee ``max_error``: log δ / log(1 − ε)."""
+    """Return how many queries, all answered right, guarantee ``max_error``.
+
+    For an error ε, the number is log δ / log(1 − ε).
+    """
     return math.log(delta) / math.log1p(-max_error)
 
 
 def upper_bound(share: float, n: float, delta: float) -> float:
-    """Return the upper confidence bound of a share observed among ``n`` queries.
+    """Return the upper confidence bound of a share that was observed among ``n`` queries.
 
-    It is exact for integers (Clopper & Pearson 1934), and interpolated between them.
+    The bound is exact for integer counts (Clopper & Pearson 1934), and interpolated between them.
     """
     if n <= 0 or share >= 1:
         return 1.0
@@ -532,10 +541,10 @@ def exact_interval(share: float, n: float, confidence: float) -> tuple[float, fl
 
 
 def errors_allowed(n: int, coverage: float, delta: float) -> int:
-    """Return the maximum number of errors among ``n`` that guarantees ``coverage``; −1 for none.
+    """Return the maximum number of errors among ``n`` that guarantees ``coverage``, or −1.
 
-    With so many errors, the exact binomial test at level δ rejects "the error is above 1 −
-    coverage".
+    The result is −1 if no number guarantees the coverage. With the returned number of errors, the
+    exact binomial test at level δ rejects "the error is above 1 − coverage".
     """
     if n <= 0 or coverage >= 1:
         return -1
@@ -546,9 +555,9 @@ def errors_allowed(n: int, coverage: float, delta: float) -> int:
 
 
 def at_most(k: float, n: float, rates: Floats) -> Floats:
-    """Return the probabilities (m,) of at most ``k`` errors among ``n``, by ``rates`` (m,).
+    """Return the probability (m,) of at most ``k`` errors among ``n``, for each error rate.
 
-    This is the binomial distribution function, interpolated between integers. Importing scipy.stats
-    for it would take a third of a second.
+    The result is the binomial distribution function, interpolated between integers. It is not taken
+    from scipy.stats, because that import takes a third of a second.
     """
     return np.ones(len(rates)) if k >= n else np.asarray(betaincc(k + 1, n - k, rates))

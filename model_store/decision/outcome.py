@@ -20,21 +20,24 @@ LEAST_RECALL = 0.5
 """Minimum recall at 1; below it, the outcome reports a failure."""
 
 LEAST_MATCH_SHARE = 0.5
-"""Below this share of verdict `match`, the outcome says how to raise it."""
+"""Minimum share of verdict `match`. Below this share, the outcome advises how to raise it."""
 
 LEAST_CLASS_SHARE = 0.05
-"""The outcome names a size class without `match` if it has at least this share of the queries."""
+"""Minimum share of a size class in the queries; the outcome omits smaller classes without
+`match`."""
 
 ACCEPTABLE_ERRORS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
-"""Alternative accepted errors, in ascending order, if the gallery's own allows too few matches."""
+"""Maximum errors that the outcome may propose, ascending. It proposes one if the gallery's maximum
+error allows too few matches."""
 
 LEAST_GAIN = 0.1
-"""The outcome names an alternative error only if it adds at least this share of `match`."""
+"""Minimum increase of the share of `match` for which the outcome proposes another maximum error."""
 
 MOST_LINES = 10
 
 _CONFIDENCE = 0.9
-"""The outcome names an observed error if its interval at this confidence is above the bound."""
+"""Confidence of the interval of an observed error. The outcome warns if the interval is above the
+error bound."""
 
 Parameters = Mapping[str, float | int | str | None]
 
@@ -51,26 +54,28 @@ _RECALL: Mapping[str, str] = {
 """Sentences on recall, by kind of the queries."""
 
 _QUERIES = {"left_out_items": "items", "views_of_items": "views", "captions": "captions"}
-"""Kind of the queries by their name in a calibration's report; other names mean held out."""
+"""Kind of the queries, by the name in a calibration's report. Any other name means held-out
+queries."""
 
 _ABSENCE: Mapping[str, str] = {
-    "absent_labels": "Judged by queries of labels kept out of the gallery.",
-    "hidden_labels": "Judged by queries with their own label hidden; other kinds may differ.",
-    "near_misses_of_views": "Judged by items hidden from their own lists; other kinds may differ.",
+    "absent_labels": "Measured with queries whose labels are kept out of the gallery.",
+    "hidden_labels": "Measured with queries whose own label is hidden; other queries may differ.",
+    "near_misses_of_views": "Measured with items that are hidden from their own lists; other "
+    "queries may differ.",
 }
 """Sentences on absent queries, by their kind."""
 
 _TEXTS: Mapping[str, tuple[str, ...]] = {
     "match_share": (
-        "The verdict is `match` for {match_share} of them.",
+        "The verdict is `match` for {match_share} of these queries.",
         "At most {max_error} of matches are wrong, with {confidence} confidence.",
-        "About {guarantee_share} of calibrations like this one give that guarantee.",
+        "About {guarantee_share} of similar calibrations give this guarantee.",
         "Observed: {match_error}.",
     ),
     "absent": (
-        "Of queries without a match in the gallery, {false_match_rate} get the verdict `match`.",
-        "Upper bound of the calibration: {false_match_bound}.",
-        "Of these queries, {absent_flagged_share} are flagged `out_of_distribution`.",
+        "The verdict is `match` for {false_match_rate} of queries without a match in the gallery.",
+        "Upper bound from the calibration: {false_match_bound}.",
+        "{absent_flagged_share} of these queries are flagged `out_of_distribution`.",
     ),
     "flagged": (
         "About {alpha} of ordinary queries are flagged `out_of_distribution`.",
@@ -92,14 +97,14 @@ _TEXTS: Mapping[str, tuple[str, ...]] = {
             "The verdict is never `match` at {max_error} error: {n_queries} queries with a match "
             "are too few."
         ),
-        "About {n_more} more labelled queries would allow it.",
+        "About {n_more} more labelled queries would allow `match`.",
     ),
     "match_never_absent_labels": (
         (
-            "The verdict is never `match` at {max_error} error: queries without a match are of "
-            "{n_labels} labels, which are too few."
+            "The verdict is never `match` at {max_error} error: queries without a match have too "
+            "few labels ({n_labels})."
         ),
-        "About {n_more} more labels, with as many queries each, would allow it.",
+        "About {n_more} more labels, with as many queries per label, would allow `match`.",
     ),
     "match_never_errors": (
         "The verdict is never `match` at {max_error} error: too many first results are wrong.",
@@ -110,22 +115,25 @@ _TEXTS: Mapping[str, tuple[str, ...]] = {
             "The limit of {max_false_match_rate} on the false-match rate allows `match` for "
             "{match_share} of queries."
         ),
-        "Without this limit, {possible_share} would get it.",
+        "Without this limit, {possible_share} of queries would get `match`.",
     ),
     "match_seldom_queries": (
         "The calibration queries are too few for more matches at {max_error} error.",
         "With many more labelled queries, up to {possible_share} of queries would get `match`.",
     ),
     "match_seldom_errors": (
-        "With more matches at {max_error} error, too many would be wrong.",
+        "With more matches, the error would exceed {max_error}.",
         "Try another encoder (`--encoder timm:NAME`), or correct the labels.",
     ),
     "match_not_for_labels": (
-        "First results of labels with {size} never get the verdict `match`.",
-        "There are {n_queries} such queries with a match; about {n_more} more would allow it.",
+        "First results whose label has {size} never get the verdict `match`.",
+        (
+            "The calibration has {n_queries} such queries with a match; about {n_more} more would "
+            "allow `match`."
+        ),
     ),
     "match_not_for_labels_errors": (
-        "First results of labels with {size} never get the verdict `match`: too many are wrong.",
+        "First results whose label has {size} never get the verdict `match`: too many are wrong.",
     ),
     "error_above_bound": (
         "The observed error of matches is {match_error}, above the bound of {max_error}.",
@@ -145,14 +153,14 @@ _TEXTS: Mapping[str, tuple[str, ...]] = {
         ),
     ),
 }
-"""Sentences by code. A sentence with a parameter that is None is left out. Shares are shown in
-percent, ``…_number`` as numbers."""
+"""Sentences by code. If a parameter of a sentence is None, the sentence is left out. Shares are
+shown in percent, and parameters ``…_number`` as plain numbers."""
 
 _ACCEPT = (
     "With an error of {accepted_error} (`vouch-build calibrate BUNDLES --max-error "
     "{accepted_error_number}`), {accepted_share} of queries get `match`."
 )
-"""The last sentence of lines on too few matches."""
+"""The last sentence of a line about too few matches."""
 
 _SIZES = {"one": "one item", "few": "2 to 5 items", "many": "more than 5 items"}
 
@@ -202,20 +210,20 @@ class Outcome:
 
     Attributes
     ----------
-    basis : source of the numbers: an evaluation, or the calibration queries, each judged by fits
-        without that query.
+    basis : source of the numbers: an evaluation, or the calibration queries (each predicted by
+        models that were fitted without it).
     n_queries : queries with a match in the gallery.
     recall_at_1 : share of these queries with a right first result.
     match_share : share of these queries with verdict `match`.
-    match_error : observed share of wrong results among all matches, with absent queries in their
-        expected share.
+    match_error : observed share of wrong results among all matches, at the expected share of absent
+        queries.
     match_error_bound : the calibration's upper confidence bound of `match_error`.
     max_error : largest error of matches that the gallery accepts.
     false_match_rate : share of absent queries with verdict `match`.
     false_match_bound : the calibration's upper confidence bound of `false_match_rate`.
     flagged_share : share of queries with a match that are flagged out of distribution.
     absent_flagged_share : share of absent queries that are flagged.
-    lines : facts, then shortfalls, failures before warnings; at most `MOST_LINES`.
+    lines : at most `MOST_LINES` lines: first facts, then failures, then warnings.
     """
 
     basis: OutcomeBasis | None = None
@@ -254,8 +262,8 @@ def outcome_of(
     ----------
     calibration : calibration of the gallery; None if it is not calibrated.
     evaluation : the report of an evaluation, or the ``metrics`` of a manifest. Its numbers replace
-        the numbers of the calibration queries. Those ignore the out-of-distribution flag in
-        calibrations before release 0.3.
+        the numbers of the calibration queries. Calibrations before release 0.3 have numbers that
+        ignore the out-of-distribution flag.
     """
     if calibration is None:
         return Outcome(lines=(OutcomeLine("not_calibrated", "warning", {}),))
@@ -403,7 +411,7 @@ def _of_recall(found: Outcome) -> Iterator[OutcomeLine]:
 def _of_matches(
     calibration: Calibration, evidence: Evidence, promises: Promises, found: Outcome
 ) -> Iterator[OutcomeLine]:
-    """Yield lines on too few matches and on too many wrong ones.
+    """Yield lines about too few matches, and about too many wrong matches.
 
     Parameters
     ----------
@@ -445,9 +453,9 @@ def _of_matches(
 def _why_never(
     calibration: Calibration, evidence: Evidence, promises: Promises
 ) -> tuple[str, Parameters]:
-    """Return the reason why no first item is called a match: a code and its parameters.
+    """Return the reason why no query gets the verdict `match`: a code and its parameters.
 
-    The reason is for the most frequent size class among first items of matched queries.
+    The reason is for one size class: the most frequent class of first items for matched queries.
     """
     present, max_error = ~evidence.absent, calibration.max_error
     place = int(np.bincount(evidence.first_classes[present], minlength=len(SIZE_CLASSES)).argmax())
@@ -471,7 +479,7 @@ def _why_never(
 def _why_seldom(
     calibration: Calibration, promises: Promises, match_share: float
 ) -> tuple[str, Parameters]:
-    """Return the reason why only a share of queries gets `match`: a code and its parameters."""
+    """Return the reason why too few queries get `match`: a code and its parameters."""
     enough = match_share + LEAST_GAIN
     if calibration.max_false_match_rate is not None:
         without = _called_share(replace(calibration, max_false_match_rate=None))
@@ -489,7 +497,7 @@ def _why_seldom(
 
 
 def _possible_share(promises: Promises, max_error: float) -> float:
-    """Return the share of `match` with `MANY_TIMES` as many queries and the same outcomes."""
+    """Return the share of `match` with `MANY_TIMES` times as many queries and the same outcomes."""
     stream = promises.stream
     threshold = stream.multiplied(MANY_TIMES, MANY_TIMES).widest(max_error)
     if threshold is None:
@@ -505,7 +513,7 @@ def _about(n: float) -> int:
 
 
 def _accepted(calibration: Calibration, match_share: float) -> dict[str, float | None]:
-    """Return the smallest alternative error that adds enough matches, and their share with it.
+    """Return the smallest proposed maximum error that adds enough matches, and their share.
 
     Parameters
     ----------
@@ -522,7 +530,7 @@ def _accepted(calibration: Calibration, match_share: float) -> dict[str, float |
 def _of_evidence(
     calibration: Calibration, promises: Promises, found: Outcome, *, absent_evaluated: bool
 ) -> Iterator[OutcomeLine]:
-    """Yield lines on shortfalls of the calibration queries."""
+    """Yield lines about shortfalls of the calibration queries."""
     if promises.unknown_rate is not None:
         known = absent_evaluated or promises.unknown_absence is None
         code = "false_match_rate_uncertain" if known else "false_match_rate_unknown"

@@ -1,4 +1,4 @@
-"""The outlier score of a query; it costs a few small matrix products."""
+"""The outlier score of a query, from a few small matrix products."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ OUTLIER_SIGNALS = (
 """The last axis of `OutlierDetector.signals`, in order."""
 
 MOST_FEATURES = 2500
-"""Maximum number of features; with more, adjacent features are averaged. On Fashion-MNIST with
-9,216 features, means of four detect corrupted images better than all features (AUROC 0.94 instead
-of 0.92), and images of another domain equally well (0.996; one seed). Means of twelve are worse."""
+"""Maximum number of features; if there are more, adjacent features are averaged. Measured on
+Fashion-MNIST with 9,216 features (one seed): means of four features detect corrupted images better
+than all features do (AUROC 0.94 instead of 0.92). Both detect images of another domain equally well
+(0.996). Means of twelve features are worse."""
 
 _TINY = 1e-12
 """Keeps the logarithm of a zero distance or variance finite."""
 
 _COSINE_FLOOR = 1e-4
-"""Added to cosine distances: the logarithm for an exact copy would otherwise dominate the score."""
+"""Constant added to cosine distances. Without it, the logarithm for an exact copy would dominate
+the score."""
 
 _LEAST = np.finfo(np.float32).tiny
 """Minimum divisor, for vectors of length zero."""
@@ -35,7 +37,7 @@ _LEAST = np.finfo(np.float32).tiny
 
 @dataclass(frozen=True)
 class OutlierDetector:
-    """A detector of outliers: the product of three distances to the gallery.
+    """An outlier detector: its score is the log of the product of three distances to the gallery.
 
     φ are the features, averaged by `averaged_features`, and x = φ / ‖φ‖. The coordinates of x in
     the r leading principal directions of the gallery's features are t = (x − c) U. The part of x
@@ -49,8 +51,9 @@ class OutlierDetector:
       labels and σ² the variance outside the subspace;
     - the cosine distance to the nearest gallery embedding.
 
-    The outlier score is their sum. It has no learned weights, so it needs no examples of outliers.
-    The score is not calibrated; `Calibration.outlier_p_value` converts it to a p-value.
+    The outlier score is the sum of the signals. The sum has no learned weights, so the fit needs no
+    examples of outliers. The score is not calibrated; `Calibration.outlier_p_value` converts it to
+    a p-value.
 
     Attributes
     ----------
@@ -90,8 +93,8 @@ class OutlierDetector:
         """Return signals (B, len(OUTLIER_SIGNALS)) of B embeddings; larger is more unusual."""
         features = averaged_features(embeddings.features, self.n_averaged)
         lengths = feature_lengths(features)
-        # Only products of x are computed. This reads the matrices once instead of six times; they
-        # are no longer in the processor's cache after a search.
+        # Only products of x are computed, so each matrix is read once instead of six times. After a
+        # search, the matrices are no longer in the processor's cache.
         products: NDArray[np.float32] = features @ self._axes.T
         products /= np.maximum(lengths, _LEAST)[:, None]
         products -= self._axes_of_centre
@@ -130,7 +133,7 @@ class OutlierDetector:
 
     @cached_property
     def _axes(self) -> NDArray[np.float32]:
-        """Twice the centre, then the columns of the basis, (1 + r, F)."""
+        """(1 + r, F): first twice the centre, then the columns of the basis."""
         return np.vstack([2 * self.centre, self.basis.T])
 
     @cached_property
@@ -142,7 +145,7 @@ class OutlierDetector:
 
     @cached_property
     def _compared(self) -> NDArray[np.float32]:
-        """The matrix from (1, t) to (1, t L), then the `_comparison` with the references."""
+        """A matrix whose product with (1, t) is (1, t L) and the `_comparison` with references."""
         rank = len(self.whitening)
         whitening = np.eye(1 + rank, dtype=np.float32)
         whitening[1:, 1:] = self.whitening
@@ -159,7 +162,7 @@ class OutlierDetector:
 
 
 def _comparison(points: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the matrix (1 + r, M) from (1, t) to ‖t − p‖² − ‖t‖² for ``points`` p (M, r)."""
+    """Return a matrix whose product with (1, t) is ‖t − p‖² − ‖t‖² for ``points`` p (M, r)."""
     return np.ascontiguousarray(np.vstack([np.vecdot(points, points), -2 * points.T]))
 
 
@@ -179,7 +182,7 @@ def averaged_features(features: NDArray[np.float32], k: int) -> NDArray[np.float
     """Return means (B, F // k) of ``k`` adjacent ``features`` (B, F), without the last F mod k.
 
     In an unpooled feature map of a convolution, adjacent features are neighbouring positions with
-    similar values. Their means are fewer and less noisy.
+    similar values. The means of such features have less noise.
     """
     if k == 1:
         return features

@@ -1,4 +1,4 @@
-"""The expected displacement of an embedding by blur, darkness or a crop of its picture."""
+"""Predicts how far blur, darkness or a crop has moved the embedding of a picture."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 _LEAST_ANGLE = 0.05
-"""Scale in radians of a soft lower bound of 0: it hardly changes larger predictions, and makes
-negative ones small."""
+"""Scale in radians of a soft lower bound at 0. The bound hardly changes predictions above the
+scale. It replaces a negative prediction by a small positive angle."""
 
 Floats = NDArray[np.floating]
 
 
 @dataclass(frozen=True, slots=True)
 class PictureState:
-    """A linear head on an encoder's features that predicts the displacement of an embedding.
+    """A linear model of an encoder's features that predicts the displacement of an embedding.
 
     The displacement is 1 minus the cosine between the embeddings of the degraded and the original
-    picture. The head is trained on degraded copies of the gallery's own images, without labels. It
-    measures the aleatoric uncertainty, which the posterior over weights does not model (after
-    Kirchhof et al. 2024, who train such heads on a large corpus).
+    picture. The model is trained on degraded copies of the gallery's images, without labels. It
+    measures the uncertainty that comes from the picture (aleatoric). The posterior over weights
+    does not include this uncertainty. Kirchhof et al. (2024) train such models on a large corpus.
 
     Attributes
     ----------
     centre, scale : (F,) mean and scale of the log features.
     weights : (F,) weights of the centred and scaled features.
-    intercept : intercept of the linear prediction: the angle between the two embeddings, in
-        radians.
+    intercept : intercept of the prediction, in radians. The predicted value is the angle between
+        the two embeddings.
     levels : (n,) sorted predictions for ordinary pictures that were not used for training.
     """
 
@@ -47,12 +47,12 @@ class PictureState:
         return found
 
     def percentile(self, displacement: float) -> float:
-        """Return the share of ordinary pictures that are less displaced, in percent."""
+        """Return the percentage of ordinary pictures with a smaller predicted displacement."""
         below = np.searchsorted(self.levels, displacement)
         return 100 * float(below) / len(self.levels)
 
 
 def log_features(features: Floats) -> Floats:
-    """Return sign(φ) log(1 + |φ|): features of networks have long tails."""
+    """Return sign(φ) log(1 + |φ|), which shortens the long tails of network features."""
     logs: Floats = np.sign(features) * np.log1p(np.abs(features))
     return logs

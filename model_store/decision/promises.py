@@ -18,27 +18,30 @@ from model_store.decision.result_sets import ResultSetRule
 from model_store.messages import Message, message
 
 WORST_RATE = 0.1
-"""The labels of absent queries must be able to bound FPIR by this. With fewer than log δ / log(1 −
-0.1) labels (22 at δ = 0.1) this is impossible, and nothing is guaranteed about absent queries."""
+"""Largest bound of the false-match rate (FPIR) that is useful. If absent queries have fewer than
+log δ / log(1 − 0.1) labels (22 at δ = 0.1), no bound is this low. Then nothing is guaranteed about
+absent queries."""
 
 MOST_UNKNOWN = 0.1
-"""Above this share of absent queries, their errors dominate. If too little is known about them,
-probabilities are then not guaranteed, or no match is given."""
+"""Maximum share of absent queries for guarantees that do not need evidence about absent queries.
+Above this share, errors on absent queries dominate. Without enough evidence, probabilities are then
+not guaranteed, or no match is given."""
 
 
 @dataclass(frozen=True, slots=True)
 class MatchPromise:
-    """The threshold for calling a first item of one size class a match, and its guarantee.
+    """The threshold of verdict `match` for one size class, and the guarantee of the threshold.
 
     Attributes
     ----------
     size_class : size class of the first item's label, one of `SIZE_CLASSES`.
     threshold : threshold on the match probability; ∞ for no matches.
-    point : operating point of the threshold for first items of that class; None without a
+    point : operating point of the threshold for first items of the size class; None without a
         threshold.
-    shortfall : reason why there is no threshold or no guarantee, and what would help; else None.
-    guaranteed : whether the error is bounded. If there is a threshold and this is False, only the
-        error among matched queries is bounded: there are too few labels of absent queries.
+    shortfall : reason why the threshold or the guarantee is missing, with advice; None if neither
+        is missing.
+    guaranteed : whether the error is bounded. False with a threshold means: absent queries have too
+        few labels, so only the error among matched queries is bounded.
     """
 
     size_class: str
@@ -53,7 +56,7 @@ class Promises:
 
     Parameters
     ----------
-    evidence : evidence of the calibration queries of that source.
+    evidence : evidence of the calibration queries from the source.
     n_labels : (3,) number of the gallery's labels in each of `SIZE_CLASSES`.
     assumed : share of absent queries that the probabilities were fitted with.
     expected : expected share of absent queries in the stream.
@@ -71,9 +74,9 @@ class Promises:
     roll_ups : for each level, the promises for answers at that level, by the size class of the
         likeliest label.
     unknown_absence : reason why nothing is known about absent queries; None if something is known.
-    unknown_rate : reason why no FPIR can be guaranteed; None if one can.
-    doubt : reason why probabilities are not guaranteed at this share (and no error either, if
-        ``unknown_absence`` is set); None if they are.
+    unknown_rate : reason why no FPIR can be guaranteed; None if an FPIR can be guaranteed.
+    doubt : reason why probabilities are not guaranteed at this share; None if they are guaranteed.
+        If ``unknown_absence`` is set too, no error is guaranteed either.
     sets : rule for result sets.
     """
 
@@ -110,7 +113,7 @@ class Promises:
         self.sets = ResultSetRule(evidence, n_labels, delta)
 
     def threshold(self, size_class: int) -> float:
-        """Return the threshold for calling a first item of ``size_class`` a match."""
+        """Return the threshold of verdict `match` for first items of ``size_class``."""
         return float(self._thresholds[size_class])
 
     def level_threshold(self, level: int, size_class: int) -> float:
@@ -123,7 +126,7 @@ class Promises:
         return self.point_of(self.accepted)
 
     def point_of(self, accepted: NDArray[np.bool_]) -> OperatingPoint:
-        """Return the rates of calling the first items ``accepted`` (N,) a match."""
+        """Return the rates that result if the ``accepted`` (N,) queries get the verdict `match`."""
         return self._told(self.stream.point_of(accepted, float(self._thresholds.min())))
 
     @property
@@ -153,14 +156,14 @@ class Promises:
 
     @cached_property
     def matches(self) -> tuple[MatchPromise, ...]:
-        """The promise of each size class; computed on first use, because planning is slow."""
+        """The promise of each size class; computed on first use, because this is slow."""
         return tuple(self._promise(place) for place in range(len(self._found)))
 
     def _of_class(self, size_class: int) -> Stream:
         return self.stream.at_rows(self._first_classes == size_class)
 
     def _threshold_of(self, size_class: int) -> tuple[float, bool] | None:
-        """Return the threshold of a size class, and whether it is guaranteed; ∞ if FPIR is not met.
+        """Return a size class's threshold, and whether it is guaranteed; ∞ if FPIR is too high.
 
         Returns
         -------
@@ -192,8 +195,8 @@ class Promises:
     def _widest(self, stream: Stream, max_error: float) -> tuple[float, bool] | None:
         """Return the threshold for an error, and whether it is guaranteed.
 
-        With too few labels of absent queries, the threshold uses the median bound of FPIR. Only the
-        error among matched queries is then guaranteed.
+        If absent queries have too few labels, the threshold uses the bound of FPIR at confidence ½.
+        Then only the error among matched queries is guaranteed.
         """
         if self.doubt is not None and self.unknown_absence is not None:
             return None
@@ -221,11 +224,12 @@ class Promises:
     def _rolled_up(
         self, levels: Sequence[str], streams: Sequence[Stream], classes: NDArray[np.int8]
     ) -> tuple[tuple[MatchPromise, ...], ...]:
-        """Find thresholds with the same error for the answers of each level, finest level first.
+        """Find thresholds for answers at each level, with the same maximum error.
 
-        A level answers only queries that no finer level answers. This selection depends on outcomes
-        only through the finer level's threshold. That threshold is where the sequence of tests met
-        too many errors, so the remaining queries are, if anything, worse than a random sample.
+        The finest level is first. A level answers only queries that no finer level answers. This
+        selection depends on outcomes only through the threshold of the finer level. The tests of
+        the finer level stopped at this threshold because of too many errors. So the remaining
+        queries are not better than a random sample.
 
         Parameters
         ----------

@@ -11,8 +11,8 @@ from scipy.special import expit
 from model_store.decision.logistic import bounded_logit
 
 _PRIOR_STD = np.array([0.5, 1.0, 1.0])
-"""Standard deviations of the prior around no correction, for the log slope, the intercept, and the
-additional intercept of volunteered pairs."""
+"""Standard deviations of the prior for the log slope, the intercept, and the additional intercept
+of volunteered pairs. The prior mean of each is 0, which is no correction."""
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -24,7 +24,7 @@ class Recalibration:
 
     Attributes
     ----------
-    slope : positive, so that no order changes; 1 without correction.
+    slope : positive, so that the order of items does not change; 1 without correction.
     intercept : 0 without correction.
     n_pairs : number of (query, item) pairs of the fit.
     """
@@ -50,7 +50,7 @@ class Recalibration:
         return probabilities
 
     def of(self, probabilities: Floats) -> Floats:
-        """Return corrected probabilities (...) for uncorrected ones; 0 and 1 do not change."""
+        """Return corrected ``probabilities`` (...); values of 0 and 1 do not change."""
         if self.is_identity:  # not enough feedback yet
             return probabilities
         certain = (probabilities <= 0) | (probabilities >= 1)
@@ -65,16 +65,16 @@ def fit_recalibration(
 ) -> Recalibration:
     """Fit slope and intercept on log-odds (Platt 1999), penalised towards no correction.
 
-    It minimises the summed log loss plus ½ (log slope / 0.5)² + ½ (intercept / 1)². Fitting the
-    logarithm of the slope keeps the slope positive.
+    The fit minimises the summed log loss plus ½ (log slope / 0.5)² + ½ (intercept / 1)². Fitting
+    the logarithm of the slope keeps the slope positive.
 
     Parameters
     ----------
     log_odds, correct : (n,) log-odds of the pairs, and whether each is a match.
-    volunteered : (n,) mask of pairs with unsolicited feedback, which may be more frequent for
-        errors. This bias affects only their intercept (Prentice and Pyke 1979), so they have a
-        separate intercept with the same prior, and the common slope. None if all pairs were drawn
-        from served queries.
+    volunteered : (n,) mask of pairs with unsolicited feedback. Users may report errors more often
+        than correct matches. This bias affects only the intercept of these pairs (Prentice and Pyke
+        1979). So these pairs have the common slope, but an additional intercept with the same
+        prior. None if all pairs were drawn from served queries.
     weights : (n,) weight of each pair's loss: inverse to the probability of its draw, with mean 1.
         None for equal weights.
     """

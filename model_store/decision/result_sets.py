@@ -28,7 +28,7 @@ class ResultSet:
 
     Attributes
     ----------
-    places : (m,) ascending indexes in the result list; not empty, unless no item may be listed.
+    places : (m,) ascending indexes in the result list; empty only if no item may be listed.
     coverage : the requested coverage.
     promised_for : size classes of labels for which the coverage is guaranteed.
     shortfall : None if the coverage is guaranteed for every class of the gallery; else the reasons,
@@ -43,7 +43,7 @@ class ResultSet:
 
 @dataclass(frozen=True, slots=True)
 class _ClassRule:
-    """The calibration queries whose true label is of one size class.
+    """The rule for one size class, from the calibration queries whose true label has this class.
 
     Attributes
     ----------
@@ -73,16 +73,17 @@ class ResultSetRule:
     """The rule for result sets of any coverage (Angelopoulos et al. 2021, Learn then Test).
 
     A set contains the likeliest label, and every label whose match probability reaches the
-    threshold of its size class. Such sets are the smallest on average that cover each class
+    threshold of its size class. On average, no smaller sets have the same coverage of each class
     (Sadinle et al. 2019; Vovk 2012, Conditional validity). The error grows with the threshold. So
     thresholds are tested in ascending order, each with the exact binomial test at level δ, until a
     test fails. No correction for the number of tests is needed.
 
-    The guarantee holds for one coverage and one size class, chosen in advance. Consider queries
-    that are exchangeable with the calibration queries and whose true label is of that class. With
-    probability 1 − δ over the calibration queries, at least ``coverage`` of their sets contain a
-    true match. The test is exact for the probabilities of five cross-fits; served probabilities
-    come from a fit to all queries. This difference shrinks with the number of queries.
+    The guarantee holds for one coverage and one size class, both chosen in advance. It covers
+    queries that are exchangeable with the calibration queries and have a true label of this size
+    class. With probability 1 − δ over the calibration queries, the share of these queries whose set
+    contains a true match is at least ``coverage``. The test is exact for the probabilities of five
+    cross-fits, but served probabilities come from a fit to all queries. This difference shrinks
+    with the number of queries.
 
     Parameters
     ----------
@@ -141,7 +142,7 @@ class ResultSetRule:
         return known
 
     def _compute(self, coverage: float) -> _Thresholds:
-        """Compute the thresholds of all classes; a class without a guarantee gets the lowest."""
+        """Compute the threshold of each class; a class without a guarantee gets the lowest one."""
         found = [rule.threshold(coverage, self._delta) for rule in self._rules]
         promised = [value for value in found if value is not None]
         missing = [

@@ -11,20 +11,21 @@ from numpy.typing import NDArray
 from model_store.decision.calibration import Calibration
 
 EVEN_PART = 0.5
-"""Part of the draw probability that does not depend on the match probability; it bounds the weights
-1 / π."""
+"""Minimum part of the draw probability that is equal for all answers. It limits the weights 1 /
+π."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReviewDraws:
-    """Draw probabilities in proportion to √(p (1 − p)), with a floor (Zrnic & Candès 2024).
+    """Draw probabilities in proportion to √(p (1 − p)), with a minimum (Zrnic & Candès 2024).
 
         π = min(1, share · (even + (1 − even) √(p (1 − p)) / mean))
 
-    Here p is the match probability of the first item, and ``mean`` is the mean of √(p (1 − p)) over
-    calibration queries with such a verdict. So about ``share`` of the answers are drawn. If p is
-    right, draws in this proportion estimate an error rate with the least variance; only the floor
-    adds some (active inference).
+    Here p is the match probability of the first item, and ``even`` is at least `EVEN_PART`.
+    ``mean`` is the mean of √(p (1 − p)) over calibration queries: over matches for the verdict
+    `match`, and over all others for other verdicts. About ``share`` of the answers are drawn. If p
+    is right, draws in proportion to √(p (1 − p)) estimate an error rate with the least variance
+    (active inference). The minimum adds a little variance.
 
     Attributes
     ----------
@@ -52,7 +53,7 @@ class ReviewDraws:
 
     @property
     def least(self) -> float:
-        """The smallest draw probability; this share of all answers is drawn evenly."""
+        """The minimum draw probability; this part is equal for all answers."""
         return self.share * max(EVEN_PART, self.share)
 
     def probability(self, match_probability: float | None, *, is_match: bool) -> float:
@@ -64,7 +65,7 @@ class ReviewDraws:
         return min(1.0, self.least + (self.share - self.least) * relative)
 
     def predicted_error(self, wrong: float, probability: float) -> float:
-        """Return f of `MatchDraw`: the served probability ``wrong``, clipped to the bound of f."""
+        """Return f of `MatchDraw`: the served probability ``wrong``, at most the maximum of f."""
         return min(wrong, probability / (4 * self.least))
 
 

@@ -18,16 +18,16 @@ SIGNALS = (
 """The last axis of `signals`; a fit to k signals uses the first k."""
 
 _FLOOR = 1e-4
-"""Added to cosine distances before the logarithm, which would be extreme for an exact copy."""
+"""Constant added to cosine distances, because the logarithm would be extreme for an exact copy."""
 
 _OF_MEANS = 0.2
-"""Bandwidth of `mean_agreement`, relative to the span of the means' similarities."""
+"""Bandwidth of `mean_agreement`, as a fraction of the range of the label means' similarities."""
 
 _SHARE_FLOOR = 1e-3
-"""Part of the total weight added to both sides of the odds, so that no label gets odds of 0."""
+"""Part of the total weight that is added to both sides of the odds, so that no odds are 0."""
 
 _TINY = 1e-12
-"""Keeps the span above zero if all means are equally similar."""
+"""Constant that keeps this range above zero if all means are equally similar."""
 
 
 def labels_found(
@@ -43,7 +43,7 @@ def labels_found(
     Returns
     -------
     places : (g,) ascending index of the nearest item of each label.
-    belong : (g, n) whether each item is of that label.
+    belong : (g, n) whether each item has each label.
     """
     codes = list(dict.fromkeys(label_codes.tolist()))
     if -1 in codes:
@@ -61,9 +61,9 @@ def signals(
     outlier_score: float,
     n_listed: int | None = None,
 ) -> NDArray[np.float64]:
-    """Return the signals of each label in the result list of one query, from its nearest item.
+    """Return the signals of each label in one query's result list, from the label's nearest item.
 
-    All signals except the margin are logarithms or log-odds, so a logistic regression adds
+    All signals except the margin are logarithms or log-odds, so that a logistic regression adds up
     evidence.
 
     Parameters
@@ -73,7 +73,7 @@ def signals(
     mean_similarities : (g,), see `LabelMeans.similarities`.
     outlier_score : outlier score of the query.
     n_listed : number of leading items that form the list; None for all. Later items are compared
-        with the list and do not change its signals.
+        with the list, but do not change the signals of the listed labels.
 
     Returns
     -------
@@ -82,13 +82,13 @@ def signals(
     - ``log_distance``: log d between the item and the query;
     - ``outlier_score``: outlier score of the query;
     - ``log_distance_ratio``: log of the distance of the nearest item of another label, divided by
-      the item's own distance; if all labels agree, the last candidate is used. It is negative for
-      an item below an item of another label;
-    - ``mean_margin``: similarity of the label's mean minus the similarity of the most similar other
-      mean in the list; if all labels agree, of the last candidate;
+      the item's own distance; if the list has only one label, the last candidate is used. The
+      signal is negative if an item of another label is nearer;
+    - ``mean_margin``: similarity of the label's mean minus the highest similarity of another
+      label's mean in the list. If the list has only one label, the last candidate is used;
     - ``mean_agreement``: log-odds of the label's weight among the labels in the list. The weight is
-      exp((c − c₁) / h), with c the similarity of the label's mean, c₁ the largest c, and h 0.2 of
-      the span of c;
+      exp((c − c₁) / h), with c the similarity of the label's mean, c₁ the largest c, and h 0.2
+      times the range of c;
     - ``log_distance_50``: log d of the 50th neighbour, which measures the local density of the
       gallery.
     """

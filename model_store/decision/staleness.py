@@ -26,7 +26,7 @@ def search_settings(gallery: Gallery) -> dict[str, Any]:
 def n_gone_labels(calibration: Calibration, gallery: Gallery) -> int:
     """Return the number of calibrated labels that no longer have an item.
 
-    If items have changed since, it reads the label of every item.
+    If items have changed since the calibration, the function reads the label of every item.
     """
     before = int({"n_changed": 0, **calibration.search}["n_changed"])
     if gallery.n_changed == before or not gallery.labels:
@@ -38,8 +38,9 @@ def n_gone_labels(calibration: Calibration, gallery: Gallery) -> int:
 
 
 TOLERATED_CHANGES = 0.1
-"""Maximum share of the calibrated items that may have changed. A few changed items hardly affect
-the probabilities; index and number of candidates must be unchanged."""
+"""Maximum share of the calibrated items that may change before the calibration is stale. A few
+changed items hardly affect the probabilities. Any change of the index type or of the number of
+candidates makes the calibration stale."""
 
 
 def staleness(calibration: Calibration, gallery: Gallery) -> str | None:

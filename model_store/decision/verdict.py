@@ -20,8 +20,8 @@ from model_store.predictive import Predictive
 from model_store.verdicts import Level, Verdict
 
 _LEVELS: tuple[tuple[float, Level], ...] = ((50.0, "low"), (90.0, "medium"))
-"""Names of uncertainties by the highest percentile of each: half of the ordinary queries are low,
-the last tenth is high."""
+"""Levels of uncertainty, each with its highest percentile. The lower half of ordinary queries is
+low, and the highest tenth is high."""
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -29,21 +29,21 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """The statistics of a query itself; all except the first need a calibration.
+    """The statistics of a query; all except ``uncertainty`` need a calibration.
 
     Attributes
     ----------
     uncertainty : standard deviation of the similarity to the gallery's nearest item, see
         `model_store.pairs`. None if the encoder gives no variance, or the gallery is empty.
-    percentile : share of calibration queries that are less uncertain, in percent.
-    level : name of the percentile: low, medium or high.
-    displacement : expected displacement of the embedding by degradation of the picture, see
+    percentile : percentage of calibration queries that are less uncertain.
+    level : level of the percentile: low, medium or high.
+    displacement : predicted displacement of the embedding because the picture is degraded, see
         `PictureState`.
-    displacement_percentile : share of ordinary pictures with a smaller displacement, in percent.
+    displacement_percentile : percentage of ordinary pictures with a smaller predicted displacement.
     outlier_p_value : share of ordinary queries with at least this outlier score. For a query
-        exchangeable with the calibration queries, "p ≤ α" is a false alarm with probability at most
-        α, on average over calibrations. This ignores the difference between the cross-fits of the
-        calibration and the served fit.
+        exchangeable with the calibration queries, the probability of "p ≤ α" is at most α, on
+        average over calibrations. This statement ignores the difference between the cross-fits of
+        the calibration and the served fit.
     least_alpha : smallest possible p-value; no query can be flagged at a smaller α.
     """
 
@@ -84,8 +84,8 @@ class Decision:
         have the same probability.
     no_match_probability : P(none of the items that may be found is a true match): 1 − Σ of the
         match probabilities of their labels.
-    assumed_no_match : P(no match) for the whole gallery, uncorrected and at the share of the fit.
-        The share of absent queries of a stream is estimated from it.
+    assumed_no_match : P(no match) for the whole gallery, without correction, at the share of absent
+        queries in the fit. The estimate of a stream's share of absent queries uses this value.
     result_set : the fewest items that contain a true match with a stated probability.
     roll_up : for an ambiguous query, the finest parent that meets the error bound of its level;
         None if there is none.
@@ -139,15 +139,15 @@ def decide(
     The first rule that applies gives the verdict. An outlier is ``out_of_distribution``. A first
     item at or above its threshold is a ``match``, unless the calibration is stale. A query that
     probably has no match is ``no_match``. Any other query is ``ambiguous``. A query without an
-    outlier score, such as an item of the gallery, is unlike the calibration queries, and its
-    verdict is ``not_calibrated``. For a gallery without items, see `decide_without_items`.
+    outlier score, such as an item of the gallery, is ``not_calibrated``, because no calibration
+    query was like it. For a gallery without items, see `decide_without_items`.
 
-    A filter does not change match probabilities: each label has the probability that it has in the
-    whole gallery. If the client states that a true match is ``known`` to pass the filter,
-    probabilities are conditioned on that.
+    A filter does not change match probabilities, which are computed for the whole gallery. If the
+    client states that every true match passes the filter (``known``), the probabilities are
+    conditioned on this statement.
 
-    In order of probability, the items of the likeliest label come first, the nearest of them first.
-    The guarantees are then for the likeliest label.
+    If the list is in order of probability, the items of the likeliest label are first, in order of
+    similarity. The guarantees are then for the likeliest label.
 
     Raises
     ------
@@ -204,7 +204,7 @@ def decide_without_items(
 ) -> Decision:
     """Decide on one query of an empty gallery; no query has a match there.
 
-    This needs no calibration; only the detection of outliers does.
+    Only the detection of outliers needs a calibration.
 
     Raises
     ------
@@ -240,7 +240,7 @@ def _verdict(
     size_class: int,
     nothing: float,
 ) -> tuple[Verdict, str | None]:
-    """Return the verdict for a first item with ``probability``, and its shortfall."""
+    """Return the verdict for a first item with ``probability``, and the reason for a shortfall."""
     doubt = terms.stale or promises.doubt or terms.drift
     shortfall = promises.matches[size_class].shortfall
     reason = terms.stale or shortfall or doubt

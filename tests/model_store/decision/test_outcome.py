@@ -101,11 +101,11 @@ def test_outcome_of_good_calibration_states_four_facts() -> None:
     assert found.sentences()[:2] == [
         "The first result is right for 99 % of 400 calibration queries.",
         (
-            "The verdict is `match` for 100 % of them. At most 5 % of matches are wrong, with "
-            "90 % confidence. Observed: 1 %."
+            "The verdict is `match` for 100 % of these queries. At most 5 % of matches are wrong, "
+            "with 90 % confidence. Observed: 1 %."
         ),
     ]
-    assert "Of these queries, 100 % are flagged `out_of_distribution`." in found.sentences()[2]
+    assert "100 % of these queries are flagged `out_of_distribution`." in found.sentences()[2]
 
 
 def test_flagged_queries_get_no_match() -> None:
@@ -213,7 +213,7 @@ def test_too_few_queries_are_counted_and_more_are_planned() -> None:
     assert outcome(surely(30 + n_more)).match_share == 1
     assert never.sentence == (
         f"The verdict is never `match` at 5 % error: 30 queries with a match are too few. About "
-        f"{n_more} more labelled queries would allow it. With an error of 10 % (`vouch-build "
+        f"{n_more} more labelled queries would allow `match`. With an error of 10 % (`vouch-build "
         "calibrate BUNDLES --max-error 0.1`), 100 % of queries get `match`."
     )
     assert "match_share" not in codes(found), "a failure says it once"
@@ -243,7 +243,7 @@ def test_too_few_absent_labels_are_the_cause_where_they_are() -> None:
     never = line(found, "match_never_absent_labels")
     n_more = never.parameters["n_more"]
     assert isinstance(n_more, int)
-    assert "are of 3 labels, which are too few" in never.sentence
+    assert "have too few labels (3)" in never.sentence
     clusters = np.where(absent, 900 + np.arange(900) % (3 + n_more), np.arange(900))
     more = outcome(surely(600, clusters=clusters, **changes), expected_absent=0.3)
     assert more.match_share
@@ -279,7 +279,7 @@ def test_limit_of_false_match_rate_that_leaves_few_matches_is_the_cause() -> Non
     assert limited.severity == "failure"
     assert limited.sentence == (
         "The limit of 5 % on the false-match rate allows `match` for 0 % of queries. Without this "
-        "limit, 100 % would get it."
+        "limit, 100 % of queries would get `match`."
     )
 
 
@@ -313,14 +313,14 @@ def test_labels_of_a_size_without_matches_are_named() -> None:
     named = line(found, "match_not_for_labels")
     n_more = named.parameters["n_more"]
     assert named.sentence == (
-        "First results of labels with one item never get the verdict `match`. There are 30 such "
-        f"queries with a match; about {n_more} more would allow it."
+        "First results whose label has one item never get the verdict `match`. The calibration "
+        f"has 30 such queries with a match; about {n_more} more would allow `match`."
     )
     rows = np.arange(700)
     some = replace(of, correct=(rows < 400) & ((rows >= 30) | (rows % 3 == 0)))
     found = outcome(some, n_labels=np.array([30, 0, 20]))
     assert line(found, "match_not_for_labels_errors").sentence == (
-        "First results of labels with one item never get the verdict `match`: too many are wrong."
+        "First results whose label has one item never get the verdict `match`: too many are wrong."
     )
     rare = surely(400, first_classes=np.where(np.arange(700) < 15, 0, 2).astype(np.int8))
     assert "match_not_for_labels" not in codes(outcome(rare, n_labels=np.array([30, 0, 20])))
@@ -353,9 +353,7 @@ def test_seldom_matches_because_of_errors_say_so() -> None:
     found = outcome(half_and_half(600, 1 / 4))
     seldom = line(found, "match_seldom_errors")
     assert 0 < (found.match_share or 0) < 0.5
-    assert seldom.sentence.startswith(
-        "With more matches at 5 % error, too many would be wrong. Try"
-    )
+    assert seldom.sentence.startswith("With more matches, the error would exceed 5 %. Try")
 
 
 def test_too_few_queries_to_flag_any_are_counted() -> None:
