@@ -7,8 +7,9 @@
 
 A query passes through these packages: `images` (bytes to pixels) → `encoder` (pixels to a Gaussian)
 → `predictive` (projection to the sphere, with `sphere`) → `search` (neighbours in a `gallery`) →
-`decision` (probabilities and verdict). `retriever` combines them, and a bundle (`bundles`) stores
-their data. `gaussian` has the algebra of uncertain distances, and `errors` all error classes.
+`decision` (probabilities and verdict). `retriever` combines these packages, and a bundle
+(`bundles`) stores their data. `gaussian` computes with uncertain distances, and `errors` defines
+all error classes.
 
 ::
 

@@ -14,12 +14,12 @@ _NOT_AN_ADDRESS = (
 def split_address(text: str, schemes: Collection[str]) -> SplitResult:
     """Return the parts of an address such as ``redis://user:password@host:6379/0``.
 
-    An unescaped character can end a password too early. The rest would then be read as host, port
-    or path, and be shown. A later ``@`` is a sign of this.
+    An unescaped character can end a password too early. The rest of the password would then be read
+    as host, port or path, and would be shown. A second ``@`` indicates this mistake.
 
     Raises
     ------
-    ValueError : it is not such an address; the message does not repeat any part of it.
+    ValueError : ``text`` is not such an address. The message does not repeat any part of ``text``.
     """
     beginnings = [f"{scheme}://" for scheme in schemes]
     if not text.startswith(tuple(beginnings)):
@@ -42,7 +42,7 @@ def require_no_user(parts: SplitResult, instead: str) -> None:
 
     Parameters
     ----------
-    instead : where credentials go.
+    instead : the place for credentials, for the message.
 
     Raises
     ------
@@ -53,7 +53,7 @@ def require_no_user(parts: SplitResult, instead: str) -> None:
 
 
 def passwords_in(address: str) -> set[str]:
-    """Return the password of an address, percent-encoded and decoded; empty if none."""
+    """Return the password of an address, both encoded and decoded; empty without a password."""
     try:
         user, at, _ = urlsplit(address).netloc.rpartition("@")
     except ValueError:

@@ -20,8 +20,8 @@ class Explanation:
     Attributes
     ----------
     plan : see `model_store.verdicts.Plan`.
-    share : estimated share of the gallery's items that pass.
-    indexes : for each field of the filter, where its index is stored.
+    share : estimated share of the gallery's items that pass the filter.
+    indexes : place of the index of each field in the filter.
     """
 
     plan: Plan
@@ -39,10 +39,10 @@ class Answer:
     alpha : accepted false-alarm rate of the outlier flag.
     order : order of the list.
     matches : the first items of the list.
-    n_listed : number of items in the whole list; ``matches`` are the first of them.
+    n_listed : number of items in the whole list; ``matches`` holds the first items.
     result_set : items of `Decision.result_set`, nearest first; some may not be among ``matches``.
     seconds : duration of each stage.
-    explain : how the items were found; None without a filter.
+    explain : search plan; None without a filter.
 
     Examples
     --------

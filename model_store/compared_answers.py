@@ -10,7 +10,7 @@ from model_store.answers import Answer
 from model_store.verdicts import ChangeReason, Verdict
 
 CONFIDENCE = 0.95
-"""The confidence of the intervals around the counts."""
+"""The confidence level of the interval of `ComparedAnswers.probability_change`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,8 @@ class Said:
     name : label of the first item, or its id if it has none.
     probability : match probability of the first item; None without calibration.
     outlier : whether the query was flagged; None if not known.
-    lacking : whether the calibration guaranteed less than requested, or there was none.
+    lacking : whether a guarantee is missing: the calibration guaranteed less than requested, or the
+        gallery had no calibration.
     """
 
     verdict: Verdict
@@ -35,7 +36,7 @@ class Said:
 
     @classmethod
     def of(cls, answer: Answer) -> Said:
-        """Return what an answer says."""
+        """Return the summary of an answer."""
         decision = answer.decision
         item_id, name, probability = None, None, None
         if answer.matches:
@@ -50,8 +51,8 @@ class Said:
 def reason_of_change(old: Said, new: Said) -> ChangeReason | None:
     """Return the reason for a changed answer; None if verdict and first item are the same.
 
-    Items with the same label count as the same answer. Of several reasons, the first in
-    `ChangeReason` is returned.
+    Items with the same label count as the same answer. If there are several reasons, the first one
+    in `ChangeReason` is returned.
     """
     if (old.verdict, old.name) == (new.verdict, new.name):
         return None
@@ -70,8 +71,9 @@ class ComparedAnswers:
     ----------
     n : number of queries.
     n_same_first : number of queries with the same first item (by id).
-    verdicts, outliers : number of queries by old and new verdict, and by old and new flag.
-    reasons : number of changed answers by reason.
+    verdicts, outliers : number of queries for each pair of old and new verdict, and of old and new
+        outlier flag.
+    reasons : number of changed answers for each reason.
     """
 
     n: int = 0
@@ -101,19 +103,20 @@ class ComparedAnswers:
 
     @property
     def n_changed(self) -> int:
-        """Answers that change."""
+        """Number of answers that change."""
         return self.reasons.total()
 
     @property
     def probability_change(self) -> float | None:
-        """Mean change of the first item's match probability, where both bundles give one."""
+        """Mean change of the first item's match probability, if both bundles give one."""
         return self._sum / self.n_probabilities if self.n_probabilities else None
 
     def probability_interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
-        r"""Return the bounds of `probability_change`, valid for every number n ≥ 1.
+        r"""Return a confidence interval of `probability_change`, valid for every n ≥ 1.
 
-        Empirical Bernstein (Maurer & Pontil 2009, theorem 4) for differences in [−1, 1] of sample
-        variance V, both sides at half of δ = 1 − ``confidence``:
+        Empirical Bernstein bound (Maurer & Pontil 2009, theorem 4). n differences in [−1, 1] have
+        the sample variance V. With δ = 1 − ``confidence``, each side of the interval has the level
+        δ / 2:
 
             mean ± (√(2 V log(4/δ) / n) + 14 log(4/δ) / (3 (n − 1)))
         """

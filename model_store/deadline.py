@@ -15,7 +15,8 @@ wanted_until: ContextVar[float] = ContextVar("wanted_until", default=math.inf)
 """Deadline of the current request, on the monotonic clock."""
 
 _LOOK_EVERY = 10_000
-"""SQLite instructions between two checks of the deadline; at most about a millisecond."""
+"""Number of SQLite instructions between two checks of the deadline. They take at most about a
+millisecond."""
 
 
 @contextmanager
@@ -24,7 +25,7 @@ def interrupted_when_late(connection: sqlite3.Connection) -> Iterator[sqlite3.Co
 
     Raises
     ------
-    DeadlineExceeded : it took longer.
+    DeadlineExceeded : the query did not end before the deadline.
     """
     until = wanted_until.get()
     if until == math.inf:
@@ -37,8 +38,8 @@ def interrupted_when_late(connection: sqlite3.Connection) -> Iterator[sqlite3.Co
         if time.monotonic() <= until:
             raise
         raise DeadlineExceeded(
-            "The filter could not be looked up in the time that a request may take. Ask for less, "
-            "or for fewer fields."
+            "The lookup of the filter exceeded the time limit of the request. Use a simpler "
+            "filter, or request fewer fields."
         ) from error
     finally:
         connection.set_progress_handler(None, 0)

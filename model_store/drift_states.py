@@ -1,4 +1,4 @@
-"""The states of drift tests in the feedback file, so that they survive a restart."""
+"""The states of drift tests, stored in the feedback file across restarts."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ CREATE TABLE IF NOT EXISTS drift_streams (
 
 
 ALL_CALLERS = ""
-"""Name for all callers together."""
+"""Name of the test over the queries of all callers."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedDrift:
-    """The state of a drift test, and its last queries.
+    """The state of a drift test, and the ids of its last queries.
 
     Attributes
     ----------
-    caller : caller of the queries; empty for all callers together.
+    caller : caller of the queries, or `ALL_CALLERS`.
     test : state of the drift test.
     seen : (m,) uint64, first 8 bytes of the ids of the last queries, oldest first.
     """
@@ -50,15 +50,16 @@ class SavedDrift:
 class DriftStates:
     """A table of an SQLite file with one row for each bundle and caller.
 
-    If several processes share the file, each tests its own queries. After a restart, a process
-    continues from the last saved state, which is a valid test of the queries of one process.
+    If several processes share the file, each process tests its own queries. After a restart, a
+    process continues from the last saved state. This state is a valid test of one process's
+    queries.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def save(self, bundle: str, saved: Sequence[SavedDrift]) -> None:
-        """Save the tests of a bundle; they replace earlier ones of the same callers."""
+        """Save the tests of a bundle; they replace the stored tests of the same callers."""
         if not saved:
             return
         rows = [

@@ -16,11 +16,11 @@ from typing import Any
 from filelock import FileLock
 
 _NUMBER_LENGTH = 8
-"""Number of hexadecimal digits at the end of a work folder's name, to distinguish it from a user's
-folders."""
+"""Number of hexadecimal digits at the end of a work folder's name. The digits distinguish it from a
+user's folders."""
 
 PARTIAL = ".partial"
-"""Suffix of unfinished files; such a file without a writer was left by a crash."""
+"""Suffix of unfinished files. If no process writes an unfinished file, a crash has left it."""
 
 
 def flush(path: Path) -> None:
@@ -53,17 +53,18 @@ def replacing(path: Path) -> Iterator[Path]:
 def json_text(content: Mapping[str, Any]) -> str:
     """Return ``content`` as JSON for a file, one entry per line.
 
-    Equal content gives equal text, because bundles are named by their bytes. NaN and infinity raise
-    ValueError, because JSON does not have them.
+    Equal content gives equal text, because the name of a bundle is a hash of its bytes. NaN and
+    infinity raise ValueError, because JSON has no such values.
     """
     text = json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
     return text + "\n"
 
 
 def lock_between_processes(path: Path) -> FileLock:
-    """Return a lock between processes on the file ``path``, which is not removed.
+    """Return a lock between processes on the file ``path``.
 
-    The kernel releases it when the process ends. It belongs to the object, not to a thread.
+    The kernel releases the lock when the process ends; the file remains. The returned object holds
+    the lock, not a thread.
     """
     return FileLock(path, mode=0o600, thread_local=False)
 
@@ -72,8 +73,8 @@ def lock_between_processes(path: Path) -> FileLock:
 def work_folder(parent: Path, prefix: str) -> Iterator[Path]:
     """Yield a new directory ``<prefix>…`` in ``parent``; it is removed at the end.
 
-    Directories with that prefix from killed processes are removed first; a running process holds a
-    lock on its directory.
+    First, directories with this prefix that killed processes have left are removed. A running
+    process holds a lock on its directory, so that the directory is kept.
 
     Raises
     ------
@@ -94,7 +95,7 @@ def work_folder(parent: Path, prefix: str) -> Iterator[Path]:
 
 
 def abandoned_folders(parent: Path, prefix: str) -> Iterator[Path]:
-    """Yield the abandoned directories of `work_folder`; each is locked."""
+    """Yield the directories of `work_folder` that no process uses; each is locked."""
     for path in sorted(parent.glob(glob.escape(prefix) + "[0-9a-f]" * _NUMBER_LENGTH)):
         with suppress(OSError):
             descriptor = _locked(path, must=True)
@@ -110,7 +111,7 @@ def _locked(folder: Path, *, must: bool = False) -> int | None:
 
     Parameters
     ----------
-    must : whether to raise if the file system has no locks.
+    must : whether to raise OSError if the file system has no locks.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -130,7 +131,7 @@ def _locked(folder: Path, *, must: bool = False) -> int | None:
 class FreeSpace:
     """Free disk space for files from an archive or a server.
 
-    A tenth of the initial free space is kept free, also if other programs write at the same time.
+    A tenth of the initial free space is kept free, even if other programs write at the same time.
 
     Parameters
     ----------
@@ -145,5 +146,5 @@ class FreeSpace:
         """Maximum number of bytes to write in total."""
 
     def has(self, n_bytes: int) -> bool:
-        """Return whether ``n_bytes`` more may be written now."""
+        """Return whether ``n_bytes`` additional bytes may be written now."""
         return shutil.disk_usage(self._directory).free - n_bytes >= self._least_free

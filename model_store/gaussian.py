@@ -10,7 +10,7 @@ from scipy.special import log_ndtr, ndtr
 
 
 class Array(Protocol):
-    """The array operations of this module; arrays of numpy and torch have them."""
+    """The array operations that this module needs; NumPy and PyTorch arrays have them."""
 
     def __add__(self, other: Self, /) -> Self: ...
     def __sub__(self, other: Self, /) -> Self: ...
@@ -40,7 +40,7 @@ class DiagonalGaussian(NamedTuple, Generic[A]):
 def squared_distance_moments(delta: A, variance: A) -> tuple[A, A]:
     r"""Mean and variance of D² = ‖z_q − z_g‖² for independent Gaussian z_q, z_g.
 
-    A quadratic form in N(Δ, diag s), with s = σ²_q + σ²_g (Mathai & Provost 1992, ch. 3):
+    D² is a quadratic form in N(Δ, diag s), with s = σ²_q + σ²_g (Mathai & Provost 1992, ch. 3):
 
         E[D²]   = Σ_d (Δ_d² + s_d)
         Var[D²] = Σ_d (2 s_d² + 4 Δ_d² s_d)
@@ -61,17 +61,18 @@ def squared_distance_moments(delta: A, variance: A) -> tuple[A, A]:
 def triplet_margin_moments(
     anchor: DiagonalGaussian[A], positive: DiagonalGaussian[A], negative: DiagonalGaussian[A]
 ) -> tuple[A, A]:
-    r"""Mean and variance of τ = ‖z_a − z_p‖² − ‖z_a − z_n‖²: below 0 if the positive is nearer.
+    r"""Mean and variance of τ = ‖z_a − z_p‖² − ‖z_a − z_n‖²; τ < 0 if the positive is nearer.
 
     Warburg et al. 2021, Eq. 2-26, regrouped so that no term of the variance is negative. The two
-    distances share z_a, which couples them; with p = μ_p − μ_a and n = μ_n − μ_a, per dimension:
+    distances are correlated, because both contain z_a. With p = μ_p − μ_a and n = μ_n − μ_a in each
+    dimension:
 
         E[τ]   = Σ_d (p² + σ²_p − n² − σ²_n)
         Var[τ] = Σ_d (2 σ⁴_p + 2 σ⁴_n + 4 [σ²_p p² + σ²_n n² + σ²_a (σ²_p + σ²_n + (p − n)²)])
 
-    Both moments are exact for any diagonal covariances. τ itself is only approximately normal: the
-    largest difference between the distribution functions is 0.08 at D = 1, 0.026 at D = 4 and 0.007
-    at D = 128 (medians over random settings).
+    Both moments are exact for any diagonal covariances. The distribution of τ is only approximately
+    normal. The largest difference between the two distribution functions is 0.08 at D = 1, 0.026 at
+    D = 4 and 0.007 at D = 128 (medians over random settings).
 
     Parameters
     ----------
@@ -84,7 +85,8 @@ def triplet_margin_moments(
     to_positive = positive.mean - anchor.mean
     to_negative = negative.mean - anchor.mean
     vp, vn = positive.variance, negative.variance
-    # In this order, exchanging positive and negative changes exactly the sign of the mean.
+    # With this order of operations, swapping positive and negative only changes the sign of the
+    # mean.
     mean = ((to_positive**2 - to_negative**2) + (vp - vn)).sum(-1)
     coupling = anchor.variance * (vp + vn + (to_positive - to_negative) ** 2)
     cross = vp * to_positive**2 + vn * to_negative**2 + coupling
@@ -97,7 +99,7 @@ NumpyGaussian = DiagonalGaussian[NDArray[np.floating[Any]]]
 def probability_ranks_above(
     query: NumpyGaussian, item: NumpyGaussian, rival: NumpyGaussian
 ) -> NDArray[np.float64]:
-    """Return P(the item is nearer to the query than the rival), with a normal τ.
+    """Return P(the item is nearer to the query than the rival), if τ is normal.
 
     Parameters
     ----------
@@ -105,8 +107,8 @@ def probability_ranks_above(
 
     Returns
     -------
-    (...) in [0, 1]; P(item, rival) + P(rival, item) = 1. Without variance it is 1 or 0, or ½ for a
-    tie.
+    (...) in [0, 1]; P(item, rival) + P(rival, item) = 1. Without variance, the result is 1 or 0, or
+    ½ for equal distances.
     """
     return np.asarray(ndtr(_standardised_lead(query, item, rival)))
 
@@ -118,7 +120,7 @@ def log_probability_ranks_above(
 
     Returns
     -------
-    (...) ≤ 0; −inf only without variance if the rival is nearer.
+    (...) ≤ 0; −inf only if there is no variance and the rival is nearer.
     """
     return np.asarray(log_ndtr(_standardised_lead(query, item, rival)))
 

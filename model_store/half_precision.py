@@ -14,9 +14,9 @@ _HALF, _SCALE = np.dtype("<f2"), np.dtype("<f4")
 
 @dataclass(frozen=True, slots=True)
 class HalfRows:
-    """Rows x of numbers, stored as x / s in half precision, with s the row's largest magnitude.
+    """Rows of numbers, stored in half precision after division by the row's largest magnitude s.
 
-    The error of a number is at most 2⁻¹¹ of it, or 2⁻²⁵ s if that is larger.
+    The error of a number x is at most 2⁻¹¹ |x| or 2⁻²⁵ s, whichever is larger.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class HalfRows:
 
     @classmethod
     def from_bytes(cls, rows: Sequence[bytes]) -> HalfRows:
-        """Parse the results of `to_bytes` for one or more rows of equal length."""
+        """Parse one or more rows of equal length, as written by `to_bytes`."""
         scales = [np.frombuffer(row[: _SCALE.itemsize], _SCALE) for row in rows]
         values = [np.frombuffer(row[_SCALE.itemsize :], _HALF) for row in rows]
         return cls(np.stack(values), np.concatenate(scales))

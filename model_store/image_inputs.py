@@ -1,6 +1,7 @@
 """Image arguments in Python: a path, bytes, an open file, a Pillow image or an array.
 
-The client does not require Pillow or NumPy; they are used only if the caller has imported them.
+The client does not require Pillow or NumPy. The module uses them only if the caller has imported
+them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _NO_IMAGE_MODES = frozenset({"F", "I"})
 
 
 def image_file(image: ImageInput) -> tuple[str, bytes]:
-    """Return file name and bytes of an image; pixels are encoded losslessly.
+    """Return the file name and the bytes of an image; pixels are encoded losslessly.
 
     Raises
     ------
@@ -104,8 +105,8 @@ def _from_array(array: NDArray[Any]) -> Image.Image:
         )
     if array.ndim == 4:
         raise ValueError(
-            f"Received {received}. Wanted: one image (H, W, 3). To search with several, use "
-            "search_many."
+            f"Received {received}. Wanted: one image (H, W, 3). To search with several images, "
+            "use search_many."
         )
     is_picture = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in {1, 3, 4})
     if not is_picture or 0 in array.shape:

@@ -18,7 +18,7 @@ def installed_version() -> str:
 
 
 def installed_versions(distributions: Iterable[str]) -> dict[str, str]:
-    """Return the versions of the installed ones among ``distributions``."""
+    """Return the versions of ``distributions``, except those that are not installed."""
     found = {}
     for name in distributions:
         with suppress(PackageNotFoundError):
@@ -27,7 +27,7 @@ def installed_versions(distributions: Iterable[str]) -> dict[str, str]:
 
 
 def how_to_install(extra: str) -> str:
-    """Return the commands that install ``extra``, one of pyproject.toml's."""
+    """Return the commands that install ``extra``, an optional dependency in pyproject.toml."""
     return (
         f"In a checkout of Vouch: pip install '.[{extra}]'. From a package index that has it: "
         f"pip install '{DISTRIBUTION}[{extra}]'."

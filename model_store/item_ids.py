@@ -1,4 +1,4 @@
-"""The rule for ids of items, the same for indexes, backups, commands and requests."""
+"""The rule for ids of items; indexes, backups, commands and requests use the same rule."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 import unicodedata
 
 MAX_ID_LENGTH = 1024
-"""Maximum number of characters. Addresses of images can be ids, and an id must fit into a URL."""
+"""Maximum number of characters of an id. The address of an image can be an id, and a URL must be
+able to contain an id."""
 
 _TAKEN_ENDINGS = ("/similar", "/thumbnail")
 
@@ -14,8 +15,8 @@ _UNTEXTUAL = {"Cc", "Cs", "Zl", "Zp"}
 """Control characters, unpaired surrogates, line and paragraph separators."""
 
 _REVERSING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Bidirectional control characters that can disguise text (CVE-2021-42574); simple direction marks
-are allowed."""
+"""Control characters that change the direction of text, and so can disguise text (CVE-2021-42574).
+Simple direction marks are allowed."""
 
 _PLAIN = re.compile(r"[ -~]*")
 
@@ -48,8 +49,8 @@ def check_item_id(item_id: str) -> str:
     check_text(item_id)
     if {".", ".."} & {*item_id.split("/")}:
         raise ValueError(
-            "must not have '.' or '..' between slashes: clients take them out of an address, and "
-            "ask for another item"
+            "must not have '.' or '..' between slashes, because HTTP clients remove them from a "
+            "URL and so request another item"
         )
     if item_id.endswith(_TAKEN_ENDINGS):
         raise ValueError(f"must not end with {' or '.join(_TAKEN_ENDINGS)}: paths of items do")

@@ -16,14 +16,14 @@ def split_list(text: str) -> list[str]:
     """
     if not text.lstrip().startswith("["):
         return [value.strip() for value in text.split(",") if value.strip()]
-    values = _json(text, 'values with commas between them, or a JSON list such as ["a", "b"]')
+    values = _json(text, 'values separated by commas, or a JSON list such as ["a", "b"]')
     if not all(isinstance(value, str) for value in values):
         raise ValueError("must be a list of texts")
     return list(values)
 
 
 def as_list(value: Any) -> Any:  # noqa: ANN401 - before validation
-    """Return the values of a text, or of several texts for a repeated option.
+    """Return the values in a text, or in several texts if the option is repeated.
 
     Raises
     ------
@@ -39,7 +39,7 @@ def as_list(value: Any) -> Any:  # noqa: ANN401 - before validation
 
 
 def as_mapping(value: Any) -> Any:  # noqa: ANN401 - before validation
-    """Return the pairs of texts such as ``a=1,b=2``, or of a JSON object.
+    """Return the names and values in a text such as ``a=1,b=2``, or in a JSON object.
 
     Raises
     ------
@@ -56,7 +56,7 @@ def as_mapping(value: Any) -> Any:  # noqa: ANN401 - before validation
         for part in split_list(text):
             name, sign, content = part.partition("=")
             if not sign:
-                raise ValueError("must be NAME=VALUE with commas between")
+                raise ValueError("must be NAME=VALUE pairs, separated by commas")
             pairs[name.strip()] = content.strip()
     return pairs
 

@@ -20,9 +20,9 @@ class Match:
     rank : rank in the list, from 1.
     item : the item of the gallery.
     similarity : cosine of the directions, in [−1, 1].
-    similarity_std : standard deviation of the similarity, because query and item are uncertain;
+    similarity_std : standard deviation of the similarity, from the uncertainty of query and item;
         None if the query's uncertainty is unknown.
-    match_probability : calibrated P(true match), None without calibration.
+    match_probability : calibrated P(the item is a true match); None without calibration.
     rank_stability : share of predictive samples in which the item stays in the list; None if the
         query's uncertainty is unknown.
     rank_confidence : P(the item is nearer to the query than the next item); None for the last item,
@@ -51,8 +51,8 @@ def matches_of(
 
     Parameters
     ----------
-    has_uncertainty : whether the query's uncertainty is known; rank stability and confidence need
-        it.
+    has_uncertainty : whether the query's uncertainty is known. Rank stability and rank confidence
+        need this uncertainty.
     """
     n = len(items)
     places = neighbours.listed[:n]

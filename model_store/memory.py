@@ -24,11 +24,11 @@ class Kept:
 
 
 OF_QUERIES = Kept(8 * 2**20, 32 * 2**20)
-"""The limits for a service; the data of a query is a twentieth of such a block."""
+"""The limits for a service. The largest kept block is 20 times the data of a query."""
 
 OF_INDEXING = Kept(32 * 2**20, 128 * 2**20)
-"""The limits for indexing. A batch of 64 images at 224 pixels has 10 MB, with several copies
-between decoder and encoder. glibc cannot keep larger blocks."""
+"""The limits for indexing. A batch of 64 images at 224 pixels has 10 MB, and is copied several
+times between decoder and encoder. glibc cannot keep blocks above 32 MiB."""
 
 GARBAGE_THRESHOLD = 10_000
 """Number of new objects after which the garbage collector runs."""
@@ -42,9 +42,10 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 def tune_malloc(kept: Kept = OF_QUERIES) -> None:
     """Let the C library keep freed memory for the next query or batch.
 
-    By default, glibc returns every block above 128 KiB to the system at once, and the system must
-    clear new pages for the next query. That costs 26 page faults per query, a tenth of the
-    service's CPU time beside the encoder. It changes nothing with other C libraries.
+    By default, glibc returns every freed block above 128 KiB to the system immediately. The system
+    must then clear new pages for the next query. This costs 26 page faults per query: a tenth of
+    the service's CPU time, without the encoder's time. With other C libraries, the function has no
+    effect.
     """
     with suppress(OSError, AttributeError):
         tune = ctypes.CDLL(None).mallopt
@@ -55,8 +56,8 @@ def tune_malloc(kept: Kept = OF_QUERIES) -> None:
 def raise_gc_threshold() -> None:
     """Let the garbage collector run less often than by default.
 
-    A query creates 700 objects and no reference cycles; with the default, the collector took 0.08
-    ms per query.
+    A query creates 700 objects and no reference cycles. With the default threshold, the collector
+    took 0.08 ms per query.
     """
     gc.set_threshold(GARBAGE_THRESHOLD, *gc.get_threshold()[1:])
 
@@ -81,8 +82,9 @@ def malloc_environment() -> dict[str, str]:
 def large_pages(environment: Mapping[str, str]) -> dict[str, str]:
     """Return environment variables that make a new process use large pages.
 
-    An encoder reads all its weights for every image and spends 3 to 5 % of its time on page
-    lookups. Nothing changes if the system has no large pages, or with another C library than glibc.
+    An encoder reads all its weights for every image, and spends 3 to 5 % of its time on page
+    lookups. The variables have no effect if the system has no large pages, or if the C library is
+    not glibc.
     """
     tunables = [_LARGE_PAGES, environment.get("GLIBC_TUNABLES")]  # of two, the last counts
     return {"GLIBC_TUNABLES": ":".join(filter(None, tunables))}

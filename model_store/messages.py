@@ -1,8 +1,8 @@
 """The catalogue of messages: each reason in an answer has a stable code and parameters.
 
-Programs and translations use the code. The English sentence is made from it here and may change in
-every release. A parameter can be a message too, as in "…, and probabilities may be far off:
-{cause}".
+Programs and translations use the code. This module makes the English sentence from the code; the
+sentence may change in every release. A parameter can also be a message, for example ``cause`` in
+"probabilities may be far off: {cause}".
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ MESSAGES: Mapping[str, str] = MappingProxyType(
         "queries_needed": "about {n_needed} would be enough",
         "false_matches_not_bounded": "A match for at most {max_false_match_rate} of the absent "
         "queries cannot be promised: {cause}.",
-        "absent_queries_too_few": "the absent calibration queries are of {n_labels} labels, "
-        "{n_needed} or more are needed",
+        "absent_queries_too_few": "the absent calibration queries have {n_labels} labels, but "
+        "{n_needed} or more labels are needed",
         "absent_labels_too_few": "{n_labels} labels of absent calibration queries are too few to "
-        "predict other absent queries; {n_more} more are needed, in the gallery or "
-        "withheld from it",
+        "predict other absent queries; {n_more} more labels are needed, in the gallery or "
+        "withheld from the gallery",
         "absent_labels_too_few_for_share": "{n_labels} labels of absent calibration queries are "
-        "too few for a share of {share} absent queries; at least {n_more} more are needed",
+        "too few for a share of {share} absent queries; at least {n_more} more labels are "
+        "needed",
         "error_bounded_for_matched_queries": "The error of matches is guaranteed for queries with "
         "a match only: {cause}.",
         "absent_unknown_trained_labels": "queries of labels that the encoder was trained on do "
@@ -43,28 +44,29 @@ MESSAGES: Mapping[str, str] = MappingProxyType(
         # Result sets.
         "coverage_needs_queries": "A coverage of {coverage} needs {n_needed} independent "
         "calibration queries with a match{queries}; there are {n_effective}.",
-        "coverage_out_of_reach": "Of the calibration queries with a match{queries}, a share of "
-        "{reached} have the match among their candidates; that is too small to promise a coverage "
-        "of {coverage}.",
+        "coverage_out_of_reach": "Of the calibration queries with a match{queries}, only a share "
+        "of {reached} have the match among their candidates. This share is too small to "
+        "promise a coverage of {coverage}.",
         "labels_of_size": " of labels with {size} ({n_labels} of {n_all} labels)",
         "size_one": "one item",
         "size_few": "2 to 5 items",
         "size_many": "more than 5 items",
-        "coverage_not_under_filter": "A coverage is promised for searches of the whole gallery; a "
-        "true match may not pass the filter.",
+        "coverage_not_under_filter": "A coverage is promised only for searches of the whole "
+        "gallery, because a filter may exclude the true match.",
         # The state of a calibration.
-        "search_changed": "Calibrated with the search settings {calibrated}, searched with "
-        "{searched}. Run `vouch-build calibrate BUNDLES`.",
-        "items_changed": "{n_changed} items have been added, replaced or removed since the gallery "
-        "was calibrated with {n_calibrated}; up to {tolerated} % are tolerated. Run `vouch-build "
-        "calibrate BUNDLES`, which fits it again without an image, unless the service recalibrates "
-        "automatically.",
-        "labels_gone": "{n_gone} labels have lost their last item since the calibration, so its "
-        "guarantees do not hold: queries of these labels have no match now. Run `vouch-build "
+        "search_changed": "The gallery was calibrated with the search settings {calibrated}, but "
+        "is searched with {searched}. Run `vouch-build calibrate BUNDLES`.",
+        "items_changed": "{n_changed} items have been added, replaced or removed since the "
+        "gallery was calibrated with {n_calibrated} items; changes of up to {tolerated} % are "
+        "tolerated. Run `vouch-build calibrate BUNDLES`, which fits the calibration again "
+        "without an image, unless the service recalibrates automatically.",
+        "labels_gone": "{n_gone} labels have lost their last item since the calibration. Queries "
+        "of these labels have no match now, so the guarantees do not hold. Run `vouch-build "
         "calibrate BUNDLES`, unless the service recalibrates automatically.",
-        "too_many_errors": "Of {n} matches drawn at random and reviewed {n_wrong} are wrong: more "
-        "than the accepted share of {max_error} explains. Calibrate again, with queries like the "
-        "served ones, or with the feedback (`vouch-build calibrate --feedback`).",
+        "too_many_errors": "Of {n} matches that were drawn at random and reviewed, {n_wrong} are "
+        "wrong. The accepted share of {max_error} does not explain so many errors. Calibrate "
+        "again with queries like the served queries, or with the feedback (`vouch-build "
+        "calibrate --feedback`).",
         "drifted": "Your recent queries differ from the calibration queries, so the guarantees do "
         "not hold for them: probabilities may be wrong. The operator should check the queries, "
         "and either acknowledge them (`POST …/calibration/acknowledge`) or run `vouch-build "
@@ -75,17 +77,18 @@ MESSAGES: Mapping[str, str] = MappingProxyType(
         # Missing probabilities, and options without effect.
         "gallery_empty": "The gallery is empty, so no query has a match in it. Add items.",
         "gallery_not_calibrated": "This gallery of {n_items} items is not calibrated yet, so it "
-        "gives no probabilities and no matches. After its items are added, calibrate it with "
-        "queries whose true match is known: `vouch-build calibrate {gallery} --queries FILE "
-        "--gallery FILE`, in the directory of galleries.",
+        "gives no probabilities and no matches. Add the items. Then calibrate the gallery "
+        "with queries whose true match is known: `vouch-build calibrate {gallery} --queries "
+        "FILE --gallery FILE`, in the directory of galleries.",
         "texts_not_calibrated": "The gallery is not calibrated for text queries, and the "
         "calibration of images is not valid for them. Run `vouch-build calibrate BUNDLES "
         "--captions`.",
         "options_without_effect": "The gallery is not calibrated, so {options} had no effect.",
         "items_have_no_probability": "Items as queries have no probabilities: the calibration is "
         "valid for queries outside the gallery, and items have no outlier score.",
-        "alpha_too_small": "With {n_queries} calibration queries, no p-value is below {least}: at "
-        "alpha = {alpha}, no query can be flagged. That needs {n_needed} queries.",
+        "alpha_too_small": "With {n_queries} calibration queries, no p-value is below {least}. At "
+        "alpha = {alpha}, no query can be flagged; a flag needs {n_needed} calibration "
+        "queries.",
         "fields_not_counted": "The engine of this gallery does not count values of fields. "
         "Filters can still use any field.",
     }
@@ -99,7 +102,7 @@ class Message(str):
     Attributes
     ----------
     code : a key of `MESSAGES`; ``several`` for joined sentences.
-    parameters : numbers, texts and messages by their names in the template.
+    parameters : values by their names in the template: numbers, texts and messages.
     """
 
     __slots__ = ("code", "parameters")
@@ -107,7 +110,7 @@ class Message(str):
     parameters: Mapping[str, object]
 
     def as_json(self) -> dict[str, object]:
-        """Return code and parameters, recursively for parameters that are messages."""
+        """Return the code and the parameters; a parameter that is a message is converted too."""
         return {
             "code": self.code,
             "parameters": {name: _plain(value) for name, value in self.parameters.items()},
@@ -119,8 +122,8 @@ def message(code: str, **parameters: object) -> Message:
 
     Parameters
     ----------
-    parameters : exactly the parameters of the template; floats are shown with six digits. An absent
-        part is "".
+    parameters : the parameters of the template, all of them and no others. Floats are shown with
+        six digits. Use "" for an absent part.
 
     Raises
     ------

@@ -12,7 +12,7 @@ _COLUMNS = ("", "item", "label", "P(match)", "similarity")
 
 
 def answer_html(decision: Decision, matches: Sequence[Match]) -> str:
-    """Return an answer as HTML; names of items are escaped."""
+    """Return an answer as HTML, with escaped item ids and labels."""
     lines = [f"<b>{escape(decision.verdict)}</b>"]
     if decision.no_match_probability is not None:
         lines.append(f"P(no match) {decision.no_match_probability:.3f}")

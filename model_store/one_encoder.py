@@ -15,7 +15,7 @@ def require_one_encoder(
     text: TextEncoder | None,
     text_calibration: Calibration | None,
 ) -> None:
-    """Refuse parts that were made with another encoder.
+    """Refuse a gallery, calibration or text encoder that was made with another encoder.
 
     Raises
     ------

@@ -1,19 +1,20 @@
-"""The uncertainty of a similarity in closed form: query and item are both uncertain.
+"""The uncertainty of a similarity, in closed form, if query and item are both uncertain.
 
 A posterior over the last layer moves both embeddings of a pair, and their errors are correlated.
-The query is a = û + δ with δ ~ N(0, diag v). The item is b = ĝ + λ (r δ + √(1 − r²) ε), with ε
-distributed like δ; û and ĝ are unit vectors. By the delta method, the cosine s of the pair varies
-by E·δ + (û − s ĝ)·λ √(1 − r²) ε with E = (1 − rλs) ĝ + (rλ − s) û, because ∂s/∂a = ĝ − s û and
-∂s/∂b = û − s ĝ. The nearest published form is ProbCosine of BayesVLM (Baumann et al. 2026).
+The query is a = û + δ with δ ~ N(0, diag v). The item is b = ĝ + λ (r δ + √(1 − r²) ε), and ε has
+the same distribution as δ. û and ĝ are unit vectors. The cosine s of the pair has the derivatives
+∂s/∂a = ĝ − s û and ∂s/∂b = û − s ĝ. So by the delta method, the error of s is E·δ + (û − s ĝ)·λ √(1
+− r²) ε with E = (1 − rλs) ĝ + (rλ − s) û. The nearest published form is ProbCosine of BayesVLM
+(Baumann et al. 2026).
 
-For an item, only its mean and total variance are used, so two quantities are approximated. First,
-an item's variance has the same profile over dimensions as the query's. This is exact for a
-Kronecker-factored posterior, whose variance is a factor of the image times a factor of the
-dimension; λ is the square root of the ratio of the image factors. Second, r is the cosine of the
-features under the posterior, which would need all features of each item. It is approximated by a +
-b s, fitted to validation images together with the posterior. On Caltech-101, Fashion-MNIST and
-CIFAR-10 the standard deviation is that of sampled layers within 2 % (one division each; `make bench
-NAME=uncertainty`).
+Only the mean and the total variance of an item are used, so two quantities are approximated. First,
+the item's variance is assumed to be proportional to the query's variance in every dimension. This
+is exact for a Kronecker-factored posterior: its variance is a factor of the image times a factor of
+the dimension. λ is the square root of the ratio of the image factors. Second, r is the cosine of
+the features under the posterior, which would need all features of each item. So r is approximated
+by a + b s, fitted to validation images together with the posterior. On Caltech-101, Fashion-MNIST
+and CIFAR-10, the standard deviation differs by at most 2 % from the standard deviation over sampled
+layers (one division of each data set; `make bench NAME=uncertainty`).
 """
 
 from __future__ import annotations
@@ -28,28 +29,29 @@ from model_store.encoder.contract import EncoderMetadata
 from model_store.predictive import Predictive
 
 Correlation = tuple[float, float]
-"""a and b of r ≈ a + b s."""
+"""The coefficients a and b of r ≈ a + b s."""
 
 INDEPENDENT: Correlation = (0.0, 0.0)
 
 OF_WEIGHTS = ("laplace", "online_laplace", "mc_dropout", "ensemble")
-"""Prefixes of the names of posteriors over weights, which move all embeddings together. Any other
-posterior is for single images, with independent errors."""
+"""Prefixes of the names of posteriors over weights. A draw of the weights moves all embeddings
+together. With any other posterior, the errors of different images are independent."""
 
 _NOTHING = np.finfo(np.float32).tiny
-"""A tiny variance, for which any difference of similarities (eight decimals) is certain."""
+"""A tiny variance: with it, any difference of similarities (eight decimals) is certain."""
 
 _LEAST_NORM = 1e-3
-"""Minimum squared norm of an item's draw, to have a direction."""
+"""Minimum squared norm of a draw of an item, so that the draw has a direction."""
 
 _FAR = 6.0
-"""Number of standard deviations; a normal number is that far below its mean once in 10⁹ draws."""
+"""Number of standard deviations. A normal number is further below its mean only once in 10⁹
+draws."""
 
 Floats = NDArray[np.float64]
 
 
 def is_over_weights(posterior: str) -> bool:
-    """Return whether a posterior with this name is over weights, with common errors."""
+    """Return whether a posterior with this name is over weights, so that errors are correlated."""
     return posterior.startswith(OF_WEIGHTS)
 
 
@@ -76,9 +78,10 @@ class Pairs:
     across : (n,) Σ_d v_d (û − s ĝ)_d², the variance in the direction that rotates the item without
         changing its length.
     first_order : (n,) standard deviation of the cosine by the delta method, divided by the expected
-        lengths of the uncertain embeddings. It is the best indicator of wrong results and absent
-        queries.
-    std : (n,) ``first_order`` plus the second-order term δ·ε, which matters for large variances.
+        lengths of the uncertain embeddings. This value is the best indicator of wrong results and
+        absent queries.
+    std : (n,) ``first_order`` plus the second-order term δ·ε, which is important for large
+        variances.
     """
 
     similarities: Floats
@@ -131,9 +134,10 @@ class Pairs:
         return Pairs(*(getattr(self, field.name)[places] for field in fields(self)))
 
     def rivals(self, query: Predictive, k: int) -> int:
-        """Return the number of leading items that can be among the k nearest of a draw.
+        """Return how many of the first items can be among the k nearest items of a draw.
 
-        Later items are `_FAR` standard deviations behind.
+        The other items are farther than the k-th nearest item by more than `_FAR` standard
+        deviations.
         """
         total = np.add.reduce(query.variance)
         lengths = np.sqrt((1 + total) * (1 + self.ratios**2 * total))
@@ -147,12 +151,12 @@ class Pairs:
     ) -> NDArray[np.float32]:
         """Return a·b / ‖b‖ (S, n) for S draws: the similarities times ‖a‖.
 
-        The part of ε along ĝ changes ‖b‖ and a·b by the same factor, so it cancels. The product of
-        the rest with a is one normal number.
+        The part of ε along ĝ changes ‖b‖ and a·b by the same factor, so this part cancels. The
+        product of a and the rest of ε is one normal number.
 
         Parameters
         ----------
-        noise : (S, m) standard normal, m ≥ n, for the items' own errors; column i is for item i.
+        noise : (S, m) standard normal, m ≥ n. Column i gives the independent error of item i.
         """
         draws, noise = query.samples, noise[:, : len(items)]
         s, ratios, r, across = (
@@ -180,11 +184,11 @@ class Pairs:
     def nearer_than_next(self, query: Predictive, items: NDArray[np.float32]) -> Floats:
         """Return P(item i is nearer to the query than item i + 1), (k − 1,).
 
-        The length of the query's draw is the same for both items, so a·b / ‖b‖ is compared. Its
-        mean is (s + rλ Σ_d v_d) / √(1 + λ² Σ_d v_d): an uncertain item is often farther than its
-        similarity shows. Its error is (ĝ + rλ (û − s ĝ))·δ plus the item's own error, divided by
-        the same length. The difference of two such values is treated as normal, which is exact for
-        items without variance.
+        The length ‖a‖ of the query's draw is the same for both items, so a·b / ‖b‖ is compared. The
+        mean of this value is (s + rλ Σ_d v_d) / √(1 + λ² Σ_d v_d). So an uncertain item is often
+        farther than its similarity shows. The error of this value is (ĝ + rλ (û − s ĝ))·δ plus the
+        item's independent error, divided by the same length. The difference between the values of
+        two items is treated as normal, which is exact for items without variance.
 
         Parameters
         ----------

@@ -1,7 +1,7 @@
-"""Paths from files of third parties: each must be below its directory.
+"""Checks of paths from third parties: each path must be below its directory.
 
-A manifest, an archive or an index may come from a third party. Only `inside` converts names in it
-to paths.
+A manifest, an archive or an index may come from a third party. Only `inside` converts names in such
+a file to paths.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _MAX_PART_BYTES = 255
 """Maximum length of a file name on common file systems."""
 
 _UNUSUAL = re.compile(r"[\x00-\x1f\x7f\\]|^[A-Za-z]:")
-"""Control characters, and the separators and drives of Windows."""
+"""Control characters, and the path separators and drive letters of Windows."""
 
 
 def relative_name(name: str) -> str:
@@ -21,7 +21,8 @@ def relative_name(name: str) -> str:
 
     Raises
     ------
-    ValueError : it is absolute, empty, not normalised, contains "..", or names no file.
+    ValueError : ``name`` is absolute, empty, not normalised, contains "..", names no file, or has a
+        part that is too long.
     """
     path = PurePosixPath(name)
     try:
@@ -40,11 +41,11 @@ def relative_name(name: str) -> str:
 
 
 def inside(directory: Path, name: str) -> Path:
-    """Return the path of the file ``name`` below ``directory``; it need not exist.
+    """Return the path of the file ``name`` below ``directory``; the file need not exist.
 
     Raises
     ------
-    ValueError : see `relative_name`; or a link leads out of ``directory``.
+    ValueError : see `relative_name`; or a symbolic link leads out of ``directory``.
     """
     path = directory / relative_name(name)
     if not path.resolve().is_relative_to(directory.resolve()):

@@ -27,13 +27,14 @@ class Predictive:
     Attributes
     ----------
     direction : (D,) float32, unit vector at the centre of the distribution.
-    variance : (D,) float32, variance of the embedding before normalisation, relative to its squared
-        norm. N(direction, diag variance) then has the same distribution of directions.
+    variance : (D,) float32, variance of the embedding before normalisation, divided by the squared
+        norm of the embedding. N(direction, diag variance) then has the same distribution of
+        directions.
     spherical_variance : 1 − R in [0, 1], with R the mean resultant length.
-    outlier_score : measure of how unlike the calibration images the query is; NaN without a
+    outlier_score : score that is larger for queries unlike the gallery's images; NaN without a
         detector.
-    displacement : expected displacement by degradation of the picture, see `PictureState`; NaN if
-        unknown.
+    displacement : predicted displacement of the embedding because the picture is degraded, see
+        `PictureState`; NaN if unknown.
     samples : (S, D) float32 draws of N(direction, diag variance), before normalisation.
     kind : kind of the query, which determines its calibration.
     has_uncertainty : False if the encoder gives no variance.
@@ -49,8 +50,8 @@ class Predictive:
     has_uncertainty: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        # Computed here, on the predicting thread: NumPy may release the GIL, and the event loop
-        # would wait for the search of another request.
+        # Computed here, on the thread that predicts. On the event loop, NumPy could release the
+        # GIL, and the event loop would wait for the search of another request.
         object.__setattr__(self, "has_uncertainty", bool(self.variance.any()))
 
     @property
@@ -75,7 +76,8 @@ class Predictive:
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> Predictive | None:
-        """Parse the result of `to_bytes`; None for another layout or impossible numbers."""
+        """Parse the result of `to_bytes`; None if the layout is another, or numbers are
+        impossible."""
         if len(data) < _HEADER.size:
             return None
         magic, dim, n_samples, *moments = _HEADER.unpack_from(data)
@@ -108,8 +110,8 @@ def predict(
     ----------
     embeddings : B embeddings.
     outlier_scores : (B,) outlier scores; NaN without a detector.
-    noise : (S, D) standard normal noise, fixed for an encoder (`model_store.sphere.base_noise`), so
-        that an image gives the same samples on every replica.
+    noise : (S, D) standard normal noise (`model_store.sphere.base_noise`). It is fixed for an
+        encoder, so that every replica draws the same samples for an image.
     kind : kind of the queries.
     displacements : (B,), see `Predictive`; None if not known.
     """

@@ -19,7 +19,7 @@ PROVIDERS: Mapping[Provider, str] = {
     "openvino": "OpenVINOExecutionProvider",
     "coreml": "CoreMLExecutionProvider",
 }
-"""ONNX Runtime's names of them."""
+"""ONNX Runtime's name of each execution provider."""
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUP = Path("/proc/self/cgroup")
@@ -27,9 +27,9 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def usable_processors(cgroups: Path = _CGROUPS, own: Path = _OWN_CGROUP) -> int:
-    """Return the number of processors within affinity mask and CPU quota, at least 1.
+    """Return the number of processors that affinity mask and CPU quota allow, at least 1.
 
-    Threads beyond the quota do not compute faster; the kernel only suspends them during their work.
+    More threads than the quota allows do not compute faster, because the kernel suspends them.
 
     Parameters
     ----------
@@ -41,12 +41,12 @@ def usable_processors(cgroups: Path = _CGROUPS, own: Path = _OWN_CGROUP) -> int:
 
 
 def int8_sums_overflow(machine: str = platform.machine(), cpuinfo: Path = _CPUINFO) -> bool:
-    """Return whether sums of byte products may overflow 16 bits, as on x86 without VNNI.
+    """Return whether sums of byte products may overflow 16 bits, for example on x86 without VNNI.
 
     Parameters
     ----------
-    machine, cpuinfo : architecture, and the file of Linux with processor features; without the
-        file, the result is True on x86.
+    machine, cpuinfo : architecture, and the Linux file that lists the processor's features. Without
+        this file, the result is True on x86.
     """
     if machine.lower() not in {"x86_64", "amd64"}:
         return False
@@ -59,7 +59,7 @@ def int8_sums_overflow(machine: str = platform.machine(), cpuinfo: Path = _CPUIN
 
 
 def _quotas(cgroups: Path, own: Path) -> list[float]:
-    """Yield CPU quotas, in processors, of this control group and its parents (v2 and v1)."""
+    """Return the CPU quotas of this control group and its parents, in processors (v2 and v1)."""
     try:
         memberships = own.read_text(encoding="ascii").splitlines()
     except OSError:
@@ -71,7 +71,7 @@ def _quotas(cgroups: Path, own: Path) -> list[float]:
             continue
         root = cgroups / controllers if controllers else cgroups
         inside = Path(path.lstrip("/"))
-        # In a container, the path may be the host's; missing directories are skipped.
+        # In a container, the path may be a path on the host; missing directories are skipped.
         for group in {root, *(root / part for part in (inside, *inside.parents))}:
             quota = _quota_v1(group) if controllers else _quota_v2(group)
             if quota is not None:

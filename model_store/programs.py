@@ -16,17 +16,17 @@ INTERRUPTED = 130
 """Exit status after Ctrl+C: 128 plus the number of SIGINT."""
 
 _layout = partial(argparse.RawDescriptionHelpFormatter, max_help_position=10)
-"""Help with descriptions below their options, at the width of the terminal."""
+"""Help layout: each description is below its option, at the width of the terminal."""
 
 
 _VALUE = re.compile(r"(?<=ignored explicit argument).*", re.DOTALL)
-"""Pattern for the value in an argparse error about an option without a value."""
+"""Pattern of the value in an argparse error, if an option that takes no value has a value."""
 
 _NAME = re.compile(r"--?[a-z][a-z-]*")
 
 
 class _Parser(argparse.ArgumentParser):
-    """Parser whose errors do not repeat values that belong to no option."""
+    """Parser whose error messages do not repeat values without an option."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # noqa: ANN401
         """Parse the arguments; see `argparse.ArgumentParser.parse_args`."""
@@ -45,12 +45,12 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser_of(program: str, arguments: str = "", **settings: Any) -> argparse.ArgumentParser:  # noqa: ANN401
-    """Return the parser of a program, or the base for the parser of a command.
+    """Return the parser of a program, or the base of a command's parser.
 
     Parameters
     ----------
-    arguments : text after the options in the usage.
-    settings : arguments of `argparse.ArgumentParser` that override the defaults here.
+    arguments : text after ``[OPTIONS]`` in the usage line.
+    settings : arguments of `argparse.ArgumentParser` that override the common settings.
     """
     return _Parser(**parser_settings(program, arguments) | settings)
 
@@ -82,13 +82,13 @@ def version_line(program: str) -> str:
 
 
 def asks_for_version(arguments: Sequence[str]) -> bool:
-    """Return whether only the version is requested, which needs no imports."""
+    """Return whether the arguments only request the version."""
     return list(arguments) in (["--version"], ["-V"])
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """End with one line and status 130 after Ctrl+C, also during imports.
+    """After Ctrl+C, also during imports, end the program with one line and status 130.
 
     Raises
     ------

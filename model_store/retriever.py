@@ -1,4 +1,4 @@
-"""From the bytes of an image to an answer: the entry point of library and service."""
+"""The entry point of library and service: computes the answer to a query."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ from model_store.sphere import base_noise
 from model_store.verdicts import Order
 
 DEFAULT_ALPHA = 0.05
-"""False-alarm rate if neither the request nor a calibration names one."""
+"""False-alarm rate of the outlier flag if neither the request nor a calibration gives one."""
 
 
 _noise_of = lru_cache(maxsize=16)(base_noise)
-"""The galleries of one encoder have it in common."""
+"""Cached noise; all galleries of one encoder share it."""
 
 
 class SearchOptions(TypedDict, total=False):
@@ -69,9 +69,9 @@ class Retriever:
 
     Parameters
     ----------
-    calibration : calibration of image queries; without one (None), probabilities are None too.
-    text : text encoder; None without one.
-    text_calibration : calibration of text queries; None without one.
+    calibration : calibration of image queries. If it is None, probabilities are None too.
+    text : text encoder, or None.
+    text_calibration : calibration of text queries, or None.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ class Retriever:
 
     Raises
     ------
-    BundleMismatch : a part was made with another encoder.
+    BundleMismatch : the gallery, a calibration or the text encoder was made with another encoder.
 
     Examples
     --------
@@ -108,14 +108,14 @@ class Retriever:
         self._noise_of_items = _noise_of(f"{encoder.fingerprint}, items", N_SAMPLES, N_CANDIDATES)
 
     def with_gallery(self, gallery: Gallery) -> Retriever:
-        """Return a retriever with another state of the gallery."""
+        """Return a copy of the retriever with another state of the gallery."""
         other = copy(self)
         other.gallery = gallery
         other.__dict__.pop("n_gone_labels", None)
         return other
 
     def for_kind(self, kind: QueryKind) -> Retriever:
-        """Return a retriever with the decision layer for a kind of queries."""
+        """Return a copy of the retriever with the calibration for a kind of queries."""
         if kind == self.kind:
             return self
         other = copy(self)
@@ -126,12 +126,12 @@ class Retriever:
     @property
     def _correlation(self) -> Correlation:
         if self.kind == "text":
-            return INDEPENDENT  # two encoders, each with its own errors
+            return INDEPENDENT  # the errors of two encoders are independent
         return correlation_of(self.encoder.metadata)
 
     @property
     def posterior(self) -> str:
-        """Name of the distribution behind a query's variance."""
+        """Name of the posterior that gives a query's variance."""
         if self.kind == "text" and self.text is not None:
             return self.text.metadata.posterior
         return self.encoder.metadata.posterior
@@ -143,7 +143,7 @@ class Retriever:
 
     @property
     def n_new_labels(self) -> int:
-        """The number of labels added after the calibration, without guarantees."""
+        """The number of labels that were added after the calibration; they have no guarantees."""
         if self.calibration is None:
             return 0
         n_known, labels = len(self.calibration.label_classes), self.gallery.labels
@@ -156,7 +156,7 @@ class Retriever:
     def n_gone_labels(self) -> int:
         """The number of calibrated labels that have lost their last item.
 
-        If items have changed, it reads the label of every item, once for each state of the gallery.
+        If items have changed, every label is read, once for each state of the gallery.
         """
         if self.calibration is None or self.calibration.outdated is not None:
             return 0
@@ -164,14 +164,15 @@ class Retriever:
 
     @property
     def has_other_labels(self) -> bool:
-        """True if labels were added or lost since the calibration; it should be fitted again."""
+        """True if labels were added or lost since the calibration, so that a new one is needed."""
         return self.n_new_labels > 0 or self.n_gone_labels > 0
 
     @property
     def not_guaranteed(self) -> str | None:
-        """Reason why the guarantees do not hold, although verdicts are given; None if they hold.
+        """Reason why the guarantees do not hold, see `Terms.drift`; None if they hold.
 
-        It is not checked for a gallery on another machine, where reading all labels takes too long.
+        The reason is None for a gallery on another machine, because reading all its labels takes
+        too long.
         """
         if not self.gallery.is_local or not self.n_gone_labels:
             return None
@@ -179,7 +180,7 @@ class Retriever:
 
     @property
     def alpha(self) -> float:
-        """The false-alarm rate if a request names none."""
+        """The false-alarm rate of the outlier flag if a request gives none."""
         return DEFAULT_ALPHA if self.calibration is None else self.calibration.alpha
 
     def order_of(self, requested: Order | None) -> Order:
@@ -187,13 +188,13 @@ class Retriever:
 
         Raises
         ------
-        OrderUnavailable : there are no probabilities to list by.
+        OrderUnavailable : the order is by probability, but the gallery is not calibrated.
         """
         if requested == "probability" and self.calibration is None:
             raise OrderUnavailable(
-                "order=probability was requested, but the gallery is not calibrated: there are no "
-                "probabilities to list by. Leave it out or ask for order=similarity; or have the "
-                "gallery calibrated (`vouch-build calibrate`, `vouch-build index --calibrate`)."
+                "order=probability was requested, but the gallery is not calibrated, so it has no "
+                "probabilities. Omit `order`, request order=similarity, or calibrate the gallery "
+                "(`vouch-build calibrate`, `vouch-build index --calibrate`)."
             )
         if requested is None:
             return "similarity" if self.calibration is None else self.calibration.order
@@ -246,9 +247,9 @@ class Retriever:
         """Search and decide for one query.
 
         A filter restricts the list. Probabilities come from a search of the whole gallery, so they
-        have the same meaning under any filter; see `decide`. A diverse list, and a list in order of
-        probability, contain only items among the `N_CANDIDATES` nearest. Neither changes a
-        probability.
+        have the same meaning under any filter; see `decide`. With ``diversity``, or in order of
+        probability, the list contains only items among the `N_CANDIDATES` nearest. Diversity and
+        order do not change probabilities.
 
         Parameters
         ----------
@@ -256,17 +257,17 @@ class Retriever:
         alpha, coverage : see `Terms`; None for the calibration's defaults.
         exclude : row of an item to leave out.
         where : filter of the items.
-        diversity : rule for leaving out items similar to a nearer one.
+        diversity : rule for leaving out items that are similar to a nearer item.
         expected_absent : share of absent queries; None for the calibration's default.
         source : source of the query; None if not known.
-        filter_means : whether the caller knows that a true match passes ``where``.
-        stale : another reason why the calibration is not valid, besides `Retriever.stale`.
-        drift : reason why the guarantees do not hold, although verdicts are given.
+        filter_means : whether the caller knows that every true match passes ``where``, see `Terms`.
+        stale : a reason, besides `Retriever.stale`, why the calibration is not valid.
+        drift : reason why the guarantees do not hold, see `Terms`.
         order : order of the list; None for the gallery's default.
 
         Raises
         ------
-        OrderUnavailable : there are no probabilities to list by.
+        OrderUnavailable : the order is by probability, but the gallery is not calibrated.
         UnknownSource : no calibration query has this source.
         """
         if not 1 <= limit <= N_CANDIDATES:
@@ -372,7 +373,7 @@ class Retriever:
         )
 
     def _items(self, shown: NDArray[np.int64], members: NDArray[np.int64]) -> dict[int, Item]:
-        """Look up items by row; each is read once, as result set and list overlap."""
+        """Look up items by row; an item in both result set and list is read once."""
         rows = list(dict.fromkeys([*shown.tolist(), *members.tolist()]))
         return dict(zip(rows, self.gallery.items(np.array(rows, np.int64)), strict=True))
 
@@ -383,7 +384,7 @@ class Retriever:
         n_places: int,
         allowed: Allowed | None,
     ) -> tuple[NDArray[np.int64], Retrieved]:
-        """Return the rows (n,) for the decision, and their data.
+        """Return the rows (n,) that the decision needs, and the data of these rows.
 
         Only the first ``n_places`` items of the list may be returned.
         """
@@ -433,12 +434,12 @@ class Retriever:
         where: Filter | None = None,
         diversity: Diversity = EVERYTHING,
     ) -> Answer:
-        """Search with an item of the gallery as the query; it is left out of the list.
+        """Search with an item of the gallery as the query; the list omits this item.
 
         The gallery stores the embedding of an item, but not the features for an outlier score.
         Also, a calibration is valid only for queries that are not in the gallery. So the answer has
-        similarities, rank stabilities and an uncertainty, but no probabilities and no verdict. The
-        list is in order of similarity.
+        similarities, rank stabilities and an uncertainty, but no probabilities, and its verdict is
+        ``not_calibrated``. The list is in order of similarity.
 
         Raises
         ------
@@ -468,7 +469,7 @@ class Retriever:
         Raises
         ------
         ImageError : the bytes are not a valid image.
-        OrderUnavailable : there are no probabilities to list by.
+        OrderUnavailable : the order is by probability, but the gallery is not calibrated.
         """
         smallest_side = self.encoder.metadata.preprocessing.smallest_side
         prepared = self.prepare(decode_image(data, smallest_side=smallest_side))

@@ -1,9 +1,9 @@
 """Two-stage probabilistic search: one search for candidates, then predictive samples.
 
-Searching the gallery with each of S predictive samples would cost S searches. The samples are close
-to their mean, so their neighbours are among the candidates of the mean. One search for the mean is
-enough, followed by a small matrix product of samples and candidates. Items are uncertain too; see
-`model_store.pairs`.
+A search with each of S predictive samples would cost S searches of the gallery. But the samples are
+close to their mean. So one search with the mean finds the neighbours of all samples as candidates.
+A small matrix product of samples and candidates then ranks them for each sample. Items are
+uncertain too; see `model_store.pairs`.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from model_store.predictive import Predictive
 from model_store.verdicts import Plan
 
 N_CANDIDATES = 200
-"""Number of candidates of the first stage; the decision layer computes its signals from them."""
+"""Number of candidates of the first stage. The decision layer computes its signals from the
+candidates."""
 
 
 _ROUNDING = 1e-6
-"""Maximum rounding error of the product of two float32 unit vectors; for exact copies it is not
-exactly 1."""
+"""Maximum rounding error of the product of two float32 unit vectors. So the product of exact copies
+may differ from 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diversity:
-    """The rule for leaving out candidates that are similar to a nearer one.
+    """The rule for leaving out candidates that are similar to a nearer candidate.
 
     Attributes
     ----------
-    one_per_label : list only the nearest item of each label, and all items without a label.
+    one_per_label : list only the nearest item of each label. All items without a label are listed.
     duplicate_similarity : leave out an item with at least this similarity to a listed item.
     """
 
@@ -42,23 +43,24 @@ class Diversity:
 
 
 EVERYTHING = Diversity()
-"""Lists every candidate."""
+"""The rule that lists every candidate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """The candidates of one query, nearest first, and the list of them.
+    """The candidates of one query, nearest first, and the candidates in the result list.
 
     Attributes
     ----------
     rows : (n,) int64, positions in the gallery.
-    similarities : (n,) float64, descending; equal ones by id.
-    pairs : the query and each of the n candidates.
+    similarities : (n,) float64, descending; candidates with equal similarities are ordered by id.
+    pairs : pairs of the query with each of the n candidates.
     listed : (m,) int64, indexes of the listed candidates, ascending unless `reordered`. Without a
         `Diversity`, all candidates are listed.
-    rank_stability : (m,) share of the samples of query and items in which a listed item is among
-        the k nearest of the list.
-    rank_confidence : (min(k, m - 1),) P(a listed item is nearer to the query than the next one).
+    rank_stability : (m,) share of samples (of query and items) in which a listed item is among the
+        k nearest listed items.
+    rank_confidence : (min(k, m - 1),) P(a listed item is nearer to the query than the next listed
+        item).
     plan : see `Candidates`.
     """
 
@@ -92,13 +94,15 @@ def two_stage_search(
 
     Parameters
     ----------
-    query : its mean direction orders the items; samples and variance determine the stability.
-    k : length of the top of the list for `Neighbours.rank_stability`.
+    query : query; its mean direction orders the items, and its samples and variance determine the
+        stability.
+    k : number of nearest items for `Neighbours.rank_stability`.
     n_candidates : number of candidates of the first stage; at least ``k`` are fetched.
     exclude : row of an item to leave out, for example the query itself.
-    allowed : the rows that may be found, for example by a filter; None for all.
-    diversity : rule for candidates that are not listed.
-    noise : (S, n) standard normal noise for the items' own errors, the same for all queries.
+    allowed : the rows that may be found, for example the rows that pass a filter; None for all.
+    diversity : rule for leaving out candidates.
+    noise : (S, n) standard normal noise for the independent errors of items, the same for all
+        queries.
     correlation : see `correlation_of`.
     """
     n = max(n_candidates, k)
@@ -131,7 +135,7 @@ def _sampled_stability(
     k: int,
     noise: NDArray[np.float32],
 ) -> NDArray[np.float64]:
-    """Return `rank_stability` of the listed items (m,); only possible rivals are sampled."""
+    """Return `rank_stability` (m,) of the listed items; only items near the top k are sampled."""
     n = len(directions)
     if k >= n:
         return np.ones(n)
@@ -150,11 +154,11 @@ def pairs_of(
     *,
     correlation: Correlation,
 ) -> Pairs:
-    """Return a query and the items at ``rows`` (n,) as pairs.
+    """Return the pairs of a query with the items at ``rows`` (n,).
 
     Parameters
     ----------
-    directions, similarities : (n, D) and (n,), of these items.
+    directions, similarities : (n, D) and (n,), directions and similarities of these items.
     correlation : see `correlation_of`.
     """
     correlations = np.clip(correlation[0] + correlation[1] * similarities, 0, 1)
@@ -169,7 +173,7 @@ def pair_uncertainty(
     *,
     correlation: Correlation,
 ) -> float | None:
-    """Return `Pairs.first_order` of a query and its nearest item; None if not known.
+    """Return `Pairs.first_order` of a query and its nearest item; None if it is not known.
 
     Parameters
     ----------
@@ -191,7 +195,7 @@ def reordered(
     query: Predictive,
     k: int,
 ) -> Neighbours:
-    """Return the neighbours with the list in another order.
+    """Return ``found`` with its list in another order.
 
     Parameters
     ----------
@@ -214,11 +218,11 @@ def reordered(
 def distinct(
     diversity: Diversity, directions: NDArray[np.float32], label_codes: NDArray[np.int32]
 ) -> NDArray[np.int64]:
-    """Return the indexes of items, nearest first, that are not similar to a nearer listed item.
+    """Return the indexes of the items that are not similar to a nearer listed item.
 
     Parameters
     ----------
-    directions : (n, D) unit vectors.
+    directions : (n, D) unit vectors of the items, nearest first.
     label_codes : (n,) label codes; −1 without a label.
     """
     stands = np.zeros((len(directions), len(directions)), dtype=bool)
@@ -242,7 +246,8 @@ def rank_stability(similarities: NDArray[np.float32], k: int) -> NDArray[np.floa
 
     Returns
     -------
-    (n,) in [0, 1]; all ones when ``k`` ≥ n. Ties with the k-th item count as included.
+    (n,) in [0, 1]; all ones if ``k`` ≥ n. An item that is as similar as the k-th item counts as
+    included.
     """
     n = similarities.shape[1]
     if k >= n:

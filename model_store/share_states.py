@@ -1,4 +1,4 @@
-"""The share of absent queries of a bundle, counted over all processes that serve it."""
+"""The estimated share of absent queries of a bundle, over all processes that serve the bundle."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CREATE TABLE IF NOT EXISTS absent_share (
 
 @dataclass(frozen=True, slots=True)
 class SavedShare:
-    """The counts of queries served from one bundle, by all processes.
+    """The counts of queries that all processes have served from one bundle.
 
     Attributes
     ----------
@@ -40,8 +40,8 @@ class SavedShare:
 class ShareStates:
     """A table of an SQLite file with one row for each bundle.
 
-    All processes that share the file use the same row. Each adds the queries served since its last
-    update, and continues from the total.
+    All processes that share the file use the same row. Each process adds the queries that it has
+    served since its last update, and continues from the total.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,7 +60,7 @@ class ShareStates:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with closing(sqlite3.connect(self._path, isolation_level=None)) as connection:
             connection.execute(_SCHEMA)
-            # No other process may count between reading and writing.
+            # Between the read and the write, no other process may write.
             connection.execute("BEGIN IMMEDIATE" if no_match else "BEGIN")
             row = connection.execute(
                 "SELECT counts, n_served FROM absent_share WHERE bundle = ?", (bundle,)

@@ -26,7 +26,7 @@ _OWNER_ONLY, _READABLE = 0o600, 0o644
 
 
 def new_key(path: Path) -> Path:
-    """Write a new private key to ``path`` and its public key beside it; return the latter's path.
+    """Write a new private key to ``path``, and its public key beside it; return the public path.
 
     Raises
     ------
@@ -41,8 +41,8 @@ def new_key(path: Path) -> Path:
         _write_new(path, private_text, _OWNER_ONLY)
     except FileExistsError as error:
         raise SigningKeyError(
-            f"There is a file {error.filename} already, and something may have been signed with "
-            "it. Name another."
+            f"The file {error.filename} already exists, and its key may have signed something. "
+            "Give another file name."
         ) from error
     except OSError as error:
         raise SigningKeyError(f"The key cannot be written: {error}.") from error
@@ -50,14 +50,14 @@ def new_key(path: Path) -> Path:
 
 
 def _write_new(path: Path, text: bytes, mode: int) -> None:
-    """Create a new file, with the permissions ``mode`` from the start."""
+    """Create a new file; it has the permissions ``mode`` before it has content."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(text)
 
 
 def read_private_key(path: Path) -> Ed25519PrivateKey:
-    """Read a private key from `new_key`.
+    """Read a private key that `new_key` has written.
 
     Raises
     ------
@@ -70,7 +70,7 @@ def read_private_key(path: Path) -> Ed25519PrivateKey:
 
 
 def read_public_key(path: Path) -> str:
-    """Read a public key; return it in hexadecimal, as in `sign`.
+    """Read a public key; return the key in hexadecimal, as in `sign`.
 
     Raises
     ------
@@ -94,7 +94,7 @@ def _read(path: Path, load: Callable[[bytes], object], kind: str) -> object:
 
 
 def _of_another_algorithm(path: Path) -> SigningKeyError:
-    return SigningKeyError(f"{path} is a key of another algorithm, wanted {ALGORITHM}.")
+    return SigningKeyError(f"{path} is a key of another algorithm. Give an {ALGORITHM} key.")
 
 
 def sign(content: bytes, key: Ed25519PrivateKey) -> dict[str, str]:

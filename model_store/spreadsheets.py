@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 
 FORMULA = re.compile(r"^'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
-"""Beginning of a cell that some spreadsheets read as a formula, possibly after apostrophes."""
+"""Pattern of the beginning of a cell that some spreadsheets read as a formula. Apostrophes may
+precede it."""
 
 
 def to_cell(text: str) -> str:
-    """Return ``text`` for a cell; an apostrophe is added before a possible formula."""
+    """Return ``text`` as the content of a cell; a possible formula gets an apostrophe in front."""
     return f"'{text}" if FORMULA.match(text) else text
 
 

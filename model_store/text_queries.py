@@ -23,8 +23,8 @@ class EmbeddedText:
 
     Attributes
     ----------
-    predictive : predictive distribution of the text; without an uncertainty if its encoder gives no
-        variance.
+    predictive : predictive distribution of the text. It has no uncertainty if the text encoder
+        gives no variance.
     n_tokens : number of tokens that were used, including the start and end tokens.
     warnings : sentences about the text, for example if it was cut.
     """
@@ -35,7 +35,7 @@ class EmbeddedText:
 
 
 def text_encoder(retriever: Retriever) -> TextEncoder:
-    """Return the encoder of texts.
+    """Return the text encoder.
 
     Raises
     ------
@@ -63,8 +63,8 @@ def embed_text(retriever: Retriever, text: str) -> EmbeddedText:
     tokens = encoder.tokenize([text])
     predictive = retriever.for_kind("text").predictives(encoder.encode(tokens))[0]
     cut = (
-        f"The encoder reads {encoder.context_length} tokens. The text has more, and its end was "
-        "ignored. Use fewer words."
+        f"The encoder reads at most {encoder.context_length} tokens. The text has more tokens, so "
+        "its end was ignored. Use fewer words."
     )
     warnings = (cut,) if tokens.truncated[0] else ()
     return EmbeddedText(predictive, int(tokens.mask[0].sum()), warnings)
@@ -78,12 +78,13 @@ def search_text(
 ) -> Answer:
     """Search with a text; options as in `Retriever.find`.
 
-    The verdict is ``not_calibrated`` before `vouch-build calibrate BUNDLES --captions` was run.
+    The verdict is ``not_calibrated`` until `vouch-build calibrate BUNDLES --captions` has run.
 
     Raises
     ------
     TextUnavailable, InvalidText : see `embed_text`.
-    OrderUnavailable : texts are not calibrated, so there are no probabilities for the order.
+    OrderUnavailable : the gallery is not calibrated for texts, so there are no probabilities for
+        the order.
 
     Examples
     --------

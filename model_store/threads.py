@@ -17,9 +17,10 @@ _USABLE_PROCESSORS = usable_processors()
 def one_blas_thread() -> Iterator[None]:
     """Limit BLAS to one thread in the whole process, and restore the setting at the end.
 
-    The matrix products of one query take microseconds, but BLAS still splits them. Its threads then
-    spin until the last one gets a core. On two busy cores, a search took 53 ms with two threads and
-    1.2 ms with one. Several threads serve queries at the same time, so all cores are used anyway.
+    The matrix products of one query take microseconds, but BLAS still splits them between threads.
+    The BLAS threads then spin until the last thread gets a core. On two busy cores, a search took
+    53 ms with two BLAS threads, and 1.2 ms with one. All cores are still used, because several
+    threads serve queries at the same time.
     """
     with threadpool_limits(limits=1, user_api="blas"):
         yield
@@ -29,8 +30,9 @@ def one_blas_thread() -> Iterator[None]:
 def faiss_threads(n: int) -> Iterator[None]:
     """Set FAISS to ``n`` threads, and restore the setting at the end.
 
-    The setting is for the calling thread. If torch was imported first, it changes torch too: the
-    order of sums would change, and training would give another model.
+    The setting is only for the calling thread. If PyTorch was imported before FAISS, the setting
+    also applies to PyTorch. The order of sums in a training would then change, and give another
+    model.
     """
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(n)
@@ -41,8 +43,9 @@ def faiss_threads(n: int) -> Iterator[None]:
 
 
 def threads_for(n_queries: int) -> int:
-    """Return the number of threads for a search of ``n_queries`` at once.
+    """Return the number of threads for a search with ``n_queries`` queries in one call.
 
-    One query should not be split: waiting OpenMP threads made it three times as slow on two cores.
+    The search of one query is not split. On two cores, a search with waiting OpenMP threads took
+    three times as long.
     """
     return 1 if n_queries == 1 else min(faiss.omp_get_max_threads(), _USABLE_PROCESSORS)

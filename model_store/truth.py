@@ -1,7 +1,8 @@
-"""Truth: whether an item is a true match of a query.
+"""Tests whether an item is a true match of a query.
 
-A match has the same label as the query (without labels, it is the item itself), or a position near
-the query's. Calibration, evaluation and the published protocols all use these classes.
+A true match has the same label as the query, or a position near the query. If items have no labels,
+only the item itself is a match. Calibration, evaluation and the published protocols use these
+classes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Truth(Protocol):
     """The true matches of B queries among N items."""
 
     def matches(self, queries: Integers, items: Integers) -> Bools:
-        """Return whether ``items`` (b, n) are true matches of ``queries`` (b,), given by index."""
+        """Return whether the items (b, n) are true matches of the queries (b,), by index."""
 
     def counts(self) -> Integers:
         """Return the number (B,) of true matches of each query."""
@@ -33,12 +34,12 @@ class Truth(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SameLabel:
-    """A match has the query's label.
+    """A true match is an item with the query's label.
 
     Attributes
     ----------
-    queries, items : (B,) and (N,) label codes. A query whose label has no item gets a new code.
-        Items without a label have −1, which no query has.
+    queries, items : (B,) and (N,) label codes. If no item has the query's label, the query has a
+        code that no item has. Items without a label have −1, which no query has.
     """
 
     queries: NDArray[np.integer[Any]]
@@ -59,7 +60,7 @@ class SameLabel:
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """A match is within a distance of the query's position.
+    """A true match is an item within a distance of the query's position.
 
     Attributes
     ----------
@@ -92,9 +93,9 @@ class Within:
         return found
 
     def nearest(self) -> Integers:
-        """Return the nearest item (B,) of each query within the distance; −1 if there is none.
+        """Return the nearest item (B,) of each query; −1 if no item is within the distance.
 
-        Of equally near items, the first is returned.
+        If several items are equally near, one of them is returned.
         """
         from scipy.spatial import KDTree  # noqa: PLC0415 - slow; few galleries have places
 
@@ -111,7 +112,8 @@ class Within:
 def wgs84(latitudes: Floats, longitudes: Floats) -> Floats:
     """Convert positions on the WGS84 ellipsoid to points (n, 3) in space, in metres.
 
-    Distances between points are straight lines; a kilometre is less than 2 µm too short.
+    Distances between points are measured along straight lines. For a kilometre, they are less than
+    2 µm too short.
 
     Parameters
     ----------

@@ -1,9 +1,9 @@
-"""Vectors as queries: another system has embedded the image, or has searched already.
+"""Vectors as queries, if another system has embedded the image or has already searched.
 
-A vector must come from the gallery's encoder. If the gallery was made of vectors, it must come from
-the encoder of those vectors; it is then processed like an image. `decide_list` decides on
-neighbours from another store, for example a vector database. It does not search the gallery, and
-uses only the calibration of its bundle.
+A query vector must come from the gallery's encoder. If the gallery was made of vectors, the query
+vector must come from the encoder of these vectors, and is processed like an image. `decide_list`
+decides on neighbours that another store has found, for example a vector database. It uses only the
+calibration of the gallery's bundle, and does not search the gallery.
 """
 
 from __future__ import annotations
@@ -26,19 +26,21 @@ from model_store.retriever import Retriever
 Floats = NDArray[np.float64]
 
 _ROUNDING = 1e-5
-"""Rounding tolerance: a float32 cosine may exceed 1, or the cosine before it, by this."""
+"""Rounding tolerance: a float32 cosine may exceed 1 by this. It may also exceed the preceding
+cosine in a list by this."""
 
 
 @dataclass(frozen=True, slots=True)
 class VectorQuery:
-    """The embedding of a query by the gallery's encoder, or the input of an encoder of vectors.
+    """The embedding of a query by the gallery's encoder, or the vector for a gallery of vectors.
 
     Attributes
     ----------
     mean : (D,) mean of the embedding, of any non-zero length.
-    variance : (D,) variance of the embedding, in squared units of ``mean``; None for zero.
+    variance : (D,) variance of the embedding, in squared units of ``mean``; None for a variance of
+        zero.
     features : (F,) penultimate activations, to compute the outlier score.
-    outlier_score : a known `Predictive.outlier_score` instead of ``features``.
+    outlier_score : `Predictive.outlier_score`, if it is already known; it replaces ``features``.
     fingerprint : fingerprint of the encoder; None if unknown.
 
     Examples
@@ -60,7 +62,7 @@ class NeighbourList:
     Attributes
     ----------
     ids : (n,) ids of the items.
-    labels : (n,) labels of the items; None without a label.
+    labels : (n,) labels of the items; None for an item without a label.
     similarities : (n,) cosines; None if ``vectors`` are given.
     vectors : (n, D) vectors of the items.
 
@@ -81,7 +83,7 @@ class ListDecision:
 
     Attributes
     ----------
-    decision : decision with the probabilities of the neighbours, in their order.
+    decision : decision, with the probabilities of the neighbours in the order of the list.
     predictive : predictive distribution of the query.
     similarities : (n,) similarities of the neighbours.
     """
@@ -96,8 +98,8 @@ def predictive_of(retriever: Retriever, query: VectorQuery) -> Predictive:
 
     Raises
     ------
-    InvalidVector : the vector has another encoder or another length, or no direction. Also if the
-        gallery is calibrated, and features and outlier score are both missing.
+    InvalidVector : the vector is from another encoder, has another length, or is zero. Or the
+        gallery is calibrated, but features and outlier score are both missing.
     """
     encoder = retriever.encoder
     if query.fingerprint is not None and query.fingerprint != encoder.fingerprint:
@@ -117,10 +119,10 @@ def predictive_of(retriever: Retriever, query: VectorQuery) -> Predictive:
 def decide_list(
     retriever: Retriever, query: VectorQuery, neighbours: NeighbourList, terms: Terms
 ) -> ListDecision:
-    """Decide on a query's neighbours that another store has found in the same gallery.
+    """Decide on neighbours that another store has found for a query in the same gallery.
 
-    The probabilities are the same as from `Retriever.find` for the same list. Labels that were
-    added after the calibration are unknown, as in a search.
+    For the same list, `Retriever.find` gives the same probabilities. As in a search, labels that
+    were added after the calibration are unknown.
 
     Raises
     ------
@@ -167,11 +169,11 @@ def _as_embedded(query: VectorQuery, retriever: Retriever) -> Embeddings:
     encoder, features = retriever.encoder, query.features
     mean, variance = _mean(query.mean, encoder.dim), _variance(query.variance, encoder.dim)
     if features is None and encoder.metadata.posterior == "deterministic":
-        # Without a last layer, the embedding itself is the features.
+        # The encoder has no last layer, so the embedding also serves as the features.
         features = mean if encoder.n_features == encoder.dim else None
     if retriever.calibration is not None and features is None and query.outlier_score is None:
         raise InvalidVector(
-            "The detection of outliers needs features: give `features` "
+            "The detection of outliers needs features. Send `features` "
             f"({encoder.n_features} numbers), or the `outlier_score` from `embed`."
         )
     known = np.zeros(encoder.n_features, np.float32)
@@ -181,25 +183,26 @@ def _as_embedded(query: VectorQuery, retriever: Retriever) -> Embeddings:
 
 
 def _row(query: VectorQuery, taken: VectorInput) -> NDArray[np.float32]:
-    """Convert a query to the input of an encoder of vectors; a missing variance is zero.
+    """Convert a query to the input of the encoder of vectors; a missing variance is zero.
 
     Raises
     ------
-    InvalidVector : it lacks a part that the gallery's vectors have, or has a part that they lack.
+    InvalidVector : the query lacks a part that the gallery's vectors have, or has a part that they
+        do not have.
     """
-    made = f"The vectors of {taken.made_by!r} that the gallery was made of have"
+    made = f"The gallery was made of vectors of {taken.made_by!r} that have"
     for name, given, size in (
         ("variance", query.variance, taken.sizes[1]),
         ("features", query.features, taken.sizes[2]),
     ):
         if given is not None and not size:
-            raise InvalidVector(f"{made} no `{name}`. Leave it out.")
+            raise InvalidVector(f"{made} no `{name}`. Omit `{name}`.")
     parts = [_mean(query.mean, taken.dim)]
     if taken.with_variance:
         parts.append(_variance(query.variance, taken.dim))
     if taken.n_features is not None:
         if query.features is None:
-            raise InvalidVector(f"{made} `features` too: give them ({taken.n_features} numbers).")
+            raise InvalidVector(f"{made} `features`. Send {taken.n_features} `features`.")
         parts.append(_vector("features", query.features, taken.n_features))
     return np.concatenate(parts)
 
@@ -228,8 +231,8 @@ def _vector(
     vector = np.asarray(values, np.float32)
     if vector.shape != (length,):
         raise InvalidVector(
-            f"The vector `{name}` has the shape {vector.shape}, wanted ({length},): that of the "
-            "gallery's encoder."
+            f"The vector `{name}` has the shape {vector.shape}, wanted ({length},), the shape "
+            "from the gallery's encoder."
         )
     if not np.isfinite(vector).all():
         place = int(np.flatnonzero(~np.isfinite(vector))[0])
@@ -238,12 +241,12 @@ def _vector(
 
 
 def _similarities(neighbours: NeighbourList, direction: NDArray[np.float32]) -> Floats:
-    """Return the neighbours' cosines; they are computed if vectors are given."""
+    """Return the neighbours' cosines, which are given or computed from vectors."""
     n = len(neighbours.ids)
     given = neighbours.similarities is not None, neighbours.vectors is not None
     if sum(given) != 1 or len(neighbours.labels) != n:
         raise InvalidVector(
-            "Each neighbour has an id, a label (or null), and either a similarity or a vector."
+            "Each neighbour must have an id, a label (or null), and a similarity or a vector."
         )
     if neighbours.vectors is None:
         similarities = np.asarray(neighbours.similarities, np.float64)
@@ -261,7 +264,7 @@ def _similarities(neighbours: NeighbourList, direction: NDArray[np.float32]) -> 
         place = int(np.flatnonzero(wrong)[0])
         raise InvalidVector(
             f"Neighbour {place} ({neighbours.ids[place]!r}) has no cosine similarity: "
-            f"{similarities[place]}. Wanted −1 to 1, or a vector that is finite and not zero."
+            f"{similarities[place]}. Send a cosine from −1 to 1, or a finite non-zero vector."
         )
     return np.clip(similarities, -1.0, 1.0)
 
@@ -277,7 +280,7 @@ def _require_list(neighbours: NeighbourList, similarities: Floats, retriever: Re
     """Refuse an empty list, or a list shorter than the calibration's lists."""
     n = len(similarities)
     if n == 0:
-        raise InvalidVector("There are no neighbours to decide on.")
+        raise InvalidVector("The list of neighbours is empty. Send at least one neighbour.")
     seen: set[str] = set()
     for name in neighbours.ids:
         if name in seen:
@@ -287,8 +290,8 @@ def _require_list(neighbours: NeighbourList, similarities: Floats, retriever: Re
     if len(rising):
         place = int(rising[0]) + 1
         raise InvalidVector(
-            f"Neighbour {place} is nearer ({similarities[place]:.6f}) than the one before it "
-            f"({similarities[place - 1]:.6f}). Send them nearest first, by cosine."
+            f"Neighbour {place} is nearer ({similarities[place]:.6f}) than the neighbour before "
+            f"it ({similarities[place - 1]:.6f}). Send the nearest neighbour first, by cosine."
         )
     if retriever.calibration is not None and n < retriever.calibration.n_candidates:
         raise InvalidVector(
@@ -298,7 +301,7 @@ def _require_list(neighbours: NeighbourList, similarities: Floats, retriever: Re
 
 
 def _label_codes(retriever: Retriever, labels: Sequence[str | None]) -> NDArray[np.int32]:
-    """Return the label codes (n,): −1 for none, and a new code for each unknown label."""
+    """Return the label codes (n,): −1 without a label, and a new code for each unknown label."""
     calibration = retriever.calibration
     names = retriever.gallery.labels
     n_known = len(names) if calibration is None else len(calibration.means.directions)

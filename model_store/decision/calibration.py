@@ -46,8 +46,9 @@ UNKNOWN_CLASS = -1
 compaction."""
 
 OUTDATED = (
-    "An earlier release calibrated this bundle, with signals that this release does not compute. "
-    "Run `vouch-build upgrade BUNDLES`: it calibrates again if the bundle keeps its queries."
+    "An earlier release calibrated this bundle with signals that this release does not compute. "
+    "Run `vouch-build upgrade BUNDLES`, which calibrates again if the bundle contains its "
+    "calibration queries."
 )
 
 _MOST_PROMISES = 64

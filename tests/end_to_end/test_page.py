@@ -162,7 +162,7 @@ def test_it_says_how_likely_nothing_matches_and_on_what_that_rests(
     expect(nothing).to_contain_text("photos of labels that were kept out of it")
     expect(visit.found("result")).to_contain_text("held-out images. Each small dot stands for")
     expect(visit.found("withheld")).to_contain_text("Not guaranteed.")
-    expect(visit.found("withheld")).to_contain_text("20 more are needed")
+    expect(visit.found("withheld")).to_contain_text("20 more labels are needed")
     visit.verdict(visit.sample(belongs=False).click)
     expect(nothing).to_have_count(0)  # of another kind of image no probability holds
 

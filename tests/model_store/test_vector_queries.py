@@ -201,12 +201,12 @@ class TestWhatCannotBeDecided:
             (lambda one: replace(one, ids=[], labels=[], vectors=[]), "no neighbours|the shape"),
             (lambda one: _some(one, 150), "has 150 neighbours, but the calibration needs"),
             (lambda one: replace(one, ids=[one.ids[0], *one.ids[:-1]]), "is in the list twice"),
-            (lambda one: replace(one, labels=one.labels[1:]), "Each neighbour has an id"),
+            (lambda one: replace(one, labels=one.labels[1:]), "Each neighbour must have an id"),
             (lambda one: replace(one, vectors=None), "either a similarity or a vector"),
             (lambda one: replace(one, similarities=[0.0] * 200), "either a similarity or a vector"),
             (
                 lambda one: replace(one, vectors=None, similarities=[*[0.5] * 199, 0.6]),
-                r"Neighbour 199 is nearer \(0.600000\) than the one before it \(0.500000\)",
+                r"Neighbour 199 is nearer \(0.600000\) than the neighbour before it \(0.500000\)",
             ),
             (
                 lambda one: replace(one, vectors=None, similarities=[2.0, *[0.5] * 199]),

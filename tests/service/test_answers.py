@@ -206,14 +206,16 @@ class TestASearch:
         ood = too_small["query"]["ood"]
         assert ood["flag"] is None
         assert f"With {len(calibration.outlier_scores)} calibration queries" in ood["reason"]
-        assert f"That needs {math.ceil(1 / (0.99 * least)) - 1} queries" in ood["reason"]
+        assert (
+            f"a flag needs {math.ceil(1 / (0.99 * least)) - 1} calibration queries" in ood["reason"]
+        )
         assert ood["reason_code"]["code"] == "alpha_too_small"
         assert ood["reason_code"]["parameters"]["n_queries"] == len(calibration.outlier_scores)
         assert too_small["verdict"] != "out_of_distribution"
         assessed = assess(client, stranger, alpha=0.99 * least).json()
         assert assessed["query"]["ood"] == ood
         tiny = search(client, stranger, alpha=5e-324).json()["query"]["ood"]
-        assert "That needs more than a billion queries" in tiny["reason"]
+        assert "a flag needs more than a billion calibration queries" in tiny["reason"]
         enough = search(client, stranger, alpha=least).json()["query"]["ood"]
         assert enough["flag"] is (enough["p_value"] <= least)
         assert enough["reason"] is enough["reason_code"] is None

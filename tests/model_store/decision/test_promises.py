@@ -215,7 +215,7 @@ def test_too_few_absent_labels_give_matches_without_a_guarantee(absence: str) ->
     assert not promise.guaranteed
     assert promise.shortfall is not None
     assert "1 labels of absent calibration queries are too few" in promise.shortfall
-    assert "21 more are needed" in promise.shortfall
+    assert "21 more labels are needed" in promise.shortfall
     assert not promises(of_labels(1, absence=absence), expected=0.2).gives_matches
 
 
