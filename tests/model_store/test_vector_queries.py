@@ -164,7 +164,7 @@ class TestWhatCannotBeDecided:
             ({"mean": [[1.0]]}, r"`mean` has the shape \(1, 1\)"),
             ({"variance": [1.0]}, r"`variance` has the shape"),
             ({"features": [1.0]}, r"`features` has the shape"),
-            ({"features": None}, "give `features`"),
+            ({"features": None}, "Send `features`"),
             ({"fingerprint": "0" * 64}, "cannot be compared"),
         ],
     )
@@ -202,8 +202,8 @@ class TestWhatCannotBeDecided:
             (lambda one: _some(one, 150), "has 150 neighbours, but the calibration needs"),
             (lambda one: replace(one, ids=[one.ids[0], *one.ids[:-1]]), "is in the list twice"),
             (lambda one: replace(one, labels=one.labels[1:]), "Each neighbour must have an id"),
-            (lambda one: replace(one, vectors=None), "either a similarity or a vector"),
-            (lambda one: replace(one, similarities=[0.0] * 200), "either a similarity or a vector"),
+            (lambda one: replace(one, vectors=None), "and a similarity or a vector"),
+            (lambda one: replace(one, similarities=[0.0] * 200), "and a similarity or a vector"),
             (
                 lambda one: replace(one, vectors=None, similarities=[*[0.5] * 199, 0.6]),
                 r"Neighbour 199 is nearer \(0.600000\) than the neighbour before it \(0.500000\)",
@@ -219,7 +219,7 @@ class TestWhatCannotBeDecided:
             (lambda one: replace(one, vectors=np.zeros((200, 3))), r"the shape \(200, 3\)"),
             (
                 lambda one: replace(one, vectors=np.zeros_like(np.asarray(one.vectors))),
-                "a vector that is finite and not zero",
+                "a finite non-zero vector",
             ),
         ],
     )

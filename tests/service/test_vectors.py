@@ -132,7 +132,7 @@ class TestDecide:
             (lambda asked: asked.update(mean=asked["mean"][:-1]), "`mean` has the shape"),
             (lambda asked: asked.update(mean=[0.0] * len(asked["mean"])), "no direction"),
             (lambda asked: asked.update(encoder_fingerprint="0" * 64), "cannot be compared"),
-            (lambda asked: asked.update(outlier_score=None), "give `features`"),
+            (lambda asked: asked.update(outlier_score=None), "Send `features`"),
             (lambda asked: asked["neighbours"][3].pop("similarity"), "199 have a similarity and 0"),
             (
                 lambda asked: asked["neighbours"][3].update(vector=[1.0]),

@@ -255,7 +255,7 @@ def test_an_fpir_is_not_promised_below_its_least_number_of_labels() -> None:
     few, enough = (promises(of_labels(n), max_false_match_rate=0.1).matches[2] for n in (21, 22))
     assert few.threshold == math.inf
     assert few.shortfall is not None
-    assert "21 labels, 22 or more" in few.shortfall
+    assert "21 labels, but 22 or more" in few.shortfall
     assert math.isfinite(enough.threshold)
 
 
