@@ -1,4 +1,4 @@
-"""Agreement of reviewers who have decided on a query independently."""
+"""Agreement between reviewers who have decided on the same query independently."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from model_store.feedback.decisions import Decided
 
 
 def votes(decided: Sequence[Decided]) -> list[Decided]:
-    """Return each reviewer's last decision that is not undone; no name counts as one reviewer."""
+    """Return each reviewer's last decision that is not undone; nameless ones are one reviewer."""
     last = {one.reviewer: one for one in decided if one.undone_at is None}
     return list(last.values())
 
@@ -28,7 +28,7 @@ def agreed(decided: Sequence[Decided], wanted: int) -> list[Decided]:
 
 
 def n_missing(decided: Sequence[Decided], wanted: int) -> int:
-    """Return how many more agreeing reviewers are needed; at least one."""
+    """Return how many more reviewers must agree; at least one."""
     most = next(
         (n for n in range(wanted, 0, -1) if agreed(decided, n)),
         0,

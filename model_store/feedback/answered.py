@@ -12,7 +12,7 @@ from model_store.feedback.file import opened
 from model_store.half_precision import HalfRows
 
 LATE_S = 3600.0
-"""Maximum seconds between an answer and its write to the file."""
+"""Maximum time in seconds from an answer until its query is written to the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class AnsweredQuery:
     Attributes
     ----------
     query_id : id of the query.
-    mean, variance, features : one row of `HalfRows` each.
-    noted_at : time of the answer, seconds since 1970; the query is written a little later.
+    mean, variance, features : bytes of one row each, see `HalfRows.to_bytes`.
+    noted_at : time of the answer, seconds since 1970. The query is written to the file later.
     """
 
     query_id: str
@@ -41,7 +41,7 @@ class AnsweredQuery:
 
 
 class AnsweredQueries:
-    """Queries of all galleries in the feedback file; safe to share by processes.
+    """Answered queries of all galleries in the feedback file; processes can share the file.
 
     Parameters
     ----------
@@ -54,11 +54,11 @@ class AnsweredQueries:
 
     @property
     def keeps_all(self) -> bool:
-        """True if all answered queries are kept for a time; else only those under review."""
+        """True if all answered queries are kept; if False, only queries under review are kept."""
         return self._retention_s > 0
 
     def add(self, gallery: str, encoder: str, queries: Sequence[AnsweredQuery]) -> None:
-        """Store newly answered queries, and delete expired ones.
+        """Store newly answered queries, and delete expired queries.
 
         Parameters
         ----------
@@ -102,7 +102,7 @@ def add(
     queries: Sequence[AnsweredQuery],
     now: float,
 ) -> None:
-    """Store queries, except those deleted since their answer."""
+    """Store queries, except queries that were deleted after their answer."""
     queries = [one for one in queries if not is_forgotten(connection, gallery, one)]
     connection.executemany(
         "INSERT OR REPLACE INTO answered VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -114,7 +114,7 @@ def add(
 
 
 def purge(connection: sqlite3.Connection, before: float) -> None:
-    """Delete queries answered before a time, except those under review."""
+    """Delete queries that were answered before a time, except queries under review."""
     connection.execute(
         f"DELETE FROM answered WHERE answered_at < ? AND NOT {_UNDER_REVIEW}",  # noqa: S608
         (before,),
@@ -136,9 +136,9 @@ def is_forgotten(connection: sqlite3.Connection, gallery: str, query: AnsweredQu
 
 
 def forget(connection: sqlite3.Connection, gallery: str, query_id: str) -> bool:
-    """Delete the results of every encoder for a query; return whether there were any.
+    """Delete the embeddings of a query by all encoders; return whether there were any.
 
-    The deletion is recorded, so that a process that has just answered it does not store it later.
+    The deletion is recorded. So a process that has just answered the query does not store it later.
     """
     _purge_forgotten(connection)
     connection.execute(

@@ -16,7 +16,7 @@ from model_store.verdicts import CaseReason
 CASE_REASONS: tuple[CaseReason, ...] = get_args(CaseReason)
 """Reasons for a review. ``ambiguous``, ``absent`` and ``alien``: the verdict was ``ambiguous``,
 ``no_match`` or ``out_of_distribution``. ``contradicted``: a reviewer has rejected a match.
-``random``: drawn from all queries, independent of the answer."""
+``random``: the query was drawn at random, independent of the answer."""
 
 CaseState = Literal["open", "settled"]
 
@@ -29,7 +29,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class FoundItem:
-    """An item in the served answer of a case."""
+    """An item in the answer to a case's query."""
 
     item_id: str
     label: str | None
@@ -42,17 +42,18 @@ class Case:
 
     Attributes
     ----------
-    gallery, encoder, bundle : gallery, encoder fingerprint and bundle of the answer.
+    gallery, encoder, bundle : gallery, encoder fingerprint and bundle that gave the answer.
     query_id : id of the query.
     reason : see `CASE_REASONS`.
     drawn : whether the query was drawn at random; independent of the reason.
     draw_probability : probability of the draw, see `ReviewDraws`; None if not drawn.
-    drawn_evenly : whether it belongs to the part of the draws with the same probability for all
-        queries.
+    drawn_evenly : whether the query was drawn by the part of the draws with equal probability for
+        all queries.
     verdict : verdict of the answer.
     found : the first items of the answer, nearest first.
     no_match_probability : served no-match probability.
-    match_log_odds : log-odds of the first item, uncorrected by feedback; None if it has none.
+    match_log_odds : log-odds of the first item, before the correction by feedback; None if they are
+        not known.
     match_fingerprint : origin of the log-odds, see `Calibration.match_fingerprint`.
     reviewers : number of reviewers who must agree before a decision counts.
     wanted : number of reviewers who must agree to settle the case; at least two for a contradicted
@@ -87,8 +88,8 @@ class Case:
 
     @property
     def selection(self) -> Selection:
-        """How the queries of decisions on this case were selected."""
-        if self.reason == "contradicted":  # it was chosen because of a rejection
+        """How the query of this case was selected for review, see `SELECTIONS`."""
+        if self.reason == "contradicted":  # the rejection selected it
             return "volunteered"
         return "drawn" if self.drawn else "ordered"
 
@@ -109,7 +110,7 @@ class Case:
 
 
 def add(connection: sqlite3.Connection, case: Case) -> Case | None:
-    """Store a case and return it with its number; None if the query has a case already."""
+    """Store a case and return it with its number; None if the query already has a case."""
     marks = ",".join("?" * len(case.row()))
     names = _COLUMNS.partition(", ")[2]
     cursor = connection.execute(
@@ -132,7 +133,7 @@ def listed(
     after: int = 0,
     limit: int = -1,
 ) -> list[Case]:
-    """Return cases by their number.
+    """Return cases in order of their numbers.
 
     Parameters
     ----------
@@ -153,7 +154,7 @@ def listed(
 
 
 def selected(connection: sqlite3.Connection, decided: Decided) -> Decided:
-    """Return a decision with the selection of its query: by a lease or by the reviewer."""
+    """Return a decision with `Decided.selection`, from the case and the lease of the reviewer."""
     case = find(connection, decided.gallery, decided.query_id)
     if case is None:
         return replace(decided, selection="volunteered", draw_probability=None)
@@ -169,12 +170,12 @@ def selected(connection: sqlite3.Connection, decided: Decided) -> Decided:
 def counted(
     connection: sqlite3.Connection, gallery: str, query_id: str, newest: Decided | None = None
 ) -> list[Decided]:
-    """Return the decisions on a query that count now; settle or reopen its case.
+    """Return the decisions on a query that count now; settle or reopen the query's case.
 
     Parameters
     ----------
-    newest : the new decision, which ends the reviewer's lease. None after an undo; then all
-        decisions that count are returned.
+    newest : the new decision, which ends the reviewer's lease. None after an undo. All decisions
+        that count are then returned.
     """
     made = decisions.listed(connection, {"gallery": gallery, "query_id": query_id})
     made = [one for one in made if one.undone_at is None]

@@ -1,4 +1,4 @@
-"""Decisions of reviewers on queries, as append-only entries."""
+"""Append-only entries: decisions of reviewers on queries."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from model_store.errors import DecisionNotFound
 DecisionKind = Literal["this_item", "not_this_item", "none_of_these", "that_item", "new"]
 DECISIONS: tuple[DecisionKind, ...] = get_args(DecisionKind)
 """``this_item`` and ``not_this_item`` confirm and reject a found item. ``none_of_these``: nothing
-in the gallery matches. ``that_item``: the match is a given item of the gallery, found or not.
-``new``: nothing matches, and the query should be added to the gallery."""
+in the gallery matches. ``that_item``: the match is a given item of the gallery, whether it was
+found or not. ``new``: nothing matches, and the query should be added to the gallery."""
 
 Selection = Literal["volunteered", "ordered", "drawn"]
 SELECTIONS: tuple[Selection, ...] = get_args(Selection)
-"""Selection of a reviewed query. ``volunteered``: the reviewer chose it, possibly because its
-answer is wrong. ``ordered``: the review queue selected it by its verdict. ``drawn``: it was drawn
-at random with a known probability."""
+"""Selection of a reviewed query. ``volunteered``: the reviewer chose the query, possibly because
+its answer is wrong. ``ordered``: the review queue selected the query by its verdict. ``drawn``: the
+query was drawn at random with a known probability."""
 
 COLUMNS = (
     "number",
@@ -49,7 +49,7 @@ class Pair:
     Attributes
     ----------
     item_id : id of the item.
-    correct : whether it is a true match.
+    correct : whether the item is a true match.
     rank : rank of the item among the candidates, from 1.
     match_probability : served match probability.
     match_log_odds : served log-odds, before the correction by feedback.
@@ -70,18 +70,20 @@ class Decided:
 
     Attributes
     ----------
-    gallery, bundle : what answered.
-    query_id : of the answer.
+    gallery, bundle : gallery and bundle of the answer.
+    query_id : id of the query.
     decision : see `DECISIONS`.
-    item_id, label : of the item that it names, if it names one; the label at that time.
-    reviewer, comment : as the reviewer gave them.
-    pairs : of the items that were found, those of which it says something.
-    decided_at : seconds since 1970.
-    number : counts the decisions; 0 before it is stored.
-    undone_at : when it was taken back; None while it holds.
+    item_id, label : id and label of the item in the decision, at the time of the decision; None
+        without an item.
+    reviewer, comment : name and comment, as the reviewer gave them.
+    pairs : decisions on found items that follow from this decision.
+    decided_at : time of the decision, seconds since 1970.
+    number : number of the decision; 0 before the decision is stored.
+    undone_at : time of the undo, seconds since 1970; None if the decision is not undone.
     selection : how the query was chosen for review, see `SELECTIONS`.
-    draw_probability : with which it was drawn; its inverse is the weight of the decision. None of
-        one that was not drawn, or drawn by a release with one probability for all.
+    draw_probability : probability of the query's draw; the inverse is the weight of the decision.
+        None if the query was not drawn, or was drawn by an early release that used one probability
+        for all queries.
     """
 
     gallery: str
@@ -127,7 +129,7 @@ class Decided:
 
 
 def moment() -> float:
-    """Return seconds since 1970, rounded to microseconds, which all formats preserve."""
+    """Return seconds since 1970, rounded to microseconds, which CSV and JSONL preserve."""
     return datetime.now(UTC).timestamp()
 
 
@@ -164,7 +166,7 @@ def undo(connection: sqlite3.Connection, decided: Decided, now: float) -> Decide
 def listed(
     connection: sqlite3.Connection, where: Mapping[str, Any], after: int = 0, limit: int = -1
 ) -> list[Decided]:
-    """Return decisions by their number.
+    """Return decisions in order of their numbers.
 
     Parameters
     ----------

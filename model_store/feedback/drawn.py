@@ -1,10 +1,10 @@
 """Queries that were drawn at random and reviewed: unbiased evidence about served answers.
 
-Exact bounds need queries drawn with equal probability. Draws prefer doubtful answers, so only the
-part of the draws with the same probability for all queries is used. Queries chosen by reviewers are
-not used, because reviewers may prefer wrong answers. The oldest drawn queries are used, up to the
-point where nearly all are decided; undecided queries may be the hard ones, so skipping many would
-bias the result.
+Exact bounds need queries that were drawn with equal probability. But the draws prefer doubtful
+answers. So only the part of the draws with equal probability for all queries is used. Queries that
+reviewers chose are not used, because reviewers may prefer wrong answers. Undecided queries may be
+difficult queries, so the result would be biased if many of them were left out. So only the oldest
+drawn queries are used, up to the last point at which nearly all are decided.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from model_store.feedback.decisions import Decided, listed
 from model_store.feedback.file import opened
 
 MOST_OPEN = 0.1
-"""Maximum share of undecided queries."""
+"""Maximum share of undecided queries among the used queries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class DrawnQuery:
     Attributes
     ----------
     embedded : embedding of the query.
-    said : decision of enough agreeing reviewers; None without agreement.
+    said : decision on which enough reviewers agree; None if too few agree.
     """
 
     embedded: AnsweredQuery
@@ -37,13 +37,13 @@ class DrawnQuery:
 
 
 def drawn_queries(path: Path, gallery: str, encoder: str) -> list[DrawnQuery]:
-    """Return the drawn queries, oldest first, up to the point where nearly all are decided.
+    """Return the oldest drawn queries, up to the last point at which nearly all are decided.
 
     Parameters
     ----------
     path : path of the feedback file.
-    gallery : key of the gallery in the file.
-    encoder : fingerprint of the encoder of the embeddings.
+    gallery : name of the gallery in the file.
+    encoder : fingerprint of the encoder that computed the embeddings.
     """
     with opened(path) as connection:
         rows = connection.execute(

@@ -29,8 +29,8 @@ FIELDS = (
     "draw_probability",
     "pairs",
 )
-"""Columns. Columns of the CSV. Times use RFC 3339; ``pairs`` is JSON with the served values of the
-items."""
+"""Columns of the CSV. Times use RFC 3339. The column ``pairs`` is JSON with the served values of
+each item, see `Pair`."""
 
 _NEEDED = ("gallery", "bundle", "query_id", "decision")
 
@@ -77,7 +77,8 @@ def from_csv(text: str) -> list[Decided]:
         raise ConfigError(f"Line 1 has columns of one name: {twice}. Keep one of each.")
     for row in reader:
         number = reader.line_num
-        # The extra values of a too long row are a list under None; spreadsheets may add empty ones.
+        # `csv` puts the extra values of a too long row under None. Spreadsheets may add empty
+        # values.
         if any(row.pop(None, None) or ()):
             raise ConfigError(
                 f"Line {number} has more values than the first line has names. Quote values with "

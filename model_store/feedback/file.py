@@ -128,15 +128,16 @@ _ADDED = {
     },
     "cases": {"draw_probability": "REAL", "drawn_evenly": "INTEGER"},
 }
-"""Columns that files of earlier releases lack; their rows cannot be used for a fit."""
+"""Columns that files of earlier releases lack. Rows without these values cannot be used for a
+fit."""
 
 WAIT_S = 10.0
-"""Seconds to wait for another process that has locked the file."""
+"""Timeout in seconds for the lock of the file."""
 
 
 @contextmanager
 def opened(path: Path, *, writing: bool = False) -> Iterator[sqlite3.Connection]:
-    """Open the file; create the file and missing tables and columns.
+    """Open the feedback file; create the file, missing tables and missing columns.
 
     Parameters
     ----------
@@ -146,12 +147,12 @@ def opened(path: Path, *, writing: bool = False) -> Iterator[sqlite3.Connection]
     with closing(sqlite3.connect(path, timeout=WAIT_S)) as connection, connection:
         connection.executescript(_TABLES)
         if _missing(connection):
-            connection.execute("BEGIN IMMEDIATE")  # other processes find them missing too
+            connection.execute("BEGIN IMMEDIATE")  # another process may add them now
             for table, column in _missing(connection):
                 kind = _ADDED[table][column]
                 connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
             connection.commit()
-        # Deleted data is overwritten, so that a requested deletion is complete.
+        # SQLite overwrites deleted data, so that a requested deletion is complete.
         connection.execute("PRAGMA secure_delete = ON")
         if writing:
             connection.execute("BEGIN IMMEDIATE")
@@ -159,7 +160,7 @@ def opened(path: Path, *, writing: bool = False) -> Iterator[sqlite3.Connection]
 
 
 def _missing(connection: sqlite3.Connection) -> list[tuple[str, str]]:
-    """Return the missing columns of a file from an earlier release, with their tables."""
+    """Return pairs (table, column): the columns that a file from an earlier release lacks."""
     return [
         (table, column)
         for table, added in _ADDED.items()
@@ -168,5 +169,5 @@ def _missing(connection: sqlite3.Connection) -> list[tuple[str, str]]:
 
 
 def columns(connection: sqlite3.Connection, table: str) -> set[str]:
-    """Return the names of a table's columns; empty without such a table."""
+    """Return the names of a table's columns; empty if the table does not exist."""
     return {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}

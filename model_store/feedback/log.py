@@ -1,4 +1,4 @@
-"""User feedback on matches, for the next calibration and to check the current one."""
+"""User feedback on matches, for the next calibration and to check the current calibration."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from model_store.feedback.decisions import Decided
 from model_store.feedback.file import FITTED_TO, columns, opened
 
 _DRAW = tuple(field.name for field in fields(MatchDraw))
-"""Columns of a drawn match; the last three are sums over the matches before it."""
+"""Columns of a drawn match. The last three are sums over the undrawn matches before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SaidPairs:
-    """Feedback for a fit: pairs whose uncorrected probabilities have the same origin.
+    """Feedback for a fit: pairs whose uncorrected probabilities have the same fingerprint.
 
     Attributes
     ----------
     log_odds : (n,) uncorrected log-odds.
-    correct : (n,) whether users confirmed the pair.
+    correct : (n,) whether a user confirmed the pair as a match.
     queries : (n,) number of the pair's query.
     drawn : (n,) whether the pair was drawn at random for review.
-    weights : (n,) 1 / π for drawn pairs, with π the probability of the draw, divided by the mean; 1
-        for other pairs.
-    ordered : (n,) whether the review queue selected the pair by its verdict. Pairs that are neither
-        drawn nor ordered were chosen by the reviewer.
-    n_others : number of stored pairs whose probabilities have another origin.
+    weights : (n,) 1 / π for drawn pairs, with π the probability of the draw, scaled to a mean of 1.
+        The weight is 1 for other pairs.
+    ordered : (n,) whether the review queue selected the pair by its verdict. If a pair is neither
+        drawn nor ordered, the reviewer chose it.
+    n_others : number of stored pairs whose probabilities have another fingerprint.
     """
 
     log_odds: NDArray[np.float64]
@@ -56,8 +56,8 @@ class FeedbackSummary:
     ----------
     n : number of pairs with feedback.
     probability : mean served probability of these pairs.
-    share : share of these pairs that users confirmed. It is near ``probability`` if probabilities
-        are calibrated and all pairs get feedback equally often.
+    share : share of these pairs that users confirmed as matches. The share is near ``probability``
+        if probabilities are calibrated and all pairs get feedback equally often.
     """
 
     n: int
@@ -72,7 +72,7 @@ class Reviews:
     Attributes
     ----------
     n_asked : number of matches drawn for review.
-    matches : reviewed matches, in the order of their first reviews; each has its last review.
+    matches : the last review of each reviewed match, in the order of the first reviews.
     """
 
     n_asked: int
@@ -80,7 +80,7 @@ class Reviews:
 
 
 class FeedbackLog:
-    """Feedback in an SQLite file; each pair counts once, with its last decision."""
+    """Feedback in an SQLite file. Only the last decision on a pair counts."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -88,22 +88,22 @@ class FeedbackLog:
     def decide(self, decided: Decided) -> Decided:
         """Store a decision and its pairs durably; return it with its number.
 
-        It ends the reviewer's lease of the query. If several reviewers must agree, the decision
-        changes no pairs until they agree.
+        The decision ends the reviewer's lease of the query. If several reviewers must agree, the
+        decision has no effect on pairs until they agree.
         """
         with opened(self.path, writing=True) as connection:
             return _decide(connection, decided)
 
     def decide_once(self, decided: Decided, *, replayed: bool = False) -> Decided:
-        """Store a decision of a request that may be repeated; see `decide`.
+        """Store the decision of a request that a client may repeat; see `decide`.
 
-        If an equal decision (same reviewer, query and item, not undone) exists, it is returned and
-        nothing is stored.
+        If an equal decision (same reviewer, query, item and kind, not undone) is stored, that
+        decision is returned and nothing is stored.
 
         Parameters
         ----------
-        replayed : whether the request was carried out before; then an equal decision that was
-            undone is returned too, not stored again.
+        replayed : whether the request was already carried out. An equal decision that was undone is
+            then returned too, and is not stored again.
         """
         same = {
             "gallery": decided.gallery,
@@ -118,7 +118,7 @@ class FeedbackLog:
             return _decide(connection, decided)
 
     def undo(self, gallery: str, number: int) -> Decided:
-        """Undo a decision: the previous decision on its pairs counts again.
+        """Undo a decision; the previous decision on its pairs counts again.
 
         Raises
         ------
@@ -142,14 +142,14 @@ class FeedbackLog:
         return undone
 
     def decided(self, gallery: str, after: int = 0, limit: int = -1) -> list[Decided]:
-        """Return at most ``limit`` decisions on a gallery after a number; −1 for all."""
+        """Return at most ``limit`` decisions (−1: all) with numbers above ``after``."""
         if not self.path.exists():
             return []
         with opened(self.path) as connection:
             return decisions.listed(connection, {"gallery": gallery}, after, limit)
 
     def bring(self, decided: Iterable[Decided]) -> int:
-        """Import decisions, all or none; decisions that exist already are skipped.
+        """Import all decisions, or none if an error occurs; skip decisions that are already stored.
 
         Returns
         -------
@@ -179,9 +179,10 @@ class FeedbackLog:
         return FeedbackSummary(n, probability, share) if n else None
 
     def ask(self, bundle: str, matches: Iterable[tuple[str, str, MatchDraw]]) -> None:
-        """Store matches drawn for review: ids of query and item, and the draw.
+        """Store matches that were drawn for review, as tuples: query id, item id, draw.
 
-        A match that another process has drawn already is stored once, with the sums of both draws.
+        If another process has already drawn a match, the match is stored once, with the sums of
+        both draws.
         """
         now = time.time()
         rows = [
@@ -209,7 +210,7 @@ class FeedbackLog:
         return found is not None
 
     def reviews(self, bundle: str) -> Reviews:
-        """Return the decisions on the matches that were drawn for review."""
+        """Return the reviews of the matches that were drawn for review."""
         if not self.path.exists():
             return Reviews(0, ())
         with opened(self.path) as connection:
@@ -225,9 +226,9 @@ class FeedbackLog:
         return Reviews(n_asked, tuple(_reviewed(*row) for row in rows))
 
     def pairs(self, match_fingerprint: str) -> SaidPairs:
-        """Return the pairs of all bundles whose probabilities have the given origin.
+        """Return the pairs of all bundles whose probabilities have the given fingerprint.
 
-        A pair served by several bundles counts once, with its last decision.
+        If several bundles served a pair, only the last decision on the pair counts.
         """
         with closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True)) as connection:
             return pairs_in(connection, match_fingerprint)
@@ -274,19 +275,19 @@ def pairs_in(connection: sqlite3.Connection, match_fingerprint: str | None) -> S
 
 
 def _decide(connection: sqlite3.Connection, decided: Decided) -> Decided:
-    """Store a decision with the selection of its query."""
+    """Store a decision, with the selection of its query."""
     return _take(connection, cases.selected(connection, decided))
 
 
 def _reviewed(correct: int, match_probability: float, *draw: float | None) -> MatchReview:
-    """Return the review of a drawn match; earlier releases stored no probability."""
+    """Return the review of a drawn match; columns that earlier releases lack get defaults."""
     drawn: dict[str, Any] = {"predicted": 1 - match_probability}
     drawn |= {name: one for name, one in zip(_DRAW, draw, strict=True) if one is not None}
     return MatchReview(not correct, MatchDraw(**drawn))
 
 
 def _take(connection: sqlite3.Connection, decided: Decided) -> Decided:
-    """Append a decision, and apply all decisions that count now to their pairs."""
+    """Append a decision; then store the feedback of all decisions on the query that count now."""
     kept = decisions.add(connection, decided)
     if kept.undone_at is None:
         spoken = cases.counted(connection, kept.gallery, kept.query_id, kept)
@@ -297,9 +298,9 @@ def _take(connection: sqlite3.Connection, decided: Decided) -> Decided:
 
 
 def _hush(connection: sqlite3.Connection, gallery: str, query_id: str) -> bool:
-    """Delete the pairs of a query if several reviewers must agree on it; return whether so.
+    """Delete a query's pairs if several reviewers must agree; return whether this is the case.
 
-    The reviewers may no longer agree. The caller then applies the decisions that count now.
+    The reviewers may no longer agree. The caller then stores the decisions that count now.
     """
     case = cases.find(connection, gallery, query_id)
     if case is None or case.reviewers == 1:
@@ -313,7 +314,7 @@ def _hush(connection: sqlite3.Connection, gallery: str, query_id: str) -> bool:
 
 
 def _say(connection: sqlite3.Connection, decided: Decided) -> None:
-    """Store a decision as the last one on its pairs."""
+    """Store a decision as the last decision on its pairs."""
     connection.executemany(
         "INSERT INTO feedback (gallery, bundle, query_id, item_id, correct, "
         "rank, match_probability, received_at, match_log_odds, match_fingerprint, "
@@ -336,7 +337,7 @@ def _say(connection: sqlite3.Connection, decided: Decided) -> None:
                 pair.match_log_odds,
                 pair.match_fingerprint,
                 decided.decided_at,
-                # Only feedback on the first item has the selection of its query.
+                # Only the first item was selected with the query.
                 decided.selection if pair.rank == 1 else "volunteered",
                 decided.draw_probability if pair.rank == 1 else None,
             )

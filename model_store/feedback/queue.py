@@ -1,4 +1,4 @@
-"""The review queue: queries for review, and leases for reviewers."""
+"""The review queue: cases for review, and their leases to reviewers."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ class Bounds:
     ----------
     retention_s : seconds after which a case is deleted.
     most : maximum number of cases.
-    most_bytes : maximum bytes of all their pictures.
-    query_retention_s : seconds for which embeddings are kept, independent of the case.
+    most_bytes : maximum size of all pictures in bytes.
+    query_retention_s : seconds for which embeddings of answered queries are kept, even without a
+        case.
     """
 
     retention_s: float
@@ -57,7 +58,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """A case leased to a reviewer until a time in seconds since 1970."""
+    """A case that is leased to a reviewer; the lease ends at ``until``, in seconds since 1970."""
 
     case: Case
     until: float
@@ -65,14 +66,14 @@ class Leased:
 
 @dataclass(frozen=True, slots=True)
 class KeptQueries:
-    """The embeddings of kept queries.
+    """The embeddings of queries with a case.
 
     Attributes
     ----------
     query_ids, reasons : (n,) id and reason of each query.
     kept_at : (n,) time of storage, seconds since 1970.
     is_open : (n,) whether the case is open.
-    mean, variance, features : (n, D), (n, D) and (n, F), from half precision.
+    mean, variance, features : (n, D), (n, D) and (n, F), rounded to half precision.
     """
 
     query_ids: tuple[str, ...]
@@ -85,7 +86,7 @@ class KeptQueries:
 
 
 class ReviewQueue:
-    """The cases of all galleries in the feedback file; safe to share by processes.
+    """The cases of all galleries in the feedback file; processes can share the file.
 
     A case is open until enough reviewers agree. `FeedbackLog` stores the decisions.
     """
@@ -94,14 +95,15 @@ class ReviewQueue:
         self._path, self._bounds = path, bounds
 
     def add(self, new: Sequence[NewCase]) -> dict[str, int]:
-        """Store cases; a query has one case, and a missing picture is added to it.
+        """Store cases. If a query already has a case without a picture, add the picture to it.
 
-        Expired cases are deleted. Beyond the limits, settled cases are deleted first, then cases
-        not drawn, then cases drawn at random, each oldest first.
+        Expired cases are deleted. If the limits are exceeded, further cases are deleted, see
+        `model_store.feedback.turns.displaced`.
 
         Returns
         -------
-        Numbers of cases: ``kept``, ``expired``, and ``displaced`` by the limits.
+        Numbers of cases: ``kept`` (new), ``expired``, and ``displaced`` (deleted because of the
+        limits).
         """
         now = time.time()
         n_kept = 0
@@ -134,13 +136,14 @@ class ReviewQueue:
     ) -> list[Leased]:
         """Lease at most ``n`` cases to a reviewer for some seconds.
 
-        Other reviewers do not get these cases during that time, unless several must decide. A
-        reviewer does not get a case again after deciding on it. See `model_store.feedback.turns`
-        for their order.
+        During this time, other reviewers do not get these cases, unless several reviewers must
+        decide. A reviewer who has decided on a case does not get the case again. See
+        `model_store.feedback.turns` for the order of cases.
 
         Parameters
         ----------
-        encoder : fingerprint of the served encoder, because decisions need its embeddings.
+        encoder : fingerprint of the served encoder. Only cases with embeddings by this encoder are
+            leased.
         """
         now = time.time()
         with opened(self._path, writing=True) as connection:
@@ -155,7 +158,7 @@ class ReviewQueue:
         return [Leased(case, until) for case in found]
 
     def give_back(self, gallery: str, query_id: str, reviewer: str) -> bool:
-        """End a lease without a decision; return whether there was one."""
+        """End a lease without a decision; return whether there was a lease."""
         with opened(self._path, writing=True) as connection:
             ended = connection.execute(
                 "DELETE FROM case_leases WHERE reviewer = ? AND number IN "
@@ -165,7 +168,7 @@ class ReviewQueue:
             return ended.rowcount > 0
 
     def contradict(self, new: NewCase) -> None:
-        """Request a second reviewer for a match that one reviewer has rejected."""
+        """Request a second reviewer for a match that a reviewer has rejected."""
         with opened(self._path, writing=True) as connection:
             self._add(connection, new)
             connection.execute(
@@ -175,7 +178,7 @@ class ReviewQueue:
             )
 
     def find(self, gallery: str, query_id: str) -> Case | None:
-        """Return the case of a query; None if there is none."""
+        """Return the case of a query; None if the query has no case."""
         with opened(self._path) as connection:
             return cases.find(connection, gallery, query_id)
 
@@ -187,12 +190,12 @@ class ReviewQueue:
         after: int = 0,
         limit: int = -1,
     ) -> list[Case]:
-        """Return cases of a gallery by their number; see `model_store.feedback.cases.listed`."""
+        """Return cases of a gallery in order of their numbers; see `cases.listed`."""
         with opened(self._path) as connection:
             return cases.listed(connection, {"gallery": gallery, **where}, state, after, limit)
 
     def counts(self, gallery: str) -> dict[tuple[CaseReason, CaseState], int]:
-        """Return the number of cases by reason and state."""
+        """Return the number of cases for each reason and state."""
         with opened(self._path) as connection:
             rows = connection.execute(
                 "SELECT reason, CASE WHEN settled_at IS NULL THEN 'open' ELSE 'settled' END, "
@@ -222,12 +225,13 @@ class ReviewQueue:
     def embedded(
         self, gallery: str, encoder: str, reasons: Sequence[CaseReason] = cases.CASE_REASONS
     ) -> KeptQueries:
-        """Return an encoder's embeddings of the cases of a gallery, oldest first.
+        """Return the embeddings of a gallery's cases by one encoder, oldest first.
 
         Parameters
         ----------
         encoder : fingerprint of the encoder.
-        reasons : reasons of the cases; ``("absent",)`` for queries with verdict ``no_match``.
+        reasons : reasons of the returned cases; ``("absent",)`` for queries with verdict
+            ``no_match``.
         """
         marks = ",".join("?" * len(reasons))
         with opened(self._path) as connection:

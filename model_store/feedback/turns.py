@@ -1,8 +1,8 @@
-"""The order of cases for reviewers, and the order of deletion beyond the limits.
+"""The order of cases for reviewers, and the order of deletion if the limits are exceeded.
 
-Cases with a decision that need another come first. After them, randomly drawn cases alternate with
-other cases, the oldest first. Doubtful cases are drawn more often, with known probabilities, and
-decisions on drawn cases estimate error rates.
+Randomly drawn cases alternate with other cases. The other cases begin with cases that need a
+further decision. Within each group, the oldest case is first. Decisions on drawn cases estimate
+error rates. Doubtful cases are drawn more often, with known probabilities.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from model_store.feedback.decisions import COLUMNS, Decided
 from model_store.verdicts import CaseReason
 
 RANDOM_TURN = 2
-"""One in this many leased cases is a randomly drawn one."""
+"""Of this number of successive leases, one is for a randomly drawn case."""
 
 
 class Waiting(NamedTuple):
-    """An open case; ``begun``: it has a decision already."""
+    """An open case; ``begun`` is True if it already has a decision."""
 
     number: int
     drawn: bool
@@ -61,7 +61,7 @@ def free(
 def take(
     connection: sqlite3.Connection, gallery: str, waiting: Sequence[Waiting], n: int
 ) -> list[int]:
-    """Return the numbers of at most ``n`` next cases, and update the alternation."""
+    """Return the numbers of the next cases, at most ``n``; store the turn in the alternation."""
     begun = [case for case in waiting if case.begun]
     drawn = [case for case in waiting if case.drawn and not case.begun]
     ordered = begun + [case for case in waiting if not case.drawn and not case.begun]
@@ -79,9 +79,10 @@ def take(
 def displaced(
     connection: sqlite3.Connection, gallery: str, most: int, most_bytes: int
 ) -> list[int]:
-    """Return the numbers of the cases to delete to meet the limits.
+    """Return the numbers of the cases that must be deleted to meet the limits.
 
-    Settled cases are deleted first, then cases not drawn, then drawn cases; the oldest first.
+    The order of deletion is: settled cases, other cases that were not drawn, drawn cases. Within
+    each group, the oldest case is first.
     """
     n, n_bytes = connection.execute(
         "SELECT COUNT(*), COALESCE(SUM(n_bytes), 0) FROM cases WHERE gallery = ?", (gallery,)
@@ -103,7 +104,7 @@ def displaced(
 
 
 def _made(connection: sqlite3.Connection, gallery: str) -> dict[int, list[Decided]]:
-    """Return the decisions on open cases that are not undone, by case number."""
+    """Return the decisions on open cases, except undone decisions, by case number."""
     columns = ", ".join(f"decisions.{name}" for name in COLUMNS)
     made: dict[int, list[Decided]] = defaultdict(list)
     for number, *row in connection.execute(
